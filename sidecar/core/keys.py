@@ -1,0 +1,39 @@
+"""Names of everything in the store (FORMAT.md, "In the store"). Keys are relative to the store's root."""
+
+from __future__ import annotations
+
+from trainer_hook.contract import MARKER, SYSTEM_DIR, Node
+
+RUN = "run.json"
+PROBE = ".ckpt-probe/"
+"""Prefix of what the start-up probe writes and deletes."""
+
+
+def folder(name: str) -> str:
+    """Prefix of everything that belongs to a checkpoint."""
+    return f"{name}/"
+
+
+def commit(name: str) -> str:
+    """The object whose existence makes a checkpoint durable (I1)."""
+    return f"{name}/{MARKER}"
+
+
+def manifests(name: str, attempt: str | None = None) -> str:
+    """Prefix of the manifests of one attempt, or of all."""
+    return f"{name}/{SYSTEM_DIR}/" if attempt is None else f"{name}/{SYSTEM_DIR}/{attempt}/"
+
+
+def manifest(name: str, attempt: str, node: Node) -> str:
+    """One node's manifest."""
+    return f"{manifests(name, attempt)}node-{node.index:05d}-of-{node.count:05d}.json"
+
+
+def shared_file(name: str, path: str) -> str:
+    """Where a file lies under the name that it has on disk."""
+    return f"{name}/{path}"
+
+
+def node_file(name: str, attempt: str, node: Node, path: str) -> str:
+    """Where a node's file lies whose name another node uses for other content (I6)."""
+    return f"{manifests(name, attempt)}node-{node.index:05d}/{path}"

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Final
 
-FORMAT = 1
+FORMAT: Final = 1
 
 MARKER = ".complete"
 SYSTEM_DIR = ".ckpt"
@@ -47,7 +47,15 @@ NOTICE_SOURCES = frozenset({"sigterm", "prestop", "spot", "api"})
 SCRIPT_OWNED = "script"
 """Value of ``meta["owner"]`` for a checkpoint that the training script itself rotates: the sidecar never deletes it."""
 
-SHARED_SETTINGS = frozenset({"CKPT_DIR", "CKPT_NODE_INDEX", "CKPT_NODE_COUNT", "CKPT_GRACE_SECONDS", "CKPT_API_PORT", "CKPT_LOG"})
+META_OWNER = "owner"
+META_TRAIN_CALL = "train_call"
+"""Key in ``meta``: which ``train()`` call of the script, from 0 on, made the checkpoint; absent means 0."""
+META_RESTORED = "restored"
+"""Key in ``meta`` of a local marker: CRC64NVME of the commit that a directory was downloaded from; never uploaded again."""
+
+SHARED_SETTINGS = frozenset(
+    {"CKPT_DIR", "CKPT_NODE_INDEX", "CKPT_NODE_COUNT", "CKPT_GRACE_SECONDS", "CKPT_API_PORT", "CKPT_LOG"}
+)
 HOOK_SETTINGS = SHARED_SETTINGS | {
     "CKPT_HOOK",
     "CKPT_SAVE_STRATEGY",
@@ -63,6 +71,7 @@ HOOK_SETTINGS = SHARED_SETTINGS | {
 }
 SIDECAR_SETTINGS = SHARED_SETTINGS | {
     "CKPT_STORE",
+    "CKPT_RUN_ID",
     "CKPT_CREDENTIALS_DIR",
     "CKPT_VERIFY_TLS",
     "CKPT_CA_BUNDLE",

@@ -12,7 +12,8 @@ _TEXT = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 def checksum(content: bytes, previous: int = 0) -> int:
     """Return the CRC64NVME of ``content``, continued from ``previous``."""
-    return crc64nvme(content, previous)
+    crc: int = crc64nvme(content, previous)
+    return crc
 
 
 def combined(pieces: Iterable[tuple[int, int]]) -> int:

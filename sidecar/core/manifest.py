@@ -69,6 +69,7 @@ class Manifest(_Document):
 
     format: Literal[1] = FORMAT
     name: Name
+    step: Annotated[int, Field(ge=0)] | None = None
     attempt: Attempt
     node: NodeOf
     reason: str | None = None

@@ -169,7 +169,9 @@ class Store(Protocol):
         """Unfinished uploads whose key begins with ``prefix``."""
         ...
 
-    def read(self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None) -> AbstractContextManager[Readable]:
+    def read(
+        self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
+    ) -> AbstractContextManager[Readable]:
         """Open an object's bytes from ``offset`` on; ``length`` ``None`` means to the end.
 
         Raises:

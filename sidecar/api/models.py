@@ -1,0 +1,189 @@
+"""What the API says. Every field has its unit in its name."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Alive(BaseModel):
+    """The process answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(BaseModel):
+    """Watching the volume, and the store is reachable."""
+
+    status: Literal["ready"] = "ready"
+    verification: str
+
+
+class Trainer(BaseModel):
+    """What is known of the trainer."""
+
+    alive: bool = Field(description="A rank's lease is held")
+    ranks: int = Field(description="Leases held")
+    state: str | None = Field(None, description="running, preempted, succeeded or failed; null without a hook")
+    step: int | None = None
+    updated_at: str | None = None
+
+
+class Termination(BaseModel):
+    """The pod is going."""
+
+    source: str
+    at: str
+    grace_seconds: float
+    deadline_in_s: float
+
+
+class AtRisk(BaseModel):
+    """What a kill at this instant would cost; null where it is not known yet."""
+
+    seconds_at_risk: float | None
+    steps_at_risk: int | None
+    predicted_flush_s: float | None
+    fits_grace: bool | None
+
+
+class StoreStatus(BaseModel):
+    """The object store."""
+
+    url: str
+    reached: bool
+    verification: str | None = Field(None, description="How uploads are verified: store-crc, md5, read-back, fsync or off")
+    conditional_put: bool | None = None
+
+
+class Transfer(BaseModel):
+    """A checkpoint on its way to the store, or waiting for its turn."""
+
+    checkpoint: str
+    state: str
+    sent_bytes: int
+    size_bytes: int
+    reason: str | None = None
+
+
+class Volume(BaseModel):
+    """The shared volume."""
+
+    free_bytes: int
+    total_bytes: int
+
+
+class Status(BaseModel):
+    """Everything at one glance."""
+
+    version: str
+    phase: str
+    degraded: bool = Field(description="The store cannot be used at the moment; training goes on")
+    degraded_reason: str | None = None
+    store: StoreStatus
+    trainer: Trainer
+    termination: Termination | None = None
+    newest_durable_step: int | None = None
+    newest_finished_step: int | None = None
+    queue: list[Transfer] = Field(description="What is not durable yet, in the order in which it will be")
+    at_risk: AtRisk
+    throughput_bytes_per_s: float | None = None
+    sent_bytes: int = Field(description="Since the sidecar started")
+    retries: int
+    volume: Volume
+    rejected: dict[str, str] = Field(description="Local directories that are not valid checkpoints, and why")
+    quarantined: dict[str, str] = Field(description="Committed checkpoints that failed verification, and why")
+
+
+class Checkpoint(BaseModel):
+    """One checkpoint, on the volume, in the store or both."""
+
+    name: str
+    step: int | None = None
+    state: str
+    reason: str | None = Field(None, description="Why it is in this state")
+    save_reason: str | None = Field(None, description="periodic, jit, manual or final")
+    attempt: str | None = None
+    node_index: int | None = None
+    node_count: int | None = None
+    created_at: str | None = None
+    committed_at: str | None = None
+    files: int | None = None
+    size_bytes: int | None = None
+    sent_bytes: int | None = None
+    on_volume: bool
+    in_store: bool
+
+
+class Checkpoints(BaseModel):
+    """All known checkpoints, newest first."""
+
+    checkpoints: list[Checkpoint]
+
+
+class ResumeRequest(_Request):
+    """What to continue from."""
+
+    checkpoint: str = Field("latest", description="latest, checkpoint-<step> or final")
+    train_call: int | None = Field(None, ge=0, description="Only checkpoints of this train() call of the script, from 0 on")
+
+
+class PassedOver(BaseModel):
+    """A checkpoint that was not used."""
+
+    checkpoint: str
+    reason: str
+
+
+class Resume(BaseModel):
+    """How far a resume is."""
+
+    state: Literal["idle", "choosing", "downloading", "ready", "none", "failed"]
+    requested: str | None = None
+    train_call: int | None = None
+    checkpoint: str | None = None
+    step: int | None = None
+    path: str | None = Field(None, description="As the sidecar sees the volume")
+    source: Literal["local", "store"] | None = None
+    meta: dict[str, Any] = {}
+    done_bytes: int
+    total_bytes: int
+    passed_over: list[PassedOver]
+    detail: str | None = None
+
+
+class FlushRequest(_Request):
+    """How long to wait."""
+
+    timeout_s: float = Field(30.0, ge=0, le=3600)
+
+
+class Flushed(BaseModel):
+    """All that is finished is durable."""
+
+    durable: list[str]
+
+
+class SaveRequest(_Request):
+    """What to ask of the trainer."""
+
+    stop: bool = Field(False, description="End training after the save")
+
+
+class Saving(BaseModel):
+    """The trainer was asked; it saves at its next step."""
+
+    id: str
+    action: str
+
+
+class Draining(BaseModel):
+    """Termination has begun."""
+
+    phase: str
+    deadline_in_s: float

@@ -1,0 +1,57 @@
+"""uvicorn inside the daemon's event loop. Signals belong to the daemon, not to the web server."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from sidecar.errors import ConfigurationError
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Server:
+    """Serves one application on sockets that already listen."""
+
+    def __init__(self, app: FastAPI, sockets: list[socket.socket]) -> None:
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, server_header=False
+        )
+        self._server = _Uvicorn(config)
+        self._sockets = sockets
+
+    async def serve(self) -> None:
+        """Serve until ``stop``."""
+        await self._server.serve(sockets=self._sockets)
+
+    def stop(self) -> None:
+        """End; answers under way are given a second."""
+        self._server.should_exit = True
+
+
+def listen(host: str, port: int, *, setting: str) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        ConfigurationError: The port is taken; names ``setting``, which chooses it.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise ConfigurationError(
+            f"{setting}: cannot listen on {host}:{port}: {error.strerror}: is another sidecar running, or hostNetwork in use?"
+        ) from None
+    listening.listen(128)
+    return listening

@@ -1,0 +1,108 @@
+"""Deletes what retention says, on the volume and in the store, and logs each deletion with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from sidecar.catalog import Catalog, Tracked
+from sidecar.committing import Committer
+from sidecar.core import keys
+from sidecar.core.resume import newest_first
+from sidecar.core.retention import Kept, plan_local_deletion, plan_store_deletion
+from sidecar.core.states import State
+from sidecar.events import Events
+from sidecar.resuming import Resuming
+from sidecar.settings import Settings
+from sidecar.store.protocol import Store
+from sidecar.transfer import Transfers
+from sidecar.volume import Volume
+from trainer_hook.contract import META_OWNER, SCRIPT_OWNED, step_of
+
+log = structlog.get_logger()
+
+INTERVAL_S = 10.0
+
+
+class Cleaner:
+    """Runs after each commit and every ``INTERVAL_S``."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        store: Store,
+        volume: Volume,
+        catalog: Catalog,
+        transfers: Transfers,
+        resuming: Resuming,
+        events: Events,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._volume = volume
+        self._catalog = catalog
+        self._transfers = transfers
+        self._resuming = resuming
+        self._events = events
+        self._committer = Committer(store, transfers)
+        self._swept_at_step: int | None = None
+
+    async def run(self) -> None:
+        """Clean until cancelled."""
+        while True:
+            await self.clean_volume()
+            if self._catalog.newest_durable_step != self._swept_at_step:
+                self._swept_at_step = self._catalog.newest_durable_step
+                await self.clean_store()
+            try:
+                await asyncio.wait_for(self._catalog.changed(), INTERVAL_S)
+            except TimeoutError:
+                continue
+
+    async def clean_volume(self) -> None:
+        """Delete durable local checkpoints that are not to be kept."""
+        durable = [self._kept(t) for t in self._catalog.all() if t.state is State.COMMITTED]
+        plan = plan_local_deletion(
+            durable,
+            keep_newest=self._settings.keep_local,
+            free_bytes=self._volume.free_bytes(),
+            min_free_bytes=self._settings.min_free,
+        )
+        for deletion in plan:
+            if self._volume.marker_signature(deletion.name) is not None:
+                await asyncio.to_thread(self._volume.delete, deletion.name)
+                log.info("local_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
+
+    def _kept(self, tracked: Tracked) -> Kept:
+        checkpoint = tracked.checkpoint
+        assert checkpoint is not None
+        protected = None
+        if tracked.name == self._resuming.in_use:
+            protected = "the run resumes from it"
+        elif checkpoint.meta.get(META_OWNER) == SCRIPT_OWNED:
+            protected = "the training script rotates it"
+        return Kept(tracked.name, checkpoint.step, checkpoint.size_bytes, protected)
+
+    async def clean_store(self) -> None:
+        """Delete committed steps that are not to be kept, in the order of I4."""
+        if self._settings.keep_store is None:
+            return
+        folders = await self._transfers.persistently(lambda: list(self._store.list_folders()))
+        committed = [
+            Kept(name, step_of(name), protected="the run resumes from it" if name == self._resuming.in_use else None)
+            for name in newest_first(folders)
+            if name not in self._resuming.quarantined and await self._committer.standing(name) is not None
+        ]
+        plan = plan_store_deletion(
+            committed, keep_newest=self._settings.keep_store, keep_every_steps=self._settings.keep_every_steps
+        )
+        for deletion in plan:
+            await self._committer.make_way(deletion.name)
+            left = await self._transfers.persistently(self._keys, deletion.name)
+            await self._transfers.persistently(self._store.delete, left)
+            self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
+
+    def _keys(self, name: str) -> list[str]:
+        return [stored.key for stored in self._store.list(keys.folder(name))]

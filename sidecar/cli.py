@@ -1,0 +1,171 @@
+"""The command ``checkpoint-sidecar``. What a command needs is imported when it runs: probes must start fast."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sidecar import __version__
+from sidecar.client import Client, Refused, Unreachable
+
+EXIT_FAILED, EXIT_CONFIGURATION, EXIT_GIVEN_UP = 1, 2, 3
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code (FORMAT.md, "Exit codes")."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    command: Command = parsed.command
+    try:
+        return command(parsed)
+    except (Unreachable, Refused) as error:
+        print(f"checkpoint-sidecar {parsed.name}: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except (KeyboardInterrupt, BrokenPipeError):
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="checkpoint-sidecar", description="Makes training state durable without touching training code."
+    )
+    parser.add_argument("--version", action="version", version=f"checkpoint-sidecar {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="name")
+
+    def add(name: str, command: Command, help_: str, *, as_json: bool = True) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help_, description=help_)
+        if as_json:
+            sub.add_argument("--json", action="store_true", help="print the API's answer as JSON")
+        sub.set_defaults(command=command)
+        return sub
+
+    add("run", _run, "run the sidecar; settings come from the environment", as_json=False)
+    add("status", _status, "what is durable, what is on its way, what is at risk").add_argument(
+        "--watch", action="store_true", help="print again every second"
+    )
+    add("ls", _ls, "list checkpoints on the volume and in the store").add_argument("--where", choices=["local", "store"])
+    add("show", _show, "show one checkpoint").add_argument("checkpoint")
+    resume = add("resume", _resume, "bring a committed checkpoint back to the volume and print its path")
+    resume.add_argument("checkpoint", nargs="?", default="latest")
+    resume.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
+    flush = add("flush", _flush, "wait until all that is finished is durable; exit code 3 when it is not in time")
+    flush.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS")
+    add("save", _save, "ask the trainer to save now").add_argument("--stop", action="store_true", help="and to end")
+    add("drain", _drain, "say that the pod is going; for preStop, returns at once")
+    add("probe", _probe, "health probe for exec: exit code 0 or 1", as_json=False).add_argument(
+        "--ready", action="store_true", help="also ask whether the store is reachable"
+    )
+    return parser
+
+
+def _run(_: argparse.Namespace) -> int:
+    import asyncio
+    import socket
+    from pathlib import Path
+
+    from sidecar.daemon import Daemon
+    from sidecar.errors import ConfigurationError, StoreError
+    from sidecar.logging import configure
+    from sidecar.settings import from_environment
+    from sidecar.store.opening import open_from
+
+    async def life() -> int:
+        configure(settings.log)
+        store = open_from(settings)
+        try:
+            return await Daemon(settings, store).run()
+        finally:
+            store.close()
+
+    try:
+        mountinfo = Path("/proc/self/mountinfo").read_text(errors="replace")
+        settings = from_environment(os.environ, mountinfo=mountinfo, hostname=socket.gethostname())
+        code = asyncio.run(life())
+    except (ConfigurationError, StoreError) as error:
+        print(f"checkpoint-sidecar: {error}", file=sys.stderr, flush=True)
+        code = EXIT_CONFIGURATION
+    sys.stdout.flush()
+    # A thread that is still inside a request to a dead store must not hold the pod.
+    os._exit(code)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from sidecar.screens import status_text
+
+    while True:
+        status = Client().get("/v1/status")
+        _print(options, status, status_text)
+        if not options.watch:
+            return 0
+        time.sleep(1)
+
+
+def _ls(options: argparse.Namespace) -> int:
+    from sidecar.screens import checkpoints_text
+
+    where = f"?where={options.where}" if options.where else ""
+    _print(options, Client(timeout_s=60).get(f"/v1/checkpoints{where}"), checkpoints_text)
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from sidecar.screens import fields_text
+
+    _print(options, Client(timeout_s=60).get(f"/v1/checkpoints/{options.checkpoint}"), fields_text)
+    return 0
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from sidecar.screens import resume_text
+
+    client = Client(timeout_s=70)
+    answer = client.post("/v1/resume", {"checkpoint": options.checkpoint})
+    until_s = time.monotonic() + options.timeout
+    while answer["state"] in ("choosing", "downloading") and time.monotonic() < until_s:
+        answer = client.get(f"/v1/resume?wait_s={min(20.0, max(0.0, until_s - time.monotonic())):.3f}")
+    _print(options, answer, resume_text)
+    return 0 if answer["state"] == "ready" else EXIT_FAILED
+
+
+def _flush(options: argparse.Namespace) -> int:
+    client = Client(timeout_s=options.timeout + 10)
+    try:
+        answer = client.post("/v1/flush", {"timeout_s": options.timeout})
+    except Refused as error:
+        if error.status != 504:
+            raise
+        _print(options, error.problem, lambda _: "")
+        print(f"checkpoint-sidecar flush: {error}", file=sys.stderr)
+        return EXIT_GIVEN_UP
+    _print(options, answer, lambda a: f"durable: {', '.join(a['durable']) or 'nothing yet'}")
+    return 0
+
+
+def _save(options: argparse.Namespace) -> int:
+    answer = Client().post("/v1/save", {"stop": options.stop})
+    _print(options, answer, lambda a: f"asked the trainer to {a['action'].replace('-', ' ')} at its next step")
+    return 0
+
+
+def _drain(options: argparse.Namespace) -> int:
+    answer = Client(timeout_s=3).post("/v1/drain?source=prestop")
+    _print(options, answer, lambda a: f"{a['phase']}; {a['deadline_in_s']} s until the deadline")
+    return 0
+
+
+def _probe(options: argparse.Namespace) -> int:
+    Client(timeout_s=4).get("/readyz" if options.ready else "/healthz")
+    return 0
+
+
+def _print(options: argparse.Namespace, answer: Any, text: Callable[[Any], str]) -> None:
+    shown = json.dumps(answer) if options.json else text(answer)
+    if shown:
+        print(shown, flush=True)

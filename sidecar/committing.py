@@ -1,0 +1,130 @@
+"""The last steps of an upload: this node's manifest, then the commit, in the order of I3; and making way in that of I4."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sidecar.core import checksum, keys
+from sidecar.core.commit import Decision, Mend, Object, Ready, Wait, commit_of, decide
+from sidecar.core.local import Finished
+from sidecar.core.manifest import Commit, FileEntry, Manifest, NodeOf, decode_commit, decode_manifest, encode
+from sidecar.errors import AlreadyExists, NotFound
+from sidecar.store.protocol import Store
+from sidecar.transfer import Transfers
+from trainer_hook.contract import ContractError, Node, rfc3339
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A commit found in the store. ``commit`` is ``None`` when it cannot be read: it protects nothing."""
+
+    commit: Commit | None
+    crc64nvme: str
+
+
+def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:
+    """Return the manifest of this node's part of a checkpoint."""
+    return Manifest(
+        name=checkpoint.name,
+        step=checkpoint.step,
+        attempt=checkpoint.attempt,
+        node=NodeOf(index=checkpoint.node.index, count=checkpoint.node.count),
+        reason=checkpoint.reason,
+        created_at=rfc3339(checkpoint.created_at_s),
+        world_size=checkpoint.world_size,
+        meta=dict(checkpoint.meta),
+        files=tuple(sorted(entries, key=lambda entry: entry.path)),
+    )
+
+
+class Committer:
+    """Reads and writes the documents of a checkpoint in the store."""
+
+    def __init__(self, store: Store, transfers: Transfers) -> None:
+        self._store = store
+        self._transfers = transfers
+
+    async def standing(self, name: str) -> Standing | None:
+        """Return the commit of a checkpoint, or ``None`` if there is none."""
+        key = keys.commit(name)
+        try:
+            raw = await self._transfers.persistently(self._store.get, key)
+        except NotFound:
+            return None
+        try:
+            commit = decode_commit(raw, key=key)
+        except ContractError:
+            commit = None
+        return Standing(commit, checksum.to_text(checksum.checksum(raw)))
+
+    async def own_manifest(self, checkpoint: Finished) -> Manifest | None:
+        """Return the manifest that this node wrote for this attempt before, if it can be read."""
+        key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
+        try:
+            return decode_manifest(await self._transfers.persistently(self._store.get, key), key=key)
+        except (NotFound, ContractError):
+            return None
+
+    async def make_way(self, name: str) -> None:
+        """Take back what is committed, so that the step can be written anew: commit, then manifests (I4)."""
+        await self._transfers.persistently(self._store.delete, [keys.commit(name)])
+        stale = await self._transfers.persistently(lambda: [o.key for o in self._store.list(keys.manifests(name))])
+        documents = [key for key in stale if key.endswith(".json") and key.count("/") == 3]
+        await self._transfers.persistently(self._store.delete, documents)
+
+    async def take_back_commit(self, name: str) -> None:
+        """Make a checkpoint invisible to resume, before its content changes (I4)."""
+        await self._transfers.persistently(self._store.delete, [keys.commit(name)])
+
+    async def publish_manifest(self, manifest: Manifest) -> None:
+        """Write this node's manifest: from now on its part counts as uploaded."""
+        key = keys.manifest(manifest.name, manifest.attempt, Node(manifest.node.index, manifest.node.count))
+        await self._transfers.persistently(self._store.put, key, encode(manifest))
+
+    async def try_commit(self, checkpoint: Finished) -> Decision:
+        """Commit if nothing is missing, and say what is otherwise."""
+        manifests, raw = await self._manifests(checkpoint)
+        listing = await self._transfers.persistently(self._listing, checkpoint.name)
+        decision = decide(manifests, listing, me=checkpoint.node)
+        if not isinstance(decision, Ready):
+            return decision
+        commit = commit_of(manifests, raw, committed_at=rfc3339(time.time()))
+        try:
+            # Last on purpose: until this object exists the step is invisible (I1).
+            await self._transfers.persistently(
+                self._store.put, keys.commit(checkpoint.name), encode(commit), only_if_absent=True
+            )
+        except AlreadyExists:
+            there = await self.standing(checkpoint.name)
+            if there is None or there.commit is None or there.commit.manifests != commit.manifests:
+                return Mend({}, "another attempt committed this step in the meantime")
+        await self._sweep(checkpoint.name, manifests, listing)
+        return decision
+
+    async def _manifests(self, checkpoint: Finished) -> tuple[list[Manifest], dict[int, bytes]]:
+        manifests, raw = [], {}
+        for index in range(checkpoint.node.count):
+            node = Node(index, checkpoint.node.count)
+            key = keys.manifest(checkpoint.name, checkpoint.attempt, node)
+            try:
+                raw[index] = await self._transfers.persistently(self._store.get, key)
+                manifests.append(decode_manifest(raw[index], key=key))
+            except (NotFound, ContractError):
+                continue
+        return manifests, raw
+
+    def _listing(self, name: str) -> dict[str, Object]:
+        return {o.key: Object(o.size_bytes, o.etag) for o in self._store.list(keys.folder(name))}
+
+    async def _sweep(self, name: str, manifests: Sequence[Manifest], listing: dict[str, Object]) -> None:
+        # What an earlier attempt left under this step and the commit does not name.
+        named = {entry.key for manifest in manifests for entry in manifest.files} | {keys.commit(name)}
+        named |= {keys.manifest(name, m.attempt, Node(m.node.index, m.node.count)) for m in manifests}
+        leftover = [key for key in listing if key not in named]
+        if leftover:
+            await self._transfers.persistently(self._store.delete, leftover)
+
+
+__all__ = ["Committer", "Mend", "Ready", "Standing", "Wait", "manifest_of"]

@@ -1,0 +1,83 @@
+"""Which checkpoint a run continues from, and whether the store still holds what its writers recorded (I1, I2, I5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sidecar.core import checksum
+from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry
+from trainer_hook.contract import META_TRAIN_CALL, ContractError, Node, step_of
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A checkpoint that was not used, and why."""
+
+    checkpoint: str
+    reason: str
+
+
+def newest_first(names: Iterable[str]) -> list[str]:
+    """Return the steps among folder names, newest first. ``final`` is no step to continue from."""
+    steps = [(step, name) for name in names if (step := step_of(name)) is not None]
+    return [name for _, name in sorted(steps, reverse=True)]
+
+
+def matches_train_call(meta: Mapping[str, Any], train_call: int | None) -> bool:
+    """Whether a checkpoint belongs to the ``train()`` call that asks. ``None`` asks for any."""
+    return train_call is None or meta.get(META_TRAIN_CALL, 0) == train_call
+
+
+def check_manifest(entry: ManifestEntry, raw: bytes) -> None:
+    """Compare a manifest's bytes with what the commit recorded of them.
+
+    Raises:
+        ContractError: They differ.
+    """
+    if len(raw) != entry.size_bytes:
+        raise ContractError(f"{entry.key}: {len(raw)} bytes, the commit says {entry.size_bytes}")
+    got = checksum.to_text(checksum.checksum(raw))
+    if got != entry.crc64nvme:
+        raise ContractError(f"{entry.key}: crc64nvme {got}, the commit says {entry.crc64nvme}")
+
+
+def check_node_set(commit: Commit, manifests: Sequence[Manifest]) -> None:
+    """Compare the manifests of a commit with each other.
+
+    Raises:
+        ContractError: A node is missing or twice, or they are not of one attempt, checkpoint and node count.
+    """
+    counts = {m.node.count for m in manifests}
+    if len(counts) != 1 or sorted(m.node.index for m in manifests) != list(range(*counts)):
+        found = ", ".join(f"{m.node.index} of {m.node.count}" for m in manifests)
+        raise ContractError(f"{commit.name}: its manifests are of node {found}, not of one each")
+    if any(m.attempt != commit.attempt or m.name != commit.name for m in manifests):
+        raise ContractError(f"{commit.name}: a manifest is of another attempt or checkpoint than the commit")
+
+
+def check_listing(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> None:
+    """Compare the listing of the store with the manifests before anything is downloaded.
+
+    Raises:
+        ContractError: An object is missing or of another size.
+    """
+    for manifest in manifests:
+        for entry in manifest.files:
+            if entry.key not in sizes:
+                raise ContractError(f"{entry.key}: missing in the store")
+            if sizes[entry.key] != entry.size_bytes:
+                raise ContractError(
+                    f"{entry.key}: {sizes[entry.key]} bytes in the store, its writer recorded {entry.size_bytes}"
+                )
+
+
+def files_for(node: Node, manifests: Sequence[Manifest]) -> list[FileEntry]:
+    """Return what a node downloads: every file of every node, and of two with one path its own, else the lowest index's."""
+    chosen: dict[str, FileEntry] = {}
+    ordered = sorted(manifests, key=lambda m: (m.node.index != node.index, m.node.index))
+    for manifest in ordered:
+        for entry in manifest.files:
+            chosen.setdefault(entry.path, entry)
+    return [chosen[path] for path in sorted(chosen)]

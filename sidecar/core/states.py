@@ -1,0 +1,65 @@
+"""The states of a checkpoint on this node, and which may follow which (FORMAT.md, "States")."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """See FORMAT.md."""
+
+    WRITING = "writing"
+    """The directory exists without a marker."""
+    REJECTED = "rejected"
+    """Its marker or one of its files is not valid; the reason is kept."""
+    FINISHED = "finished"
+    """It has a valid marker and waits for its turn."""
+    UPLOADING = "uploading"
+    PAUSED = "paused"
+    """Overtaken by a newer one; what was sent is kept."""
+    UPLOADED = "uploaded"
+    """This node's objects and manifest are in the store; other nodes' are not all there yet."""
+    COMMITTED = "committed"
+    """Durable: the step-wide commit is in the store."""
+    SUPERSEDED = "superseded"
+    """Not sent, because a newer one is durable (``CKPT_SUPERSEDED=skip``) or a newer attempt owns the step."""
+    LOST = "lost"
+    """Its files disappeared before they were sent."""
+    GIVEN_UP = "given-up"
+    """The deadline passed first."""
+
+
+SETTLED = frozenset({State.REJECTED, State.COMMITTED, State.SUPERSEDED, State.LOST, State.GIVEN_UP})
+"""Nothing more will be done about these."""
+
+PENDING = frozenset({State.FINISHED, State.UPLOADING, State.PAUSED, State.UPLOADED})
+"""Finished by the trainer and not durable yet."""
+
+_FOLLOWING: dict[State, frozenset[State]] = {
+    State.WRITING: frozenset({State.FINISHED, State.REJECTED, State.LOST}),
+    State.REJECTED: frozenset({State.FINISHED, State.WRITING}),
+    State.FINISHED: frozenset({State.UPLOADING, State.COMMITTED, State.SUPERSEDED, State.REJECTED, State.LOST, State.GIVEN_UP}),
+    State.UPLOADING: frozenset(
+        {
+            State.FINISHED,
+            State.PAUSED,
+            State.UPLOADED,
+            State.COMMITTED,
+            State.SUPERSEDED,
+            State.REJECTED,
+            State.LOST,
+            State.GIVEN_UP,
+        }
+    ),
+    State.PAUSED: frozenset({State.FINISHED, State.UPLOADING, State.SUPERSEDED, State.LOST, State.GIVEN_UP}),
+    State.UPLOADED: frozenset({State.FINISHED, State.UPLOADING, State.COMMITTED, State.SUPERSEDED, State.GIVEN_UP}),
+    State.COMMITTED: frozenset({State.FINISHED}),
+    State.SUPERSEDED: frozenset({State.FINISHED}),
+    State.LOST: frozenset({State.FINISHED, State.WRITING}),
+    State.GIVEN_UP: frozenset(),
+}
+
+
+def may_follow(state: State, following: State) -> bool:
+    """Whether a checkpoint in ``state`` may move to ``following``. Staying is always allowed."""
+    return state is following or following in _FOLLOWING[state]

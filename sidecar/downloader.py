@@ -1,0 +1,250 @@
+"""Brings a committed checkpoint back to the volume: every byte compared with what its writer recorded, then one rename."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidecar.core import checksum, keys
+from sidecar.core.manifest import Commit, FileEntry, Manifest, decode_commit, decode_manifest
+from sidecar.core.parts import DEFAULT_PART_BYTES, part_ranges
+from sidecar.core.resume import check_listing, check_manifest, check_node_set, files_for
+from sidecar.errors import CorruptObject, NotFound, Stopped
+from sidecar.store.protocol import Store
+from sidecar.store.slice import BLOCK_BYTES
+from sidecar.transfer import CORRUPT_TRIES, Transfers
+from sidecar.volume import Volume, publish
+from trainer_hook.contract import MARKER, META_RESTORED, ContractError, ListedFile, Marker, Node, encode_marker
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A committed checkpoint whose documents were verified."""
+
+    commit: Commit
+    commit_crc: str
+    manifests: tuple[Manifest, ...]
+
+    @property
+    def name(self) -> str:
+        """``checkpoint-<step>`` or ``final``."""
+        return self.commit.name
+
+
+class Downloader:
+    """Reads in the order of I5: commit, manifests, data, each verified against what named it."""
+
+    def __init__(self, store: Store, volume: Volume, transfers: Transfers) -> None:
+        self._store = store
+        self._volume = volume
+        self._transfers = transfers
+
+    async def committed(self) -> list[str]:
+        """Return the names of all folders in the store; only some are checkpoints, and only some of those committed."""
+        return await self._transfers.persistently(lambda: list(self._store.list_folders()))
+
+    async def commit(self, name: str) -> tuple[Commit, str] | None:
+        """Return a checkpoint's commit and its checksum, or ``None`` if it is not committed.
+
+        Raises:
+            ContractError: The commit cannot be read.
+        """
+        key = keys.commit(name)
+        try:
+            raw = await self._transfers.persistently(self._store.get, key)
+        except NotFound:
+            return None
+        return decode_commit(raw, key=key), checksum.to_text(checksum.checksum(raw))
+
+    async def offer(self, commit: Commit, commit_crc: str) -> Offer:
+        """Verify all that can be verified without downloading data.
+
+        Raises:
+            ContractError: A document or object is missing, or not what was recorded.
+        """
+        manifests = []
+        for entry in commit.manifests:
+            try:
+                raw = await self._transfers.persistently(self._store.get, entry.key)
+            except NotFound:
+                raise ContractError(f"{entry.key}: missing in the store") from None
+            check_manifest(entry, raw)
+            manifests.append(decode_manifest(raw, key=entry.key))
+        check_node_set(commit, manifests)
+        sizes = await self._transfers.persistently(
+            lambda: {o.key: o.size_bytes for o in self._store.list(keys.folder(commit.name))}
+        )
+        check_listing(manifests, sizes)
+        return Offer(commit, commit_crc, tuple(manifests))
+
+    async def is_local(self, offer: Offer, node: Node) -> bool:
+        """Whether the volume already holds all files of an offer with the recorded checksums."""
+        place = self._volume.root / offer.name
+        for entry in files_for(node, offer.manifests):
+            if not await self._transfers.once(_holds, place / entry.path, entry):
+                return False
+        return True
+
+    async def download(self, offer: Offer, node: Node, on_progress: Callable[[int, int], None]) -> Path:
+        """Download an offer and publish it as a finished local checkpoint.
+
+        Args:
+            offer: What to download.
+            node: Whose files are wanted where several nodes have one of the same path.
+            on_progress: Called with the bytes that are there and the bytes of the whole.
+
+        Returns:
+            The directory on the volume.
+
+        Raises:
+            CorruptObject: A file's content is not what its writer recorded, also when fetched again.
+            NotFound: An object disappeared.
+            OSError: The volume is full or not writable; what was downloaded is kept for the next try.
+        """
+        incoming = self._volume.incoming / offer.name
+        entries = files_for(node, offer.manifests)
+        self._drop_others(incoming, entries)
+        progress = _Progress(sum(entry.size_bytes for entry in entries), on_progress)
+        left = iter(entries)
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(self._transfers.concurrency):
+                    workers.create_task(self._fetch_each(left, incoming, progress))
+        except* (CorruptObject, NotFound, OSError, Stopped) as group:
+            raise _first(group) from None
+        return await asyncio.to_thread(self._publish, offer, node, incoming)
+
+    async def _fetch_each(self, entries: Iterator[FileEntry], incoming: Path, progress: _Progress) -> None:
+        for entry in entries:
+            target = incoming / entry.path
+            if not await self._transfers.once(_holds, target, entry):
+                await self._fetch(entry, target, progress)
+            else:
+                progress.add(entry.size_bytes)
+
+    async def _fetch(self, entry: FileEntry, target: Path, progress: _Progress) -> None:
+        for attempt in range(1, CORRUPT_TRIES + 1):
+            partial = target.with_name(f"{target.name}.part")
+            fd = await asyncio.to_thread(_create, partial, entry.size_bytes)
+            try:
+                crc = await self._fetch_ranges(entry, fd, progress)
+            finally:
+                os.close(fd)
+            if checksum.to_text(crc) == entry.crc64nvme:
+                partial.replace(target)
+                return
+            progress.add(-entry.size_bytes)
+            if attempt == CORRUPT_TRIES:
+                want, got = f"crc64nvme {entry.crc64nvme}", f"crc64nvme {checksum.to_text(crc)}"
+                raise CorruptObject(entry.key, want=want, got=got)
+
+    async def _fetch_ranges(self, entry: FileEntry, fd: int, progress: _Progress) -> int:
+        pieces = []
+        for offset, length in part_ranges(entry.size_bytes, part_bytes=DEFAULT_PART_BYTES):
+            crc = await self._transfers.persistently(self._fetch_range, entry, fd, offset, length)
+            progress.add(length)
+            pieces.append((crc, length))
+        return checksum.combined(pieces)
+
+    def _fetch_range(self, entry: FileEntry, fd: int, offset: int, length: int) -> int:
+        crc, done, buffer = 0, 0, memoryview(bytearray(min(BLOCK_BYTES, max(1, length))))
+        if length == 0:
+            return 0
+        with self._store.read(entry.key, offset=offset, length=length) as body:
+            while done < length:
+                self._transfers.gate.check()
+                count = body.readinto(buffer[: min(len(buffer), length - done)])
+                if count == 0:
+                    raise CorruptObject(entry.key, want=f"{length} bytes from {offset} on", got=f"ended after {done}")
+                os.pwrite(fd, buffer[:count], offset + done)
+                crc = checksum.checksum(bytes(buffer[:count]), crc)
+                done += count
+        return crc
+
+    def _drop_others(self, incoming: Path, entries: Sequence[FileEntry]) -> None:
+        wanted = {entry.path for entry in entries}
+        for other in self._volume.incoming.iterdir():
+            if other != incoming:
+                shutil.rmtree(other, ignore_errors=True)
+        for path in [p for p in incoming.rglob("*") if not p.is_dir() or p.is_symlink()]:
+            if path.relative_to(incoming).as_posix() not in wanted:
+                path.unlink(missing_ok=True)
+
+    def _publish(self, offer: Offer, node: Node, incoming: Path) -> Path:
+        incoming.mkdir(parents=True, exist_ok=True)
+        publish(incoming / MARKER, encode_marker(_local_marker(offer, node)), mode=0o664)
+        for place in [incoming, *(p for p in incoming.rglob("*") if p.is_dir())]:
+            place.chmod(0o2775)
+        target = self._volume.root / offer.name
+        if target.exists():
+            # A directory is not replaced by a rename: the old one steps aside and is deleted afterwards.
+            aside = self._volume.incoming / f"replaced-{uuid.uuid4().hex[:8]}"
+            target.rename(aside)
+            incoming.rename(target)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            incoming.rename(target)
+        return target
+
+
+class _Progress:
+    def __init__(self, total_bytes: int, tell: Callable[[int, int], None]) -> None:
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+        self._tell = tell
+
+    def add(self, size_bytes: int) -> None:
+        self._done_bytes += size_bytes
+        self._tell(self._done_bytes, self._total_bytes)
+
+
+def _local_marker(offer: Offer, node: Node) -> Marker:
+    commit = offer.commit
+    return Marker(
+        step=commit.step,
+        reason=commit.reason,
+        created_at=commit.created_at,
+        attempt=commit.attempt,
+        world_size=commit.world_size,
+        files=tuple(ListedFile(entry.path, entry.size_bytes) for entry in files_for(node, offer.manifests)),
+        meta=commit.meta | {META_RESTORED: offer.commit_crc},
+    )
+
+
+def _holds(path: Path, entry: FileEntry) -> bool:
+    """Whether a local file has an entry's size and checksum."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return False
+    crc = 0
+    with os.fdopen(fd, "rb", buffering=0) as file:
+        if os.fstat(fd).st_size != entry.size_bytes:
+            return False
+        while block := file.read(BLOCK_BYTES):
+            crc = checksum.checksum(block, crc)
+    return checksum.to_text(crc) == entry.crc64nvme
+
+
+def _create(path: Path, size_bytes: int) -> int:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+    try:
+        if size_bytes:
+            os.posix_fallocate(fd, 0, size_bytes)  # a full disk is known before anything is downloaded
+    except OSError:
+        os.close(fd)
+        path.unlink(missing_ok=True)
+        raise
+    return fd
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group

@@ -1,0 +1,28 @@
+"""structlog, once, at start: JSON lines for machines or aligned text for people, on standard output."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, Literal
+
+import structlog
+
+
+def configure(style: Literal["json", "console"]) -> None:
+    """Set up the log of the process; libraries' own loggers say warnings only."""
+    last: Any = structlog.processors.JSONRenderer(ensure_ascii=False)
+    if style == "console":
+        last = structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            last,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")

@@ -1,0 +1,79 @@
+"""The exit report: what is durable, what was given up and why. A file, the termination message and one log line."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sidecar.catalog import Catalog, Tracked
+from sidecar.core.states import PENDING, State
+from sidecar.termination import Termination
+from sidecar.volume import Volume, publish
+from trainer_hook.contract import EXIT_REPORT, rfc3339
+
+log = structlog.get_logger()
+
+TERMINATION_LOG = Path("/dev/termination-log")
+"""Where Kubernetes reads the reason of a container's end, up to 4,096 bytes."""
+EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP = 0, 2, 3
+
+
+def exit_report(catalog: Catalog, termination: Termination, *, quarantined: dict[str, str]) -> dict[str, Any]:
+    """Return the report as it is written to ``.ckpt/exit-report.json``."""
+    durable = sorted((t for t in catalog.all() if t.state is State.COMMITTED), key=lambda t: t.name)
+    given_up = [t for t in catalog.all() if t.state in PENDING or t.state in (State.GIVEN_UP, State.LOST)]
+    going = termination.going
+    return {
+        "format": 1,
+        "written_at": rfc3339(time.time()),
+        "exit_code": EXIT_GIVEN_UP if given_up else EXIT_DONE,
+        "notice": None if going is None else {"source": going.source, "at": rfc3339(going.at_s)},
+        "grace_used_s": None if going is None else round(time.monotonic() - going.began_s, 3),
+        "newest_durable_step": catalog.newest_durable_step,
+        "durable": [t.name for t in durable],
+        "given_up": [_given_up(t) for t in given_up],
+        "rejected": {t.name: t.reason for t in catalog.all() if t.state is State.REJECTED},
+        "quarantined": quarantined,
+    }
+
+
+def write(volume: Volume, report: dict[str, Any]) -> None:
+    """Write the report to the volume and the termination message; a full disk only costs the file."""
+    content = json.dumps(report, indent=1).encode() + b"\n"
+    try:
+        publish(volume.root / EXIT_REPORT, content)
+    except OSError as error:
+        log.warning("exit_report_not_written", error=error.strerror)
+    if TERMINATION_LOG.is_file() and os.access(TERMINATION_LOG, os.W_OK):
+        TERMINATION_LOG.write_text(_sentence(report)[:4096])
+    level = log.error if report["given_up"] else log.info
+    level(
+        "exit_report",
+        **{key: report[key] for key in ("exit_code", "newest_durable_step", "durable", "given_up", "grace_used_s")},
+    )
+
+
+def _given_up(tracked: Tracked) -> dict[str, Any]:
+    reason = tracked.reason or "the sidecar ended before it was durable"
+    size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
+    step = tracked.checkpoint.step if tracked.checkpoint else None
+    return {
+        "checkpoint": tracked.name,
+        "step": step,
+        "reason": reason,
+        "sent_bytes": tracked.sent_bytes,
+        "size_bytes": size_bytes,
+    }
+
+
+def _sentence(report: dict[str, Any]) -> str:
+    durable = f"newest durable step: {report['newest_durable_step']}"
+    if not report["given_up"]:
+        return f"everything finished is durable; {durable}"
+    lost = "; ".join(f"{entry['checkpoint']} ({entry['reason']})" for entry in report["given_up"])
+    return f"given up: {lost}. {durable}. Raise terminationGracePeriodSeconds and CKPT_GRACE_SECONDS, or save less"

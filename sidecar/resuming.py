@@ -1,0 +1,327 @@
+"""Answers "where do I continue?": chooses the newest usable checkpoint, brings it to the volume, remembers what was wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sidecar.catalog import Catalog, Tracked
+from sidecar.core.manifest import Commit
+from sidecar.core.resume import PassedOver, matches_train_call, newest_first
+from sidecar.core.states import PENDING, State
+from sidecar.downloader import Downloader
+from sidecar.errors import CorruptObject, NotFound
+from sidecar.events import Events
+from sidecar.transfer import Health
+from sidecar.volume import Volume, publish
+from trainer_hook.contract import ContractError, Node, step_of
+
+log = structlog.get_logger()
+
+LATEST = "latest"
+LOCAL_PATIENCE_S = 10.0
+"""How long a store that does not answer is waited for when the volume has something to continue from."""
+
+
+class ResumeState(StrEnum):
+    """How far the answer is."""
+
+    IDLE = "idle"
+    CHOOSING = "choosing"
+    DOWNLOADING = "downloading"
+    READY = "ready"
+    """``path`` can be loaded."""
+    NONE = "none"
+    """There is nothing to continue from; ``passed_over`` says why."""
+    FAILED = "failed"
+    """There is something, and it cannot be had now; ``detail`` says what to do."""
+
+
+RESUME_ENDED = frozenset({ResumeState.READY, ResumeState.NONE, ResumeState.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeStatus:
+    """The answer so far. Replaced, never changed."""
+
+    state: ResumeState = ResumeState.IDLE
+    requested: str | None = None
+    train_call: int | None = None
+    checkpoint: str | None = None
+    step: int | None = None
+    path: str | None = None
+    source: str | None = None
+    """``local``: it was on the volume; ``store``: it was downloaded."""
+    meta: dict[str, Any] = field(default_factory=dict)
+    done_bytes: int = 0
+    total_bytes: int = 0
+    passed_over: tuple[PassedOver, ...] = ()
+    detail: str | None = None
+
+
+class Resuming:
+    """One request at a time; the same request joins the one under way."""
+
+    def __init__(
+        self,
+        *,
+        volume: Volume,
+        catalog: Catalog,
+        events: Events,
+        health: Health,
+        node: Node | None,
+        enabled: bool,
+    ) -> None:
+        self._volume = volume
+        self._catalog = catalog
+        self._events = events
+        self._health = health
+        self._node = node or Node()
+        self._enabled = enabled
+        self.downloader: Downloader | None = None
+        """Reads the store; ``None`` until it was reached."""
+        self._ready = asyncio.Event()
+        self._news = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._quarantine = _Quarantine(volume.journal / "quarantine.json")
+        self._status = ResumeStatus()
+
+    @property
+    def status(self) -> ResumeStatus:
+        """The answer so far, with the store's trouble while it waits for the store."""
+        if self._status.state in (ResumeState.CHOOSING, ResumeState.DOWNLOADING):
+            return replace(self._status, detail=self._waiting_for())
+        return self._status
+
+    @property
+    def in_use(self) -> str | None:
+        """Name of the checkpoint that is being fetched or was handed out: it must not be deleted."""
+        return self._status.checkpoint
+
+    @property
+    def quarantined(self) -> dict[str, str]:
+        """Committed checkpoints that failed verification, by name, and why."""
+        return self._quarantine.reasons()
+
+    def opened(self, downloader: Downloader) -> None:
+        """The store answers and the volume was scanned once: requests can be worked on."""
+        self.downloader = downloader
+        self._ready.set()
+
+    def request(self, checkpoint: str = LATEST, train_call: int | None = None) -> ResumeStatus:
+        """Begin a request, or join the one under way if it is the same."""
+        same = (self._status.requested, self._status.train_call) == (checkpoint, train_call)
+        running = self._task is not None and not self._task.done()
+        if not (running and same):
+            if self._task is not None:
+                self._task.cancel()
+            self._set(ResumeStatus(ResumeState.CHOOSING, requested=checkpoint, train_call=train_call))
+            self._task = asyncio.create_task(self._answer(checkpoint, train_call))
+        return self.status
+
+    async def progress(self, *, timeout_s: float) -> ResumeStatus:
+        """Return the status when it has ended, or after ``timeout_s``."""
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while self._status.state not in RESUME_ENDED | {ResumeState.IDLE}:
+            left_s = deadline_s - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(self._news.wait(), max(0.0, left_s))
+            except TimeoutError:
+                break
+        return self.status
+
+    def close(self) -> None:
+        """Stop a request that is under way; what was downloaded is kept."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _answer(self, wanted: str, train_call: int | None) -> None:
+        try:
+            if not self._enabled:
+                self._end(ResumeState.NONE, detail="CKPT_RESUME=off")
+                return
+            local = self._newest_local(train_call) if wanted == LATEST else None
+            names = await self._candidates(wanted, patience_s=None if local is None else LOCAL_PATIENCE_S)
+            await self._try_each(names, train_call, local)
+        except OSError as error:
+            hint = "free space on the volume or make it larger, then ask again"
+            self._end(ResumeState.FAILED, detail=f"{error.strerror or error}: {hint}")
+        except Exception as error:
+            log.exception("resume_failed")
+            self._end(ResumeState.FAILED, detail=f"{type(error).__name__}: {error}")
+
+    async def _candidates(self, wanted: str, *, patience_s: float | None) -> list[str]:
+        """Return the names to try, newest first; none when the store does not answer within ``patience_s``."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._ready.wait()
+                assert self.downloader is not None
+                return [wanted] if wanted != LATEST else newest_first(await self.downloader.committed())
+        except TimeoutError:
+            log.warning(
+                "resume_without_store", hint="the newest checkpoint on the volume is used", trouble=self._health.trouble
+            )
+            return []
+
+    async def _try_each(self, names: list[str], train_call: int | None, local: Tracked | None) -> None:
+        for name in names:
+            if local is not None and _step(local) >= _step_of(name):
+                break
+            if await self._try(name, train_call):
+                return
+        if local is not None:
+            self._use_local(local)
+        else:
+            self._end(ResumeState.NONE)
+
+    def _newest_local(self, train_call: int | None) -> Tracked | None:
+        # Only where this node's part is the whole checkpoint, and only what this pod's trainer wrote: the rest is
+        # compared with the store first.
+        usable = [
+            t
+            for t in self._catalog.all()
+            if (t.state in PENDING or t.state is State.COMMITTED)
+            and t.checkpoint is not None
+            and t.checkpoint.step is not None
+            and t.checkpoint.node.count == 1
+            and t.checkpoint.restored_from is None
+            and matches_train_call(t.checkpoint.meta, train_call)
+            and self._volume.marker_signature(t.name) == t.version
+        ]
+        return max(usable, key=_step, default=None)
+
+    async def _try(self, name: str, train_call: int | None) -> bool:
+        """Return whether the checkpoint was made usable."""
+        assert self.downloader is not None
+        crc = None
+        try:
+            found = await self.downloader.commit(name)
+            if found is None:
+                self._pass_over(name, "not committed: without its commit it is not known to be complete")
+                return False
+            commit, crc = found
+            if not matches_train_call(commit.meta, train_call):
+                return False
+            if (reason := self._quarantine.reason(name, crc)) is not None:
+                self._pass_over(name, reason)
+                return False
+            await self._fetch(commit, crc)
+        except (ContractError, CorruptObject, NotFound) as error:
+            self._quarantine.add(name, crc or "unreadable", str(error))
+            self._events.happened(
+                "checkpoint_quarantined", level="error", checkpoint=name, reason=str(error), hint="the next older one is tried"
+            )
+            self._pass_over(name, str(error))
+            return False
+        return True
+
+    async def _fetch(self, commit: Commit, crc: str) -> None:
+        assert self.downloader is not None
+        name = commit.name
+        self._set(replace(self._status, checkpoint=name, step=commit.step, total_bytes=commit.size_bytes, done_bytes=0))
+        offer = await self.downloader.offer(commit, crc)
+        source = "local"
+        if not (self._volume.marker_signature(name) and await self.downloader.is_local(offer, self._node)):
+            source = "store"
+            self._set(replace(self._status, state=ResumeState.DOWNLOADING))
+            self._events.happened("resume_download_started", checkpoint=name, size_bytes=commit.size_bytes)
+            await self.downloader.download(offer, self._node, self._progressed)
+        self._end(ResumeState.READY, checkpoint=name, step=commit.step, source=source, meta=dict(commit.meta))
+
+    def _use_local(self, tracked: Tracked) -> None:
+        assert tracked.checkpoint is not None
+        meta = dict(tracked.checkpoint.meta)
+        self._end(ResumeState.READY, checkpoint=tracked.name, step=tracked.checkpoint.step, source="local", meta=meta)
+
+    def _pass_over(self, name: str, reason: str) -> None:
+        passed = (*self._status.passed_over, PassedOver(name, reason))
+        self._set(replace(self._status, passed_over=passed, checkpoint=None, step=None))
+
+    def _progressed(self, done_bytes: int, total_bytes: int) -> None:
+        self._set(replace(self._status, done_bytes=done_bytes, total_bytes=total_bytes))
+        self._events.happened(
+            "resume_download_progress",
+            quiet=True,
+            checkpoint=self._status.checkpoint,
+            done_bytes=done_bytes,
+            total_bytes=total_bytes,
+        )
+
+    def _end(
+        self,
+        state: ResumeState,
+        *,
+        checkpoint: str | None = None,
+        step: int | None = None,
+        source: str | None = None,
+        meta: dict[str, Any] | None = None,
+        detail: str | None = None,
+    ) -> None:
+        path = str(self._volume.root / checkpoint) if checkpoint else None
+        self._set(
+            replace(
+                self._status,
+                state=state,
+                checkpoint=checkpoint,
+                step=step,
+                path=path,
+                source=source,
+                meta=meta or {},
+                detail=detail,
+            )
+        )
+        named: dict[str, Any] = {"checkpoint": checkpoint, "step": step, "source": source, "detail": detail}
+        said = {key: value for key, value in named.items() if value is not None}
+        self._events.happened(f"resume_{state.value}", passed_over=len(self._status.passed_over), **said)
+
+    def _waiting_for(self) -> str | None:
+        if self._health.trouble is not None:
+            return f"{self._health.trouble}; trying again"
+        return None if self._ready.is_set() else "the store was not reached yet; trying again"
+
+    def _set(self, status: ResumeStatus) -> None:
+        self._status = status
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+class _Quarantine:
+    """Commits that failed verification, by name and checksum: one that is written anew starts with a clean slate."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, dict[str, str]] = {}
+        try:
+            known = json.loads(path.read_bytes())
+            self._known = {str(n): {"crc": str(v["crc"]), "reason": str(v["reason"])} for n, v in known.items()}
+        except (OSError, ValueError, TypeError, AttributeError, KeyError):
+            self._known = {}
+
+    def reason(self, name: str, crc: str) -> str | None:
+        known = self._known.get(name)
+        return known["reason"] if known and known["crc"] == crc else None
+
+    def reasons(self) -> dict[str, str]:
+        return {name: known["reason"] for name, known in self._known.items()}
+
+    def add(self, name: str, crc: str, reason: str) -> None:
+        self._known[name] = {"crc": crc, "reason": reason}
+        try:
+            publish(self._path, json.dumps(self._known).encode())
+        except OSError as error:
+            log.warning("quarantine_not_written", error=str(error))
+
+
+def _step(tracked: Tracked) -> int:
+    return tracked.checkpoint.step if tracked.checkpoint and tracked.checkpoint.step is not None else -1
+
+
+def _step_of(name: str) -> int:
+    step = step_of(name)
+    return -1 if step is None else step

@@ -1,0 +1,89 @@
+"""The parts that live as long as the sidecar, in one place: the daemon moves them, the API looks at them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from sidecar.catalog import Catalog, Tracked
+from sidecar.core.lifecycle import Phase
+from sidecar.core.local import Identity
+from sidecar.core.risk import Risk, risk
+from sidecar.events import Events
+from sidecar.resuming import Resuming
+from sidecar.scanner import Scanner
+from sidecar.settings import Settings
+from sidecar.store.protocol import Capabilities
+from sidecar.termination import Termination
+from sidecar.transfer import Health, RateGate, Transfers
+from sidecar.volume import Volume
+
+UNLEASED_QUIET_S = 2.0
+"""A trainer without leases counts as alive while it wrote to an unfinished checkpoint this lately (classic mode)."""
+
+
+class Runtime:
+    """Made once, at start, inside the event loop."""
+
+    def __init__(self, settings: Settings, *, store_url: str) -> None:
+        self.settings = settings
+        self.store_url = store_url
+        self.started_at_s = time.time()
+        self.token = secrets.token_urlsafe(32)
+        self.phase = Phase.STARTING
+        self.capabilities: Capabilities | None = None
+        """What the store can do; ``None`` until it was reached."""
+        self.events = Events()
+        self.catalog = Catalog(self.events)
+        self.volume = Volume(settings.dir)
+        self.health = Health(self._on_health)
+        self.transfers = Transfers(
+            concurrency=settings.concurrency, gate=RateGate(settings.bandwidth_limit), health=self.health
+        )
+        self.scanner = Scanner(self.volume, self.catalog, Identity(settings.node, settings.attempt))
+        self.termination = Termination(self.volume, grace_s=settings.grace_seconds)
+        self.resuming = Resuming(
+            volume=self.volume,
+            catalog=self.catalog,
+            events=self.events,
+            health=self.health,
+            node=settings.node,
+            enabled=settings.resume != "off",
+        )
+
+    def trainer_alive(self) -> bool:
+        """Whether a training process still runs: a lease is held, or, without leases, something is still written."""
+        if self.volume.held_leases():
+            return True
+        if self.settings.mode != "classic" or self.termination.trainer() is not None:
+            return False
+        newest_s = max(self.volume.unfinished().values(), default=0.0)
+        return time.time() - newest_s < UNLEASED_QUIET_S
+
+    def newest(self) -> Tracked | None:
+        """Return the newest finished checkpoint that this pod knows."""
+        steps = [t for t in self.catalog.all() if t.checkpoint is not None and t.checkpoint.step is not None]
+        return max(
+            steps, key=lambda t: t.checkpoint.step if t.checkpoint and t.checkpoint.step is not None else -1, default=None
+        )
+
+    def risk(self) -> Risk:
+        """Return the time at risk now."""
+        trainer, newest, durable = self.termination.trainer(), self.newest(), self.catalog.newest_durable
+        durable_at_s = durable.checkpoint.created_at_s if durable and durable.checkpoint else None
+        return risk(
+            durable_at_s=durable_at_s if durable_at_s is not None else self.started_at_s,
+            durable_step=self.catalog.newest_durable_step,
+            trainer_step=trainer.step if trainer else None,
+            checkpoint_bytes=newest.checkpoint.size_bytes if newest and newest.checkpoint else None,
+            bytes_per_s=self.transfers.sent.bytes_per_s(),
+            grace_s=self.settings.grace_seconds,
+            now_s=time.time(),
+        )
+
+    def _on_health(self, trouble: str | None) -> None:
+        if trouble is None:
+            self.events.happened("store_reached_again")
+        else:
+            hint = "training goes on; uploads are tried again for ever"
+            self.events.happened("store_degraded", level="error", error=trouble, hint=hint)

@@ -1,0 +1,80 @@
+"""Finds what the trainer finished: looks at each checkpoint's marker, and at its files only when the marker is new."""
+
+from __future__ import annotations
+
+import structlog
+
+from sidecar.catalog import Catalog
+from sidecar.core.local import FoundCheckpoint, Identity, judge
+from sidecar.core.states import SETTLED, State
+from sidecar.errors import CheckpointRejected
+from sidecar.volume import Volume
+from trainer_hook.contract import ContractError
+
+log = structlog.get_logger()
+
+
+class Scanner:
+    """Runs in the event loop: a scan of an unchanged volume costs one ``lstat`` per checkpoint."""
+
+    def __init__(self, volume: Volume, catalog: Catalog, identity: Identity) -> None:
+        self._volume = volume
+        self._catalog = catalog
+        self._identity = identity
+        self._seen: dict[str, str] = {}
+        """Marker version by name, of all that was examined."""
+
+    def take_over_pins(self) -> None:
+        """Continue with what an earlier life of the sidecar held, also where the trainer has deleted it since."""
+        for found in self._volume.pinned():
+            if self._volume.marker_signature(found.name) in (None, found.marker.signature):
+                self._take(found)
+
+    def scan(self) -> None:
+        """Look at the volume once."""
+        names = set(self._volume.names())
+        for name in sorted(names):
+            signature = self._volume.marker_signature(name)
+            if signature is not None and self._seen.get(name) != signature:
+                self._examine(name, signature)
+        for name in [n for n in self._seen if n not in names or self._volume.marker_signature(n) is None]:
+            self._disappeared(name)
+
+    def examine_again(self, name: str) -> None:
+        """Forget what was seen of a checkpoint: its files changed under the same marker."""
+        self._seen.pop(name, None)
+
+    def _examine(self, name: str, signature: str) -> None:
+        self._seen[name] = signature
+        try:
+            self._take(self._volume.examine(name))
+        except FileNotFoundError:  # it is just being deleted
+            self._seen.pop(name, None)
+        except (CheckpointRejected, OSError) as error:
+            self._catalog.rejected(name, signature, str(error))
+
+    def _take(self, found: FoundCheckpoint) -> None:
+        self._seen[found.name] = found.marker.signature
+        known = self._catalog.get(found.name)
+        if known is not None and known.version == found.marker.signature:
+            return
+        if known is not None and known.checkpoint is not None:
+            self._volume.unpin(known.checkpoint)
+        try:
+            checkpoint = judge(found, self._identity)
+            # Held at once, before the trainer's next rotation.
+            pin = None if checkpoint.restored_from else self._volume.pin(checkpoint)
+        except (ContractError, CheckpointRejected) as error:
+            self._catalog.rejected(found.name, found.marker.signature, str(error))
+            return
+        self._catalog.finished(checkpoint, held=pin is None or pin.held)
+
+    def _disappeared(self, name: str) -> None:
+        self._seen.pop(name, None)
+        known = self._catalog.get(name)
+        if known is None:
+            return
+        if known.state in SETTLED:
+            self._catalog.forget(name)
+        elif known.checkpoint is not None and not self._volume.pin(known.checkpoint).held:
+            self._catalog.move(known, State.LOST, reason="deleted before it was uploaded, and it could not be held by links")

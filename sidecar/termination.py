@@ -1,0 +1,97 @@
+"""Knows whether the pod is going, since when and until when, and whether the trainer still lives."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sidecar.core.lifecycle import margin_s
+from sidecar.volume import Volume, publish
+from trainer_hook.contract import (
+    TERMINATING,
+    TRAINER_STATE,
+    ContractError,
+    Notice,
+    TrainerState,
+    encode_notice,
+    epoch_seconds,
+    parse_notice,
+    parse_trainer_state,
+    rfc3339,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """The first notice. ``at_s`` is epoch, ``began_s`` monotonic."""
+
+    source: str
+    at_s: float
+    began_s: float
+
+
+class Termination:
+    """Gathers every notice; the earliest one starts the clock."""
+
+    def __init__(self, volume: Volume, *, grace_s: float) -> None:
+        self._volume = volume
+        self._grace_s = grace_s
+        self._started_at_s = time.time()
+        self.going: Going | None = None
+        self.sigterms = 0
+
+    def notice(self, source: str, *, at_s: float | None = None) -> bool:
+        """The pod is going. Returns whether that is news."""
+        now_s = time.time()
+        at_s = now_s if at_s is None else min(at_s, now_s)
+        if self.going is not None and self.going.at_s <= at_s:
+            return False
+        news = self.going is None
+        self.going = Going(source, at_s, time.monotonic() - (now_s - at_s))
+        if self._volume.read_small(TERMINATING) is None:
+            publish(self._volume.root / TERMINATING, encode_notice(Notice(rfc3339(at_s), source)))
+        return news
+
+    def sigterm(self) -> None:
+        """The sidecar itself was told to end."""
+        self.sigterms += 1
+        self.notice("sigterm")
+
+    def look(self) -> bool:
+        """Take notice of the hook's ``terminating`` file. Returns whether it is news."""
+        raw = self._volume.read_small(TERMINATING)
+        if raw is None or self.going is not None:
+            return False
+        notice = parse_notice(raw)
+        at_s = epoch_seconds(notice.at) if notice.at else None
+        if at_s is not None and at_s < self._started_at_s - self._grace_s:
+            return False  # left behind by an earlier life of this pod
+        return self.notice(notice.source or "sigterm", at_s=at_s)
+
+    def clear_stale(self) -> None:
+        """Remove a notice that an earlier life of this pod left: a container that starts is not going."""
+        raw = self._volume.read_small(TERMINATING)
+        if raw is None:
+            return
+        notice = parse_notice(raw)
+        if notice.at is None or epoch_seconds(notice.at) < self._started_at_s - self._grace_s:
+            (self._volume.root / TERMINATING).unlink(missing_ok=True)
+
+    def deadline_s(self) -> float | None:
+        """Return the monotonic instant by which everything must be done, or ``None`` while nobody gave notice."""
+        if self.going is None:
+            return None
+        return self.going.began_s + self._grace_s - margin_s(self._grace_s)
+
+    def left_s(self) -> float | None:
+        """Return the seconds until the deadline."""
+        deadline_s = self.deadline_s()
+        return None if deadline_s is None else deadline_s - time.monotonic()
+
+    def trainer(self) -> TrainerState | None:
+        """Return what the hook last said of the trainer, or ``None`` where there is no hook."""
+        raw = self._volume.read_small(TRAINER_STATE)
+        try:
+            return None if raw is None else parse_trainer_state(raw)
+        except ContractError:
+            return None

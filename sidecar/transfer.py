@@ -1,0 +1,162 @@
+"""The threads in which requests to the store run, the gate that all sent bytes pass, and trying again."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import structlog
+
+from sidecar.core.backoff import delay_s
+from sidecar.core.throughput import Throughput
+from sidecar.errors import AlreadyExists, CorruptObject, NotFound, Stopped, StoreError
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+CORRUPT_TRIES = 3
+"""How often bytes that arrived wrong are sent or fetched again before it counts as more than an accident of the wire."""
+
+
+class RateGate:
+    """Lets bytes through at a limited rate, or stops them. Threads wait in it; a new limit applies at once."""
+
+    def __init__(self, bytes_per_s: int | None) -> None:
+        self._condition = threading.Condition()
+        self._bytes_per_s = bytes_per_s
+        self._closed = False
+        self._free_at_s = 0.0
+
+    def limit(self, bytes_per_s: int | None) -> None:
+        """Change the limit; ``None`` lifts it."""
+        with self._condition:
+            self._bytes_per_s = bytes_per_s
+            self._free_at_s = 0.0
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """End every transfer at its next block."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def check(self) -> None:
+        """Raise if the gate is closed: for downloads, which are not limited.
+
+        Raises:
+            Stopped: The gate is closed.
+        """
+        if self._closed:
+            raise Stopped("transfers were stopped")
+
+    def pass_through(self, size_bytes: int) -> None:
+        """Wait until ``size_bytes`` may be sent.
+
+        Raises:
+            Stopped: The gate is closed.
+        """
+        with self._condition:
+            if self._bytes_per_s is not None:
+                now_s = time.monotonic()
+                # No credit is saved up while idle, so that a pause is not followed by a burst.
+                self._free_at_s = max(self._free_at_s, now_s)
+                mine_s = self._free_at_s
+                self._free_at_s += size_bytes / self._bytes_per_s
+                while not self._closed and (left_s := mine_s - time.monotonic()) > 0 and self._bytes_per_s is not None:
+                    self._condition.wait(left_s)
+            self.check()
+
+
+class Health:
+    """Whether the store answers. The latest trouble stays until a request succeeds."""
+
+    def __init__(self, on_change: Callable[[str | None], None] = lambda _: None) -> None:
+        self._on_change = on_change
+        self._failures = 0
+        self.trouble: str | None = None
+
+    def failed(self, error: StoreError) -> None:
+        """A request failed for a reason that lies in the store or on the way to it."""
+        self._failures += 1
+        before, self.trouble = self.trouble, str(error)
+        if before is None:
+            self._on_change(self.trouble)
+
+    def succeeded(self) -> None:
+        """A request succeeded."""
+        if self.trouble is not None:
+            self.trouble = None
+            self._on_change(None)
+        self._failures = 0
+
+
+class Transfers:
+    """Runs blocking store calls in a bounded number of threads, for ever until they succeed."""
+
+    def __init__(self, *, concurrency: int, gate: RateGate, health: Health) -> None:
+        self.concurrency = concurrency
+        self.gate = gate
+        self.health = health
+        self.sent = Throughput()
+        self.sent_bytes = 0
+        self.retries = 0
+        self._threads = ThreadPoolExecutor(concurrency + 2, thread_name_prefix="transfer", initializer=_lowest_priority)
+
+    async def once(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run a store call in a thread, once.
+
+        Raises:
+            StoreError: As the call does.
+        """
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(self._threads, functools.partial(call, *args, **kwargs))
+        self.health.succeeded()
+        return result
+
+    async def persistently(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run a store call until it succeeds, with capped and jittered waits between.
+
+        Raises:
+            NotFound, AlreadyExists, CorruptObject: An answer, not a failure (corrupt: after ``CORRUPT_TRIES``).
+            Stopped: The gate was closed.
+        """
+        failures = 0
+        while True:
+            try:
+                return await self.once(call, *args, **kwargs)
+            except StoreError as error:
+                failures += 1
+                if _is_answer(error) or (isinstance(error, CorruptObject) and failures >= CORRUPT_TRIES):
+                    raise
+                self.retries += 1
+                if not isinstance(error, CorruptObject):
+                    self.health.failed(error)
+                wait_s = delay_s(failures, random_0_1=random.random())  # noqa: S311 - spreads retries, guards nothing
+                log.warning("store_request_failed", error=str(error), failures=failures, again_in_s=round(wait_s, 1))
+                await asyncio.sleep(wait_s)
+
+    def count(self, size_bytes: int, *, began_s: float) -> None:
+        """Record bytes that arrived in the store. ``began_s`` is monotonic."""
+        self.sent_bytes += size_bytes
+        self.sent.add(size_bytes, began_s=began_s, now_s=time.monotonic())
+
+    def close(self) -> None:
+        """Stop all transfers; threads that are in a request end with it."""
+        self.gate.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_answer(error: StoreError) -> bool:
+    return isinstance(error, NotFound | AlreadyExists)
+
+
+def _lowest_priority() -> None:
+    # On Linux the nice value belongs to the thread: the API keeps its own.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,0 +1,331 @@
+"""The shared volume: walking it, holding files so that a rotation cannot take them, publishing files whole.
+
+Every path below the volume is written by a container with fewer rights than ours, so nothing is followed: directories are
+walked by descriptor, files are opened with ``O_NOFOLLOW`` and compared with the inode that the walk saw.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sidecar.core.local import Finished, FoundCheckpoint, FoundFile, FoundMarker
+from sidecar.errors import CheckpointChanged, CheckpointRejected
+from trainer_hook.contract import (
+    INCOMING,
+    JOURNAL,
+    LEASES,
+    MARKER,
+    MAX_MARKER_BYTES,
+    PINS,
+    SYSTEM_DIR,
+    is_checkpoint_name,
+)
+
+_KINDS = {
+    stat.S_IFLNK: "symbolic link",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFBLK: "device",
+    stat.S_IFCHR: "device",
+}
+_CANNOT_LINK = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EACCES, errno.ENOSPC, errno.EDQUOT})
+
+
+def publish(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """Write a file whole or not at all: temp file beside it, fsync, rename, fsync of the directory.
+
+    Raises:
+        OSError: The volume is full or not writable; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(fd)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory survive a crash of the machine."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Pin:
+    """The files of one finished checkpoint, held until they are durable.
+
+    Held by hard links below ``.ckpt/pins``; where links cannot be made (another user's files, another mount), by nothing but
+    the hope that the trainer keeps them: ``held`` is then false, and status says so.
+    """
+
+    def __init__(self, checkpoint: Finished, base: Path, *, held: bool) -> None:
+        self.checkpoint = checkpoint
+        self.base = base
+        self.held = held
+        self._expected = {file.path: file for file in checkpoint.files}
+
+    @contextmanager
+    def open(self, path: str) -> Iterator[int]:
+        """Open a file for reading, as the same file that the walk saw.
+
+        Raises:
+            CheckpointChanged: It was rewritten or replaced since.
+            CheckpointRejected: It is gone, not readable for this user, or a link.
+        """
+        place = self.base / path
+        try:
+            fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise CheckpointRejected(_cannot_read(self.checkpoint.name, path, error)) from error
+        try:
+            self._expect(fd, path)
+            yield fd
+            self._expect(fd, path)
+        finally:
+            os.close(fd)
+
+    def _expect(self, fd: int, path: str) -> None:
+        now, then = os.fstat(fd), self._expected[path]
+        if (now.st_ino, now.st_size, now.st_mtime_ns) != (then.inode, then.size_bytes, then.mtime_ns):
+            raise CheckpointChanged(f"{self.checkpoint.name}/{path}")
+
+    def exists(self) -> bool:
+        """Whether the files can still be found."""
+        return self.base.is_dir()
+
+
+class Volume:
+    """One mount, ``$CKPT_DIR``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.incoming = root / INCOMING
+        self.journal = root / JOURNAL
+        self._pins = root / PINS
+
+    def prepare(self) -> None:
+        """Create what this system owns.
+
+        Raises:
+            OSError: The volume is not there or not writable.
+        """
+        for path in (self.root / SYSTEM_DIR, self._pins, self.incoming, self.journal, self.root / LEASES):
+            path.mkdir(parents=True, exist_ok=True)
+            # Trainer and sidecar may be different users of one group; who made the directory opens it to both.
+            if path.stat().st_uid == os.geteuid():
+                path.chmod(0o2775 if path.name != "ranks" else 0o2777)
+
+    def names(self) -> list[str]:
+        """Return the directories that have a checkpoint's name."""
+        with os.scandir(self.root) as entries:
+            return [e.name for e in entries if is_checkpoint_name(e.name) and e.is_dir(follow_symlinks=False)]
+
+    def marker_signature(self, name: str) -> str | None:
+        """Return what names the version of a checkpoint's marker, or ``None`` while there is none. One ``lstat``."""
+        try:
+            return _signature(os.lstat(self.root / name / MARKER))
+        except OSError:
+            return None
+
+    def examine(self, name: str) -> FoundCheckpoint:
+        """Read a checkpoint's marker and walk its files.
+
+        Raises:
+            CheckpointRejected: The marker cannot be read or is no regular file.
+            FileNotFoundError: It disappeared meanwhile.
+        """
+        return _examine(self.root / name, name)
+
+    def pinned(self) -> Iterator[FoundCheckpoint]:
+        """Examine the pins that an earlier life of the sidecar left; what cannot be read any more is dropped."""
+        with os.scandir(self._pins) as entries:
+            pins = sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
+        for pin in pins:
+            name = pin.name.partition("@")[0]
+            try:
+                if pin.name.endswith(".tmp") or not is_checkpoint_name(name):
+                    raise CheckpointRejected("unfinished pin")
+                yield _examine(pin, name)
+            except (CheckpointRejected, OSError):
+                shutil.rmtree(pin, ignore_errors=True)
+
+    def pin(self, checkpoint: Finished) -> Pin:
+        """Hold the files of a checkpoint. Doing it again returns the same pin."""
+        place = self._pin_path(checkpoint)
+        if place.is_dir():
+            return Pin(checkpoint, place, held=True)
+        building = place.with_name(f"{place.name}.tmp")
+        source = self.root / checkpoint.name
+        shutil.rmtree(building, ignore_errors=True)
+        try:
+            for path in [*(file.path for file in checkpoint.files), MARKER]:
+                target = building / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(source / path, target, follow_symlinks=False)
+            building.rename(place)
+        except FileNotFoundError:
+            shutil.rmtree(building, ignore_errors=True)
+            raise CheckpointRejected(f"{checkpoint.name}: its files disappeared before they could be held") from None
+        except OSError as error:
+            shutil.rmtree(building, ignore_errors=True)
+            if error.errno not in _CANNOT_LINK:
+                raise
+            return Pin(checkpoint, source, held=False)
+        return Pin(checkpoint, place, held=True)
+
+    def unpin(self, checkpoint: Finished) -> None:
+        """Let the files go."""
+        shutil.rmtree(self._pin_path(checkpoint), ignore_errors=True)
+
+    def _pin_path(self, checkpoint: Finished) -> Path:
+        return self._pins / f"{checkpoint.name}@{version_id(checkpoint.version)}"
+
+    def delete(self, name: str) -> None:
+        """Delete a local checkpoint: its marker first, so that nobody takes the rest for a checkpoint."""
+        (self.root / name / MARKER).unlink(missing_ok=True)
+        shutil.rmtree(self.root / name, ignore_errors=True)
+
+    def free_bytes(self) -> int:
+        """Return what an unprivileged writer can still write."""
+        space = os.statvfs(self.root)
+        return space.f_bavail * space.f_frsize
+
+    def total_bytes(self) -> int:
+        """Return the size of the volume."""
+        space = os.statvfs(self.root)
+        return space.f_blocks * space.f_frsize
+
+    def read_small(self, path: str) -> bytes | None:
+        """Return a small file of the contract, or ``None`` if it is not there or cannot be read."""
+        try:
+            return _read_regular(self.root / path)
+        except (OSError, CheckpointRejected):
+            return None
+
+    def held_leases(self) -> int:
+        """Return how many training processes are alive: ranks whose lease another process holds."""
+        try:
+            with os.scandir(self.root / LEASES) as entries:
+                leases = [e.path for e in entries if e.name.endswith(".lease") and e.is_file(follow_symlinks=False)]
+        except OSError:
+            return 0
+        return sum(_is_held(lease) for lease in leases)
+
+    def unfinished(self) -> dict[str, float]:
+        """Return the checkpoints without a marker, and when each was last written to, in epoch seconds."""
+        return {name: _newest_mtime(self.root / name) for name in self.names() if self.marker_signature(name) is None}
+
+
+def version_id(version: str) -> str:
+    """Return a short, file-name-safe id of a marker's version."""
+    return hashlib.blake2b(version.encode(), digest_size=6).hexdigest()
+
+
+def _signature(status: os.stat_result) -> str:
+    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+
+
+def _examine(place: Path, name: str) -> FoundCheckpoint:
+    content, status = _read_marker(place / MARKER)
+    files: list[FoundFile] = []
+    irregular: list[tuple[str, str]] = []
+    for folder, _, file_names, folder_fd in os.fwalk(place, follow_symlinks=False, onerror=_raise):
+        inside = Path(folder).relative_to(place).as_posix()
+        for entry in [*file_names, *_linked_folders(folder_fd)]:
+            path = entry if inside == "." else f"{inside}/{entry}"
+            found = os.stat(entry, dir_fd=folder_fd, follow_symlinks=False)
+            if stat.S_ISREG(found.st_mode):
+                if path != MARKER:
+                    files.append(FoundFile(path, found.st_size, found.st_mtime_ns, found.st_ino))
+            elif not stat.S_ISDIR(found.st_mode):
+                irregular.append((path, _KINDS.get(stat.S_IFMT(found.st_mode), "special file")))
+    files.sort(key=lambda file: file.path)
+    marker = FoundMarker(content, _signature(status), status.st_mtime)
+    return FoundCheckpoint(name, tuple(files), tuple(sorted(set(irregular))), marker)
+
+
+def _linked_folders(folder_fd: int) -> list[str]:
+    # fwalk lists a link to a directory among the directories and does not enter it.
+    with os.scandir(folder_fd) as entries:
+        return [e.name for e in entries if e.is_symlink() and e.is_dir()]
+
+
+def _raise(error: OSError) -> None:
+    raise CheckpointRejected(f"{error.filename}: {error.strerror}; run both containers as one user or group") from error
+
+
+def _read_marker(path: Path) -> tuple[bytes, os.stat_result]:
+    fd = _open_regular(path)
+    try:
+        return os.read(fd, MAX_MARKER_BYTES + 1), os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def _read_regular(path: Path) -> bytes:
+    return _read_marker(path)[0]
+
+
+def _open_regular(path: Path) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CheckpointRejected(f"{path.name}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise CheckpointRejected(f"{path.name} is not a regular file")
+    return fd
+
+
+def _cannot_read(name: str, path: str, error: OSError) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return (
+            f"{name}/{path}: not readable for user {os.geteuid()}; run both containers as one user, or make it group-readable"
+        )
+    return f"{name}/{path}: {error.strerror}"
+
+
+def _is_held(lease: str) -> bool:
+    try:
+        fd = os.open(lease, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _newest_mtime(place: Path) -> float:
+    newest = 0.0
+    for folder, _, file_names in os.walk(place):
+        for path in [Path(folder), *(Path(folder, name) for name in file_names)]:
+            try:
+                newest = max(newest, os.lstat(path).st_mtime)
+            except OSError:
+                continue
+    return newest

@@ -1,0 +1,74 @@
+"""Hints that something changed on the volume. Only hints: the rescan every second finds everything without them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver
+
+from trainer_hook.contract import MARKER, TERMINATING, TRAINER_STATE
+
+log = structlog.get_logger()
+
+_INTERESTING = frozenset({MARKER, Path(TERMINATING).name, Path(TRAINER_STATE).name})
+
+
+class _Wake(FileSystemEventHandler):
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        paths = (os.fsdecode(event.src_path), os.fsdecode(event.dest_path))
+        if any(Path(path).name in _INTERESTING for path in paths if path):
+            self._wake()
+
+
+class Hints:
+    """Wakes the scanner early, where the kernel tells of changes."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._woken = asyncio.Event()
+        self._observer: BaseObserver | None = None
+
+    def start(self) -> None:
+        """Begin. Where inotify's limits are reached (they are per user across the whole node), polling alone remains."""
+        loop = asyncio.get_running_loop()
+        observer = Observer()
+        observer.schedule(_Wake(self._from_thread(loop)), str(self._root), recursive=True)
+        try:
+            observer.start()
+        except OSError as error:
+            log.warning("watch_falls_back_to_polling", error=error.strerror, hint="raise fs.inotify.max_user_instances")
+        else:
+            self._observer = observer
+
+    def _from_thread(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        def wake() -> None:
+            loop.call_soon_threadsafe(self._woken.set)
+
+        return wake
+
+    async def wait(self, *, timeout_s: float) -> None:
+        """Return at the next hint, or after ``timeout_s``."""
+        try:
+            await asyncio.wait_for(self._woken.wait(), timeout_s)
+        except TimeoutError:
+            return
+        self._woken.clear()
+
+    def wake(self) -> None:
+        """Give a hint of our own."""
+        self._woken.set()
+
+    def stop(self) -> None:
+        """End the watching thread."""
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer = None

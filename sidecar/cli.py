@@ -62,6 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     add("probe", _probe, "health probe for exec: exit code 0 or 1", as_json=False).add_argument(
         "--ready", action="store_true", help="also ask whether the store is reachable"
     )
+    demo = add("demo", _demo, "a training run loses its pod and its volume, and resumes exactly")
+    demo.add_argument("--store", choices=["s3", "file"], default="s3", help="an S3 server in memory, or a folder")
+    demo.add_argument("--script", default="examples/train_hf.py", metavar="FILE")
+    demo.add_argument("--folder", default=".demo", metavar="DIR", help="emptied first")
     return parser
 
 
@@ -163,6 +167,14 @@ def _drain(options: argparse.Namespace) -> int:
 def _probe(options: argparse.Namespace) -> int:
     Client(timeout_s=4).get("/readyz" if options.ready else "/healthz")
     return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from sidecar.demo.scenario import run
+
+    return run(kind=options.store, script=Path(options.script), folder=Path(options.folder).resolve(), as_json=options.json)
 
 
 def _print(options: argparse.Namespace, answer: Any, text: Callable[[Any], str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -91,6 +92,7 @@ class Resuming:
         self._task: asyncio.Task[None] | None = None
         self._quarantine = _Quarantine(volume.journal / "quarantine.json")
         self._status = ResumeStatus()
+        self._asked_s = 0.0
 
     @property
     def status(self) -> ResumeStatus:
@@ -121,6 +123,7 @@ class Resuming:
         if not (running and same):
             if self._task is not None:
                 self._task.cancel()
+            self._asked_s = time.monotonic()
             self._set(ResumeStatus(ResumeState.CHOOSING, requested=checkpoint, train_call=train_call))
             self._task = asyncio.create_task(self._answer(checkpoint, train_call))
         return self.status
@@ -276,9 +279,10 @@ class Resuming:
                 detail=detail,
             )
         )
+        took_s = round(time.monotonic() - self._asked_s, 3)
         named: dict[str, Any] = {"checkpoint": checkpoint, "step": step, "source": source, "detail": detail}
         said = {key: value for key, value in named.items() if value is not None}
-        self._events.happened(f"resume_{state.value}", passed_over=len(self._status.passed_over), **said)
+        self._events.happened(f"resume_{state.value}", passed_over=len(self._status.passed_over), took_s=took_s, **said)
 
     def _waiting_for(self) -> str | None:
         if self._health.trouble is not None:

@@ -169,6 +169,14 @@ class Store(Protocol):
         """Unfinished uploads whose key begins with ``prefix``."""
         ...
 
+    def list_parts(self, key: str, upload_id: str) -> Iterator[Part]:
+        """Finished parts of an unfinished upload, in order of number.
+
+        Raises:
+            NotFound: The upload was aborted or completed.
+        """
+        ...
+
     def read(
         self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
     ) -> AbstractContextManager[Readable]:

@@ -1,0 +1,48 @@
+# checkpoint-sidecar: `make demo` and `make test` need python3.11 or newer, make and a network; nothing else.
+
+PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STORE  ?= s3
+JSON   ?= 0
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint types format bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.trainer  ## a training run is preempted, loses its volume, resumes exactly (JSON=1: one JSON line; STORE=file: no S3 server)
+	@$(BIN)/checkpoint-sidecar demo --store $(STORE) $(if $(filter 1,$(JSON)),--json)
+
+test: $(VENV)/.trainer  ## unit, property, store and process tests, under five minutes
+	$(BIN)/python -m pytest -m "not slow and not rgw" $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.trainer  ## the rest: long process tests, and everything that needs Ceph RGW (tests/rgw/up)
+	$(BIN)/python -m pytest -m "slow or rgw" $(PYTEST_ARGS)
+
+lint: $(VENV)/.trainer  ## ruff and import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+
+types: $(VENV)/.trainer  ## mypy --strict
+	$(BIN)/mypy
+
+format: $(VENV)/.trainer  ## rewrite the code in the project's style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.trainer  ## what the client costs: CPU seconds per GiB, peak memory, wall; beside its peers
+	$(BIN)/python -m benchmarks.transfer
+
+clean:  ## remove the virtual environment and what the demo left
+	rm -rf $(VENV) .demo
+
+# torch first and alone: the newest release otherwise brings gigabytes of CUDA to a machine that only tests on its CPU.
+$(VENV)/.trainer: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "checkpoint-sidecar needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sidecar,transformers,dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""``checkpoint-sidecar demo``: a training run loses its pod and its volume, and ends as if nothing had happened."""

@@ -36,6 +36,10 @@ PREEMPTED_EXIT_CODE = 143
 
 MAX_MARKER_BYTES = 1 << 20
 MAX_META_BYTES = 64 << 10
+MAX_META_DEPTH = 64
+"""Objects and arrays inside each other in ``meta``; readers of JSON give up somewhere above a hundred."""
+MAX_NODES = 99_999
+"""As many as the five digits in the names of manifests hold."""
 MAX_PATH_BYTES = 900
 """Longest relative path of a file, UTF-8. S3 keys hold 1,024 bytes; the rest is for prefix, attempt and node."""
 
@@ -114,8 +118,10 @@ class Node:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if self.count < 1 or not 0 <= self.index < self.count:
+        if not 0 <= self.index < self.count:
             raise ContractError(f"node {self.index} of {self.count} does not exist: index must be 0 … count-1")
+        if self.count > MAX_NODES:
+            raise ContractError(f"node count {self.count} is larger than {MAX_NODES}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +208,7 @@ def check_path(path: str) -> str:
     parts = path.split("/")
     if not path or any(part in ("", ".", "..") for part in parts) or any(ord(c) < 32 or ord(c) == 127 for c in path):
         raise ContractError(f"path {path!r} is not a plain path inside the checkpoint")
-    if parts[0] == SYSTEM_DIR or path == MARKER:
+    if parts[0] in (SYSTEM_DIR, MARKER):
         raise ContractError(f"path {path!r} is reserved for the checkpoint system")
     if len(encoded) > MAX_PATH_BYTES:
         raise ContractError(f"path of {len(encoded)} bytes is longer than {MAX_PATH_BYTES}: {path[:60]!r}…")
@@ -236,9 +242,6 @@ def parse_marker(raw: bytes, *, name: str) -> Marker:
     named = step_of(name)
     if step is not None and named is not None and step != named:
         raise ContractError(f"marker says step {step}, directory is named {name}")
-    meta = _typed(fields, "meta", dict) or {}
-    if len(json.dumps(meta)) > MAX_META_BYTES:
-        raise ContractError(f"meta is larger than {MAX_META_BYTES} bytes")
     attempt = _typed(fields, "attempt", str)
     return Marker(
         step=step,
@@ -249,7 +252,7 @@ def parse_marker(raw: bytes, *, name: str) -> Marker:
         world_size=_integer(fields, "world_size", least=1),
         global_step_seconds=_seconds(fields, "global_step_seconds"),
         files=_files(fields),
-        meta=meta,
+        meta=_meta(fields),
     )
 
 
@@ -330,8 +333,8 @@ def encode_notice(notice: Notice) -> bytes:
 def node_from_environment(environ: Mapping[str, str]) -> Node | None:
     """Return this pod's place in the job from the first naming that is set.
 
-    ``CKPT_NODE_INDEX``/``CKPT_NODE_COUNT``, then torchrun's ``PET_NODE_RANK``/``PET_NNODES`` (a range such as ``1:4`` says
-    nothing), then the indexed Job's ``JOB_COMPLETION_INDEX``. Nothing set means one node.
+    ``CKPT_NODE_INDEX``/``CKPT_NODE_COUNT``, then torchrun's ``PET_NODE_RANK``/``PET_NNODES`` (a range such as ``1:4`` means
+    several), then the indexed Job's ``JOB_COMPLETION_INDEX``. Nothing set means one node; an index alone means several.
 
     Returns:
         ``None`` when the pod is one of several but the environment does not say which of how many; then the marker must.
@@ -339,23 +342,20 @@ def node_from_environment(environ: Mapping[str, str]) -> Node | None:
     Raises:
         ContractError: A value that is not an integer, or an index outside the count. The text names the variable.
     """
-    counts = {name: _environment_integer(environ, name) for name in ("CKPT_NODE_COUNT",) if environ.get(name)}
-    if environ.get("PET_NNODES", ":").isdigit():
-        counts["PET_NNODES"] = _environment_integer(environ, "PET_NNODES")
-    indices = [name for name in ("CKPT_NODE_INDEX", "PET_NODE_RANK", "JOB_COMPLETION_INDEX") if environ.get(name)]
-    count_name = next(iter(counts), None)
-    if count_name and counts[count_name] == 1:
-        return Node()
-    index_name = next(iter(indices), None)
-    index = _environment_integer(environ, index_name) if index_name else None
+    index_name = _first_set(environ, "CKPT_NODE_INDEX", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
+    count_name = _first_set(environ, "CKPT_NODE_COUNT", "PET_NNODES")
     if count_name is None:
-        return Node() if index in (None, 0) and index_name != "JOB_COMPLETION_INDEX" else None
-    if index is None:
+        return None if index_name else Node()
+    count = _environment_integer(environ, count_name, or_range=count_name == "PET_NNODES")
+    if count == 1 and index_name != "CKPT_NODE_INDEX":
+        return Node()  # an indexed Job of independent trainings has indices, too
+    index = _environment_integer(environ, index_name) if index_name else None
+    if count and index is None or count is None:
         return None
     try:
-        return Node(index, counts[count_name])
+        return Node(index or 0, count)
     except ContractError as error:
-        raise ContractError(f"{index_name}={index}, {count_name}={counts[count_name]}: {error}") from None
+        raise ContractError(f"{index_name}={index}, {count_name}={count}: {error}") from None
 
 
 def pod_uid(mountinfo: str) -> str | None:
@@ -384,6 +384,8 @@ def epoch_seconds(timestamp: str) -> float:
         raise ContractError(f"{timestamp!r} is not an RFC 3339 timestamp") from None
     if moment.tzinfo is None:
         raise ContractError(f"{timestamp!r} has no time zone")
+    if not 1 < moment.year < 9999:  # at the ends a time zone leads out of what can be written again
+        raise ContractError(f"{timestamp!r} is not a time of this calendar")
     return moment.timestamp()
 
 
@@ -429,7 +431,7 @@ def _seconds(fields: Mapping[str, Any], name: str) -> float | None:
     value = fields.get(name)
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1 << 63:
         raise ContractError(f"{name} must be a number of seconds, not {str(value)[:60]!r}")
     return float(value)
 
@@ -446,6 +448,25 @@ def _one_of(fields: Mapping[str, Any], name: str, allowed: frozenset[str]) -> st
     if value is not None and value not in allowed:
         raise ContractError(f"{name} is {value[:60]!r}, must be one of {', '.join(sorted(allowed))}")
     return value
+
+
+def _meta(fields: Mapping[str, Any]) -> dict[str, Any]:
+    meta: dict[str, Any] = _typed(fields, "meta", dict) or {}
+    if not _is_shallow(meta, MAX_META_DEPTH):
+        raise ContractError(f"meta is nested deeper than {MAX_META_DEPTH}")
+    try:
+        # Python reads NaN, 1e999 and half surrogates, but nobody can write them into the documents of the store.
+        json.dumps(meta, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise ContractError(f"meta holds what JSON cannot: {str(error)[:200]}") from None
+    if len(json.dumps(meta)) > MAX_META_BYTES:
+        raise ContractError(f"meta is larger than {MAX_META_BYTES} bytes")
+    return meta
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return children is None or (levels > 0 and all(_is_shallow(child, levels - 1) for child in children))
 
 
 def _node(fields: Mapping[str, Any]) -> Node | None:
@@ -475,8 +496,13 @@ def _files(fields: Mapping[str, Any]) -> tuple[ListedFile, ...] | None:
     return tuple(files)
 
 
-def _environment_integer(environ: Mapping[str, str], name: str) -> int:
-    text = environ[name]
-    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
-        raise ContractError(f"{name} must be a whole number, not {text!r}")
-    return int(text)
+def _first_set(environ: Mapping[str, str], *names: str) -> str | None:
+    return next((name for name in names if environ.get(name)), None)
+
+
+def _environment_integer(environ: Mapping[str, str], name: str, *, or_range: bool = False) -> int | None:
+    """Return the number, or ``None`` for a range of torchrun's, ``least:most``, that leaves it open."""
+    match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", environ[name].strip(), re.ASCII)
+    if not match or (match[2] and not or_range):
+        raise ContractError(f"{name} must be a whole number, not {environ[name]!r}")
+    return int(match[1]) if match[2] is None or int(match[1]) == int(match[2]) else None

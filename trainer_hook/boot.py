@@ -1,0 +1,67 @@
+"""Activates the hook when a library that it knows is imported, and not before. An error here never breaks an interpreter."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from trainer_hook.log import warn
+
+
+def _on_transformers_trainer(module: Any) -> None:
+    from trainer_hook import transformers
+    from trainer_hook.session import open_session
+    from trainer_hook.settings import from_environment
+
+    transformers.patch(module, open_session(from_environment(os.environ)))
+
+
+def _on_accelerate_launch(module: Any) -> None:
+    from trainer_hook import accelerate
+
+    accelerate.patch(module)
+
+
+WATCHED: dict[str, Callable[[Any], None]] = {
+    "transformers.trainer": _on_transformers_trainer,
+    "accelerate.commands.launch": _on_accelerate_launch,
+}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing itself: lets the others find, and wraps the loader of a watched module."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in WATCHED:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+                if spec.loader is not None:
+                    _wrap(spec.loader, WATCHED[name])
+                return spec
+        return None
+
+
+def _wrap(loader: Any, then: Callable[[Any], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        try:
+            then(module)
+        except Exception as error:
+            warn(f"the hook is off: {type(error).__name__}: {error}")
+
+    loader.exec_module = exec_module
+
+
+def activate() -> None:
+    """Begin to watch imports. Doing it again changes nothing."""
+    if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

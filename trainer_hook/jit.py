@@ -1,0 +1,170 @@
+"""Learns that the pod is going: from SIGTERM, also while the main thread is deep in C code, or from a file on the volume.
+
+Who gets SIGTERM when: the kubelet signals PID 1 of each container. Python runs a handler only between bytecodes of the main
+thread, so a thread of ours reads the signal from the wakeup descriptor at once. Many launchers pass no signal on at all;
+for them there is the file ``.ckpt/terminating``, which a preStop hook or the sidecar writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from trainer_hook.contract import (
+    REQUEST,
+    TERMINATING,
+    ContractError,
+    Notice,
+    Request,
+    encode_notice,
+    epoch_seconds,
+    parse_notice,
+    parse_request,
+    rfc3339,
+)
+from trainer_hook.publish import publish
+
+_POLL_S = 0.5
+
+
+class StopSignal:
+    """Whether this process was told to end. One per process; install it once, in the main thread."""
+
+    def __init__(self, volume: Path, *, exit_code: int) -> None:
+        self._volume = volume
+        self._exit_code = exit_code
+        self._previous: Any = None
+        self._training = False
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._born_s = time.time()
+        self._looked_s = 0.0
+        self.told_at_s: float | None = None
+        """Monotonic instant of the first notice."""
+
+    def install(self) -> None:
+        """Begin to listen. The previous handler still runs; forked children get it back."""
+        self._previous = signal.signal(signal.SIGTERM, self._handle)
+        self._listen()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def install_again(self) -> None:
+        """Take the signal back from a handler that was put over ours."""
+        signal.signal(signal.SIGTERM, self._handle)
+
+    def _listen(self) -> None:
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        theirs = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        if theirs != -1:  # an event loop of the script's own: the plain handler has to do
+            signal.set_wakeup_fd(theirs)
+            return
+        self._sockets = (reader, writer)
+        threading.Thread(target=self._read, args=(reader,), name="checkpoint-signal", daemon=True).start()
+
+    def _read(self, reader: socket.socket) -> None:
+        while numbers := reader.recv(64):
+            if signal.SIGTERM in numbers:
+                self._told("sigterm")
+
+    def _forget(self) -> None:
+        if signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, self._previous if self._previous is not None else signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            return
+        self._told("sigterm")
+        if callable(self._previous):
+            self._previous(number, frame)
+        elif not self._training:
+            raise SystemExit(self._exit_code)
+
+    def _told(self, source: str) -> None:
+        with self._lock:
+            if self.told_at_s is not None:
+                return
+            self.told_at_s = time.monotonic()
+        notice = self._volume / TERMINATING
+        if source == "sigterm" and not notice.exists():
+            with contextlib.suppress(OSError):
+                publish(notice, encode_notice(Notice(rfc3339(time.time()), source)))
+
+    @contextlib.contextmanager
+    def training(self) -> Any:
+        """While training, a signal waits for the end of the step instead of ending the process."""
+        self._training = True
+        try:
+            yield
+        finally:
+            self._training = False
+
+    def told(self) -> bool:
+        """Whether the pod is going. Looks at the volume at most twice a second."""
+        if self.told_at_s is None and self._due():
+            self._look()
+        return self.told_at_s is not None
+
+    def _due(self) -> bool:
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _POLL_S:
+            return False
+        self._looked_s = now_s
+        return True
+
+    def _look(self) -> None:
+        try:
+            notice = parse_notice((self._volume / TERMINATING).read_bytes())
+        except OSError:
+            return
+        # A notice from before this process was born was for an earlier one.
+        if notice.at is None or epoch_seconds(notice.at) >= self._born_s:
+            self._told(notice.source or "prestop")
+
+
+class Requests:
+    """What the sidecar asks of the trainer through ``.ckpt/request.json``. Looked at about once a second."""
+
+    def __init__(self, volume: Path) -> None:
+        self._path = volume / REQUEST
+        self._looked_s = 0.0
+        self._seen = self._read()
+
+    def poll(self) -> Request | None:
+        """Return a request that was not seen before."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < 2 * _POLL_S:
+            return None
+        self._looked_s = now_s
+        request = self._read()
+        if request is None or (self._seen is not None and request.id == self._seen.id):
+            return None
+        self._seen = request
+        return request
+
+    def _read(self) -> Request | None:
+        try:
+            return parse_request(self._path.read_bytes())
+        except (OSError, ContractError):
+            return None
+
+
+def end_surely(code: int, *, within_s: float, before: Callable[[], None] = lambda: None) -> None:
+    """End the process with ``code`` after ``within_s`` even if the interpreter's own exit hangs."""
+
+    def end() -> None:
+        before()
+        os._exit(code)
+
+    timer = threading.Timer(within_s, end)
+    timer.daemon = True
+    timer.start()

@@ -1,0 +1,45 @@
+"""``python -m trainer_hook run -- COMMAND``: sets the environment and becomes the command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trainer_hook.settings import SettingError, Settings, from_environment
+
+INJECT = Path(__file__).resolve().parent / "inject"
+EXIT_CONFIGURATION, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 2, 126, 127
+
+
+def environment_for(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """Return the environment in which every Python below activates the hook."""
+    paths = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    added = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "CKPT_HOOK": "auto"}
+    # torchrun kills its workers this long after SIGTERM; it reads the variable since 2.12, older ones know only 30 s.
+    added["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or str(int(settings.grace_seconds))
+    return {**environ, **added}
+
+
+def run(command: Sequence[str]) -> int:
+    """Become the command: same process, same signals. Returns only when that is not possible."""
+    try:
+        settings = from_environment(os.environ)
+    except SettingError as error:
+        return _fail(str(error), EXIT_CONFIGURATION)
+    if not command:
+        return _fail("nothing to run: python -m trainer_hook run -- python train.py", EXIT_CONFIGURATION)
+    if not settings.dir.is_dir():
+        return _fail(f"CKPT_DIR={settings.dir} is not a directory: mount the shared volume there", EXIT_CONFIGURATION)
+    try:
+        os.execvpe(command[0], list(command), environment_for(os.environ, settings))  # noqa: S606 - the user's own command
+    except FileNotFoundError:
+        return _fail(f"{command[0]}: command not found", EXIT_NOT_FOUND)
+    except OSError as error:
+        return _fail(f"{command[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE)
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"trainer_hook: {text}", file=sys.stderr)  # noqa: T201
+    return code

@@ -1,0 +1,33 @@
+"""A rank's lease: a lock that the kernel frees when the process dies, however it dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from trainer_hook.contract import LEASES
+
+_held: dict[str, int] = {}
+"""Descriptors by path. They stay open for the life of the process: closing any descriptor of the file drops the lock."""
+
+
+def hold(volume: Path, rank: int) -> bool:
+    """Take the lease of a rank. Returns false when another living process has it. A forked child does not inherit it.
+
+    Raises:
+        OSError: The volume is not writable.
+    """
+    folder = volume / LEASES
+    folder.mkdir(parents=True, exist_ok=True)
+    path = str(folder / f"{rank}.lease")
+    if path in _held:
+        return True
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return False
+    _held[path] = fd
+    return True

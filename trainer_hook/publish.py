@@ -1,0 +1,167 @@
+"""Files that appear whole or not at all, and the marker that ends a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_hook.contract import (
+    LEASES,
+    MARKER,
+    ContractError,
+    ListedFile,
+    Marker,
+    check_path,
+    encode_json,
+    encode_marker,
+    is_checkpoint_name,
+    parse_marker,
+)
+
+
+def publish(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Write a file by temp file and rename.
+
+    Args:
+        path: The file; its directory must exist.
+        content: All of it.
+        durable: Also fsync file and directory. Data files need none: the sidecar reads through the same page cache.
+
+    Raises:
+        OSError: Nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns():x}.tmp")
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o664)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(fd)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def listed_files(folder: Path) -> tuple[ListedFile, ...]:
+    """Return every regular file below a checkpoint, but its marker."""
+    return tuple(sorted(_files(folder, folder), key=lambda file: file.path))
+
+
+def _files(folder: Path, root: Path) -> Iterator[ListedFile]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(Path(entry.path), root)
+            elif entry.is_file(follow_symlinks=False) and entry.path != str(root / MARKER):
+                path = Path(entry.path).relative_to(root).as_posix()
+                yield ListedFile(check_path(path), entry.stat(follow_symlinks=False).st_size)
+
+
+def open_to_group(folder: Path) -> None:
+    """Let the sidecar's user read: some writers make files only their owner can read (safetensors: 0600)."""
+    for place, _, names in os.walk(folder):
+        _add_mode(Path(place), 0o755)
+        for name in names:
+            _add_mode(Path(place, name), 0o644)
+
+
+def _add_mode(path: Path, mode: int) -> None:
+    try:
+        there = path.lstat().st_mode & 0o7777
+        if there | mode != there and not path.is_symlink():
+            path.chmod(there | mode)
+    except OSError:
+        return
+
+
+def finish(folder: Path, marker: Marker) -> None:
+    """Write the marker: from now on the checkpoint is finished. Last on purpose.
+
+    Raises:
+        OSError: The volume is full or not writable.
+    """
+    open_to_group(folder)
+    publish(folder / MARKER, encode_marker(marker), durable=True)
+
+
+def remove(folder: Path) -> None:
+    """Delete a checkpoint, its marker first: the rest must never look like one."""
+    (folder / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A finished checkpoint on the volume."""
+
+    name: str
+    marker: Marker
+
+
+def finished_on(volume: Path) -> list[Local]:
+    """Return the checkpoints on a volume whose marker is valid and whose listed files are there with their sizes."""
+    found = []
+    try:
+        names = [entry.name for entry in os.scandir(volume) if is_checkpoint_name(entry.name)]
+    except OSError:
+        return []
+    for name in names:
+        try:
+            marker = parse_marker((volume / name / MARKER).read_bytes(), name=name)
+            if all((volume / name / f.path).stat().st_size == f.size_bytes for f in marker.files or ()):
+                found.append(Local(name, marker))
+        except (OSError, ContractError):
+            continue
+    return found
+
+
+class RankRecords:
+    """How the ranks of one node tell each other that they have written their part, without waiting for each other.
+
+    Each rank leaves a record; whoever then sees the records of all local ranks finishes the checkpoint. Two may see it at
+    the same time: they write the same marker.
+    """
+
+    def __init__(self, volume: Path, *, attempt: str, rank: int, local_ranks: int) -> None:
+        self._folder = volume / LEASES
+        self._attempt = attempt
+        self._rank = rank
+        self._local_ranks = local_ranks
+
+    def wrote(self, name: str) -> bool:
+        """Record that this rank has written its part of a checkpoint. Returns whether all local ranks have.
+
+        Raises:
+            OSError: The record could not be written: the checkpoint stays unfinished.
+        """
+        if self._local_ranks == 1:
+            return True
+        publish(self._path(name, self._rank), encode_json({"attempt": self._attempt}))
+        return sum(self._is_ours(path) for path in self._folder.glob(f"{name}.*.done")) >= self._local_ranks
+
+    def clear(self, name: str) -> None:
+        """Remove the records of a checkpoint."""
+        for path in self._folder.glob(f"{name}.*.done"):
+            path.unlink(missing_ok=True)
+
+    def _path(self, name: str, rank: int) -> Path:
+        return self._folder / f"{name}.{rank}.done"
+
+    def _is_ours(self, path: Path) -> bool:
+        try:
+            return bool(json.loads(path.read_bytes()).get("attempt") == self._attempt)
+        except (OSError, ValueError, AttributeError):
+            return False

@@ -1,0 +1,239 @@
+"""Saves that the hook makes of a Hugging Face Trainer, beside the script's own, which stay as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer_hook.contract import (
+    FINAL,
+    LEASES,
+    MARKER,
+    META_OWNER,
+    META_TRAIN_CALL,
+    SCRIPT_OWNED,
+    SYSTEM_DIR,
+    Marker,
+    Node,
+    checkpoint_name,
+    rfc3339,
+    step_of,
+)
+from trainer_hook.log import say, warn
+from trainer_hook.publish import RankRecords, finish, finished_on, listed_files, remove
+from trainer_hook.schedule import surplus
+from trainer_hook.session import Session
+
+STAGING = f"{SYSTEM_DIR}/saving"
+"""Where a later ``train()`` call saves before its directory gets the name that counts the earlier calls' steps."""
+ROOM = 1.05
+
+
+class Saver:
+    """Writes checkpoints of one ``train()`` call. Every method is called on every rank at the same step."""
+
+    def __init__(self, session: Session, trainer: Any) -> None:
+        agreement = session.join()
+        self._session = session
+        self._trainer = trainer
+        self._agreement = agreement
+        self._volume = session.settings.dir
+        world = agreement.world
+        self._world = world
+        self._records = RankRecords(self._volume, attempt=session.attempt, rank=world.rank, local_ranks=world.local_size)
+        (self._volume / LEASES).mkdir(parents=True, exist_ok=True)
+        self._last_bytes = 0
+        self._warned_full = False
+        self.step_seconds: float | None = None
+
+    def name(self, global_step: int) -> str:
+        """Return the name of a step of this call: steps count on through all ``train()`` calls of the script."""
+        return checkpoint_name(self._session.base_step + global_step)
+
+    def save(self, model: Any, global_step: int, reason: str) -> bool:
+        """Save everything that a resume needs. Returns whether the checkpoint is finished or was before.
+
+        Whatever goes wrong is said and left behind: training is never stopped by a save.
+        """
+        name = self.name(global_step)
+        if name in self._session.saved:
+            return True
+        if not self._agreement.all_agree(self._prepare(name, urgent=reason == "jit")):
+            return False
+        began_s = time.monotonic()
+        try:
+            self._write(model, global_step, name)
+        except Exception as error:
+            self._failed(name, error)
+            return False
+        return self._finish(name, reason, began_s)
+
+    def _prepare(self, name: str, *, urgent: bool) -> bool:
+        if self._world.local_rank != 0:
+            return True
+        try:
+            if not urgent and not self._has_room():
+                return False
+            remove(self._volume / name)  # half-written, or of an earlier attempt that this run left behind
+            self._records.clear(name)
+        except OSError as error:
+            warn(f"{name} is not saved: {error}")
+            return False
+        return True
+
+    def _has_room(self) -> bool:
+        space = os.statvfs(self._volume)
+        free = space.f_bavail * space.f_frsize
+        if free >= self._last_bytes * ROOM:
+            self._warned_full = False
+            return True
+        if not self._warned_full:
+            self._warned_full = True
+            warn(
+                f"{self._volume} has {free:,} bytes free, the last checkpoint took {self._last_bytes:,}: saves are skipped until it has"
+            )
+        return False
+
+    def _write(self, model: Any, global_step: int, name: str) -> None:
+        direct = self._session.base_step == 0
+        run_dir = self._volume if direct else self._volume / STAGING
+        with _redirected(self._trainer, str(run_dir)):
+            self._trainer._save_checkpoint(model, None)
+        if not direct and self._agreement.all_agree(True) and self._world.local_rank == 0:
+            (run_dir / checkpoint_name(global_step)).rename(self._volume / name)
+
+    def _failed(self, name: str, error: Exception) -> None:
+        warn(f"{name} could not be saved ({type(error).__name__}: {error}); training goes on, the checkpoints before it stand")
+        remove(self._volume / name)
+        shutil.rmtree(self._volume / STAGING, ignore_errors=True)
+
+    def _finish(self, name: str, reason: str, began_s: float) -> bool:
+        folder = self._volume / name
+        try:
+            folder.mkdir(exist_ok=True)  # a node whose ranks write nothing takes part all the same
+            if self._records.wrote(name):
+                finish(folder, self._marker(folder, reason))
+                self._records.clear(name)
+        except OSError as error:
+            self._failed(name, error)
+            return False
+        self._session.saved.add(name)
+        self._last_bytes = sum(file.size_bytes for file in listed_files(folder))
+        say(f"saved {name} ({reason}, {self._last_bytes / 1e6:.1f} MB in {time.monotonic() - began_s:.2f} s)")
+        self._rotate()
+        return True
+
+    def _marker(self, folder: Path, reason: str, *, owner: str | None = None) -> Marker:
+        session, world = self._session, self._world
+        meta: dict[str, Any] = {META_TRAIN_CALL: session.train_calls, "base_step": session.base_step}
+        if owner is not None:
+            meta[META_OWNER] = owner
+        step = step_of(folder.name)
+        return Marker(
+            step=step if step is not None else session.base_step + self._trainer.state.global_step,
+            reason=reason,
+            created_at=rfc3339(time.time()),
+            attempt=session.attempt,
+            node=Node(world.node, world.nodes),
+            world_size=world.size,
+            global_step_seconds=self.step_seconds,
+            files=listed_files(folder),
+            meta=meta,
+        )
+
+    def _rotate(self) -> None:
+        limit = self._session.settings.save_total_limit
+        if limit is None or self._world.local_rank != 0:
+            return
+        own = [c for c in finished_on(self._volume) if c.marker.meta.get(META_OWNER) != SCRIPT_OWNED]
+        steps = [step for c in own if (step := step_of(c.name)) is not None]
+        for step in surplus(steps, limit=limit):
+            remove(self._volume / checkpoint_name(step))
+
+    def publish_own(self, folder: Path, global_step: int) -> None:
+        """Mark a checkpoint that the script saved by its own schedule, if it lies on the volume and can be resumed from."""
+        name = self.name(global_step)
+        if name in self._session.saved or not folder.is_relative_to(self._volume) or self._trainer.args.save_only_model:
+            return
+        target = self._volume / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not self._records.wrote(name):
+                self._session.saved.add(name)
+                return
+            if folder == target:
+                finish(target, self._marker(target, "periodic", owner=SCRIPT_OWNED))
+            else:
+                _link(folder, target)
+                finish(target, self._marker(target, "periodic"))
+            self._records.clear(name)
+        except OSError as error:
+            warn(f"{folder} could not be published ({error}); the script's own checkpoint is not touched")
+            return
+        self._session.saved.add(name)
+        say(f"published {name}, which the script saved")
+
+    def save_final(self, global_step: int) -> None:
+        """Write the final model to ``final/``, as the trainer's own ``save_model`` does."""
+        folder = self._volume / FINAL
+        ready = True
+        if self._world.local_rank == 0:
+            try:
+                remove(folder)
+                self._records.clear(FINAL)
+            except OSError:
+                ready = False
+        if not self._agreement.all_agree(ready):
+            return
+        try:
+            self._trainer.save_model(str(folder))
+            folder.mkdir(exist_ok=True)
+            if self._trainer.args.should_save:
+                self._trainer.state.save_to_json(str(folder / "trainer_state.json"))
+            if self._records.wrote(FINAL):
+                finish(folder, self._marker(folder, "final"))
+                self._records.clear(FINAL)
+        except Exception as error:
+            warn(f"final/ could not be saved ({type(error).__name__}: {error}); the checkpoints stand")
+            remove(folder)
+            return
+        say(f"saved final/ (step {self._session.base_step + global_step})")
+
+
+@contextlib.contextmanager
+def _redirected(trainer: Any, run_dir: str) -> Iterator[None]:
+    """Point one save elsewhere: the script's output_dir, rotation, hub and best model know nothing of it."""
+    args, state = trainer.args, trainer.state
+    ours = {"save_only_model": False, "push_to_hub": False, "save_on_each_node": False, "save_total_limit": None}
+    before = {name: getattr(args, name) for name in ours if hasattr(args, name)}
+    best = state.best_model_checkpoint, getattr(state, "best_global_step", None)
+    # Instance attributes of TrainingArguments are guarded against plain assignment in some versions.
+    for name in before:
+        object.__setattr__(args, name, ours[name])
+    trainer._get_output_dir = lambda trial: run_dir
+    if best[1]:
+        state.best_global_step = None  # else every rank waits in a barrier for a file that is not there
+    try:
+        yield
+    finally:
+        del trainer._get_output_dir
+        for name, value in before.items():
+            object.__setattr__(args, name, value)
+        state.best_model_checkpoint = best[0]
+        if best[1]:
+            state.best_global_step = best[1]
+
+
+def _link(source: Path, target: Path) -> None:
+    remove(target)
+    for place, _, names in os.walk(source):
+        inside = target / Path(place).relative_to(source)
+        inside.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            if name != MARKER:
+                os.link(Path(place, name), inside / name, follow_symlinks=False)

@@ -1,0 +1,124 @@
+"""What a training process holds for its whole life: settings, lease, signals, and the agreement with the other ranks."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from trainer_hook import lease
+from trainer_hook.agreement import Agreement, new_attempt, world_from_torch
+from trainer_hook.client import Client
+from trainer_hook.contract import SYSTEM_DIR, TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339
+from trainer_hook.jit import Requests, StopSignal
+from trainer_hook.log import say, warn
+from trainer_hook.publish import publish
+from trainer_hook.settings import Settings
+
+DEGRADED_PATIENCE_S = 30.0
+FLUSH_POLL_S = 5.0
+
+
+@dataclass(slots=True)
+class Session:
+    """Made when the trainer's library is imported; ``join`` completes it once the ranks know each other."""
+
+    settings: Settings
+    stop: StopSignal
+    requests: Requests
+    client: Client
+    agreement: Agreement | None = None
+    attempt: str = ""
+    outcome: str | None = None
+    """``succeeded`` after a ``train()`` that ended by itself; ``failed``, ``preempted``."""
+    train_calls: int = 0
+    base_step: int = 0
+    """Steps of the ``train()`` calls before this one: checkpoints are numbered on through all of them."""
+    last_step: int = 0
+    saved: set[str] = field(default_factory=set)
+    """Names that this process wrote or loaded: they are never written again."""
+    pid: int = field(default_factory=os.getpid)
+
+    def join(self) -> Agreement:
+        """Take this rank's lease and agree on the attempt. Collective: every rank calls it at its first ``train()``."""
+        if self.agreement is None:
+            agreement = Agreement(world_from_torch())
+            self.attempt = agreement.from_rank_0(new_attempt())
+            self.agreement = agreement
+            if not lease.hold(self.settings.dir, agreement.world.rank):
+                warn(
+                    f"another process holds the lease of rank {agreement.world.rank} in {self.settings.dir}: one job per volume"
+                )
+        return self.agreement
+
+    def tell_state(self, state: str, step: int) -> None:
+        """Write ``trainer.json``, once per node. A full disk does not matter here."""
+        self.last_step = step
+        if self.agreement is None or self.agreement.world.local_rank != 0:
+            return
+        told = TrainerState(state, self.attempt, step, self.agreement.world.size, os.getpid(), rfc3339(time.time()))
+        with contextlib.suppress(OSError):
+            publish(self.settings.dir / TRAINER_STATE, encode_trainer_state(told))
+
+    def at_exit(self) -> None:
+        """The last act after success: stay until what was saved is durable, because the pod ends with this process."""
+        if os.getpid() != self.pid or self.agreement is None or self.outcome != "succeeded":
+            return
+        self.tell_state("succeeded", self.last_step)
+        if self.agreement.world.local_rank == 0:
+            missing = self._wait_until_durable()
+            if missing and self.settings.fail_without_store:
+                warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {missing}")
+                sys.stderr.flush()
+                os._exit(1)
+
+    def _wait_until_durable(self) -> str | None:
+        """Return what was given up, if anything."""
+        trouble_since_s: float | None = None
+        while self.stop.told_at_s is None:
+            try:
+                missing = self.client.flush(timeout_s=FLUSH_POLL_S)
+                if not missing:
+                    say("everything is durable")
+                    return None
+                trouble = self.client.degraded()
+            except OSError as error:
+                missing, trouble = [], f"no sidecar answers ({error})"
+            now_s = time.monotonic()
+            trouble_since_s = (trouble_since_s or now_s) if trouble else None
+            names = ", ".join(m["checkpoint"] for m in missing) or "the last checkpoints"
+            if trouble and trouble_since_s is not None and now_s - trouble_since_s >= DEGRADED_PATIENCE_S:
+                warn(f"ends without waiting any longer for {names}: {trouble}")
+                return f"{names}: {trouble}"
+            say(f"waiting until {names} is durable" + (f": {trouble}" if trouble else ""))
+            if trouble:
+                time.sleep(1)
+        return None
+
+
+def open_session(settings: Settings) -> Session:
+    """Begin to listen for signals and arrange the last act. In the main thread, as early as possible."""
+    (settings.dir / SYSTEM_DIR).mkdir(parents=True, exist_ok=True)
+    stop = StopSignal(settings.dir, exit_code=settings.preempted_exit_code)
+    if settings.jit:
+        stop.install()
+    session = Session(settings, stop, Requests(settings.dir), Client(settings.sidecar_url, settings.dir))
+    # Registered early, so that it runs after whatever the script registers.
+    atexit.register(session.at_exit)
+    _watch_for_failure(session)
+    return session
+
+
+def _watch_for_failure(session: Session) -> None:
+    before = sys.excepthook
+
+    def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        session.outcome = "failed"
+        session.tell_state("failed", session.last_step)
+        before(kind, error, trace)
+
+    sys.excepthook = on_exception

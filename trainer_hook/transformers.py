@@ -1,0 +1,218 @@
+"""Hugging Face Trainer: ``train()`` is wrapped and a callback is added; the script, its arguments and its saves stay as they are."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer_hook.agreement import Wish
+from trainer_hook.jit import end_surely
+from trainer_hook.log import say, warn
+from trainer_hook.resume import Choice, Resumer, is_finished, read_state, step_in_call
+from trainer_hook.saving import Saver
+from trainer_hook.schedule import Schedule
+from trainer_hook.session import Session
+
+STATE_EVERY_S = 2.0
+EXIT_WITHIN_S = 10.0
+
+
+def patch(trainer_module: Any, session: Session) -> None:
+    """Wrap ``Trainer.train`` of an imported ``transformers.trainer``."""
+    trainer_class = trainer_module.Trainer
+    original = trainer_class.train
+
+    @functools.wraps(original)
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if os.getpid() != session.pid or _is_search(args, kwargs) or getattr(self, "_checkpoint_hook", False):
+            return original(self, resume_from_checkpoint, *args, **kwargs)
+        self._checkpoint_hook = True
+        try:
+            return _Call(session, self, trainer_module).run(
+                lambda resume: original(self, resume, *args, **kwargs), resume_from_checkpoint
+            )
+        finally:
+            self._checkpoint_hook = False
+
+    trainer_class.train = train
+
+
+def _is_search(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this is a trial of a hyperparameter search: those are not one run, and are left alone."""
+    return kwargs.get("trial") is not None or bool(args and args[0] is not None)
+
+
+class _Call:
+    """One ``train()`` call."""
+
+    def __init__(self, session: Session, trainer: Any, module: Any) -> None:
+        self._session = session
+        self._trainer = trainer
+        self._module = module
+        self._agreement = session.join()
+        self._saver = Saver(session, trainer)
+
+    def run(self, train: Callable[[Any], Any], theirs: Any) -> Any:
+        session, trainer = self._session, self._trainer
+        session.outcome = None
+        self._replace_builtin_jit()
+        with session.stop.training():
+            if self._agreement.all_agree(True) and self._told_before_training():
+                _leave(session, 0)
+            choice = self._choose(theirs)
+            output = self._finished_output(choice)
+            if output is None:
+                callback = _callback_class(self._module)(session, trainer, self._saver)
+                trainer.add_callback(callback)
+                try:
+                    output = train(theirs if choice is None else str(choice.path))
+                finally:
+                    trainer.remove_callback(callback)
+                self._saver.save(trainer.model_wrapped, trainer.state.global_step, "periodic")
+            self._saver.save_final(trainer.state.global_step)
+        session.tell_state("running", session.base_step + trainer.state.global_step)
+        session.base_step += trainer.state.global_step
+        session.train_calls += 1
+        session.outcome = "succeeded"
+        return output
+
+    def _told_before_training(self) -> bool:
+        return not self._agreement.all_agree(self._session.stop.told_at_s is None)
+
+    def _replace_builtin_jit(self) -> None:
+        handler = self._trainer.callback_handler
+        for callback in [c for c in handler.callbacks if type(c).__name__ == "JITCheckpointCallback"]:
+            handler.remove_callback(callback)
+            if self._session.settings.jit:
+                self._session.stop.install_again()
+            say("enable_jit_checkpoint is replaced by this system's own just-in-time checkpoint")
+
+    def _choose(self, theirs: Any) -> Choice | None:
+        choice = Resumer(self._session.settings, self._session.client, self._agreement).choose(self._session.train_calls)
+        if choice is not None and isinstance(theirs, str | os.PathLike):
+            given = read_state(Path(theirs)).get("global_step", 0)
+            if given >= step_in_call(choice):
+                say(f"continues from {theirs} (step {given}), which the script names: {choice.name} is not further")
+                return None
+        if choice is None:
+            say("no checkpoint to resume from" + (f": {theirs} is used" if isinstance(theirs, str) else ""))
+            return None
+        if choice.base_step != self._session.base_step and self._session.train_calls == 0:
+            self._session.base_step = choice.base_step
+        self._session.saved.add(choice.name)
+        say(f"resumes from {choice.name}")
+        return choice
+
+    def _finished_output(self, choice: Choice | None) -> Any:
+        """Return the outcome of a run that had already finished; ``None`` if there is something left to train."""
+        if choice is None:
+            return None
+        args, state = self._trainer.args, read_state(choice.path)
+        if not is_finished(state, max_steps=args.max_steps, epochs=args.num_train_epochs):
+            return None
+        if getattr(self._trainer, "is_deepspeed_enabled", False) or getattr(self._trainer, "is_fsdp_enabled", False):
+            return None  # their weights are loaded only on the way into training
+        self._trainer._load_from_checkpoint(str(choice.path))
+        from transformers.trainer_callback import TrainerState
+        from transformers.trainer_utils import TrainOutput
+
+        self._trainer.state = TrainerState.load_from_json(str(choice.path / "trainer_state.json"))
+        say(f"training had finished at {choice.name}: its weights are loaded, nothing is left to train")
+        return TrainOutput(self._trainer.state.global_step, 0.0, {})
+
+
+@functools.cache
+def _callback_class(module: Any) -> type:
+    from transformers.trainer_callback import TrainerCallback
+
+    class CheckpointHook(TrainerCallback):  # type: ignore[misc]
+        """Saves when the schedule, a request or a signal says so, at the end of a step: the exact point to resume from."""
+
+        def __init__(self, session: Session, trainer: Any, saver: Saver) -> None:
+            settings = session.settings
+            self._session = session
+            self._trainer = trainer
+            self._saver = saver
+            self._agreement = session.join()
+            self._schedule = Schedule(settings.save_strategy, settings.save_steps, settings.save_minutes * 60)
+            self._saved_s = time.monotonic()
+            self._told_state_s = 0.0
+            self._first: tuple[int, float] | None = None
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._agreement.begin(state.global_step)
+            self._saved_s = time.monotonic()
+            self._session.tell_state("running", self._session.base_step + state.global_step)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            step = state.global_step
+            self._measure(step)
+            wish = self._agreement.agree(step, self._wish()) if self._agreement.due(step) else Wish()
+            if wish.stop:
+                self._stop(kwargs.get("model"), step)
+            if wish.save or self._schedule.due_at_step(step):
+                self._save(kwargs.get("model"), step, "manual" if wish.manual else "periodic")
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if self._schedule.due_at_epoch_end():
+                self._save(kwargs.get("model"), state.global_step, "periodic")
+
+        def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            # Inside an evaluation the last finished step is still exact. Several ranks agree at the next step instead.
+            if (
+                self._agreement.world.size == 1
+                and self._trainer.is_in_train
+                and state.global_step
+                and self._session.stop.told()
+            ):
+                self._stop(kwargs.get("model"), state.global_step)
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            folder = Path(self._trainer._get_output_dir(None)).absolute() / f"checkpoint-{state.global_step}"
+            self._saver.publish_own(folder, state.global_step)
+
+        def _wish(self) -> Wish:
+            request = self._session.requests.poll()
+            due = self._schedule.due_at_time(since_save_s=time.monotonic() - self._saved_s)
+            stop = (self._session.settings.jit and self._session.stop.told()) or (
+                request is not None and request.action == "save-and-stop"
+            )
+            return Wish(stop=stop, save=due or request is not None, manual=request is not None)
+
+        def _measure(self, step: int) -> None:
+            now_s = time.monotonic()
+            if self._first is None:
+                self._first = (step, now_s)
+            elif step > self._first[0]:
+                self._saver.step_seconds = round((now_s - self._first[1]) / (step - self._first[0]), 6)
+            if now_s - self._told_state_s >= STATE_EVERY_S:
+                self._told_state_s = now_s
+                self._session.tell_state("running", self._session.base_step + step)
+
+        def _save(self, model: Any, step: int, reason: str) -> None:
+            self._saver.save(model if model is not None else self._trainer.model, step, reason)
+            self._saved_s = time.monotonic()
+
+        def _stop(self, model: Any, step: int) -> None:
+            told_s = self._session.stop.told_at_s
+            say("stops at the end of this step: " + ("the pod is going" if told_s is not None else "the sidecar asked for it"))
+            if not self._saver.save(model if model is not None else self._trainer.model, step, "jit"):
+                warn("the just-in-time checkpoint could not be saved; the newest finished one stands")
+            if told_s is not None:
+                say(f"exits {self._session.settings.preempted_exit_code}, {time.monotonic() - told_s:.2f} s after the notice")
+            _leave(self._session, step)
+
+    return CheckpointHook
+
+
+def _leave(session: Session, step: int) -> None:
+    """End this rank after a just-in-time save: with a code that is not taken for success."""
+    session.outcome = "preempted"
+    session.tell_state("preempted", session.base_step + step)
+    code = session.settings.preempted_exit_code
+    end_surely(code, within_s=EXIT_WITHIN_S)
+    raise SystemExit(code)

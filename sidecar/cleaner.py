@@ -57,7 +57,8 @@ class Cleaner:
                 self._swept_at_step = self._catalog.newest_durable_step
                 await self.clean_store()
             try:
-                await asyncio.wait_for(self._catalog.changed(), INTERVAL_S)
+                async with asyncio.timeout(INTERVAL_S):
+                    await self._catalog.changed()
             except TimeoutError:
                 continue
 

@@ -49,7 +49,8 @@ class Events:
     async def changed(self, *, timeout_s: float) -> bool:
         """Wait for the next event; false when ``timeout_s`` passed first."""
         try:
-            await asyncio.wait_for(self._news.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
         except TimeoutError:
             return False
         return True

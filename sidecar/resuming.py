@@ -132,9 +132,9 @@ class Resuming:
         """Return the status when it has ended, or after ``timeout_s``."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while self._status.state not in RESUME_ENDED | {ResumeState.IDLE}:
-            left_s = deadline_s - asyncio.get_running_loop().time()
             try:
-                await asyncio.wait_for(self._news.wait(), max(0.0, left_s))
+                async with asyncio.timeout_at(deadline_s):
+                    await self._news.wait()
             except TimeoutError:
                 break
         return self.status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -40,7 +41,7 @@ def amount_bytes(text: Any) -> Any:
     match = _AMOUNT.fullmatch(text.strip().lower())
     if not match or match[2] not in _UNITS:
         raise ValueError("must be an amount such as 200MB, 16Mi or 1.5GiB")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(Decimal(match[1]) * _UNITS[match[2]])
 
 
 def _port(value: int) -> int:
@@ -153,7 +154,7 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
         if name in SIDECAR_SETTINGS and name not in ("CKPT_NODE_INDEX", "CKPT_NODE_COUNT")
     }
     fields |= _data_connection(given)
-    fields["attempt"] = given.get("POD_UID") or pod_uid(mountinfo) or _safe(hostname)
+    fields["attempt"] = _safe(given.get("POD_UID") or pod_uid(mountinfo) or hostname)
     try:
         fields["node"] = node_from_environment(given)
         settings = Settings.model_validate(fields)

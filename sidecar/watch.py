@@ -8,15 +8,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import structlog
-from watchdog.events import FileSystemEvent, FileSystemEventHandler
+from watchdog.events import (
+    EVENT_TYPE_CLOSED,
+    EVENT_TYPE_CREATED,
+    EVENT_TYPE_DELETED,
+    EVENT_TYPE_MOVED,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from trainer_hook.contract import MARKER, TERMINATING, TRAINER_STATE
+from trainer_hook.contract import MARKER, TERMINATING
 
 log = structlog.get_logger()
 
-_INTERESTING = frozenset({MARKER, Path(TERMINATING).name, Path(TRAINER_STATE).name})
+_INTERESTING = frozenset({MARKER, Path(TERMINATING).name})
+# Not "opened" and "closed without writing": our own reading causes those, and each hint makes us read.
+_CHANGES = frozenset({EVENT_TYPE_CREATED, EVENT_TYPE_MOVED, EVENT_TYPE_CLOSED, EVENT_TYPE_DELETED})
 
 
 class _Wake(FileSystemEventHandler):
@@ -24,6 +33,8 @@ class _Wake(FileSystemEventHandler):
         self._wake = wake
 
     def on_any_event(self, event: FileSystemEvent) -> None:
+        if event.event_type not in _CHANGES:
+            return
         paths = (os.fsdecode(event.src_path), os.fsdecode(event.dest_path))
         if any(Path(path).name in _INTERESTING for path in paths if path):
             self._wake()
@@ -58,7 +69,8 @@ class Hints:
     async def wait(self, *, timeout_s: float) -> None:
         """Return at the next hint, or after ``timeout_s``."""
         try:
-            await asyncio.wait_for(self._woken.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._woken.wait()
         except TimeoutError:
             return
         self._woken.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ class SidecarAbsent(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The outcome of a resume request. ``checkpoint`` ``None``: nothing to resume from, ``detail`` and ``passed_over`` say why."""
+    """The outcome of a resume request. ``checkpoint`` ``None``: nothing to resume from; the rest says why."""
 
     checkpoint: str | None = None
     source: str | None = None
@@ -115,10 +116,8 @@ class Client:
         if body is not None:
             request.data = json.dumps(body).encode()
             request.add_header("content-type", "application/json")
-            try:
+            with contextlib.suppress(OSError):
                 request.add_header("authorization", f"Bearer {self._token_path.read_text().strip()}")
-            except OSError:
-                pass
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the pod's own loopback needs no proxy
         try:
             with opener.open(request, timeout=timeout_s) as response:

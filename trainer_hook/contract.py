@@ -350,10 +350,12 @@ def node_from_environment(environ: Mapping[str, str]) -> Node | None:
     if count == 1 and index_name != "CKPT_NODE_INDEX":
         return Node()  # an indexed Job of independent trainings has indices, too
     index = _environment_integer(environ, index_name) if index_name else None
-    if count and index is None or count is None:
+    if count == 0:
+        raise ContractError(f"{count_name} must be 1 or more, not 0")
+    if count is None or index is None:
         return None
     try:
-        return Node(index or 0, count)
+        return Node(index, count)
     except ContractError as error:
         raise ContractError(f"{index_name}={index}, {count_name}={count}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: ``train()`` is wrapped and a callback is added; the script, its arguments and its saves stay as they are."""
+"""Hugging Face Trainer: ``train()`` is wrapped and a callback added; the script's arguments and own saves stay as they are."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sidecar.core import checksum, keys
-from trainer_hook.contract import FORMAT, ContractError, check_id, check_path, is_checkpoint_name
+from trainer_hook.contract import FORMAT, ContractError, Node, check_id, check_path, is_checkpoint_name, step_of
 
 
 def _checked_path(path: str) -> str:
@@ -62,6 +62,11 @@ class NodeOf(_Document):
 
     index: Annotated[int, Field(ge=0)]
     count: Annotated[int, Field(ge=1)]
+
+    @model_validator(mode="after")
+    def _exists(self) -> NodeOf:
+        Node(self.index, self.count)
+        return self
 
 
 class Manifest(_Document):
@@ -116,6 +121,7 @@ def decode_manifest(raw: bytes, *, key: str) -> Manifest:
         ContractError: Not a manifest of format 1; the text names ``key`` and the field.
     """
     manifest = _decode(Manifest, raw, key)
+    _check_step(manifest, key)
     folder = keys.folder(manifest.name)
     foreign = [entry.key for entry in manifest.files if not entry.key.startswith(folder)]
     if foreign:
@@ -134,10 +140,16 @@ def decode_commit(raw: bytes, *, key: str) -> Commit:
     commit = _decode(Commit, raw, key)
     if key != keys.commit(commit.name):
         raise ContractError(f"{key}: says that it is the commit of {commit.name}")
+    _check_step(commit, key)
     foreign = [entry.key for entry in commit.manifests if not entry.key.startswith(keys.manifests(commit.name, commit.attempt))]
     if foreign:
         raise ContractError(f"{key}: names {foreign[0]!r}, which is no manifest of attempt {commit.attempt}")
     return commit
+
+
+def _check_step(document: Manifest | Commit, key: str) -> None:
+    if document.step is not None and step_of(document.name) not in (None, document.step):
+        raise ContractError(f"{key}: says step {document.step} of {document.name}")
 
 
 _D = TypeVar("_D", bound=_Document)

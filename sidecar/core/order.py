@@ -17,8 +17,8 @@ class Waiting:
     """Its upload began by pausing another one."""
 
 
-def _rank(checkpoint: Waiting) -> tuple[bool, float]:
-    return checkpoint.urgent, float("inf") if checkpoint.step is None else float(checkpoint.step)
+def _rank(checkpoint: Waiting) -> tuple[bool, bool, int]:
+    return checkpoint.urgent, checkpoint.step is None, checkpoint.step or 0
 
 
 def upload_order(waiting: Iterable[Waiting]) -> list[Waiting]:

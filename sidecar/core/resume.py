@@ -44,17 +44,25 @@ def check_manifest(entry: ManifestEntry, raw: bytes) -> None:
 
 
 def check_node_set(commit: Commit, manifests: Sequence[Manifest]) -> None:
-    """Compare the manifests of a commit with each other.
+    """Compare the manifests of a commit with each other, and with what it repeats of them.
 
     Raises:
-        ContractError: A node is missing or twice, or they are not of one attempt, checkpoint and node count.
+        ContractError: A node is missing or twice, or they are not of one attempt, checkpoint and node count, or the commit
+            says something else than its first manifest.
     """
     counts = {m.node.count for m in manifests}
-    if len(counts) != 1 or sorted(m.node.index for m in manifests) != list(range(*counts)):
+    if counts != {len(manifests)} or sorted(m.node.index for m in manifests) != list(range(len(manifests))):
         found = ", ".join(f"{m.node.index} of {m.node.count}" for m in manifests)
         raise ContractError(f"{commit.name}: its manifests are of node {found}, not of one each")
     if any(m.attempt != commit.attempt or m.name != commit.name for m in manifests):
         raise ContractError(f"{commit.name}: a manifest is of another attempt or checkpoint than the commit")
+    # Nothing names the checksum of the commit itself: a bit that flipped in it shows here.
+    first = min(manifests, key=lambda m: m.node.index)
+    if commit.step != (named if (named := step_of(commit.name)) is not None else first.step):
+        raise ContractError(f"{commit.name}: the commit says step {commit.step}")
+    for name in ("reason", "created_at", "world_size", "meta"):
+        if (says := getattr(commit, name)) != getattr(first, name):
+            raise ContractError(f"{commit.name}: the commit says {name} {says!r}, its first manifest {getattr(first, name)!r}")
 
 
 def check_listing(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sidecar.core.lifecycle import margin_s
+
 
 @dataclass(frozen=True, slots=True)
 class Risk:
@@ -32,5 +34,5 @@ def risk(
         seconds_at_risk=None if durable_at_s is None else max(0.0, now_s - durable_at_s),
         steps_at_risk=None if trainer_step is None else max(0, trainer_step - (durable_step or 0)),
         predicted_flush_s=flush_s,
-        fits_grace=None if flush_s is None else flush_s <= grace_s,
+        fits_grace=None if flush_s is None else flush_s <= grace_s - margin_s(grace_s),
     )

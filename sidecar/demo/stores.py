@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -77,6 +78,7 @@ def keys(settings: dict[str, str]) -> list[str]:
     Raises:
         StoreError: The store does not answer.
     """
+    os.environ.update(settings)  # botocore reads its credentials there
     opened = open_from(from_environment(settings))
     try:
         return [stored.key for stored in opened.list("")]

@@ -32,6 +32,7 @@ _SENTENCES = {
     "checkpoint_finished": "{checkpoint} is finished ({save_reason}, {files} files, {size_bytes:,} bytes)",
     "checkpoint_uploading": "{checkpoint} goes to the store",
     "checkpoint_committed": "{checkpoint} is durable, {saved_to_durable_s} s after the trainer finished it",
+    "checkpoint_committed_before": "{checkpoint} was downloaded: it is durable already",
     "checkpoint_quarantined": "{checkpoint} failed verification: {reason}",
     "local_checkpoint_deleted": "{checkpoint} leaves the volume: {reason}",
     "resume_download_started": "{checkpoint} is wanted for a resume: {size_bytes:,} bytes",
@@ -39,14 +40,15 @@ _SENTENCES = {
     "resume_none": "nothing in the store to resume from",
     "termination_noticed": "the pod is going ({source})",
     "phase_changed": "phase {before} → {phase}",
-    "exit_report": "exits {exit_code}; newest durable step {newest_durable_step}, given up: {given_up}",
+    "exit_report": "exits {exit_code}; newest durable step {newest_durable_step}",
     "store_degraded": "store trouble: {error}",
 }
 
 
 def sentence(event: dict[str, Any]) -> str | None:
     """Return a log event of the sidecar as a sentence, or ``None`` if the timeline can do without it."""
-    template = _SENTENCES.get(str(event.get("event")))
+    name = str(event.get("event"))
+    template = _SENTENCES.get(f"{name}_before" if event.get("downloaded") else name)
     try:
         return template.format_map(event) if template else None
     except (KeyError, ValueError):

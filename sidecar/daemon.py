@@ -27,6 +27,7 @@ from sidecar.downloader import Downloader
 from sidecar.errors import ConfigurationError, SidecarError, StoreError
 from sidecar.run_identity import claim
 from sidecar.runtime import Runtime
+from sidecar.scanner import SETTLE_S
 from sidecar.settings import Settings
 from sidecar.store.protocol import Capabilities, Store, Verification
 from sidecar.uploader import Uploader
@@ -121,7 +122,7 @@ class Daemon:
             self._scanned.set()
             if runtime.termination.look():
                 self._told()
-            await self._hints.wait(timeout_s=SCAN_S)
+            await self._hints.wait(timeout_s=SETTLE_S if runtime.scanner.unsettled else SCAN_S)
 
     async def _use_store(self) -> None:
         """Reach the store, then upload, commit, clean and serve resumes until cancelled."""
@@ -133,7 +134,7 @@ class Daemon:
         await self._scanned.wait()
         runtime.resuming.opened(Downloader(self._store, runtime.volume, runtime.transfers))
         if settings.resume == "eager" and not runtime.volume.held_leases():
-            runtime.resuming.request()
+            runtime.resuming.begin_early()
         uploader = Uploader(
             store=self._store,
             capabilities=capabilities,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,9 +103,11 @@ class Downloader:
         Raises:
             CorruptObject: A file's content is not what its writer recorded, also when fetched again.
             NotFound: An object disappeared.
+            CheckpointChanged: The trainer wrote a checkpoint of this name meanwhile; its own stays.
             OSError: The volume is full or not writable; what was downloaded is kept for the next try.
         """
         incoming = self._volume.incoming / offer.name
+        replacing = self._volume.fingerprint(offer.name)
         entries = files_for(node, offer.manifests)
         self._drop_others(incoming, entries)
         progress = _Progress(sum(entry.size_bytes for entry in entries), on_progress)
@@ -117,7 +118,7 @@ class Downloader:
                     workers.create_task(self._fetch_each(left, incoming, progress))
         except* (CorruptObject, NotFound, OSError, Stopped) as group:
             raise _first(group) from None
-        return await asyncio.to_thread(self._publish, offer, node, incoming)
+        return await asyncio.to_thread(self._publish, offer, node, incoming, replacing)
 
     async def _fetch_each(self, entries: Iterator[FileEntry], incoming: Path, progress: _Progress) -> None:
         for entry in entries:
@@ -175,21 +176,12 @@ class Downloader:
             if path.relative_to(incoming).as_posix() not in wanted:
                 path.unlink(missing_ok=True)
 
-    def _publish(self, offer: Offer, node: Node, incoming: Path) -> Path:
+    def _publish(self, offer: Offer, node: Node, incoming: Path, replacing: tuple[int, float, str | None] | None) -> Path:
         incoming.mkdir(parents=True, exist_ok=True)
         publish(incoming / MARKER, encode_marker(_local_marker(offer, node)), mode=0o664)
         for place in [incoming, *(p for p in incoming.rglob("*") if p.is_dir())]:
             place.chmod(0o2775)
-        target = self._volume.root / offer.name
-        if target.exists():
-            # A directory is not replaced by a rename: the old one steps aside and is deleted afterwards.
-            aside = self._volume.incoming / f"replaced-{uuid.uuid4().hex[:8]}"
-            target.rename(aside)
-            incoming.rename(target)
-            shutil.rmtree(aside, ignore_errors=True)
-        else:
-            incoming.rename(target)
-        return target
+        return self._volume.put_in_place(incoming, offer.name, replacing=replacing)
 
 
 class _Progress:

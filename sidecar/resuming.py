@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,10 +15,10 @@ import structlog
 
 from sidecar.catalog import Catalog, Tracked
 from sidecar.core.manifest import Commit
-from sidecar.core.resume import PassedOver, matches_train_call, newest_first
+from sidecar.core.resume import PassedOver, matches_train_call, may_replace, newest_first
 from sidecar.core.states import PENDING, State
 from sidecar.downloader import Downloader
-from sidecar.errors import CorruptObject, NotFound
+from sidecar.errors import CheckpointChanged, CorruptObject, NotFound
 from sidecar.events import Events
 from sidecar.transfer import Health
 from sidecar.volume import Volume, publish
@@ -26,6 +27,7 @@ from trainer_hook.contract import ContractError, Node, step_of
 log = structlog.get_logger()
 
 LATEST = "latest"
+UNSETTLED_POLL_S = 0.05
 LOCAL_PATIENCE_S = 10.0
 """How long a store that does not answer is waited for when the volume has something to continue from."""
 
@@ -78,6 +80,7 @@ class Resuming:
         health: Health,
         node: Node | None,
         enabled: bool,
+        is_unsettled: Callable[[], bool],
     ) -> None:
         self._volume = volume
         self._catalog = catalog
@@ -85,6 +88,7 @@ class Resuming:
         self._health = health
         self._node = node or Node()
         self._enabled = enabled
+        self._is_unsettled = is_unsettled
         self.downloader: Downloader | None = None
         """Reads the store; ``None`` until it was reached."""
         self._ready = asyncio.Event()
@@ -128,6 +132,11 @@ class Resuming:
             self._task = asyncio.create_task(self._answer(checkpoint, train_call))
         return self.status
 
+    def begin_early(self) -> None:
+        """Begin with what a trainer most likely asks for, unless it has asked already."""
+        if self._status.state is ResumeState.IDLE:
+            self.request()
+
     async def progress(self, *, timeout_s: float) -> ResumeStatus:
         """Return the status when it has ended, or after ``timeout_s``."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
@@ -149,9 +158,13 @@ class Resuming:
             if not self._enabled:
                 self._end(ResumeState.NONE, detail="CKPT_RESUME=off")
                 return
+            while self._is_unsettled():  # noqa: ASYNC110 - a marker settles by time, nothing tells of it
+                await asyncio.sleep(UNSETTLED_POLL_S)
             local = self._newest_local(train_call) if wanted == LATEST else None
             names = await self._candidates(wanted, patience_s=None if local is None else LOCAL_PATIENCE_S)
-            await self._try_each(names, train_call, local)
+            await self._try_each(names, train_call, local, latest=wanted == LATEST)
+        except CheckpointChanged as changed:
+            self._end(ResumeState.FAILED, detail=f"the trainer wrote {changed.path} itself: ask again, or delete it first")
         except OSError as error:
             hint = "free space on the volume or make it larger, then ask again"
             self._end(ResumeState.FAILED, detail=f"{error.strerror or error}: {hint}")
@@ -172,12 +185,14 @@ class Resuming:
             )
             return []
 
-    async def _try_each(self, names: list[str], train_call: int | None, local: Tracked | None) -> None:
+    async def _try_each(self, names: list[str], train_call: int | None, local: Tracked | None, *, latest: bool) -> None:
         for name in names:
             if local is not None and _step(local) >= _step_of(name):
                 break
             if await self._try(name, train_call):
                 return
+        # Looked up again: the trainer may have finished one while the store was read.
+        local = self._newest_local(train_call) if latest else None
         if local is not None:
             self._use_local(local)
         else:
@@ -229,6 +244,9 @@ class Resuming:
         name = commit.name
         self._set(replace(self._status, checkpoint=name, step=commit.step, total_bytes=commit.size_bytes, done_bytes=0))
         offer = await self.downloader.offer(commit, crc)
+        known = self._catalog.get(name)
+        if not may_replace(known.checkpoint if known else None, commit):
+            raise CheckpointChanged(name)
         source = "local"
         if not (self._volume.marker_signature(name) and await self.downloader.is_local(offer, self._node)):
             source = "store"

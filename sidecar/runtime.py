@@ -49,6 +49,7 @@ class Runtime:
             health=self.health,
             node=settings.node,
             enabled=settings.resume != "off",
+            is_unsettled=lambda: self.scanner.unsettled,
         )
 
     def trainer_alive(self) -> bool:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import time
+
 import structlog
 
 from sidecar.catalog import Catalog
-from sidecar.core.local import FoundCheckpoint, Identity, judge
+from sidecar.core.local import FoundCheckpoint, Identity, is_whole, judge
 from sidecar.core.states import SETTLED, State
 from sidecar.errors import CheckpointRejected
 from sidecar.volume import Volume
 from trainer_hook.contract import ContractError
 
 log = structlog.get_logger()
+
+
+SETTLE_S = 0.25
+"""An empty or unreadable marker must stay as it is this long: a shell's ``echo … > .complete`` is empty for a moment."""
 
 
 class Scanner:
@@ -23,12 +29,19 @@ class Scanner:
         self._identity = identity
         self._seen: dict[str, str] = {}
         """Marker version by name, of all that was examined."""
+        self._unsettled: dict[str, tuple[str, float]] = {}
+        """Marker version and when it was first seen (monotonic), of markers that may still be being written."""
 
     def take_over_pins(self) -> None:
         """Continue with what an earlier life of the sidecar held, also where the trainer has deleted it since."""
         for found in self._volume.pinned():
             if self._volume.marker_signature(found.name) in (None, found.marker.signature):
                 self._take(found)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether some marker has to be looked at again soon."""
+        return bool(self._unsettled)
 
     def scan(self) -> None:
         """Look at the volume once."""
@@ -45,13 +58,29 @@ class Scanner:
         self._seen.pop(name, None)
 
     def _examine(self, name: str, signature: str) -> None:
-        self._seen[name] = signature
         try:
-            self._take(self._volume.examine(name))
+            found = self._volume.examine(name)
+            if not self._is_settled(found):
+                return
+            self._take(found)
         except FileNotFoundError:  # it is just being deleted
-            self._seen.pop(name, None)
+            return
         except (CheckpointRejected, OSError) as error:
+            self._seen[name] = signature
             self._catalog.rejected(name, signature, str(error))
+
+    def _is_settled(self, found: FoundCheckpoint) -> bool:
+        if is_whole(found.marker.content):
+            self._unsettled.pop(found.name, None)
+            return True
+        before, since_s = self._unsettled.get(found.name, ("", 0.0))
+        if before != found.marker.signature:
+            self._unsettled[found.name] = (found.marker.signature, time.monotonic())
+            return False
+        if time.monotonic() - since_s < SETTLE_S:
+            return False
+        del self._unsettled[found.name]
+        return True
 
     def _take(self, found: FoundCheckpoint) -> None:
         self._seen[found.name] = found.marker.signature
@@ -71,6 +100,7 @@ class Scanner:
 
     def _disappeared(self, name: str) -> None:
         self._seen.pop(name, None)
+        self._unsettled.pop(name, None)
         known = self._catalog.get(name)
         if known is None:
             return

@@ -12,7 +12,7 @@ from sidecar.core import checksum, keys
 from sidecar.core.local import FoundFile
 from sidecar.core.manifest import FileEntry
 from sidecar.core.parts import part_ranges, part_size
-from sidecar.errors import CorruptObject, NotFound, Stopped
+from sidecar.errors import CorruptObject, NotFound, Stopped, StoreUnavailable
 from sidecar.journal import FileProgress, Journal
 from sidecar.store.protocol import Capabilities, Part, Store, Stored, Verification
 from sidecar.store.slice import BLOCK_BYTES, FileSlice
@@ -223,7 +223,12 @@ class Sender:
     def _put_part(self, upload: _Upload, progress: FileProgress, number: int) -> tuple[Part, int]:
         with self._pin.open(upload.file.path) as fd:
             body = self._slice(fd, upload, number)
-            part = self._store.upload_part(upload.key, progress.upload_id, number, body)
+            try:
+                part = self._store.upload_part(upload.key, progress.upload_id, number, body)
+            except StoreUnavailable:
+                # Some servers answer 500 for ever to a part of an upload that they no longer know.
+                next(iter(self._store.list_parts(upload.key, progress.upload_id)), None)
+                raise
         return part, body.crc64nvme
 
     def _checksum(self, file: FoundFile) -> int:

@@ -198,6 +198,38 @@ class Volume:
     def _pin_path(self, checkpoint: Finished) -> Path:
         return self._pins / f"{checkpoint.name}@{version_id(checkpoint.version)}"
 
+    def fingerprint(self, name: str) -> tuple[int, float, str | None] | None:
+        """Return what changes when somebody writes to a checkpoint's directory; ``None`` while there is none."""
+        try:
+            inode = os.lstat(self.root / name).st_ino
+        except OSError:
+            return None
+        return inode, _newest_mtime(self.root / name), self.marker_signature(name)
+
+    def put_in_place(self, incoming: Path, name: str, *, replacing: tuple[int, float, str | None] | None) -> Path:
+        """Rename a complete directory to its name on the volume.
+
+        Args:
+            incoming: The directory, below ``.ckpt/incoming``.
+            name: Its name.
+            replacing: The ``fingerprint`` of what may be replaced.
+
+        Raises:
+            CheckpointChanged: The trainer wrote to that name in the meantime; what it wrote stays.
+        """
+        target = self.root / name
+        if self.fingerprint(name) != replacing:
+            raise CheckpointChanged(name)
+        if replacing is None:
+            incoming.rename(target)
+            return target
+        # A directory is not replaced by a rename: the old one steps aside and is deleted afterwards.
+        aside = self.incoming / f"replaced-{uuid.uuid4().hex[:8]}"
+        target.rename(aside)
+        incoming.rename(target)
+        shutil.rmtree(aside, ignore_errors=True)
+        return target
+
     def delete(self, name: str) -> None:
         """Delete a local checkpoint: its marker first, so that nobody takes the rest for a checkpoint."""
         (self.root / name / MARKER).unlink(missing_ok=True)

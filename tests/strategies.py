@@ -82,10 +82,36 @@ trainer_states = st.builds(
     updated_at=st.none() | timestamps,
 )
 
-FIELDS = (
-    "format step reason created_at attempt node world_size global_step_seconds files meta index count path size_bytes "
-    "state pid updated_at id action at source name key crc64nvme etag part_bytes manifests committed_at"
-).split()
+FIELDS = [
+    "format",
+    "step",
+    "reason",
+    "created_at",
+    "attempt",
+    "node",
+    "world_size",
+    "global_step_seconds",
+    "files",
+    "meta",
+    "index",
+    "count",
+    "path",
+    "size_bytes",
+    "state",
+    "pid",
+    "updated_at",
+    "id",
+    "action",
+    "at",
+    "source",
+    "name",
+    "key",
+    "crc64nvme",
+    "etag",
+    "part_bytes",
+    "manifests",
+    "committed_at",
+]
 
 any_json = st.recursive(
     st.none()
@@ -94,7 +120,9 @@ any_json = st.recursive(
     | st.sampled_from([1, 10**19, 10**400, -1])
     | st.floats()
     | st.text(st.characters(), max_size=10)
-    | st.sampled_from(["periodic", "running", "save", "checkpoint-20", "2026-01-01T00:00:00Z", "9999-12-31T23:59:59-01:00", ".."]),
+    | st.sampled_from(
+        ["periodic", "running", "save", "checkpoint-20", "2026-01-01T00:00:00Z", "9999-12-31T23:59:59-01:00", ".."]
+    ),
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), children, max_size=6),
     max_leaves=20,
 )
@@ -165,7 +193,9 @@ def commits(draw: st.DrawFn) -> Commit:
         size_bytes=draw(st.integers(0, 2**60)),
         manifests=tuple(
             ManifestEntry(
-                key=keys.manifest(name, attempt, Node(index, count)), size_bytes=draw(st.integers(0, 2**30)), crc64nvme=draw(crcs)
+                key=keys.manifest(name, attempt, Node(index, count)),
+                size_bytes=draw(st.integers(0, 2**30)),
+                crc64nvme=draw(crcs),
             )
             for index in range(count)
         ),

@@ -90,6 +90,11 @@ class Finished:
         return self.reason in ("jit", "final") or self.name == FINAL
 
 
+def is_whole(marker: bytes) -> bool:
+    """Whether a marker's bytes cannot be the beginning of a longer one: empty and cut-off markers may be."""
+    return marker.rstrip().endswith(b"}")
+
+
 def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
     """Return the finished checkpoint that a directory holds.
 

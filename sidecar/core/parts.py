@@ -8,8 +8,8 @@ DEFAULT_PART_BYTES = 16 * MIB
 
 def part_size(size_bytes: int, *, wanted_bytes: int, min_part_bytes: int, max_parts: int) -> int:
     """Return the part size for a file: ``wanted_bytes``, or the next whole MiB with which ``max_parts`` are enough."""
-    least = -(-size_bytes // max_parts)
-    return max(wanted_bytes, min_part_bytes, -(-least // MIB) * MIB)
+    wanted_bytes, least = max(wanted_bytes, min_part_bytes), -(-size_bytes // max_parts)
+    return wanted_bytes if least <= wanted_bytes else -(-least // MIB) * MIB
 
 
 def part_ranges(size_bytes: int, *, part_bytes: int) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core import checksum
+from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry
 from trainer_hook.contract import META_TRAIN_CALL, ContractError, Node, step_of
 
@@ -79,6 +80,16 @@ def check_listing(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> No
                 raise ContractError(
                     f"{entry.key}: {sizes[entry.key]} bytes in the store, its writer recorded {entry.size_bytes}"
                 )
+
+
+def may_replace(local: Finished | None, commit: Commit) -> bool:
+    """Whether a download may take the place of what lies on the volume under its name.
+
+    Args:
+        local: The finished checkpoint there; ``None`` for nothing, a half-written or a rejected one.
+        commit: What is to be downloaded.
+    """
+    return local is None or local.restored_from is not None or local.attempt == commit.attempt
 
 
 def files_for(node: Node, manifests: Sequence[Manifest]) -> list[FileEntry]:

@@ -125,7 +125,7 @@ class MemoryStore:
             there = self._object(key)
         if etag is not None and there.etag != etag:
             raise CorruptObject(key, want=f"etag {etag}", got=f"etag {there.etag}")
-        end = len(there.content) if length is None else offset + length
+        end = max(offset, len(there.content)) if length is None else offset + length
         if end > len(there.content):
             raise CorruptObject(key, want=f"at least {end} bytes", got=f"{len(there.content)} bytes")
         yield io.BytesIO(there.content[offset:end])

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 from sidecar.errors import ConfigurationError
 from sidecar.store.file import FileStore
-from sidecar.store.protocol import Store
+from sidecar.store.protocol import Store, Verification
 
 if TYPE_CHECKING:
     from sidecar.settings import Settings
@@ -24,6 +24,10 @@ def open_from(settings: Settings) -> Store:
         ConfigurationError: ``CKPT_STORE`` is neither ``s3://bucket/prefix`` nor ``file:///path``.
     """
     url = urlsplit(settings.store)
+    if "@" in url.netloc:  # not repeated: it may hold a secret
+        raise ConfigurationError("CKPT_STORE must not hold credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    if url.query or url.fragment:
+        raise ConfigurationError(f"CKPT_STORE={settings.store!r} must have no '?' and no '#'")
     if url.scheme == "s3":
         return _open_s3(settings, url.netloc or settings.bucket or "", url.path.strip("/"))
     if url.scheme == "file":
@@ -34,7 +38,7 @@ def open_from(settings: Settings) -> Store:
             raise ConfigurationError(
                 f"CKPT_STORE={settings.store!r} must lie outside CKPT_DIR={settings.dir}, on a volume that lasts"
             )
-        return FileStore(path)
+        return FileStore(path, verification=Verification.READ_BACK if settings.verify == "read-back" else Verification.FSYNC)
     raise ConfigurationError(f"CKPT_STORE={settings.store!r} must be s3://bucket/prefix or file:///path")
 
 
@@ -47,6 +51,7 @@ def _open_s3(settings: Settings, bucket: str, prefix: str) -> Store:
         )
     if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
         raise ConfigurationError(f"CKPT_STORE={settings.store!r}: the prefix must be a plain path")
+    _check_endpoint(settings.endpoint_url)
     return S3Store(
         S3Options(
             bucket=bucket,
@@ -62,3 +67,13 @@ def _open_s3(settings: Settings, bucket: str, prefix: str) -> Store:
             credentials_dir=settings.credentials_dir,
         )
     )
+
+
+def _check_endpoint(endpoint_url: str | None) -> None:
+    if endpoint_url is None:
+        return
+    url = urlsplit(endpoint_url)
+    if "@" in url.netloc:
+        raise ConfigurationError("AWS_S3_ENDPOINT must not hold credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigurationError(f"AWS_S3_ENDPOINT={endpoint_url!r} must be https://host[:port] or http://host[:port]")

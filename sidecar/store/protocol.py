@@ -156,7 +156,8 @@ class Store(Protocol):
         """Join the parts, in order of number, into the object.
 
         Raises:
-            NotFound: The upload was aborted or completed.
+            NotFound: The upload was aborted, or completed with other parts; a completion whose answer was lost may be repeated
+                where the store's etags tell (S3 without KMS).
             CorruptObject: The store's checksum of the whole differs from ``crc64nvme``.
         """
         ...
@@ -184,7 +185,8 @@ class Store(Protocol):
 
         Raises:
             NotFound: There is no such object.
-            CorruptObject: ``etag`` is given and the object was replaced since.
+            CorruptObject: ``etag`` is given and the object was replaced since, or it ends before ``offset + length``.
+            StoreUnavailable: Also from ``readinto``, when the answer breaks off: 0 always means the end.
         """
         ...
 

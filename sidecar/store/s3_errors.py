@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import email.utils
+import http.client
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import botocore.exceptions as boto
+import urllib3.exceptions
+from botocore.parsers import ResponseParserError
 
-from sidecar.errors import (
-    AccessRefused,
-    AlreadyExists,
-    CorruptObject,
-    NotFound,
-    SidecarError,
-    StoreError,
-    StoreUnavailable,
-)
+from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, StoreError, StoreUnavailable
 
 _REFUSALS = {
     "NoSuchBucket": "the bucket does not exist: create it, or correct CKPT_STORE or AWS_S3_ENDPOINT",
     "InvalidAccessKeyId": "the store does not know this access key: correct AWS_ACCESS_KEY_ID or AWS_S3_ENDPOINT",
     "SignatureDoesNotMatch": "the secret key is wrong: correct AWS_SECRET_ACCESS_KEY",
-    "AuthorizationHeaderMalformed": "the region is wrong: set AWS_DEFAULT_REGION to the bucket's",
-    "PermanentRedirect": "the bucket is in another region: set AWS_DEFAULT_REGION to it",
-    "IllegalLocationConstraintException": "the bucket is in another region: set AWS_DEFAULT_REGION to it",
     "InvalidBucketName": "the bucket's name is not valid: correct CKPT_STORE",
     "InvalidToken": "the session token is not valid: renew AWS_SESSION_TOKEN",
     "ExpiredToken": "the credentials expired: renew them; mounted secrets are read again",
@@ -42,6 +34,9 @@ _REFUSALS = {
     "KMS.DisabledException": "the KMS key is disabled: enable it, or change CKPT_SSE_KMS_KEY_ID",
     "KMS.NotFoundException": "the KMS key does not exist: correct CKPT_SSE_KMS_KEY_ID",
 }
+_OTHER_REGION = frozenset(
+    {"AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException", "301"}
+)
 _PERMISSIONS = {
     "HeadBucket": "s3:ListBucket",
     "ListObjectsV2": "s3:ListBucket",
@@ -60,6 +55,7 @@ _CORRUPT = frozenset(
     {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "IncompleteBody"}
 )
 _NOT_FOUND = frozenset({"NoSuchKey", "NoSuchUpload", "404", "NotFound", "NoSuchVersion", "InvalidPart"})
+_TOO_SHORT = frozenset({"InvalidRange", "416"})
 _EXISTS = frozenset({"PreconditionFailed", "412"})
 _BUSY = frozenset(
     {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
@@ -74,7 +70,7 @@ def translated(name: str) -> Iterator[None]:
         yield
     except boto.ClientError as error:
         raise from_response(name, error) from None
-    except (boto.BotoCoreError, OSError) as error:
+    except (boto.BotoCoreError, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
         raise from_transport(name, error) from error
 
 
@@ -83,38 +79,57 @@ def from_response(name: str, error: boto.ClientError) -> StoreError:
     answer: Any = error.response
     code = str(answer.get("Error", {}).get("Code", ""))
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-    said = str(answer.get("Error", {}).get("Message", ""))[:200]
     if code in _NOT_FOUND or (status == 404 and code != "NoSuchBucket"):
         return NotFound(name)
     if code in _EXISTS or status == 412:
         return AlreadyExists(name)
     if code in _CORRUPT:
         return CorruptObject(name, want="the checksum that was sent", got=f"the store answered {code}")
+    if code in _TOO_SHORT:
+        return CorruptObject(name, want="the range that was asked for", got="the object is shorter")
     if code in _BUSY or status in (429, 500, 502, 503, 504):
         return StoreUnavailable(f"{name}: the store answered {code or status}; it is tried again")
+    return AccessRefused(
+        f"{name}: {_refusal(error.operation_name, code, answer) or f'{code or status}: see the log of the store'}"
+    )
+
+
+def refused_deletion(url: str, failed: Sequence[tuple[str, str]]) -> StoreError:
+    """Return what it means that ``DeleteObjects`` left some objects. ``failed``: their keys and the codes of the store."""
+    key, code = failed[0]
+    text = f"{url}: {len(failed)} objects were not deleted, the first is {key}: {code or 'no reason given'}"
+    if code == "AccessDenied":
+        return AccessRefused(f"{text}: grant s3:DeleteObject on the bucket and prefix to these credentials")
+    return StoreUnavailable(f"{text}; it is tried again")
+
+
+def _refusal(operation: str, code: str, answer: Any) -> str:
     if code == "RequestTimeTooSkewed":
-        return AccessRefused(f"{name}: {_skew(answer)}")
-    if code in ("AccessDenied", "403", "Forbidden", "AllAccessDisabled"):
-        permission = _PERMISSIONS.get(error.operation_name, f"s3:{error.operation_name}")
-        return AccessRefused(
-            f"{name}: {error.operation_name} was denied: grant {permission} on the bucket and prefix to these credentials"
-        )
-    advice = _REFUSALS.get(code, said or "see the store's own log")
-    return AccessRefused(f"{name}: {code or status}: {advice}")
+        return _skew(answer)
+    if code in _OTHER_REGION:
+        headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        region = answer.get("Error", {}).get("Region") or headers.get("x-amz-bucket-region")
+        return f"the bucket is in another region ({code}): set AWS_DEFAULT_REGION to {region or 'it'}"
+    if code in ("AccessDenied", "403", "Forbidden"):
+        permission = _PERMISSIONS.get(operation, f"s3:{operation}")
+        return f"{operation} was denied: grant {permission} on the bucket and prefix to these credentials"
+    if code in ("", "400", "BadRequest"):
+        return "refused without a reason: does AWS_S3_ENDPOINT name an S3 server, and is its http or https right?"
+    said = " ".join(str(answer.get("Error", {}).get("Message", "")).split())[:200]
+    advice = _REFUSALS.get(code, said)
+    return f"{code}: {advice}" if advice else ""
 
 
-def from_transport(name: str, error: Exception) -> SidecarError:
+def from_transport(name: str, error: Exception) -> StoreError:
     """Return what a failure on the way to the store means."""
     cause = _root(error)
-    if isinstance(cause, SidecarError):
-        return cause
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
         return AccessRefused(
-            f"{name}: no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            f"{name}: no credentials ({_short(error)}): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "mount them (CKPT_CREDENTIALS_DIR) or give the pod a role"
         )
-    if isinstance(error, boto.ParamValidationError | boto.InvalidEndpointDiscoveryConfigurationError | ValueError):
-        return AccessRefused(f"{name}: {str(error)[:300]}: correct CKPT_STORE or AWS_S3_ENDPOINT")
+    if isinstance(error, boto.ProfileNotFound | boto.ParamValidationError | boto.NoRegionError):
+        return AccessRefused(f"{name}: {' '.join(str(error).split())[:300]}: correct CKPT_STORE or the AWS_ settings")
     if isinstance(cause, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
         return AccessRefused(
             f"{name}: the store's certificate is not trusted ({_short(cause)}): name its authority in CKPT_CA_BUNDLE"
@@ -123,13 +138,20 @@ def from_transport(name: str, error: Exception) -> SidecarError:
         return AccessRefused(
             f"{name}: TLS failed ({_short(cause)}): does AWS_S3_ENDPOINT say https where the store speaks http?"
         )
-    return StoreUnavailable(f"{name}: the store does not answer ({_short(error)}); it is tried again")
+    if isinstance(error, ResponseParserError) or type(cause) is http.client.BadStatusLine:
+        return AccessRefused(
+            f"{name}: what answers does not speak S3 ({_short(cause)}): "
+            "does AWS_S3_ENDPOINT name an S3 server, and does it say http where that speaks https?"
+        )
+    why = _short(error) if cause is error else f"{_short(error)} {_short(cause)}"
+    return StoreUnavailable(f"{name}: the store does not answer ({why}); it is tried again")
 
 
 def _root(error: BaseException) -> BaseException:
     """Return the innermost cause: botocore keeps it in ``kwargs``, urllib3 in ``reason`` or the arguments."""
     for _ in range(8):
         inner = getattr(error, "kwargs", {}).get("error") or getattr(error, "reason", None) or error.__cause__
+        inner = inner or next((argument for argument in error.args if isinstance(argument, BaseException)), None)
         if not isinstance(inner, BaseException):
             break
         error = inner

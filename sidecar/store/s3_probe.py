@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 from sidecar.core import keys
-from sidecar.errors import AlreadyExists, ConfigurationError
+from sidecar.core.checksum import checksum
+from sidecar.errors import AccessRefused, AlreadyExists, ConfigurationError, CorruptObject, NotFound
 from sidecar.store.protocol import Capabilities, Verification
+from sidecar.store.slice import FileSlice, OpenGate
 
 if TYPE_CHECKING:
     from sidecar.store.s3 import S3Store
 
 CONTENT = b"checkpoint-sidecar probe\n"
-CHOSEN = {"md5": Verification.MD5, "read-back": Verification.READ_BACK, "off": Verification.OFF}
+WRONG_CRC = checksum(CONTENT) ^ 1
+CHOSEN = {"read-back": Verification.READ_BACK, "off": Verification.OFF}
 
 
 def probe(store: S3Store, verify: Literal["auto", "md5", "read-back", "off"]) -> Capabilities:
@@ -30,23 +33,15 @@ def probe(store: S3Store, verify: Literal["auto", "md5", "read-back", "off"]) ->
 
     key = f"{keys.PROBE}{uuid.uuid4().hex}"
     next(iter(store.list(keys.PROBE)), None)
-    stored = store.put(key, CONTENT)
+    store.put(key, CONTENT)
     try:
-        store.get(key)
-        has_md5 = stored.etag == hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
-        if verify == "md5" and not has_md5:
-            raise ConfigurationError(f"CKPT_VERIFY=md5: {store.url} does not answer with MD5s: choose auto or read-back")
-        verification = CHOSEN.get(verify) or _best(store, key, has_md5=has_md5)
+        if store.get(key) != CONTENT:
+            raise CorruptObject(key, want="what was written", got="the store returned something else")
         conditional = _is_conditional(store, key)
+        verification = CHOSEN.get(verify) or _found(store, key, verify)
     finally:
         store.delete([key])
     return Capabilities(verification, conditional_put=conditional, min_part_bytes=MIN_PART_BYTES, max_parts=MAX_PARTS)
-
-
-def _best(store: S3Store, key: str, *, has_md5: bool) -> Verification:
-    if _refuses_wrong_checksum(store, key):
-        return Verification.STORE_CRC
-    return Verification.MD5 if has_md5 else Verification.READ_BACK
 
 
 def _is_conditional(store: S3Store, key: str) -> bool:
@@ -54,26 +49,77 @@ def _is_conditional(store: S3Store, key: str) -> bool:
         store.put(key, CONTENT, only_if_absent=True)
     except AlreadyExists:
         return True
+    except AccessRefused:  # "NotImplemented": plain writes were accepted before
+        return False
     return False
 
 
-def _refuses_wrong_checksum(store: S3Store, key: str) -> bool:
+def _found(store: S3Store, key: str, verify: str) -> Verification:
+    before = store.verification
     try:
-        store.put_with_crc(key, CONTENT, crc64nvme=0x1234_5678_9ABC_DEF0)
-    except ClientError as error:
-        refused = error.response.get("Error", {}).get("Code") in ("BadDigest", "InvalidRequest", "XAmzContentChecksumMismatch")
-    except BotoCoreError:
-        refused = False
-    else:
-        refused = False
-    return refused and _accepts_right_checksum(store, key)
+        with _slice() as body:
+            if verify == "auto" and _compares_checksums(store, key, body):
+                return Verification.STORE_CRC
+            if _answers_with_md5(store, key, body):
+                return Verification.MD5
+    finally:
+        store.verification = before
+    if verify == "md5":
+        raise ConfigurationError(f"CKPT_VERIFY=md5: {store.url} does not answer with MD5s: choose auto or read-back")
+    return Verification.READ_BACK
 
 
-def _accepts_right_checksum(store: S3Store, key: str) -> bool:
-    from sidecar.core.checksum import checksum
-
+def _compares_checksums(store: S3Store, key: str, body: FileSlice) -> bool:
+    """Whether wrong checksums of objects, parts and joined objects are refused, and right ones accepted."""
+    store.verification = Verification.STORE_CRC
+    if not _refused(store, key):
+        return False
+    upload_id = ""
     try:
-        store.put_with_crc(key, CONTENT, crc64nvme=checksum(CONTENT))
-    except (ClientError, BotoCoreError):
+        store.put_file(key, body)
+        upload_id = store.begin_upload(key)
+        parts = [store.upload_part(key, upload_id, 1, body)]
+        try:
+            store.complete_upload(key, upload_id, parts, crc64nvme=WRONG_CRC)
+        except (CorruptObject, AccessRefused):
+            store.complete_upload(key, upload_id, parts, crc64nvme=body.crc64nvme)
+            return True
+    except (CorruptObject, AccessRefused, NotFound):
+        pass  # refuses what is right: its checksums are of no use to us
+    if upload_id:
+        store.abort_upload(key, upload_id)
+    return False
+
+
+def _refused(store: S3Store, key: str) -> bool:
+    try:
+        store.put_with_crc(key, CONTENT, crc64nvme=WRONG_CRC)
+    except (CorruptObject, AccessRefused):
+        return True
+    return False
+
+
+def _answers_with_md5(store: S3Store, key: str, body: FileSlice) -> bool:
+    """Whether the etags of objects, parts and joined objects are made of the MD5 of what the store received."""
+    store.verification = Verification.MD5
+    upload_id = ""
+    try:
+        store.put_file(key, body)
+        upload_id = store.begin_upload(key)
+        part = store.upload_part(key, upload_id, 1, body)
+        store.complete_upload(key, upload_id, [part], crc64nvme=body.crc64nvme)
+    except CorruptObject:
+        if upload_id:
+            store.abort_upload(key, upload_id)
         return False
     return True
+
+
+@contextmanager
+def _slice() -> Iterator[FileSlice]:
+    fd = os.memfd_create("probe")
+    try:
+        os.write(fd, CONTENT)
+        yield FileSlice(fd, 0, len(CONTENT), gate=OpenGate(), name="probe", with_md5=True)
+    finally:
+        os.close(fd)

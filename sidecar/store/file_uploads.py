@@ -1,0 +1,131 @@
+"""Multipart uploads of a folder: each unfinished one is a folder of its own with one file per part."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from sidecar.core import checksum
+from sidecar.errors import NotFound
+from sidecar.store.protocol import Part, PendingUpload
+
+UPLOADS = ".ckpt-uploads"
+"""Unfinished uploads and temporary files, below the store's root; never listed."""
+_CANNOT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF})
+
+
+class Uploads:
+    """``<id>/key`` names the object, ``<id>/part-<number>-<crc64nvme>`` are the parts. Raises ``OSError``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def begin(self, key: str) -> str:
+        """Return the id of a new upload."""
+        upload_id = uuid.uuid4().hex
+        folder = self.root / upload_id
+        folder.mkdir(parents=True)
+        (folder / "key").write_text(json.dumps(key))
+        return upload_id
+
+    def write_part(
+        self, key: str, upload_id: str, number: int, fill: Callable[[int], None], crc64nvme: Callable[[], int]
+    ) -> Part:
+        """Write a part; ``crc64nvme`` is asked once ``fill`` has written it."""
+        folder = self._folder(key, upload_id)
+        temporary = folder / f"tmp-{uuid.uuid4().hex}"
+        try:
+            with temporary.open("xb", buffering=0) as file:
+                fill(file.fileno())
+                os.fsync(file.fileno())
+                size_bytes = os.fstat(file.fileno()).st_size
+            part = Part(number, size_bytes, checksum.to_text(crc64nvme()))
+            temporary.replace(folder / _name(part))
+        finally:
+            temporary.unlink(missing_ok=True)
+        for older in folder.glob(f"part-{number:05d}-*"):
+            if older.name != _name(part):
+                older.unlink(missing_ok=True)
+        return part
+
+    def parts(self, key: str, upload_id: str) -> list[Part]:
+        """Return the finished parts in order of number; of a part that was sent twice, the later."""
+        found = [(path, path.stat()) for path in self._folder(key, upload_id).glob("part-*")]
+        newest: dict[int, Part] = {}
+        for path, status in sorted(found, key=lambda entry: entry[1].st_mtime_ns):
+            _, number, crc = path.name.split("-")
+            newest[int(number)] = Part(int(number), status.st_size, crc)
+        return [newest[number] for number in sorted(newest)]
+
+    def checksum(self, key: str, upload_id: str, parts: Sequence[Part]) -> int:
+        """Return the CRC64NVME of the object that the parts make up.
+
+        Raises:
+            NotFound: One of them is not there.
+        """
+        there = set(self.parts(key, upload_id))
+        for part in parts:
+            if part not in there:
+                raise NotFound(f"{key} part {part.number}")
+        return checksum.combined((checksum.from_text(part.etag), part.size_bytes) for part in parts)
+
+    def join(self, upload_id: str, parts: Sequence[Part], target: int) -> None:
+        """Append the parts to an open file: without moving a byte where the file system can share them."""
+        for part in parts:
+            with (self.root / upload_id / _name(part)).open("rb", buffering=0) as file:
+                _append(target, file.fileno(), part.size_bytes)
+
+    def drop(self, upload_id: str) -> None:
+        """Forget an upload, if there is one."""
+        if _is_id(upload_id):
+            shutil.rmtree(self.root / upload_id, ignore_errors=True)
+
+    def pending(self) -> Iterator[PendingUpload]:
+        """All that were begun and neither finished nor dropped."""
+        if not self.root.is_dir():
+            return
+        for folder in sorted(self.root.iterdir()):
+            with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+                yield PendingUpload(str(json.loads((folder / "key").read_text())), folder.name)
+
+    def _folder(self, key: str, upload_id: str) -> Path:
+        folder = self.root / upload_id
+        with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            if _is_id(upload_id) and json.loads((folder / "key").read_text()) == key:
+                return folder
+        raise NotFound(f"{key} (upload {upload_id})")
+
+
+def write_all(fd: int, content: bytes) -> None:
+    """Write all of ``content``: one ``write`` may take less."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def _name(part: Part) -> str:
+    return f"part-{part.number:05d}-{part.etag}"
+
+
+def _is_id(upload_id: str) -> bool:
+    return len(upload_id) == 32 and upload_id.isalnum()
+
+
+def _append(target: int, source: int, size_bytes: int) -> None:
+    left = size_bytes
+    while left:
+        try:
+            count = os.copy_file_range(source, target, left)
+        except OSError as error:
+            if error.errno not in _CANNOT_COPY:
+                raise
+            count = os.sendfile(target, source, None, left)
+        if not count:
+            raise NotFound(f"{left} bytes of a part")
+        left -= count

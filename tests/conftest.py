@@ -1,0 +1,59 @@
+"""Property tests run the same way on a laptop and on a busy CI machine: no time limit for a single example.
+
+Servers are shared: each is started once, when the first test asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests import servers
+
+settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_settings_of_this_machine() -> Iterator[None]:
+    """Tests must not find, or send to, whatever S3 the developer's machine is set up for."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_CA_BUNDLE"):
+            patch.delenv(name, raising=False)
+        for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"):
+            patch.delenv(name, raising=False)
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        patch.setenv("AWS_CONFIG_FILE", "/dev/null")
+        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+        yield
+
+
+@pytest.fixture(scope="session")
+def moto_endpoint() -> Iterator[str]:
+    with servers.moto() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def rgw_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if not servers.rgw_is_installed():
+        if servers.rgw_is_required():
+            pytest.fail("radosgw is not installed: see tests/rgw/up")
+        pytest.skip("radosgw is not installed: see tests/rgw/up")
+    with servers.rgw(tmp_path_factory.mktemp("rgw")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def checking_endpoint(moto_endpoint: str) -> Iterator[str]:
+    """An S3 server that compares CRC64NVME, as AWS does."""
+    with servers.Proxy(moto_endpoint, servers.ChecksumRule()).running() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def credentials_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return servers.write_credentials(tmp_path_factory.mktemp("secret"))

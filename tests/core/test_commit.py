@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.core import checksum, keys
+from sidecar.core.commit import Mend, Object, Ready, Wait, commit_of, decide, is_stale
+from sidecar.core.manifest import FileEntry, Manifest, NodeOf, decode_commit, encode
+from sidecar.core.resume import check_listing, check_manifest, check_node_set, files_for
+from tests import strategies
+from trainer_hook.contract import Node
+
+NAME, ATTEMPT = "checkpoint-20", "a1"
+
+
+def crc(content: bytes) -> str:
+    return checksum.to_text(checksum.checksum(content))
+
+
+def manifest(node: Node, entries: Sequence[FileEntry]) -> Manifest:
+    index_of = NodeOf(index=node.index, count=node.count)
+    return Manifest(name=NAME, step=20, attempt=ATTEMPT, node=index_of, files=tuple(entries))
+
+
+def entry(path: str, content: bytes, *, key: str | None = None, etag: str = "e") -> FileEntry:
+    return FileEntry(
+        path=path, key=key or keys.shared_file(NAME, path), size_bytes=len(content), crc64nvme=crc(content), etag=etag
+    )
+
+
+# Few paths and contents, so that they collide.
+PATHS = ["config.json", "model.pt", "rng.pth"]
+CONTENTS = [b"", b"one", b"two", b"three"]
+entries = st.builds(
+    entry,
+    st.sampled_from(PATHS),
+    st.sampled_from(CONTENTS),
+    key=st.none() | st.sampled_from(["checkpoint-20/model.pt", "checkpoint-20/other"]),
+    etag=st.sampled_from(["e", "f", ""]),
+)
+
+
+@st.composite
+def attempts(draw: st.DrawFn) -> tuple[list[Manifest], dict[str, Object], int]:
+    """Manifests of some of the nodes in any order, a listing that nearly fits, and the number of nodes."""
+    count = draw(st.integers(1, 4))
+    indices = draw(st.lists(st.integers(0, count - 1), unique=True) | st.permutations(range(count)))
+    manifests = [
+        manifest(Node(index, count), draw(st.lists(entries, max_size=3, unique_by=lambda e: e.path))) for index in indices
+    ]
+    listing = strategies.listing_of(sorted(manifests, key=lambda m: -m.node.index))
+    for key in draw(st.lists(st.sampled_from(sorted(listing)), max_size=1)) if listing else []:
+        changes = [None, replace(listing[key], size_bytes=99), replace(listing[key], etag="else")]
+        changed = draw(st.sampled_from(changes))
+        listing = {k: v for k, v in listing.items() if k != key} | ({} if changed is None else {key: changed})
+    return manifests, listing, count
+
+
+def everything_is_there(manifests: Sequence[Manifest], listing: dict[str, Object], count: int) -> bool:
+    """I2 spelled out, key by key."""
+    if {m.node.index for m in manifests} != set(range(count)):
+        return False
+    for key in {e.key for m in manifests for e in m.files}:
+        claims = [(m.node.index, e) for m in manifests for e in m.files if e.key == key]
+        there = listing.get(key)
+        lowest = min(index for index, _ in claims)
+        if there is None or len({e.crc64nvme for _, e in claims}) > 1:
+            return False
+        if any(e.size_bytes != there.size_bytes for _, e in claims):
+            return False
+        if any(e.etag not in ("", there.etag) for index, e in claims if index == lowest):
+            return False
+    return True
+
+
+@settings(max_examples=400)
+@given(attempts())
+def test_ready_exactly_when_every_node_has_all_it_says_in_the_store(
+    attempt: tuple[list[Manifest], dict[str, Object], int],
+) -> None:
+    manifests, listing, count = attempt
+    for index in range(count):
+        decision = decide(manifests, listing, me=Node(index, count))
+        assert isinstance(decision, Ready) == everything_is_there(manifests, listing, count), decision
+
+
+@given(attempts())
+def test_as_long_as_anything_is_missing_somebody_waits_or_mends_and_says_why(
+    attempt: tuple[list[Manifest], dict[str, Object], int],
+) -> None:
+    manifests, listing, count = attempt
+    decisions = [decide(manifests, listing, me=Node(index, count)) for index in range(count)]
+    assert all(isinstance(d, Ready) or d.reason for d in decisions)
+    if not everything_is_there(manifests, listing, count):
+        # Never does everybody wait for everybody: a node that has no manifest yet, or one that mends, goes on.
+        published = {m.node.index for m in manifests}
+        assert published != set(range(count)) or any(isinstance(d, Mend) and d.files for d in decisions)
+
+
+@given(attempts())
+def test_a_node_mends_only_files_of_its_own(attempt: tuple[list[Manifest], dict[str, Object], int]) -> None:
+    manifests, listing, count = attempt
+    for mine in manifests:
+        node = Node(mine.node.index, count)
+        decision = decide(manifests, listing, me=node)
+        if isinstance(decision, Mend):
+            own = {e.path: e for e in mine.files}
+            assert decision.files.keys() <= own.keys()
+            for path, key in decision.files.items():
+                assert key in (own[path].key, keys.node_file(NAME, ATTEMPT, node, path))
+
+
+@given(attempts(), st.randoms(use_true_random=False))
+def test_the_order_in_which_manifests_are_read_does_not_matter(
+    attempt: tuple[list[Manifest], dict[str, Object], int], random: object
+) -> None:
+    manifests, listing, count = attempt
+    shuffled = list(manifests)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    for index in range(count):
+        one, other = (decide(read, listing, me=Node(index, count)) for read in (manifests, shuffled))
+        assert type(one) is type(other)
+        assert not isinstance(one, Mend) or one == other
+
+
+# Whole uploads: nodes that know nothing of each other but the store, one request at a time in any order.
+
+
+@dataclass
+class World:
+    objects: dict[str, tuple[bytes, str]] = field(default_factory=dict)
+    manifests: dict[int, Manifest] = field(default_factory=dict)
+    committed: list[Manifest] | None = None
+
+    def listing(self) -> dict[str, Object]:
+        return {key: Object(len(content), etag) for key, (content, etag) in self.objects.items()}
+
+    def holds(self, manifests: Sequence[Manifest]) -> bool:
+        return all(crc(self.objects[e.key][0]) == e.crc64nvme for m in manifests for e in m.files)
+
+
+class Pod:
+    """One node: sends its files, publishes its manifest, and then decides until the step is committed."""
+
+    def __init__(self, world: World, node: Node, files: dict[str, bytes]) -> None:
+        self.world, self.node, self.files = world, node, files
+        self.entries: dict[str, FileEntry] = {}
+        self.to_send = {path: keys.shared_file(NAME, path) for path in files}
+        self.published = False
+        self.done = False
+
+    def act(self) -> None:
+        if self.to_send:
+            self._send(*self.to_send.popitem())
+        elif not self.published:
+            # As the uploader does: a commit that no longer fits is taken back before the manifest changes (I4).
+            self.world.committed = None
+            self.world.manifests[self.node.index] = manifest(self.node, list(self.entries.values()))
+            self.published = True
+        elif not self.done:
+            self._decide()
+
+    def _send(self, path: str, key: str) -> None:
+        content = self.files[path]
+        etag = f"{crc(content)}-{self.node.index}"  # another part size makes another etag of the same content
+        self.world.objects[key] = (content, etag)
+        self.entries[path] = entry(path, content, key=key, etag=etag)
+
+    def _decide(self) -> None:
+        manifests = list(self.world.manifests.values())
+        match decide(manifests, self.world.listing(), me=self.node):
+            case Ready():
+                assert self.world.holds(manifests)
+                self.world.committed = manifests
+                self.done = True
+            case Mend(files):
+                assert files
+                self.to_send, self.published = dict(files), False
+            case Wait(reason):
+                assert reason
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> list[dict[str, bytes]]:
+    count = draw(st.integers(1, 4))
+    files = st.dictionaries(st.sampled_from(PATHS), st.sampled_from(CONTENTS), max_size=3)
+    return draw(st.lists(files, min_size=count, max_size=count))
+
+
+@settings(max_examples=300)
+@given(jobs(), st.lists(st.integers(0, 3), max_size=60))
+def test_nodes_whose_files_collide_mend_until_the_step_is_committed_and_each_gets_its_own_back(
+    job: list[dict[str, bytes]], schedule: list[int]
+) -> None:
+    world = World()
+    pods = [Pod(world, Node(index, len(job)), files) for index, files in enumerate(job)]
+    for turn in schedule:
+        pods[turn % len(pods)].act()
+    for _ in range(40):  # then everybody gets a turn
+        for pod in pods:
+            pod.act()
+
+    assert world.committed is not None
+    assert world.holds(world.committed)
+    for pod in pods:
+        got = {e.path: world.objects[e.key][0] for e in files_for(pod.node, world.committed)}
+        assert got.items() >= pod.files.items()
+        assert got.keys() == {path for files in job for path in files}
+
+
+@given(jobs())
+def test_the_lowest_node_keeps_the_name_on_disk_and_equal_content_is_stored_once(job: list[dict[str, bytes]]) -> None:
+    world = World()
+    pods = [Pod(world, Node(index, len(job)), files) for index, files in enumerate(job)]
+    for _ in range(40):
+        for pod in pods:
+            pod.act()
+    for path in {path for files in job for path in files}:
+        owner = next(files for files in job if path in files)
+        assert world.objects[keys.shared_file(NAME, path)][0] == owner[path]
+    for pod in pods:
+        for path, content in pod.files.items():
+            owner = next(files for files in job if path in files)
+            shared = pod.entries[path].key == keys.shared_file(NAME, path)
+            assert shared == (owner[path] == content)
+
+
+@given(jobs())
+def test_what_is_committed_passes_every_check_of_a_resume(job: list[dict[str, bytes]]) -> None:
+    world = World()
+    pods = [Pod(world, Node(index, len(job)), files) for index, files in enumerate(job)]
+    for _ in range(40):
+        for pod in pods:
+            pod.act()
+    assert world.committed is not None
+    raw = {m.node.index: encode(m) for m in world.committed}
+    commit = decode_commit(encode(commit_of(world.committed, raw, committed_at="2026-03-01T12:00:00Z")), key=keys.commit(NAME))
+    for named in commit.manifests:
+        index = int(named.key.rpartition("node-")[2][:5])
+        check_manifest(named, raw[index])
+    check_node_set(commit, world.committed)
+    check_listing(world.committed, {key: there.size_bytes for key, there in world.listing().items()})
+    named_objects = {e.key: e.size_bytes for m in world.committed for e in m.files}
+    assert (commit.files, commit.size_bytes) == (len(named_objects), sum(named_objects.values()))
+    assert (commit.step, commit.attempt, len(commit.manifests)) == (20, ATTEMPT, len(job))
+
+
+def test_a_node_waits_for_the_others_and_names_them() -> None:
+    only = manifest(Node(1, 3), [entry("a", b"one")])
+    decision = decide([only], strategies.listing_of([only]), me=Node(1, 3))
+    assert decision == Wait("waiting for node 0, 2 of 3")
+
+
+def test_a_thousand_missing_nodes_make_a_short_reason() -> None:
+    only = manifest(Node(0, 1000), [])
+    decision = decide([only], {}, me=Node(0, 1000))
+    assert decision == Wait("waiting for node 1, 2, 3, 4, 5, 6, 7, 8 … of 1000")
+
+
+def test_a_node_whose_manifest_is_not_there_does_not_commit_for_the_others() -> None:
+    other = manifest(Node(0, 2), [entry("a", b"one")])
+    assert decide([other], strategies.listing_of([other]), me=Node(1, 2)) == Wait(
+        "this node's own manifest is not in the store"
+    )
+
+
+def test_a_second_node_with_other_content_moves_its_file_below_its_own_folder() -> None:
+    first, second = manifest(Node(0, 2), [entry("rng.pth", b"one")]), manifest(Node(1, 2), [entry("rng.pth", b"two")])
+    listing = {"checkpoint-20/rng.pth": Object(3, "e")}
+    moved = decide([first, second], listing, me=Node(1, 2))
+    assert isinstance(moved, Mend)
+    assert moved.files == {"rng.pth": "checkpoint-20/.ckpt/a1/node-00001/rng.pth"}
+    assert isinstance(decide([first, second], listing, me=Node(0, 2)), Wait)
+
+
+def test_an_object_that_somebody_overwrote_with_the_same_size_is_sent_again_by_its_owner() -> None:
+    first = manifest(Node(0, 1), [entry("rng.pth", b"one", etag="mine")])
+    decision = decide([first], {"checkpoint-20/rng.pth": Object(3, "theirs")}, me=Node(0, 1))
+    assert isinstance(decision, Mend)
+    assert decision.files == {"rng.pth": "checkpoint-20/rng.pth"}
+
+
+def test_an_equal_file_of_two_nodes_may_have_the_etag_of_either_part_size_once_the_owner_agrees() -> None:
+    first = manifest(Node(0, 2), [entry("a", b"one", etag="0")])
+    second = manifest(Node(1, 2), [entry("a", b"one", etag="1")])
+    assert isinstance(decide([first, second], {"checkpoint-20/a": Object(3, "0")}, me=Node(1, 2)), Ready)
+    assert isinstance(decide([first, second], {"checkpoint-20/a": Object(3, "1")}, me=Node(1, 2)), Wait)
+    assert isinstance(decide([first, second], {"checkpoint-20/a": Object(3, "1")}, me=Node(0, 2)), Mend)
+
+
+def test_a_checkpoint_without_files_of_this_node_is_ready() -> None:
+    assert isinstance(decide([manifest(Node(0, 1), [])], {}, me=Node(0, 1)), Ready)
+
+
+@pytest.mark.parametrize(
+    ("ours", "our_time", "theirs", "their_time", "stale"),
+    [
+        ("a1", "2026-03-01T12:00:00.000Z", "a2", "2026-03-01T13:00:00.000Z", True),
+        ("a2", "2026-03-01T13:00:00.000Z", "a1", "2026-03-01T12:00:00.000Z", False),
+        ("a1", "2026-03-01T12:00:00.000Z", "a1", "2026-03-01T13:00:00.000Z", False),
+        ("a1", "2026-03-01T12:00:00.000Z", "a2", "2026-03-01T12:00:00.000Z", False),
+        ("a1", None, "a2", "2026-03-01T13:00:00.000Z", False),
+        ("a1", "2026-03-01T12:00:00.000Z", "a2", None, False),
+    ],
+)
+def test_only_an_attempt_that_is_known_to_be_older_is_stale(
+    ours: str, our_time: str | None, theirs: str, their_time: str | None, stale: bool
+) -> None:
+    assert is_stale(ours=ours, our_created_at=our_time, theirs=theirs, their_created_at=their_time) is stale

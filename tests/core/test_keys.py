@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core import keys
+from tests import strategies
+from trainer_hook.contract import Node
+
+
+@given(strategies.names, strategies.ids, strategies.nodes(), strategies.paths)
+def test_everything_of_a_checkpoint_lies_in_its_folder(name: str, attempt: str, node: Node, path: str) -> None:
+    of_checkpoint = [
+        keys.commit(name),
+        keys.manifests(name),
+        keys.manifests(name, attempt),
+        keys.manifest(name, attempt, node),
+        keys.shared_file(name, path),
+        keys.node_file(name, attempt, node, path),
+    ]
+    assert all(key.startswith(keys.folder(name)) for key in of_checkpoint)
+    assert keys.manifest(name, attempt, node).startswith(keys.manifests(name, attempt))
+    assert keys.manifests(name, attempt).startswith(keys.manifests(name))
+
+
+@given(strategies.names, st.lists(strategies.ids, min_size=1, max_size=3, unique=True), st.lists(strategies.paths, unique=True))
+def test_no_two_things_of_a_checkpoint_share_a_key(name: str, attempts: list[str], paths: list[str]) -> None:
+    nodes = [Node(index, 3) for index in range(3)]
+    used = [keys.commit(name), *(keys.shared_file(name, path) for path in paths)]
+    for attempt in attempts:
+        used += [keys.manifest(name, attempt, node) for node in nodes]
+        used += [keys.node_file(name, attempt, node, path) for node in nodes for path in paths]
+    assert len(set(used)) == len(used)
+
+
+@given(strategies.ids, st.lists(strategies.nodes(), min_size=2, max_size=2, unique=True))
+def test_manifests_sort_like_the_indices_of_their_nodes(attempt: str, nodes: list[Node]) -> None:
+    low, high = sorted(nodes, key=lambda n: (n.index, n.count))
+    assert keys.manifest("final", attempt, low) < keys.manifest("final", attempt, high)
+
+
+def test_the_names_of_the_format_document() -> None:
+    node = Node(0, 2)
+    assert keys.commit("checkpoint-20") == "checkpoint-20/.complete"
+    assert keys.manifest("checkpoint-20", "a1", node) == "checkpoint-20/.ckpt/a1/node-00000-of-00002.json"
+    assert keys.shared_file("checkpoint-20", "a/model.pt") == "checkpoint-20/a/model.pt"
+    assert keys.node_file("checkpoint-20", "a1", Node(1, 2), "a/model.pt") == "checkpoint-20/.ckpt/a1/node-00001/a/model.pt"
+    assert keys.RUN == "run.json"
+
+
+def test_the_folder_of_checkpoint_2_is_no_prefix_of_checkpoint_20() -> None:
+    assert not keys.commit("checkpoint-20").startswith(keys.folder("checkpoint-2"))

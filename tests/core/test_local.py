@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.local import Finished, FoundCheckpoint, FoundFile, FoundMarker, Identity, judge
+from tests import strategies
+from tests.outcome import outcome
+from trainer_hook.contract import ContractError, Marker, Node, encode_marker, epoch_seconds
+
+HERE = Identity(Node(1, 4), "pod-uid")
+FILES = (FoundFile("a.pt", 10, 1, 100), FoundFile("sub/b.pt", 20, 1, 101))
+
+
+def found(
+    marker: bytes | dict[str, Any] = b"",
+    *,
+    name: str = "checkpoint-20",
+    files: tuple[FoundFile, ...] = FILES,
+    irregular: tuple[tuple[str, str], ...] = (),
+) -> FoundCheckpoint:
+    content = marker if isinstance(marker, bytes) else json.dumps(marker).encode()
+    return FoundCheckpoint(name, files, irregular, FoundMarker(content, "signature", 1000.5))
+
+
+def refusal(checkpoint: FoundCheckpoint, identity: Identity = HERE) -> str:
+    with pytest.raises(ContractError) as refused:
+        judge(checkpoint, identity)
+    return str(refused.value)
+
+
+found_files = st.lists(
+    st.builds(FoundFile, strategies.paths, st.integers(0, 2**50), st.integers(0, 2**62), st.integers(0, 2**62)),
+    max_size=5,
+    unique_by=lambda file: file.path,
+).map(tuple)
+
+
+@given(strategies.names, strategies.hostile(strategies.markers().map(encode_marker)), found_files)
+def test_any_marker_makes_a_finished_checkpoint_or_a_refusal(name: str, raw: bytes, files: tuple[FoundFile, ...]) -> None:
+    judged = outcome(judge, found(raw, name=name, files=files), HERE)
+    if isinstance(judged, Finished):
+        assert set(judged.files) <= set(files)
+        assert judged.size_bytes == sum(file.size_bytes for file in judged.files)
+        assert judged.step is not None or name == "final"
+
+
+@given(strategies.markers(step=st.none()), found_files, st.data())
+def test_what_the_marker_lists_is_taken_and_nothing_else(
+    marker: Marker, files: tuple[FoundFile, ...], data: st.DataObject
+) -> None:
+    listed = data.draw(st.lists(st.sampled_from(files), unique=True)) if files else []
+    said = [{"path": file.path, "size_bytes": file.size_bytes} for file in listed]
+    judged = judge(found({"files": said}, files=files), HERE)
+    assert list(judged.files) == listed
+
+
+@given(found_files.filter(bool), st.data())
+def test_a_listed_file_of_another_size_or_gone_is_refused_by_name(files: tuple[FoundFile, ...], data: st.DataObject) -> None:
+    victim = data.draw(st.sampled_from(files))
+    change = data.draw(st.integers(-5, 5).filter(lambda by: by != 0 and victim.size_bytes + by >= 0))
+    said = [{"path": f.path, "size_bytes": f.size_bytes + (change if f is victim else 0)} for f in files]
+    assert repr(victim.path) in refusal(found({"files": said}, files=files))
+    exact = [{"path": f.path, "size_bytes": f.size_bytes} for f in files]
+    gone = tuple(file for file in files if file is not victim)
+    assert repr(victim.path) in refusal(found({"files": exact}, files=gone))
+
+
+def test_an_empty_marker_is_filled_in_from_name_environment_and_directory() -> None:
+    judged = judge(found(b""), HERE)
+    assert judged == Finished(
+        name="checkpoint-20",
+        version="signature",
+        step=20,
+        reason=None,
+        attempt="pod-uid",
+        node=Node(1, 4),
+        created_at_s=1000.5,
+        world_size=None,
+        files=FILES,
+        meta={},
+    )
+    assert judged.size_bytes == 30
+    assert judged.restored_from is None
+
+
+def test_the_marker_wins_over_the_environment() -> None:
+    said = {
+        "attempt": "a1",
+        "node": {"index": 0, "count": 2},
+        "created_at": "2026-03-01T12:00:00Z",
+        "world_size": 16,
+        "global_step_seconds": 1.5,
+        "meta": {"restored": "0123456789abcdef"},
+    }
+    judged = judge(found(said), HERE)
+    assert (judged.attempt, judged.node, judged.world_size, judged.step_seconds) == ("a1", Node(0, 2), 16, 1.5)
+    assert judged.created_at_s == epoch_seconds("2026-03-01T12:00:00Z")
+    assert judged.restored_from == "0123456789abcdef"
+
+
+def test_one_of_several_that_nobody_says_which_is_refused_unless_its_marker_does() -> None:
+    unknown = Identity(None, "pod-uid")
+    assert "CKPT_NODE_COUNT" in refusal(found(b""), unknown)
+    assert judge(found({"node": {"index": 3, "count": 4}}), unknown).node == Node(3, 4)
+
+
+def test_files_that_the_marker_does_not_list_are_left_out() -> None:
+    assert [f.path for f in judge(found({"files": [{"path": "a.pt", "size_bytes": 10}]}), HERE).files] == ["a.pt"]
+
+
+@pytest.mark.parametrize("kind", ["symbolic link", "socket", "device", "fifo"])
+def test_what_is_neither_file_nor_directory_is_refused_with_its_kind(kind: str) -> None:
+    said = refusal(found(irregular=(("model.pt", kind),)))
+    assert "model.pt" in said
+    assert kind in said
+
+
+def test_a_file_with_a_name_that_no_key_can_have_is_refused() -> None:
+    assert "UTF-8" in refusal(found(files=(FoundFile("a\udcff.pt", 1, 1, 1),)))
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"step": 30}', b'{"format": 2}'])
+def test_a_marker_that_is_not_valid_refuses_the_checkpoint(content: bytes) -> None:
+    assert refusal(found(content))
+
+
+@pytest.mark.parametrize(
+    ("name", "marker", "urgent"),
+    [
+        ("checkpoint-20", {"reason": "jit"}, True),
+        ("checkpoint-20", {"reason": "final"}, True),
+        ("final", {}, True),
+        ("final", {"reason": "manual"}, True),
+        ("checkpoint-20", {"reason": "periodic"}, False),
+        ("checkpoint-20", {"reason": "manual"}, False),
+        ("checkpoint-20", {}, False),
+    ],
+)
+def test_jit_and_final_are_urgent(name: str, marker: dict[str, Any], urgent: bool) -> None:
+    assert judge(found(marker, name=name), HERE).urgent is urgent
+
+
+def test_final_without_reason_is_final_and_has_the_step_of_its_marker_or_none() -> None:
+    assert judge(found(b"", name="final"), HERE).reason == "final"
+    assert judge(found(b"", name="final"), HERE).step is None
+    assert judge(found({"step": 99}, name="final"), HERE).step == 99
+
+
+def test_a_restored_note_that_is_no_text_is_no_note() -> None:
+    assert judge(found({"meta": {"restored": 7}}), HERE).restored_from is None

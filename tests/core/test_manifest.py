@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from sidecar.core import keys
+from sidecar.core.manifest import Commit, Manifest, decode_commit, decode_manifest, encode
+from tests import strategies
+from tests.outcome import outcome
+from trainer_hook.contract import MAX_META_DEPTH, MAX_NODES, ContractError, Marker, encode_marker, parse_marker
+
+KEY = "checkpoint-20/.complete"
+
+MANIFEST: dict[str, Any] = {
+    "format": 1,
+    "name": "checkpoint-20",
+    "step": 20,
+    "attempt": "a1",
+    "node": {"index": 0, "count": 1},
+    "files": [{"path": "a", "key": "checkpoint-20/a", "size_bytes": 1, "crc64nvme": "0123456789abcdef"}],
+}
+OTHER_ATTEMPT = "checkpoint-20/.ckpt/a2/node-00000-of-00001.json"
+OTHER_STEP = "checkpoint-30/.ckpt/a1/node-00000-of-00001.json"
+COMMIT: dict[str, Any] = {
+    "format": 1,
+    "name": "checkpoint-20",
+    "step": 20,
+    "attempt": "a1",
+    "manifests": [{"key": "checkpoint-20/.ckpt/a1/node-00000-of-00001.json", "size_bytes": 1, "crc64nvme": "0123456789abcdef"}],
+}
+
+
+def manifest_refusal(**changed: Any) -> str:
+    with pytest.raises(ContractError) as refused:
+        decode_manifest(json.dumps(MANIFEST | changed).encode(), key="the-key")
+    return str(refused.value)
+
+
+def commit_refusal(*, key: str = KEY, **changed: Any) -> str:
+    with pytest.raises(ContractError) as refused:
+        decode_commit(json.dumps(COMMIT | changed).encode(), key=key)
+    return str(refused.value)
+
+
+@given(strategies.manifests())
+def test_a_manifest_that_is_written_reads_as_itself(manifest: Manifest) -> None:
+    assert decode_manifest(encode(manifest), key="k") == manifest
+    assert encode(decode_manifest(encode(manifest), key="k")) == encode(manifest)
+
+
+@given(strategies.commits())
+def test_a_commit_that_is_written_reads_as_itself(commit: Commit) -> None:
+    assert decode_commit(encode(commit), key=keys.commit(commit.name)) == commit
+    assert encode(decode_commit(encode(commit), key=keys.commit(commit.name))) == encode(commit)
+
+
+@given(strategies.hostile(strategies.manifests().map(encode)))
+def test_any_bytes_are_a_manifest_or_a_contract_error_that_names_the_key(raw: bytes) -> None:
+    manifest = outcome(decode_manifest, raw, key="the-key")
+    if isinstance(manifest, ContractError):
+        assert str(manifest).startswith("the-key: ")
+    else:
+        assert decode_manifest(encode(manifest), key="the-key") == manifest
+
+
+@given(strategies.hostile(strategies.commits().map(encode)), strategies.names)
+def test_any_bytes_are_a_commit_or_a_contract_error_that_names_the_key(raw: bytes, name: str) -> None:
+    commit = outcome(decode_commit, raw, key=keys.commit(name))
+    if isinstance(commit, ContractError):
+        assert str(commit).startswith(f"{name}/.complete: ")
+    else:
+        assert commit.name == name
+
+
+@given(strategies.markers())
+def test_the_meta_of_every_valid_marker_survives_the_manifest(marker: Marker) -> None:
+    meta = parse_marker(encode_marker(Marker(meta=marker.meta)), name="final").meta
+    manifest = decode_manifest(encode(Manifest.model_validate_json(json.dumps(MANIFEST | {"meta": meta}))), key="k")
+    assert manifest.meta == meta
+
+
+def test_the_deepest_meta_of_a_valid_marker_survives_the_manifest() -> None:
+    meta: Any = 1
+    for _ in range(MAX_META_DEPTH):
+        meta = {"a": meta}
+    assert parse_marker(json.dumps({"meta": meta}).encode(), name="final").meta == meta
+    manifest = Manifest.model_validate_json(json.dumps(MANIFEST | {"meta": meta}))
+    assert decode_manifest(encode(manifest), key="k").meta == meta
+
+
+def test_fields_of_later_versions_are_ignored() -> None:
+    later = json.dumps(MANIFEST | {"compression": "none"} | {"files": [MANIFEST["files"][0] | {"mode": 420}]}).encode()
+    assert decode_manifest(later, key="k") == decode_manifest(json.dumps(MANIFEST).encode(), key="k")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"format": 2}, "format"),
+        ({"format": "1"}, "format"),
+        ({"name": "checkpoint-20.tmp"}, "name"),
+        ({"name": "../checkpoint-20"}, "name"),
+        ({"step": 21}, "step 21"),
+        ({"step": "20"}, "step"),
+        ({"step": -1}, "step"),
+        ({"attempt": "a/../b"}, "attempt"),
+        ({"attempt": ""}, "attempt"),
+        ({"node": None}, "node"),
+        ({"node": {"index": 1, "count": 1}}, "node"),
+        ({"node": {"index": -1, "count": 1}}, "node.index"),
+        ({"node": {"index": 0, "count": 0}}, "node.count"),
+        ({"node": {"index": 0, "count": MAX_NODES + 1}}, "node"),
+        ({"files": None}, "files"),
+        ({"files": [MANIFEST["files"][0]] * 2}, "twice"),
+        ({"files": [MANIFEST["files"][0] | {"path": "../a"}]}, "files.0.path"),
+        ({"files": [MANIFEST["files"][0] | {"path": ".complete"}]}, "files.0.path"),
+        ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-200/a"}]}, "outside checkpoint-20/"),
+        ({"files": [MANIFEST["files"][0] | {"key": "run.json"}]}, "outside checkpoint-20/"),
+        ({"files": [MANIFEST["files"][0] | {"size_bytes": -1}]}, "files.0.size_bytes"),
+        ({"files": [MANIFEST["files"][0] | {"size_bytes": 1.0}]}, "files.0.size_bytes"),
+        ({"files": [MANIFEST["files"][0] | {"size_bytes": "1"}]}, "files.0.size_bytes"),
+        ({"files": [MANIFEST["files"][0] | {"crc64nvme": "0123456789ABCDEF"}]}, "files.0.crc64nvme"),
+        ({"files": [MANIFEST["files"][0] | {"crc64nvme": ""}]}, "files.0.crc64nvme"),
+    ],
+)
+def test_a_manifest_with_a_wrong_field_is_refused_and_the_field_named(changed: dict[str, Any], named: str) -> None:
+    assert named in manifest_refusal(**changed)
+
+
+@pytest.mark.parametrize("name", ["name", "attempt", "node", "files"])
+def test_a_manifest_without_a_needed_field_is_refused(name: str) -> None:
+    raw = json.dumps({key: value for key, value in MANIFEST.items() if key != name}).encode()
+    with pytest.raises(ContractError, match=name):
+        decode_manifest(raw, key="k")
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"format": 2}, "format"),
+        ({"name": "checkpoint-30"}, "commit of checkpoint-30"),
+        ({"step": 30}, "step 30"),
+        ({"manifests": []}, "manifests"),
+        ({"manifests": None}, "manifests"),
+        (
+            {"manifests": [COMMIT["manifests"][0] | {"key": OTHER_ATTEMPT}]},
+            "no manifest of attempt a1",
+        ),
+        ({"manifests": [COMMIT["manifests"][0] | {"key": OTHER_STEP}]}, "no manifest"),
+        ({"manifests": [COMMIT["manifests"][0] | {"crc64nvme": 7}]}, "manifests.0.crc64nvme"),
+        ({"attempt": "a2"}, "no manifest of attempt a2"),
+    ],
+)
+def test_a_commit_with_a_wrong_field_is_refused_and_the_field_named(changed: dict[str, Any], named: str) -> None:
+    assert named in commit_refusal(**changed)
+
+
+def test_a_commit_under_another_checkpoints_name_is_refused() -> None:
+    assert "commit of checkpoint-20" in commit_refusal(key="checkpoint-30/.complete")
+
+
+@pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"null", b"\xff", b"{", b"[" * 100_000])
+def test_an_empty_or_torn_document_is_corrupt(raw: bytes) -> None:
+    with pytest.raises(ContractError):
+        decode_manifest(raw, key="k")
+    with pytest.raises(ContractError):
+        decode_commit(raw, key=KEY)

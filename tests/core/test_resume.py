@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core import keys
+from sidecar.core.commit import commit_of
+from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry, NodeOf, decode_commit, decode_manifest, encode
+from sidecar.core.resume import (
+    check_listing,
+    check_manifest,
+    check_node_set,
+    files_for,
+    matches_train_call,
+    newest_first,
+)
+from tests import strategies
+from trainer_hook.contract import ContractError, Node, step_of
+
+
+@st.composite
+def committed(draw: st.DrawFn) -> tuple[Commit, list[Manifest]]:
+    name, attempt = draw(strategies.names), draw(strategies.ids)
+    count = draw(st.integers(1, 3))
+    manifests = [draw(strategies.manifests(name, attempt, Node(index, count))) for index in range(count)]
+    raw = {index: encode(manifest) for index, manifest in enumerate(manifests)}
+    return commit_of(manifests, raw, committed_at="2026-03-01T12:00:00.000Z"), manifests
+
+
+def offered(raw_commit: bytes, raw_manifests: dict[str, bytes], sizes: dict[str, int], name: str) -> Commit:
+    """All that is verified before a byte of data is fetched, in the order of I5."""
+    commit = decode_commit(raw_commit, key=keys.commit(name))
+    manifests = []
+    for entry in commit.manifests:
+        if entry.key not in raw_manifests:
+            raise ContractError(f"{entry.key}: missing in the store")
+        check_manifest(entry, raw_manifests[entry.key])
+        manifests.append(decode_manifest(raw_manifests[entry.key], key=entry.key))
+    check_node_set(commit, manifests)
+    check_listing(manifests, sizes)
+    return commit
+
+
+def stored(commit: Commit, manifests: Sequence[Manifest]) -> tuple[bytes, dict[str, bytes], dict[str, int]]:
+    documents = {entry.key: encode(manifest) for entry, manifest in zip(commit.manifests, manifests, strict=True)}
+    sizes = {entry.key: entry.size_bytes for manifest in manifests for entry in manifest.files}
+    return encode(commit), documents, sizes
+
+
+def consistent(pair: tuple[Commit, list[Manifest]]) -> bool:
+    """Whether no two nodes record other sizes under one key: such a step is never committed."""
+    claims = {(e.key, e.size_bytes) for manifest in pair[1] for e in manifest.files}
+    return len({key for key, _ in claims}) == len(claims)
+
+
+commits = committed().filter(consistent)
+
+
+@given(commits)
+def test_an_undamaged_commit_is_offered(pair: tuple[Commit, list[Manifest]]) -> None:
+    commit, manifests = pair
+    assert offered(*stored(commit, manifests), commit.name) == commit
+
+
+@given(commits, st.data())
+def test_a_manifest_with_any_byte_changed_is_refused(pair: tuple[Commit, list[Manifest]], data: st.DataObject) -> None:
+    commit, manifests = pair
+    raw, documents, sizes = stored(commit, manifests)
+    key = data.draw(st.sampled_from(sorted(documents)))
+    document = bytearray(documents[key])
+    document[data.draw(st.integers(0, len(document) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(ContractError, match="crc64nvme"):
+        offered(raw, documents | {key: bytes(document)}, sizes, commit.name)
+
+
+@given(commits, st.data())
+def test_a_manifest_that_is_cut_longer_or_gone_is_refused(pair: tuple[Commit, list[Manifest]], data: st.DataObject) -> None:
+    commit, manifests = pair
+    raw, documents, sizes = stored(commit, manifests)
+    key = data.draw(st.sampled_from(sorted(documents)))
+    content = documents[key]
+    for other in (content[: data.draw(st.integers(0, len(content) - 1))], content + b"\n"):
+        with pytest.raises(ContractError, match="bytes, the commit says"):
+            offered(raw, documents | {key: other}, sizes, commit.name)
+    with pytest.raises(ContractError, match="missing"):
+        offered(raw, {k: v for k, v in documents.items() if k != key}, sizes, commit.name)
+
+
+INFORMATIVE = {"committed_at", "files", "size_bytes"}
+
+
+@given(commits, st.data())
+def test_a_commit_with_any_byte_changed_is_refused_or_says_the_same_but_for_its_time_and_totals(
+    pair: tuple[Commit, list[Manifest]], data: st.DataObject
+) -> None:
+    commit, manifests = pair
+    raw, documents, sizes = stored(commit, manifests)
+    changed = bytearray(raw)
+    changed[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(ContractError):
+        still = offered(bytes(changed), documents, sizes, commit.name)
+        assert still.model_dump(exclude=INFORMATIVE) == commit.model_dump(exclude=INFORMATIVE)
+
+
+@given(commits, st.data())
+def test_an_object_of_another_size_or_gone_is_refused_by_its_key(
+    pair: tuple[Commit, list[Manifest]], data: st.DataObject
+) -> None:
+    commit, manifests = pair
+    raw, documents, sizes = stored(commit, manifests)
+    if not sizes:
+        return
+    key = data.draw(st.sampled_from(sorted(sizes)))
+    other = data.draw(st.integers(0, 2**50).filter(lambda size: size != sizes[key]))
+    with pytest.raises(ContractError, match="writer recorded") as refused:
+        offered(raw, documents, sizes | {key: other}, commit.name)
+    assert key in str(refused.value)
+    with pytest.raises(ContractError, match="missing in the store"):
+        offered(raw, documents, {k: v for k, v in sizes.items() if k != key}, commit.name)
+
+
+@given(commits, st.data())
+def test_a_commit_of_fewer_or_of_doubled_manifests_is_refused(pair: tuple[Commit, list[Manifest]], data: st.DataObject) -> None:
+    commit, manifests = pair
+    at = data.draw(st.integers(0, len(manifests) - 1))
+    with pytest.raises(ContractError):
+        check_node_set(commit, manifests[:at] + manifests[at + 1 :])
+    with pytest.raises(ContractError):
+        check_node_set(commit, [*manifests, manifests[at]])
+
+
+def test_a_node_set_of_an_absurd_count_is_refused_at_once() -> None:
+    of_many = Manifest.model_construct(name="final", attempt="a", node=NodeOf.model_construct(index=0, count=10**15), files=())
+    commit = Commit(name="final", attempt="a", manifests=(ManifestEntry(key="k", size_bytes=0, crc64nvme="0" * 16),))
+    with pytest.raises(ContractError, match="not of one each"):
+        check_node_set(commit, [of_many])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"attempt": "a2"}, {"name": "checkpoint-30"}, {"node": NodeOf(index=1, count=3)}, {"node": NodeOf(index=0, count=2)}],
+)
+def test_a_manifest_of_another_attempt_checkpoint_or_node_count_is_refused(changed: dict[str, Any]) -> None:
+    manifests = [
+        Manifest(name="checkpoint-20", step=20, attempt="a1", node=NodeOf(index=index, count=2), files=()) for index in (0, 1)
+    ]
+    commit = commit_of(manifests, {0: b"", 1: b""}, committed_at="2026-03-01T12:00:00Z")
+    check_node_set(commit, manifests)
+    with pytest.raises(ContractError, match="checkpoint-20"):
+        check_node_set(commit, [manifests[0], manifests[1].model_copy(update=changed)])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"step": None}, {"reason": "jit"}, {"created_at": None}, {"world_size": 9}, {"meta": {"train_call": 1}}],
+)
+def test_a_commit_that_says_something_else_than_its_manifests_is_refused(changed: dict[str, Any]) -> None:
+    manifests = [
+        Manifest(
+            name="checkpoint-20",
+            step=20,
+            attempt="a1",
+            node=NodeOf(index=0, count=1),
+            reason="periodic",
+            created_at="2026-03-01T12:00:00Z",
+            world_size=8,
+            files=(),
+        )
+    ]
+    commit = commit_of(manifests, {0: b""}, committed_at="2026-03-01T12:00:00Z")
+    with pytest.raises(ContractError, match=next(iter(changed))):
+        check_node_set(commit.model_copy(update=changed), manifests)
+
+
+@given(st.lists(strategies.names | st.sampled_from(["checkpoint-20.tmp", ".ckpt", "run", "checkpoint-007"]), unique=True))
+def test_only_steps_are_resumed_and_the_newest_first(folders: list[str]) -> None:
+    order = newest_first(folders)
+    assert set(order) == {name for name in folders if step_of(name) is not None}
+    steps = [step for name in order if (step := step_of(name)) is not None]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_checkpoint_100_is_newer_than_checkpoint_20_and_final_is_not_resumed_from() -> None:
+    assert newest_first(["checkpoint-20", "final", "checkpoint-100", "checkpoint-3"]) == [
+        "checkpoint-100",
+        "checkpoint-20",
+        "checkpoint-3",
+    ]
+
+
+@given(commits, st.data())
+def test_a_node_gets_every_path_once_and_of_its_own_files_its_own(
+    pair: tuple[Commit, list[Manifest]], data: st.DataObject
+) -> None:
+    _, manifests = pair
+    count = manifests[0].node.count
+    index = data.draw(st.integers(0, count + 1))  # a job that is larger now than when it was saved
+    files = files_for(Node(index, max(count, index + 1)), manifests)
+    paths = [entry.path for entry in files]
+    assert paths == sorted({entry.path for manifest in manifests for entry in manifest.files})
+    for entry in files:
+        claims: list[tuple[int, FileEntry]] = [(m.node.index, e) for m in manifests for e in m.files if e.path == entry.path]
+        own = [e for owner, e in claims if owner == index]
+        assert entry == (own[0] if own else min(claims, key=lambda claim: claim[0])[1])
+
+
+@pytest.mark.parametrize(
+    ("meta", "train_call", "matches"),
+    [
+        ({}, None, True),
+        ({"train_call": 3}, None, True),
+        ({}, 0, True),
+        ({"train_call": 0}, 0, True),
+        ({"train_call": 1}, 0, False),
+        ({}, 1, False),
+        ({"train_call": "1"}, 1, False),
+    ],
+)
+def test_a_train_call_continues_only_from_its_own_checkpoints(
+    meta: dict[str, Any], train_call: int | None, matches: bool
+) -> None:
+    assert matches_train_call(meta, train_call) is matches

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.throughput import WINDOW_S, Throughput
+
+# Whole seconds, so that the brute force can count them one by one.
+requests = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 10**9)), max_size=12).map(
+    lambda drawn: sorted(((began, began + took, size) for began, took, size in drawn), key=lambda r: r[1])
+)
+
+
+def measured(sent: list[tuple[int, int, int]], *, window_s: float = WINDOW_S) -> float | None:
+    throughput = Throughput(window_s=window_s)
+    for began_s, ended_s, size_bytes in sent:
+        throughput.add(size_bytes, began_s=began_s, now_s=ended_s)
+    return throughput.bytes_per_s()
+
+
+def counted(sent: list[tuple[int, int, int]], *, window_s: float = WINDOW_S) -> float | None:
+    """The rate by looking at each second: was anything under way in it?"""
+    lately = [r for r in sent if r[1] >= sent[-1][1] - window_s]
+    busy_s = sum(any(began <= second < ended for began, ended, _ in lately) for second in range(100))
+    total_bytes = sum(size for _, _, size in lately)
+    return total_bytes / busy_s if busy_s and total_bytes else None
+
+
+@given(requests, st.integers(1, 40))
+def test_the_rate_is_the_bytes_of_the_window_by_its_busy_seconds(sent: list[tuple[int, int, int]], window_s: int) -> None:
+    want = counted(sent, window_s=window_s)
+    assert measured(sent, window_s=window_s) == (None if want is None else pytest.approx(want))
+
+
+@given(requests, st.integers(0, 10**6))
+def test_the_rate_does_not_depend_on_when_the_clock_began(sent: list[tuple[int, int, int]], shift_s: int) -> None:
+    later = [(began + shift_s, ended + shift_s, size) for began, ended, size in sent]
+    assert measured(later) == measured(sent)
+
+
+def test_nothing_sent_has_no_rate() -> None:
+    assert Throughput().bytes_per_s() is None
+    assert measured([(0, 5, 0)]) is None
+    assert measured([(5, 5, 100)]) is None
+
+
+def test_requests_side_by_side_add_up() -> None:
+    assert measured([(0, 10, 100), (0, 10, 100), (0, 10, 100)]) == 30.0
+
+
+def test_idle_time_does_not_count() -> None:
+    assert measured([(0, 1, 100), (11, 12, 100)]) == 100.0
+
+
+def test_what_is_older_than_the_window_is_forgotten() -> None:
+    assert measured([(0, 1, 1_000_000), (100, 101, 5)]) == 5.0
+
+
+def test_the_last_measurement_stays_however_long_ago() -> None:
+    throughput = Throughput(window_s=1)
+    throughput.add(10, began_s=0, now_s=5)
+    assert throughput.bytes_per_s() == 2.0

@@ -1,0 +1,106 @@
+"""A training script that knows nothing of checkpoints. What it does is told as one JSON argument."""
+
+import hashlib
+import json
+import os
+import sys
+import time
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+
+TOLD = {
+    "args": {},
+    "sleep_s": 0.0,
+    "eval_sleep_s": 0.0,
+    "rank_1_sleep_s": 0.0,
+    "before_s": 0.0,
+    "resume": None,
+    "calls": 1,
+    "subclass": False,
+    "width": 16,
+    "rows": 64,
+}
+TOLD |= json.loads(sys.argv[1])
+RANK = os.environ.get("RANK", "0")
+
+
+def tell(text):
+    print(text, flush=True)
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return TOLD["rows"]
+
+    def __getitem__(self, index):
+        row = torch.randn(8, generator=torch.Generator().manual_seed(index))
+        return {"x": row, "labels": (row.sum() > 0).long()}
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        width = TOLD["width"]
+        self.body = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Dropout(0.2), torch.nn.Linear(width, 2))
+
+    def forward(self, x, labels):
+        if not self.training:
+            time.sleep(TOLD["eval_sleep_s"])
+        logits = self.body(x)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Tells(TrainerCallback):
+    """The script's own callback."""
+
+    def on_step_end(self, args, state, control, **kwargs):
+        tell(f"rank {RANK} step {state.global_step}")
+        time.sleep(TOLD["sleep_s"] + (TOLD["rank_1_sleep_s"] if RANK == "1" else 0))
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        tell(f"evaluated {state.global_step}")
+
+    def on_prediction_step(self, args, state, control, **kwargs):
+        tell("prediction step")
+
+    def on_save(self, args, state, control, **kwargs):
+        tell(f"script saved {state.global_step}")
+
+
+class Own(Trainer):
+    """A subclass whose constructor has another shape."""
+
+    def __init__(self, net, rows, arguments):
+        super().__init__(model=net, args=arguments, train_dataset=rows, eval_dataset=rows, callbacks=[Tells()])
+
+
+def trainer_of(net, arguments):
+    if TOLD["subclass"]:
+        return Own(net, Rows(), arguments)
+    return Trainer(model=net, args=arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=[Tells()])
+
+
+def main():
+    torch.set_num_threads(1)
+    set_seed(3)
+    net = Net()
+    defaults = {"output_dir": "output", "max_steps": 20, "per_device_train_batch_size": 4, "learning_rate": 0.01}
+    quiet = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True, "logging_steps": 5}
+    arguments = TrainingArguments(**(defaults | quiet | TOLD["args"]))
+    tell("made")
+    time.sleep(TOLD["before_s"])
+    for call in range(TOLD["calls"]):
+        trainer = trainer_of(net, arguments)
+        outcome = trainer.train(resume_from_checkpoint=TOLD["resume"])
+        tell(f"rank {RANK} call {call} ended at {outcome.global_step}")
+    tell(f"limits {trainer.args.save_only_model} {trainer.args.save_total_limit} {trainer.args.output_dir}")
+    digest = hashlib.sha256()
+    for name, tensor in sorted(net.state_dict().items()):
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    if RANK == "0":
+        tell(f"weights {digest.hexdigest()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""A real sidecar process on a real volume, and a trainer that is nothing but files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(condition: Callable[[], Any], *, timeout_s: float = PATIENCE_S, what: str = "") -> Any:
+    """Return the first true value of ``condition``."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"did not come true within {timeout_s} s: {what or condition}")
+
+
+def write_checkpoint(volume: Path, name: str, files: Mapping[str, bytes], marker: Mapping[str, Any] | None = None) -> Path:
+    """Do what a shell script does: write files, then the marker."""
+    folder = volume / name
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    (folder / ".complete").write_text("" if marker is None else json.dumps(marker))
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return all files of a checkpoint but its marker."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".complete"
+    }
+
+
+class Sidecar:
+    """``checkpoint-sidecar run`` as a child process."""
+
+    def __init__(self, volume: Path, settings: Mapping[str, str], log: Path) -> None:
+        self.volume = volume
+        self.port = free_port()
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("CKPT_", "AWS_"))}
+        environ |= {"CKPT_DIR": str(volume), "CKPT_API_PORT": str(self.port), "AWS_EC2_METADATA_DISABLED": "true"}
+        self.environ = environ | dict(settings)
+        self._log_path = log
+        self._log = log.open("ab")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sidecar", "run"], env=self.environ, stdout=self._log, stderr=subprocess.STDOUT
+        )
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run another command against this sidecar."""
+        command = [sys.executable, "-m", "sidecar", *arguments]
+        return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60, check=False)
+
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def events(self, name: str | None = None) -> list[dict[str, Any]]:
+        found = []
+        for line in self.log().splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if name is None or event.get("event") == name:
+                found.append(event)
+        return found
+
+    def call(self, method: str, path: str, body: Any = None, *, timeout_s: float = 30.0, token: str | None = None) -> Any:
+        """Return the JSON answer of the API, also of an error, with its status under ``http_status``."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", method=method)
+        if body is not None:
+            request.data = json.dumps(body).encode()
+            request.add_header("content-type", "application/json")
+        if token is not None:
+            request.add_header("authorization", f"Bearer {token}")
+        try:
+            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+                return json.loads(response.read()) | {"http_status": response.status}
+        except urllib.error.HTTPError as error:
+            with error:
+                return json.loads(error.read()) | {"http_status": error.code}
+
+    def up(self) -> Sidecar:
+        """Wait until the API answers."""
+
+        def answers() -> bool:
+            assert self.process.poll() is None, self.log()
+            try:
+                return bool(self.call("GET", "/healthz"))
+            except OSError:
+                return False
+
+        until(answers, what=f"API up: {self.log()}")
+        return self
+
+    def ready(self) -> Sidecar:
+        """Wait until the store was reached."""
+        self.up()
+        until(lambda: self.call("GET", "/readyz")["http_status"] == 200, what="ready")
+        return self
+
+    def status(self) -> Any:
+        return self.call("GET", "/v1/status")
+
+    def committed(self, name: str, *, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Wait until a checkpoint is durable and return the event."""
+        return until(
+            lambda: next((e for e in self.events("checkpoint_committed") if e["checkpoint"] == name), None),
+            timeout_s=timeout_s,
+            what=f"{name} committed; log:\n{self.log()[-3000:]}",
+        )
+
+    def resume(self, checkpoint: str = "latest", **more: Any) -> Any:
+        """Ask for a checkpoint and wait for the outcome."""
+        self.call("POST", "/v1/resume", {"checkpoint": checkpoint} | more)
+        return until(self._outcome, what="resume")
+
+    def _outcome(self) -> Any:
+        answer = self.call("GET", "/v1/resume?wait_s=5")
+        return answer if answer["state"] in ("ready", "none", "failed") else None
+
+    def terminate(self, *, timeout_s: float = PATIENCE_S) -> int:
+        """Send SIGTERM and return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait(timeout_s=timeout_s)
+
+    def wait(self, *, timeout_s: float = PATIENCE_S) -> int:
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        self._log.close()
+
+    @property
+    def report(self) -> Any:
+        return json.loads((self.volume / ".ckpt/exit-report.json").read_text())
+
+
+@contextmanager
+def sidecar(volume: Path, settings: Mapping[str, str]) -> Iterator[Sidecar]:
+    """Run a sidecar for the length of the context."""
+    volume.mkdir(parents=True, exist_ok=True)
+    running = Sidecar(volume, settings, volume.parent / f"{volume.name}-{free_port()}.log")
+    try:
+        yield running
+    finally:
+        running.close()

@@ -1,0 +1,176 @@
+"""The way back: what a new pod is given, and what it is never given."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from sidecar.core import keys
+from tests.process.conftest import Place
+from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
+
+FILES_10 = {"model.safetensors": b"a" * 5000, "rng/state.pth": b"1", "empty": b""}
+FILES_20 = {"model.safetensors": b"b" * 5000, "rng/state.pth": b"2", "empty": b""}
+
+
+@pytest.fixture
+def filled(place: Place, tmp_path: Path) -> Place:
+    """A store with the steps 10 and 20 of a pod that is gone."""
+    with sidecar(tmp_path / "old-volume", place.settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-10", FILES_10)
+        write_checkpoint(running.volume, "checkpoint-20", FILES_20, {"reason": "jit", "meta": {"train_call": 0}})
+        running.committed("checkpoint-10")
+        running.committed("checkpoint-20")
+        assert running.terminate() == 0
+    return place
+
+
+def test_a_new_pod_resumes_from_the_newest_committed_step(filled: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", filled.settings) as running:
+        answer = running.up().resume()
+        assert (answer["state"], answer["checkpoint"], answer["step"], answer["passed_over"]) == (
+            "ready",
+            "checkpoint-20",
+            20,
+            [],
+        )
+        assert answer["path"] == str(running.volume / "checkpoint-20")
+        assert contents(running.volume / "checkpoint-20") == FILES_20
+        assert list((running.volume / ".ckpt/incoming").iterdir()) == []
+        running.committed("checkpoint-20")
+        assert running.status()["sent_bytes"] == 0, "what was downloaded is not uploaded again"
+
+
+def test_the_download_begins_before_anybody_asks(filled: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", filled.settings) as running:
+        until(lambda: (running.volume / "checkpoint-20/.complete").exists())
+
+
+def test_a_named_step_can_be_asked_for(filled: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", filled.settings | {"CKPT_RESUME": "on-demand"}) as running:
+        answer = running.up().resume("checkpoint-10")
+        assert (answer["state"], answer["checkpoint"]) == ("ready", "checkpoint-10")
+        assert contents(running.volume / "checkpoint-10") == FILES_10
+
+
+def test_a_truncated_object_quarantines_its_step_and_the_older_one_is_used(filled: Place, tmp_path: Path) -> None:
+    filled.store.put("checkpoint-20/model.safetensors", FILES_20["model.safetensors"][:-1])
+    with sidecar(tmp_path / "volume", filled.settings) as running:
+        answer = running.up().resume()
+        assert answer["checkpoint"] == "checkpoint-10"
+        assert contents(running.volume / "checkpoint-10") == FILES_10
+        [passed] = answer["passed_over"]
+        assert passed["checkpoint"] == "checkpoint-20"
+        assert "model.safetensors: 4999 bytes in the store, its writer recorded 5000" in passed["reason"]
+        assert "checkpoint-20" in running.status()["quarantined"]
+
+
+def test_swapped_objects_of_equal_size_are_found_out(filled: Place, tmp_path: Path) -> None:
+    filled.store.put("checkpoint-20/model.safetensors", FILES_10["model.safetensors"])
+    with sidecar(tmp_path / "volume", filled.settings) as running:
+        answer = running.up().resume()
+        assert answer["checkpoint"] == "checkpoint-10"
+        assert "crc64nvme" in answer["passed_over"][0]["reason"]
+        assert not (running.volume / "checkpoint-20").exists()
+
+
+@pytest.mark.parametrize("damage", ["missing data", "missing manifest", "other manifest", "bad commit"])
+def test_nothing_damaged_is_ever_resumed(damage: str, filled: Place, tmp_path: Path) -> None:
+    [manifest] = [key for key in filled.keys(keys.manifests("checkpoint-20")) if key.endswith(".json")]
+    match damage:
+        case "missing data":
+            filled.store.delete(["checkpoint-20/rng/state.pth"])
+        case "missing manifest":
+            filled.store.delete([manifest])
+        case "other manifest":
+            filled.store.put(manifest, filled.store.get(manifest).replace(b'"path"', b'"path" '))
+        case "bad commit":
+            filled.store.put(keys.commit("checkpoint-20"), b"{")
+    with sidecar(tmp_path / "volume", filled.settings) as running:
+        answer = running.up().resume()
+        assert answer["checkpoint"] == "checkpoint-10"
+        assert [p["checkpoint"] for p in answer["passed_over"]] == ["checkpoint-20"]
+
+
+def test_without_its_commit_a_checkpoint_is_invisible(filled: Place, tmp_path: Path) -> None:
+    filled.store.delete([keys.commit("checkpoint-20")])
+    with sidecar(tmp_path / "volume", filled.settings) as running:
+        assert running.up().resume()["checkpoint"] == "checkpoint-10"
+
+
+def test_an_empty_store_gives_nothing_to_resume_from(place: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", place.settings) as running:
+        answer = running.up().resume()
+        assert (answer["state"], answer["path"], answer["passed_over"]) == ("none", None, [])
+
+
+def test_only_checkpoints_of_the_train_call_that_asks_are_offered(filled: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", filled.settings) as running:
+        assert running.up().resume(train_call=1)["state"] == "none"
+        assert running.resume(train_call=0)["checkpoint"] == "checkpoint-20"
+
+
+def test_kill_9_in_mid_download_continues_with_what_verified(place: Place, tmp_path: Path) -> None:
+    files = {f"shard-{i:03d}": random.Random(i).randbytes(400_000) for i in range(100)}
+    with sidecar(tmp_path / "old-volume", place.settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-10", files)
+        running.committed("checkpoint-10")
+    volume = tmp_path / "volume"
+    with sidecar(volume, place.settings | {"CKPT_CONCURRENCY": "1"}) as first:
+        until(lambda: sum(1 for p in (volume / ".ckpt/incoming").glob("*/shard-*")) > 5)
+        first.kill()
+    assert not (volume / "checkpoint-10").exists()
+    kept = {path.name: path.stat().st_ino for path in (volume / ".ckpt/incoming").glob("*/shard-???")}
+    assert kept
+    with sidecar(volume, place.settings) as second:
+        assert second.up().resume()["checkpoint"] == "checkpoint-10"
+        assert contents(volume / "checkpoint-10") == files
+        assert all((volume / "checkpoint-10" / name).stat().st_ino == inode for name, inode in kept.items())
+
+
+def test_a_restarted_trainer_continues_from_its_own_volume_without_a_download(place: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", place.settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-30", FILES_10)
+        running.committed("checkpoint-30")
+        answer = running.resume()
+        assert (answer["checkpoint"], answer["source"]) == ("checkpoint-30", "local")
+        assert running.events("resume_download_started") == []
+
+
+def test_a_copy_that_was_changed_after_its_download_is_fetched_again(filled: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", filled.settings) as running:
+        assert running.up().resume()["source"] == "store"
+        assert running.resume()["source"] == "local"
+        (running.volume / "checkpoint-20/model.safetensors").write_bytes(b"c" * 5000)
+        assert running.resume()["source"] == "store"
+        assert contents(running.volume / "checkpoint-20") == FILES_20
+
+
+def test_a_step_committed_anew_leaves_quarantine(filled: Place, tmp_path: Path) -> None:
+    filled.store.put("checkpoint-20/model.safetensors", FILES_10["model.safetensors"])
+    with sidecar(tmp_path / "volume", filled.settings) as running:
+        assert running.up().resume()["checkpoint"] == "checkpoint-10"
+        write_checkpoint(running.volume, "checkpoint-20", FILES_20, {"attempt": "later"})
+        running.committed("checkpoint-20")
+    with sidecar(tmp_path / "volume-2", filled.settings) as running:
+        assert running.up().resume()["checkpoint"] == "checkpoint-20"
+
+
+def test_a_checkpoint_that_the_trainer_writes_during_the_download_is_not_replaced(place: Place, tmp_path: Path) -> None:
+    files = {f"shard-{i:03d}": random.Random(i).randbytes(400_000) for i in range(60)}
+    with sidecar(tmp_path / "old-volume", place.settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-10", files)
+        running.committed("checkpoint-10")
+    with sidecar(tmp_path / "volume", place.settings | {"CKPT_CONCURRENCY": "1"}) as running:
+        until(lambda: list((running.volume / ".ckpt/incoming").glob("*/shard-*")))
+        write_checkpoint(running.volume, "checkpoint-10", FILES_10)
+        running.up()
+        answer = until(lambda: a if (a := running.resume())["state"] == "ready" else None)
+        assert (answer["checkpoint"], answer["source"]) == ("checkpoint-10", "local")
+        assert contents(running.volume / "checkpoint-10") == FILES_10

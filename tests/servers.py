@@ -1,0 +1,251 @@
+"""S3 servers for tests: moto, Ceph RGW, and small ones that misbehave on purpose."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from sidecar.core.checksum import checksum, combined
+
+ACCESS_KEY, SECRET_KEY = "minioadmin", "minioadmin"
+REGION = "us-east-1"
+RGW = Path(__file__).parent / "rgw"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_credentials(folder: Path, *, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> Path:
+    """Write what a mounted secret looks like."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "AWS_ACCESS_KEY_ID").write_text(access_key)
+    (folder / "AWS_SECRET_ACCESS_KEY").write_text(secret_key + "\n")
+    return folder
+
+
+def create_bucket(endpoint: str, bucket: str) -> None:
+    import boto3
+
+    client = boto3.client(
+        "s3", endpoint_url=endpoint, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name=REGION
+    )
+    client.create_bucket(Bucket=bucket)
+    client.close()
+
+
+@contextlib.contextmanager
+def moto() -> Iterator[str]:
+    """Yield the endpoint of a moto server in a process of its own."""
+    port = free_port()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        _wait_for(port, server)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait()
+
+
+@contextlib.contextmanager
+def rgw(folder: Path) -> Iterator[str]:
+    """Yield the endpoint of a Ceph RGW."""
+    port = free_port()
+    try:
+        done = subprocess.run(
+            [RGW / "up", folder, str(port), "4"],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            stdin=subprocess.DEVNULL,
+        )
+        yield done.stdout.split()[-1]
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"tests/rgw/up: {error.stderr[-2000:]}") from error
+    finally:
+        subprocess.run([RGW / "down", folder], check=False, capture_output=True)
+
+
+def rgw_is_installed() -> bool:
+    return shutil.which("radosgw") is not None
+
+
+def rgw_is_required() -> bool:
+    return bool(os.environ.get("CI")) or os.environ.get("CKPT_TEST_RGW") == "required"
+
+
+def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(300):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        if server.poll() is not None:
+            break
+        time.sleep(0.1)
+    raise RuntimeError("moto did not start: run 'python -m moto.server' to see why")
+
+
+@dataclass
+class Request:
+    """What a client sent to a ``Proxy``; a rule may change it before it is passed on."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {name: values[0] for name, values in parse_qs(urlsplit(self.path).query, keep_blank_values=True).items()}
+
+    @property
+    def is_part(self) -> bool:
+        return self.method == "PUT" and "partNumber" in self.query
+
+
+Answer = tuple[int, dict[str, str], bytes]
+Rule = Callable[[Request], Answer | None]
+
+
+def s3_error(status: int, code: str, *, message: str = "no", **headers: str) -> Answer:
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+    return status, {"Content-Type": "application/xml", **headers}, body
+
+
+@dataclass
+class Proxy:
+    """Stands before an S3 server, or alone. ``rule`` answers a request itself, or changes it, or lets it pass."""
+
+    target: str | None = None
+    rule: Rule = lambda _: None
+    cut_answers_at: int | None = None
+    """Answers to GET are cut after so many bytes of their body."""
+    tls: ssl.SSLContext | None = None
+    seen: list[Request] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[str]:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        server.daemon_threads = True
+        if self.tls:
+            server.socket = self.tls.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"{'https' if self.tls else 'http'}://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+    def _handler(proxy) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - 'self' is the handler's below
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def _serve(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                request = Request(self.command, self.path, dict(self.headers.items()), body)
+                proxy.seen.append(request)
+                status, headers, content = proxy.rule(request) or proxy._pass_on(request)
+                self._answer(status, headers, content)
+
+            def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+                self.send_response_only(status)
+                for name, value in headers.items():
+                    if name.lower() not in ("transfer-encoding", "connection", "content-length"):
+                        self.send_header(name, value)
+                length = headers.get("Content-Length", str(len(content))) if self.command == "HEAD" else str(len(content))
+                self.send_header("Content-Length", length)
+                self.end_headers()
+                if self.command == "GET" and proxy.cut_answers_at is not None and len(content) > proxy.cut_answers_at:
+                    self.wfile.write(content[: proxy.cut_answers_at])
+                    self.close_connection = True
+                elif self.command != "HEAD":
+                    self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve  # noqa: N815 - the base class's names
+
+        return Handler
+
+    def _pass_on(self, request: Request) -> Answer:
+        if self.target is None:
+            return s3_error(501, "NotImplemented")
+        with contextlib.closing(http.client.HTTPConnection(urlsplit(self.target).netloc, timeout=60)) as connection:
+            headers = {name: value for name, value in request.headers.items() if name.lower() not in ("expect", "connection")}
+            connection.request(request.method, request.path, body=request.body, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+
+
+class ChecksumRule:
+    """Compares CRC64NVME as AWS S3 does, which no free server at hand does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._parts: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def __call__(self, request: Request) -> Answer | None:
+        sent = request.headers.get("x-amz-checksum-crc64nvme")
+        if request.method == "PUT":
+            crc = checksum(request.body)
+            if sent is not None and sent != _base64(crc):
+                return s3_error(400, "BadDigest", message="The CRC64NVME you specified did not match the calculated checksum.")
+            if request.is_part:
+                with self._lock:
+                    parts = self._parts.setdefault(request.query["uploadId"], {})
+                    parts[int(request.query["partNumber"])] = crc, len(request.body)
+        elif request.method == "POST" and "uploadId" in request.query:
+            numbers = [int(found) for found in re.findall(rb"<PartNumber>(\d+)</PartNumber>", request.body)]
+            with self._lock:
+                parts = self._parts.get(request.query["uploadId"], {})
+                if all(number in parts for number in numbers) and sent != _base64(combined(parts[n] for n in numbers)):
+                    return s3_error(400, "BadDigest", message="The CRC64NVME of the whole did not match.")
+        return None
+
+
+def _base64(crc: int) -> str:
+    return base64.b64encode(crc.to_bytes(8, "big")).decode()
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[str]:
+    """Yield the endpoint of a server that takes connections and never says a word."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(64)
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def self_signed(folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """Return the TLS context of a server on 127.0.0.1, and the certificate that a client must trust."""
+    certificate, key = folder / "cert.pem", folder / "key.pem"
+    key_type = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    names = ["-subj", "/CN=store", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-days", "2", *key_type, *names, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context, certificate

@@ -1,0 +1,116 @@
+"""Every store behind one fixture, so that each fact is tested on all of them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sidecar.store.file import FileStore
+from sidecar.store.memory import MemoryStore
+from sidecar.store.protocol import Capabilities, Part, Store, Verification
+from sidecar.store.s3 import S3Options, S3Store
+from sidecar.store.slice import FileSlice, Gate, OpenGate
+from tests import servers
+
+BUCKET = "tests"
+
+
+@dataclass
+class Backend:
+    """One kind of store. ``open`` returns a store at another prefix of the same bucket or volume."""
+
+    kind: str
+    open: Callable[[str], Store]
+
+
+@pytest.fixture(params=["memory", "file", "moto", "checking", pytest.param("rgw", marks=pytest.mark.rgw)])
+def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
+    kind: str = request.param
+    opened: list[Store] = []
+    if kind == "memory":
+        yield Backend(kind, lambda prefix: MemoryStore(f"memory://{prefix}"))
+        return
+    if kind == "file":
+        yield Backend(kind, lambda prefix: FileStore(tmp_path / "volume" / prefix))
+        return
+    endpoint = request.getfixturevalue(f"{kind}_endpoint")
+    _make_bucket(endpoint)
+    run = uuid.uuid4().hex
+    secret = request.getfixturevalue("credentials_dir")
+
+    def open_s3(prefix: str) -> Store:
+        store = S3Store(S3Options(bucket=BUCKET, prefix=f"{run}/{prefix}", endpoint_url=endpoint, credentials_dir=secret))
+        opened.append(store)
+        return store
+
+    yield Backend(kind, open_s3)
+    for store in opened:
+        store.close()
+
+
+_made: set[str] = set()
+
+
+def _make_bucket(endpoint: str) -> None:
+    if endpoint not in _made:
+        servers.create_bucket(endpoint, BUCKET)
+        _made.add(endpoint)
+
+
+@pytest.fixture
+def opened(backend: Backend) -> tuple[Store, Capabilities]:
+    store = backend.open("run")
+    return store, store.probe()
+
+
+@pytest.fixture
+def store(opened: tuple[Store, Capabilities]) -> Store:
+    return opened[0]
+
+
+class Source:
+    """Makes slices of files for a store, and checks them as the uploader does."""
+
+    def __init__(self, folder: Path, verification: Verification) -> None:
+        self._folder = folder
+        self._with_md5 = verification is Verification.MD5
+
+    @contextmanager
+    def of(
+        self, content: bytes, *, offset: int = 0, size_bytes: int | None = None, gate: Gate | None = None
+    ) -> Iterator[FileSlice]:
+        path = self._folder / uuid.uuid4().hex
+        path.write_bytes(content)
+        with path.open("rb", buffering=0) as file:
+            length = len(content) - offset if size_bytes is None else size_bytes
+            yield FileSlice(
+                file.fileno(), offset, length, gate=gate or OpenGate(), name="checkpoint-1/file", with_md5=self._with_md5
+            )
+
+    def put(self, store: Store, key: str, content: bytes) -> None:
+        with self.of(content) as body:
+            store.put_file(key, body)
+
+    def part(self, store: Store, key: str, upload_id: str, number: int, content: bytes) -> Part:
+        with self.of(content) as body:
+            return store.upload_part(key, upload_id, number, body)
+
+
+@pytest.fixture
+def source(opened: tuple[Store, Capabilities], tmp_path: Path) -> Source:
+    folder = tmp_path / "trainer"
+    folder.mkdir()
+    return Source(folder, opened[1].verification)
+
+
+def read_all(store: Store, key: str, **options: object) -> bytes:
+    content, buffer = b"", memoryview(bytearray(65_537))
+    with store.read(key, **options) as body:  # type: ignore[arg-type]
+        while count := body.readinto(buffer):
+            content += bytes(buffer[:count])
+    return content

@@ -1,6 +1,7 @@
 # checkpoint-sidecar: `make demo` and `make test` need python3.11 or newer, make and a network; nothing else.
 
-PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STORE  ?= s3
@@ -41,7 +42,7 @@ clean:  ## remove the virtual environment and what the demo left
 
 # torch first and alone: the newest release otherwise brings gigabytes of CUDA to a machine that only tests on its CPU.
 $(VENV)/.trainer: pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "checkpoint-sidecar needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	@test -n "$(PYTHON)" || { echo 'no Python 3.11 or newer was found: make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sidecar,transformers,dev]'

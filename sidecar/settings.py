@@ -153,15 +153,17 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
         for name, value in given.items()
         if name in SIDECAR_SETTINGS and name not in ("CKPT_NODE_INDEX", "CKPT_NODE_COUNT")
     }
-    fields |= _data_connection(given)
     fields["attempt"] = _safe(given.get("POD_UID") or pod_uid(mountinfo) or hostname)
     try:
+        fields |= _data_connection(given)
         fields["node"] = node_from_environment(given)
         settings = Settings.model_validate(fields)
     except ContractError as error:
         raise ConfigurationError(str(error)) from None
     except ValidationError as error:
         raise ConfigurationError(_first_line(error)) from None
+    except OSError as error:
+        raise ConfigurationError(f"CKPT_CREDENTIALS_DIR or CKPT_CA_BUNDLE: {error.filename}: {error.strerror}") from None
     return settings
 
 
@@ -186,7 +188,7 @@ def _data_connection(environ: Mapping[str, str]) -> dict[str, str]:
     for name, field in _DATA_CONNECTION.items():
         mounted = Path(directory, name) if directory else None
         if mounted is not None and mounted.is_file():
-            found[field] = mounted.read_text().strip()
+            found[field] = mounted.read_text("utf-8", errors="replace").strip()
     return {field: value for field, value in found.items() if value}
 
 

@@ -269,7 +269,7 @@ class S3Store:
         outgoing.seek(0)
         sent: dict[str, Any] = {"Body": cast(IO[bytes], outgoing), "ContentLength": body.size_bytes}
         if body.size_bytes <= SEND_BLOCK_BYTES:
-            sent["Body"] = outgoing.read_all()  # leaves together with the headers, without waiting for "100 Continue"
+            sent["Body"] = outgoing.read_all()
         if self.verification is Verification.STORE_CRC:
             is_read = body.size_bytes <= SEND_BLOCK_BYTES
             sent["ChecksumCRC64NVME"] = _base64_crc(body.crc64nvme if is_read else outgoing.crc64nvme_ahead())

@@ -160,6 +160,7 @@ def _make_client(options: S3Options, secrets: Sequence[str | None]) -> S3Client:
     )
     client.meta.events.register("needs-retry.s3", _again_in_s)  # type: ignore[arg-type]
     client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
+    client.meta.events.register_last("before-call.s3", _send_small_bodies_at_once)
     _wait_longer_for_sending(client, options.read_timeout_s)
     return client
 
@@ -185,6 +186,12 @@ def _add_md5(params: dict[str, Any], **_: object) -> None:
     # botocore sends a CRC32 only, and stores that are older than that insist on this header.
     digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
     params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
+
+
+def _send_small_bodies_at_once(params: dict[str, Any], **_: object) -> None:
+    # Bytes, which botocore has made a BytesIO of. Waiting for "100 Continue" would take longer than sending them.
+    if isinstance(params.get("body"), io.BytesIO):
+        params["headers"].pop("Expect", None)
 
 
 def _wait_longer_for_sending(client: S3Client, stall_s: float) -> None:

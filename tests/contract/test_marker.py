@@ -154,6 +154,7 @@ def test_what_is_not_a_json_object_is_refused(content: str | bytes, reason: str)
         ({"node": {"index": 0, "count": MAX_NODES + 1}}, "count"),
         ({"world_size": 0}, "world_size"),
         ({"world_size": []}, "world_size"),
+        ({"world_size": True}, "world_size"),
         ({"global_step_seconds": -0.5}, "global_step_seconds"),
         ({"global_step_seconds": "2"}, "global_step_seconds"),
         ({"global_step_seconds": False}, "global_step_seconds"),

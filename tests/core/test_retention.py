@@ -129,3 +129,8 @@ def test_a_short_disk_takes_the_oldest_of_the_kept_first_and_leaves_the_newest()
     all_but_newest = plan_local_deletion(durable, keep_newest=3, free_bytes=0, min_free_bytes=1000)
     assert [d.name for d in all_but_newest] == ["checkpoint-10", "checkpoint-20"]
     assert "less than 1000 bytes" in all_but_newest[0].reason
+
+
+def test_a_disk_with_exactly_the_space_asked_for_is_not_short() -> None:
+    durable = [Kept(f"checkpoint-{step}", step, size_bytes=10) for step in (10, 20)]
+    assert plan_local_deletion(durable, keep_newest=2, free_bytes=5, min_free_bytes=5) == []

@@ -194,6 +194,12 @@ def test_a_mounted_secret_wins_over_the_environment(tmp_path: Path) -> None:
     assert (settings.bucket, settings.region) == ("mounted", "eu-1")
 
 
+def test_a_mounted_secret_that_cannot_be_read_is_a_configuration_error(tmp_path: Path) -> None:
+    assert refusal(CKPT_CREDENTIALS_DIR="x" * 300).startswith("CKPT_CREDENTIALS_DIR")
+    (tmp_path / "AWS_S3_BUCKET").write_bytes(b"\xff")
+    assert read(CKPT_CREDENTIALS_DIR=str(tmp_path)).bucket
+
+
 UID = "0b7c9a52-3f5e-4a30-9a68-6a3f3f0c1d2e"
 
 

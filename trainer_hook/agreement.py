@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 import time
 import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer_hook.log import warn
+
 INTERVAL_MS = 1000.0
-MOST_STEPS = 1000
-TIMEOUT_S = 300.0
+MOST_TICKS = 1000
+LEAST_TIMEOUT_S = 1800.0
+"""Longest wait for another rank: longer than any save or download, or they would be taken for a dead rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +33,9 @@ class Wish:
     """Somebody asked for the save."""
 
 
-def next_check(step: int, *, ms_per_step: float) -> int:
-    """Return the step at which the ranks talk next: about ``INTERVAL_MS`` on, at least one step, at most ``MOST_STEPS``."""
-    return step + max(1, min(MOST_STEPS, int(INTERVAL_MS / max(ms_per_step, 1e-3))))
+def next_check(tick: int, *, ms_per_tick: float) -> int:
+    """Return the tick at which the ranks talk next: about ``INTERVAL_MS`` on, at least one tick, at most ``MOST_TICKS``."""
+    return tick + max(1, min(MOST_TICKS, int(INTERVAL_MS / max(ms_per_tick, 1e-3))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +58,10 @@ class World:
         return max(1, self.size // self.local_size)
 
 
-def world_from_torch() -> World:
-    """Return this process's place. Without an initialised process group it is alone."""
-    import torch.distributed as dist
-
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return World()
-    size, rank = dist.get_world_size(), dist.get_rank()
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or size)
-    local_rank = int(os.environ.get("LOCAL_RANK") or rank % local_size)
-    return World(rank, size, local_rank, local_size)
+def place_among(names: Sequence[str], rank: int) -> World:
+    """Return a rank's place from the host name of every rank: hosts count from the one of rank 0 on."""
+    mine = [other for other, name in enumerate(names) if name == names[rank]]
+    return World(rank, len(names), mine.index(rank), len(mine))
 
 
 def new_attempt() -> str:
@@ -71,41 +70,66 @@ def new_attempt() -> str:
 
 
 class Agreement:
-    """Talks to the other ranks. Alone it answers at once, at every step."""
+    """Talks to the other ranks. Alone it answers at once, at every tick."""
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, *, timeout_s: float = LEAST_TIMEOUT_S) -> None:
+        """Collective, once the process group is there. Without one this process is alone."""
+        self.world = World()
         self._group: Any = None
-        self._next_step = 0
+        self._tick = self._next_tick = 0
+        self._kind = ""
         self._last: tuple[int, float] | None = None
-        if world.size > 1:
-            import torch.distributed as dist
+        self._broken = False
+        self._join(max(LEAST_TIMEOUT_S, timeout_s))
 
-            self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=TIMEOUT_S))
+    def _join(self, timeout_s: float) -> None:
+        import torch.distributed as dist
 
-    def begin(self, step: int) -> None:
-        """Start counting at a step that all ranks share."""
-        self._next_step = step + 1
-        self._last = (step, time.monotonic())
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return
+        self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if os.environ.get("LOCAL_WORLD_SIZE") and os.environ.get("LOCAL_RANK"):
+            self.world = World(rank, size, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        else:  # mpirun, srun and the like
+            names: list[Any] = [None] * size
+            dist.all_gather_object(names, socket.gethostname(), group=self._group)
+            self.world = place_among(names, rank)
 
-    def due(self, step: int) -> bool:
-        """Whether this is a step at which wishes are exchanged."""
-        return self._group is None or step >= self._next_step
+    def tick(self, kind: str, mine: Callable[[], Wish]) -> Wish:
+        """Return what all ranks agree on, or no wish at all where they do not talk.
 
-    def agree(self, step: int, mine: Wish) -> Wish:
-        """Return what all ranks agree on; call it on every rank where ``due``."""
+        Every rank calls it at the same steps of the same kind (training, evaluation). A new kind talks at once, because its
+        ticks may take much longer than those that the interval was computed from.
+
+        Args:
+            kind: What is being done.
+            mine: This rank's wish; asked for only where the ranks talk.
+        """
         if self._group is None:
-            return mine
-        ms = self._ms_per_step(step)
-        stop, save, manual, slowest_ms = self._reduce([float(mine.stop), float(mine.save), float(mine.manual), ms])
-        self._next_step = next_check(step, ms_per_step=slowest_ms)
+            return mine()
+        self._tick += 1
+        if self._broken or (kind == self._kind and self._tick < self._next_tick):
+            return Wish()
+        if kind != self._kind:
+            self._kind, self._last = kind, None
+        wish = mine()
+        try:
+            stop, save, manual, slowest_ms = self._reduce(
+                [float(wish.stop), float(wish.save), float(wish.manual), self._ms_per_tick()]
+            )
+        except RuntimeError as error:  # a rank died: the training's own collectives end this job
+            self._broken = True
+            warn(f"another rank cannot be reached ({str(error)[:200]}); no more saves in this attempt")
+            return Wish()
+        self._next_tick = next_check(self._tick, ms_per_tick=slowest_ms)
         return Wish(stop > 0, save > 0, manual > 0)
 
-    def _ms_per_step(self, step: int) -> float:
-        before_step, before_s = self._last or (step, time.monotonic())
+    def _ms_per_tick(self) -> float:
         now_s = time.monotonic()
-        self._last = (step, now_s)
-        return 1000 * (now_s - before_s) / max(1, step - before_step)
+        before_tick, before_s = self._last or (self._tick - 1, now_s - INTERVAL_MS / 1000)
+        self._last = (self._tick, now_s)
+        return 1000 * (now_s - before_s) / max(1, self._tick - before_tick)
 
     def all_agree(self, yes: bool) -> bool:
         """Whether every rank says yes. A barrier."""

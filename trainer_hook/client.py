@@ -15,6 +15,7 @@ from trainer_hook.contract import TOKEN
 ABSENT_AFTER_S = 30.0
 """A sidecar that refuses connections for this long is not there."""
 _TRY_AGAIN_S = 0.5
+_NOT_IN_TIME = 504
 
 
 class SidecarAbsent(Exception):
@@ -57,12 +58,12 @@ class Client:
         body = {"checkpoint": checkpoint} | ({} if train_call is None else {"train_call": train_call})
         progress = self._first_call("/v1/resume", body, until_s=until_s)
         told_s = time.monotonic()
-        while progress["state"] in ("choosing", "downloading", "idle") and time.monotonic() < until_s:
+        while progress.get("state") in ("choosing", "downloading", "idle") and time.monotonic() < until_s:
             if time.monotonic() - told_s > 5:
                 told_s = time.monotonic()
                 tell(_progress_text(progress))
             try:
-                progress = self._call("GET", "/v1/resume?wait_s=2", None, timeout_s=10)
+                progress = _expect_success(*self._call("GET", "/v1/resume?wait_s=2", None, timeout_s=10))
             except OSError:  # the sidecar restarts: it continues where it was
                 time.sleep(_TRY_AGAIN_S)
                 progress = self._first_call("/v1/resume", body, until_s=until_s)
@@ -72,28 +73,31 @@ class Client:
         """Wait until all that is finished is durable. Returns what is missing when the time is over.
 
         Raises:
-            OSError: Nobody answers.
+            OSError: Nobody answers, or not to us.
         """
-        answer = self._call("POST", "/v1/flush", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10)
-        missing: list[dict[str, Any]] = answer.get("missing") or []
-        return missing
+        status, answer = self._call("POST", "/v1/flush", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10)
+        if status == _NOT_IN_TIME:
+            missing: list[dict[str, Any]] = answer.get("missing") or []
+            return missing
+        _expect_success(status, answer)
+        return []
 
     def degraded(self) -> str | None:
         """Return why the store cannot be used at the moment, if so.
 
         Raises:
-            OSError: Nobody answers.
+            OSError: Nobody answers, or not to us.
         """
-        status = self._call("GET", "/v1/status", None, timeout_s=10)
-        return str(status.get("degraded_reason")) if status.get("degraded") else None
+        state = _expect_success(*self._call("GET", "/v1/status", None, timeout_s=10))
+        return str(state.get("degraded_reason")) if state.get("degraded") else None
 
     def older_checkpoints(self, than_step: int) -> list[str]:
         """Return committed checkpoints before a step, newest first.
 
         Raises:
-            OSError: Nobody answers.
+            OSError: Nobody answers, or not to us.
         """
-        answer = self._call("GET", "/v1/checkpoints?where=store", None, timeout_s=60)
+        answer = _expect_success(*self._call("GET", "/v1/checkpoints?where=store", None, timeout_s=60))
         older = [c for c in answer.get("checkpoints", []) if c.get("step") is not None and c["step"] < than_step]
         return [c["name"] for c in sorted(older, key=lambda c: -int(c["step"]))]
 
@@ -101,14 +105,15 @@ class Client:
         began_s = time.monotonic()
         while True:
             try:
-                return self._call("POST", path, body, timeout_s=10)
+                return _expect_success(*self._call("POST", path, body, timeout_s=10))
             except OSError as error:
                 now_s = time.monotonic()
                 if now_s > until_s or now_s - began_s > ABSENT_AFTER_S:
                     raise SidecarAbsent(f"no sidecar answers at {self._url} ({error})") from None
                 time.sleep(_TRY_AGAIN_S)
 
-    def _call(self, method: str, path: str, body: dict[str, Any] | None, *, timeout_s: float) -> Any:
+    def _call(self, method: str, path: str, body: dict[str, Any] | None, *, timeout_s: float) -> tuple[int, Any]:
+        import http.client
         import urllib.error
         import urllib.request
 
@@ -121,15 +126,27 @@ class Client:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the pod's own loopback needs no proxy
         try:
             with opener.open(request, timeout=timeout_s) as response:
-                return json.loads(response.read())
+                return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             with error:
-                try:
-                    return json.loads(error.read())
-                except ValueError:
-                    raise OSError(f"HTTP {error.code}") from None
-        except ValueError as error:
-            raise OSError(f"not a sidecar's answer: {error}") from None
+                return error.code, _json_or_empty(error.read())
+        except (ValueError, http.client.HTTPException) as error:
+            raise OSError(f"not a sidecar's answer: {error!r}") from None
+
+
+def _json_or_empty(raw: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(raw)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _expect_success(status: int, answer: Any) -> Any:
+    if not 200 <= status < 300 or not isinstance(answer, dict):
+        detail = answer.get("detail") if isinstance(answer, dict) else None
+        raise OSError(detail or f"the sidecar answered HTTP {status}")
+    return answer
 
 
 def _answer(progress: dict[str, Any]) -> Answer:

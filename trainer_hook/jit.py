@@ -33,6 +33,18 @@ from trainer_hook.contract import (
 from trainer_hook.publish import publish
 
 _POLL_S = 0.5
+_NOT_TRAINING_S = 5.0
+"""How long a process that is not training has to end by itself after SIGTERM."""
+
+
+def process_start_s() -> float:
+    """Return when this process was started, in epoch seconds; now where ``/proc`` does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return booted_s + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.time()
 
 
 class StopSignal:
@@ -43,9 +55,9 @@ class StopSignal:
         self._exit_code = exit_code
         self._previous: Any = None
         self._training = False
-        self._lock = threading.Lock()
+        self._wakeup_fd = -1
         self._pid = os.getpid()
-        self._born_s = time.time()
+        self._born_s = process_start_s()
         self._looked_s = 0.0
         self.told_at_s: float | None = None
         """Monotonic instant of the first notice."""
@@ -68,36 +80,48 @@ class StopSignal:
             signal.set_wakeup_fd(theirs)
             return
         self._sockets = (reader, writer)
+        self._wakeup_fd = writer.fileno()
         threading.Thread(target=self._read, args=(reader,), name="checkpoint-signal", daemon=True).start()
 
     def _read(self, reader: socket.socket) -> None:
         while numbers := reader.recv(64):
             if signal.SIGTERM in numbers:
                 self._told("sigterm")
+                if not self._training and not callable(self._previous):
+                    # The main thread may be waiting in C code for other ranks: its handler would never run.
+                    end_surely(self._exit_code, within_s=_NOT_TRAINING_S)
 
     def _forget(self) -> None:
+        # The descriptor is shared with the parent: a signal to the child must not reach the parent's thread.
+        if self._wakeup_fd != -1 and (theirs := signal.set_wakeup_fd(-1)) not in (-1, self._wakeup_fd):
+            signal.set_wakeup_fd(theirs)
         if signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, self._previous if self._previous is not None else signal.SIG_DFL)
-            signal.set_wakeup_fd(-1)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
             return
         self._told("sigterm")
+        if self._training:
+            # DataLoader workers get the group's signal, too; their death must not raise in the middle of a save.
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if callable(self._previous):
-            self._previous(number, frame)
+            try:
+                self._previous(number, frame)
+            except SystemExit:
+                if not self._training:
+                    raise
         elif not self._training:
             raise SystemExit(self._exit_code)
 
     def _told(self, source: str) -> None:
-        with self._lock:
-            if self.told_at_s is not None:
-                return
-            self.told_at_s = time.monotonic()
-        notice = self._volume / TERMINATING
-        if source == "sigterm" and not notice.exists():
+        # No lock: this also runs in a signal handler, which may have interrupted itself.
+        if self.told_at_s is not None:
+            return
+        self.told_at_s = time.monotonic()
+        if source == "sigterm":
             with contextlib.suppress(OSError):
-                publish(notice, encode_notice(Notice(rfc3339(time.time()), source)))
+                publish(self._volume / TERMINATING, encode_notice(Notice(rfc3339(time.time()), source)))
 
     @contextlib.contextmanager
     def training(self) -> Any:
@@ -122,12 +146,13 @@ class StopSignal:
         return True
 
     def _look(self) -> None:
+        path = self._volume / TERMINATING
         try:
-            notice = parse_notice((self._volume / TERMINATING).read_bytes())
+            notice, written_s = parse_notice(path.read_bytes()), path.stat().st_mtime
         except OSError:
             return
         # A notice from before this process was born was for an earlier one.
-        if notice.at is None or epoch_seconds(notice.at) >= self._born_s:
+        if (epoch_seconds(notice.at) if notice.at else written_s) >= self._born_s:
             self._told(notice.source or "prestop")
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer_hook.agreement import Agreement
 from trainer_hook.client import Answer, Client, SidecarAbsent
-from trainer_hook.contract import META_TRAIN_CALL, step_of
+from trainer_hook.contract import FINAL, MARKER, META_TRAIN_CALL, ContractError, Marker, parse_marker, step_of
 from trainer_hook.log import say, warn
 from trainer_hook.publish import finished_on
 from trainer_hook.settings import Settings
 
 STATE = "trainer_state.json"
+META_STOPPED_EARLY = "stopped_early"
+"""Key in ``meta``: training ended here before its last step, because a callback said so."""
 _WEIGHTS = ("model", "pytorch_model", "adapter_model", "tf_model", "flax_model")
 
 
@@ -30,42 +31,61 @@ class Choice:
 
     name: str
     path: Path
-    base_step: int
+    meta: Mapping[str, Any]
+
+    @property
+    def base_step(self) -> int:
+        """Steps of the ``train()`` calls before the one that saved it."""
+        base = self.meta.get("base_step", 0)
+        return base if isinstance(base, int) else 0
+
+    @property
+    def step_in_call(self) -> int:
+        """The Trainer's own step."""
+        return (step_of(self.name) or 0) - self.base_step
 
 
-def missing_from(files: Iterable[str], *, rank: int, world_size: int) -> list[str]:
+def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_world_size: int | None) -> list[str]:
     """Return what a Trainer checkpoint lacks for one rank.
 
     Trainer itself loads what it finds: without ``optimizer.pt`` or ``scheduler.pt`` it silently drops both, without the RNG
     state it goes on with another.
+
+    Args:
+        files: Size in bytes by path.
+        rank: Whose RNG state is needed.
+        world_size: Of this run.
+        saved_world_size: Of the run that saved it; with another one no rank's RNG state fits.
     """
-    names = set(files)
-    tops = {name.split("/", 1)[0] for name in names}
+    tops = {name.split("/", 1)[0] for name in files}
     sharded = any(top.startswith("global_step") for top in tops)  # DeepSpeed keeps weights and optimizer there
-    missing = [] if STATE in names else [STATE]
+    missing = [] if STATE in files else [STATE]
     if not sharded and not any(name.startswith(_WEIGHTS) for name in tops):
         missing.append("the model's weights")
     if not sharded and not any(top.startswith("optimizer") for top in tops):
         missing.append("optimizer.pt")
-    if "scheduler.pt" not in names and not sharded:
+    if "scheduler.pt" not in files and not sharded:
         missing.append("scheduler.pt")
     rng = "rng_state.pth" if world_size == 1 else f"rng_state_{rank}.pth"
-    if rng not in names:
+    if rng not in files and saved_world_size in (None, world_size):
         missing.append(rng)
     return missing
 
 
-def is_finished(state: dict[str, Any], *, max_steps: int, epochs: float) -> bool:
+def is_finished(state: Mapping[str, Any], meta: Mapping[str, Any], *, max_steps: int, epochs: float) -> bool:
     """Whether a run that stood at ``state`` has nothing left to train. Trainer itself would train one step too many.
 
     Args:
         state: Content of ``trainer_state.json``.
+        meta: Of the checkpoint's marker.
         max_steps: The run's own limit; 0 or less means that ``epochs`` limits it.
         epochs: ``num_train_epochs``.
     """
+    if meta.get(META_STOPPED_EARLY):
+        return True
     if max_steps > 0:
         return bool(state.get("global_step", 0) >= max_steps)
-    return bool((state.get("epoch") or 0.0) >= math.floor(epochs * 1e6) / 1e6 - 1e-6)
+    return bool((state.get("epoch") or 0.0) >= epochs - 1e-6)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -92,20 +112,28 @@ class Resumer:
         Raises:
             CannotResume: It is not known what to continue from, and the settings ask to fail then.
         """
-        answer = self._agreement.from_rank_0(self._ask(train_call) if self._agreement.world.rank == 0 else None)
+        rank_0 = self._agreement.world.rank == 0
+        answer: Answer = self._agreement.from_rank_0(self._ask(train_call) if rank_0 else None)
         while answer.checkpoint is not None:
             reason = self._problem(answer.checkpoint)
             if self._agreement.all_agree(reason is None):
-                return Choice(answer.checkpoint, self._volume / answer.checkpoint, int(answer.meta.get("base_step", 0)))
+                return Choice(answer.checkpoint, self._volume / answer.checkpoint, answer.meta)
             if reason is not None:
                 warn(f"{answer.checkpoint} is passed over: {reason}")
-            answer = self._agreement.from_rank_0(
-                self._ask_older(answer, train_call) if self._agreement.world.rank == 0 else None
-            )
+            answer = self._agreement.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
         if not answer.known and self._settings.fail_without_store:
             warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {answer.detail}")
             raise CannotResume(1)
         return None
+
+    def final(self, train_call: int) -> Path | None:
+        """Return the final model of a call that had finished, if every node can have it."""
+        path = self._volume / FINAL
+        there = self._fetch(FINAL) is None if self._agreement.world.local_rank == 0 else True
+        if not self._agreement.all_agree(there):
+            return None
+        marker = _marker(path)
+        return path if self._agreement.all_agree(marker.meta.get(META_TRAIN_CALL, 0) == train_call) else None
 
     def _ask(self, train_call: int) -> Answer:
         try:
@@ -145,22 +173,50 @@ class Resumer:
         return Answer(newest.name, "local", dict(newest.marker.meta), known=False)
 
     def _problem(self, name: str) -> str | None:
-        """Return why this rank cannot use the checkpoint. Fetches it first on nodes that did not ask for it."""
+        """Return why this rank cannot use the checkpoint. Fetches it first on nodes that did not ask for it. Collective."""
         world = self._agreement.world
-        if world.local_rank == 0 and world.rank != 0:
-            try:
-                fetched = self._client.resume(name, train_call=None, timeout_s=self._settings.resume_timeout_s, tell=say)
-            except SidecarAbsent as absent:
-                return str(absent)
-            if fetched.checkpoint is None:
-                return fetched.detail or "; ".join(reason for _, reason in fetched.passed_over) or "not to be had on this node"
+        reason = self._fetch(name) if world.local_rank == 0 and world.rank != 0 else None
         self._agreement.all_agree(True)  # the other ranks of this node wait for its directory
-        folder = self._volume / name
-        files = [p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()]
-        missing = missing_from(files, rank=world.rank, world_size=world.size)
-        return f"{', '.join(missing)} missing: it cannot be resumed exactly" if missing else None
+        return reason or self._incomplete(self._volume / name)
+
+    def _fetch(self, name: str) -> str | None:
+        """Have this node's sidecar bring a checkpoint. Returns why it cannot."""
+        try:
+            answer = self._client.resume(name, train_call=None, timeout_s=self._settings.resume_timeout_s, tell=say)
+        except SidecarAbsent as absent:
+            return None if _marker(self._volume / name).files else str(absent)
+        if answer.checkpoint is not None:
+            return None
+        return answer.detail or "; ".join(reason for _, reason in answer.passed_over) or "not to be had on this node"
+
+    def _incomplete(self, folder: Path) -> str | None:
+        world, marker = self._agreement.world, _marker(folder)
+        try:
+            files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+            shards = _missing_shards(folder)
+        except (OSError, ValueError) as error:
+            return f"it cannot be read: {error}"
+        changed = [f.path for f in marker.files or () if files.get(f.path) != f.size_bytes]
+        missing = missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=marker.world_size) + shards
+        if missing or changed:
+            return f"{', '.join([*missing, *changed])} missing or incomplete: it cannot be resumed exactly"
+        if marker.world_size not in (None, world.size):
+            say(
+                f"{folder.name} was saved by {marker.world_size} processes, now there are {world.size}: the random state differs"
+            )
+        return None
 
 
-def step_in_call(choice: Choice) -> int:
-    """Return the Trainer's own step of a choice."""
-    return (step_of(choice.name) or 0) - choice.base_step
+def _marker(folder: Path) -> Marker:
+    try:
+        return parse_marker((folder / MARKER).read_bytes(), name=folder.name)
+    except (OSError, ContractError):
+        return Marker()
+
+
+def _missing_shards(folder: Path) -> list[str]:
+    missing: set[str] = set()
+    for index in folder.glob("*.index.json"):
+        shards = set(json.loads(index.read_bytes()).get("weight_map", {}).values())
+        missing |= {shard for shard in shards if not (folder / shard).is_file()}
+    return sorted(missing)

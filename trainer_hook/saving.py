@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from trainer_hook.contract import (
     META_TRAIN_CALL,
     SCRIPT_OWNED,
     SYSTEM_DIR,
+    ContractError,
     Marker,
     Node,
     checkpoint_name,
@@ -26,6 +27,7 @@ from trainer_hook.contract import (
 )
 from trainer_hook.log import say, warn
 from trainer_hook.publish import RankRecords, finish, finished_on, listed_files, remove
+from trainer_hook.resume import META_STOPPED_EARLY
 from trainer_hook.schedule import surplus
 from trainer_hook.session import Session
 
@@ -46,7 +48,9 @@ class Saver:
         world = agreement.world
         self._world = world
         self._records = RankRecords(self._volume, attempt=session.attempt, rank=world.rank, local_ranks=world.local_size)
-        (self._volume / LEASES).mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            (self._volume / LEASES).mkdir(parents=True, exist_ok=True)
+        self._said: set[str] = set()
         self._last_bytes = 0
         self._warned_full = False
         self.step_seconds: float | None = None
@@ -55,23 +59,33 @@ class Saver:
         """Return the name of a step of this call: steps count on through all ``train()`` calls of the script."""
         return checkpoint_name(self._session.base_step + global_step)
 
-    def save(self, model: Any, global_step: int, reason: str) -> bool:
-        """Save everything that a resume needs. Returns whether the checkpoint is finished or was before.
+    def save(self, model: Any, global_step: int, reason: str, *, stopped_early: bool = False) -> bool:
+        """Save everything that a resume needs. Returns whether this rank's part was written, now or before.
 
-        Whatever goes wrong is said and left behind: training is never stopped by a save.
+        Whatever goes wrong is said and left behind: training is never stopped by a save. A step is tried once, and all
+        ranks try it or none, so that they stay in step with each other.
         """
         name = self.name(global_step)
         if name in self._session.saved:
             return True
+        self._session.saved.add(name)
+        began_s = time.monotonic()
         if not self._agreement.all_agree(self._prepare(name, urgent=reason == "jit")):
             return False
-        began_s = time.monotonic()
+        wrote = True
         try:
-            self._write(model, global_step, name)
+            self._write(model, global_step)
         except Exception as error:
             self._failed(name, error)
-            return False
-        return self._finish(name, reason, began_s)
+            wrote = False
+        if self._staged and self._agreement.all_agree(wrote) and self._world.local_rank == 0:
+            wrote = self._leave_staging(global_step, name)
+        return wrote and self._finish(name, reason, began_s, stopped_early=stopped_early)
+
+    @property
+    def _staged(self) -> bool:
+        """Whether the Trainer's own name of a step differs from ours: in the second ``train()`` call and later."""
+        return self._session.base_step > 0
 
     def _prepare(self, name: str, *, urgent: bool) -> bool:
         if self._world.local_rank != 0:
@@ -80,6 +94,7 @@ class Saver:
             if not urgent and not self._has_room():
                 return False
             remove(self._volume / name)  # half-written, or of an earlier attempt that this run left behind
+            shutil.rmtree(self._volume / STAGING, ignore_errors=True)
             self._records.clear(name)
         except OSError as error:
             warn(f"{name} is not saved: {error}")
@@ -99,40 +114,44 @@ class Saver:
             )
         return False
 
-    def _write(self, model: Any, global_step: int, name: str) -> None:
-        direct = self._session.base_step == 0
-        run_dir = self._volume if direct else self._volume / STAGING
+    def _write(self, model: Any, global_step: int) -> None:
+        run_dir = self._volume / STAGING if self._staged else self._volume
         with _redirected(self._trainer, str(run_dir)):
             self._trainer._save_checkpoint(model, None)
-        if not direct and self._agreement.all_agree(True) and self._world.local_rank == 0:
-            (run_dir / checkpoint_name(global_step)).rename(self._volume / name)
+
+    def _leave_staging(self, global_step: int, name: str) -> bool:
+        try:
+            (self._volume / STAGING / checkpoint_name(global_step)).rename(self._volume / name)
+        except OSError as error:
+            self._failed(name, error)
+            return False
+        return True
 
     def _failed(self, name: str, error: Exception) -> None:
-        warn(f"{name} could not be saved ({type(error).__name__}: {error}); training goes on, the checkpoints before it stand")
-        remove(self._volume / name)
-        shutil.rmtree(self._volume / STAGING, ignore_errors=True)
+        warn(f"{name} could not be saved ({type(error).__name__}: {error}); training goes on, the older ones stand")
+        with contextlib.suppress(OSError):
+            remove(self._volume / name)
+            shutil.rmtree(self._volume / STAGING, ignore_errors=True)
 
-    def _finish(self, name: str, reason: str, began_s: float) -> bool:
+    def _finish(self, name: str, reason: str, began_s: float, *, stopped_early: bool) -> bool:
         folder = self._volume / name
         try:
             folder.mkdir(exist_ok=True)  # a node whose ranks write nothing takes part all the same
             if self._records.wrote(name):
-                finish(folder, self._marker(folder, reason))
+                marker = self._marker(folder, reason, {META_STOPPED_EARLY: True} if stopped_early else {})
+                finish(folder, marker)
+                self._last_bytes = sum(file.size_bytes for file in marker.files or ())
                 self._records.clear(name)
-        except OSError as error:
+                self._rotate()
+        except (OSError, ContractError) as error:
             self._failed(name, error)
             return False
-        self._session.saved.add(name)
-        self._last_bytes = sum(file.size_bytes for file in listed_files(folder))
         say(f"saved {name} ({reason}, {self._last_bytes / 1e6:.1f} MB in {time.monotonic() - began_s:.2f} s)")
-        self._rotate()
         return True
 
-    def _marker(self, folder: Path, reason: str, *, owner: str | None = None) -> Marker:
+    def _marker(self, folder: Path, reason: str, more: Mapping[str, Any]) -> Marker:
         session, world = self._session, self._world
-        meta: dict[str, Any] = {META_TRAIN_CALL: session.train_calls, "base_step": session.base_step}
-        if owner is not None:
-            meta[META_OWNER] = owner
+        meta = {META_TRAIN_CALL: session.train_calls, "base_step": session.base_step, **more}
         step = step_of(folder.name)
         return Marker(
             step=step if step is not None else session.base_step + self._trainer.state.global_step,
@@ -155,28 +174,41 @@ class Saver:
         for step in surplus(steps, limit=limit):
             remove(self._volume / checkpoint_name(step))
 
+    def make_way_for_own(self, folder: Path) -> None:
+        """The script is about to write into a directory that was published: what is pinned of it must not change."""
+        published = folder.parent == self._volume and folder.name in self._session.saved
+        if published and self._agreement.all_agree(True):
+            if self._world.local_rank == 0:
+                with contextlib.suppress(OSError):
+                    remove(folder)
+            self._agreement.all_agree(True)
+            self._session.saved.discard(folder.name)
+
     def publish_own(self, folder: Path, global_step: int) -> None:
         """Mark a checkpoint that the script saved by its own schedule, if it lies on the volume and can be resumed from."""
         name = self.name(global_step)
-        if name in self._session.saved or not folder.is_relative_to(self._volume) or self._trainer.args.save_only_model:
+        if name in self._session.saved or not folder.is_relative_to(self._volume):
             return
+        if self._trainer.args.save_only_model:
+            self._say_once("the script saves with save_only_model: nothing can be resumed from that, so it is not published")
+            return
+        self._session.saved.add(name)
         target = self._volume / name
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not self._records.wrote(name):
-                self._session.saved.add(name)
-                return
-            if folder == target:
-                finish(target, self._marker(target, "periodic", owner=SCRIPT_OWNED))
-            else:
-                _link(folder, target)
-                finish(target, self._marker(target, "periodic"))
-            self._records.clear(name)
-        except OSError as error:
+            if self._records.wrote(name):
+                if folder != target:
+                    _link(folder, target)
+                finish(target, self._marker(target, "periodic", {META_OWNER: SCRIPT_OWNED} if folder == target else {}))
+                self._records.clear(name)
+                say(f"published {name}, which the script saved")
+        except (OSError, ContractError) as error:
             warn(f"{folder} could not be published ({error}); the script's own checkpoint is not touched")
-            return
-        self._session.saved.add(name)
-        say(f"published {name}, which the script saved")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            say(text)
 
     def save_final(self, global_step: int) -> None:
         """Write the final model to ``final/``, as the trainer's own ``save_model`` does."""
@@ -191,16 +223,17 @@ class Saver:
         if not self._agreement.all_agree(ready):
             return
         try:
-            self._trainer.save_model(str(folder))
+            self._trainer.save_model(str(folder), _internal_call=True)  # else it also pushes to the hub
             folder.mkdir(exist_ok=True)
             if self._trainer.args.should_save:
                 self._trainer.state.save_to_json(str(folder / "trainer_state.json"))
             if self._records.wrote(FINAL):
-                finish(folder, self._marker(folder, "final"))
+                finish(folder, self._marker(folder, "final", {}))
                 self._records.clear(FINAL)
         except Exception as error:
             warn(f"final/ could not be saved ({type(error).__name__}: {error}); the checkpoints stand")
-            remove(folder)
+            with contextlib.suppress(OSError):
+                remove(folder)
             return
         say(f"saved final/ (step {self._session.base_step + global_step})")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from trainer_hook import lease
-from trainer_hook.agreement import Agreement, new_attempt, world_from_torch
+from trainer_hook.agreement import Agreement, new_attempt
 from trainer_hook.client import Client
 from trainer_hook.contract import SYSTEM_DIR, TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339
 from trainer_hook.jit import Requests, StopSignal
@@ -40,20 +40,24 @@ class Session:
     """Steps of the ``train()`` calls before this one: checkpoints are numbered on through all of them."""
     last_step: int = 0
     saved: set[str] = field(default_factory=set)
-    """Names that this process wrote or loaded: they are never written again."""
+    """Names that this process tried to write, or loaded: never written again. The same on every rank."""
     pid: int = field(default_factory=os.getpid)
 
     def join(self) -> Agreement:
         """Take this rank's lease and agree on the attempt. Collective: every rank calls it at its first ``train()``."""
         if self.agreement is None:
-            agreement = Agreement(world_from_torch())
+            agreement = Agreement(timeout_s=self.settings.resume_timeout_s + 60)
             self.attempt = agreement.from_rank_0(new_attempt())
             self.agreement = agreement
-            if not lease.hold(self.settings.dir, agreement.world.rank):
-                warn(
-                    f"another process holds the lease of rank {agreement.world.rank} in {self.settings.dir}: one job per volume"
-                )
+            self._take_lease(agreement.world.rank)
         return self.agreement
+
+    def _take_lease(self, rank: int) -> None:
+        try:
+            if not lease.hold(self.settings.dir, rank):
+                warn(f"another process holds the lease of rank {rank} in {self.settings.dir}: one job per volume")
+        except OSError as error:
+            warn(f"no lease ({error}): the sidecar cannot see that rank {rank} is alive")
 
     def tell_state(self, state: str, step: int) -> None:
         """Write ``trainer.json``, once per node. A full disk does not matter here."""
@@ -67,6 +71,9 @@ class Session:
     def at_exit(self) -> None:
         """The last act after success: stay until what was saved is durable, because the pod ends with this process."""
         if os.getpid() != self.pid or self.agreement is None or self.outcome != "succeeded":
+            return
+        if self.stop.told_at_s is not None:  # the script's own last part was cut short: it is run again
+            self.tell_state("preempted", self.last_step)
             return
         self.tell_state("succeeded", self.last_step)
         if self.agreement.world.local_rank == 0:
@@ -103,6 +110,8 @@ class Session:
 def open_session(settings: Settings) -> Session:
     """Begin to listen for signals and arrange the last act. In the main thread, as early as possible."""
     (settings.dir / SYSTEM_DIR).mkdir(parents=True, exist_ok=True)
+    if settings.asynchronous:
+        warn("CKPT_ASYNC=1 is not available yet: saves block training")
     stop = StopSignal(settings.dir, exit_code=settings.preempted_exit_code)
     if settings.jit:
         stop.install()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from trainer_hook.agreement import Wish
 from trainer_hook.jit import end_surely
 from trainer_hook.log import say, warn
-from trainer_hook.resume import Choice, Resumer, is_finished, read_state, step_in_call
+from trainer_hook.resume import Choice, Resumer, is_finished, read_state
 from trainer_hook.saving import Saver
 from trainer_hook.schedule import Schedule
 from trainer_hook.session import Session
@@ -52,50 +53,61 @@ class _Call:
     def __init__(self, session: Session, trainer: Any, module: Any) -> None:
         self._session = session
         self._trainer = trainer
-        self._module = module
         self._agreement = session.join()
         self._saver = Saver(session, trainer)
+        self._callback = _callback_class(module)(session, trainer, self._saver)
 
     def run(self, train: Callable[[Any], Any], theirs: Any) -> Any:
         session, trainer = self._session, self._trainer
         session.outcome = None
         self._replace_builtin_jit()
+        if not self._agreement.all_agree(session.stop.told_at_s is None):
+            _leave(session, 0)
+        choice = self._choose(theirs)
+        output = self._finished_output(choice)
         with session.stop.training():
-            if self._agreement.all_agree(True) and self._told_before_training():
-                _leave(session, 0)
-            choice = self._choose(theirs)
-            output = self._finished_output(choice)
             if output is None:
-                callback = _callback_class(self._module)(session, trainer, self._saver)
-                trainer.add_callback(callback)
-                try:
-                    output = train(theirs if choice is None else str(choice.path))
-                finally:
-                    trainer.remove_callback(callback)
-                self._saver.save(trainer.model_wrapped, trainer.state.global_step, "periodic")
-            self._saver.save_final(trainer.state.global_step)
+                output = self._train(train, theirs if choice is None else str(choice.path))
+                self._saver.save_final(trainer.state.global_step)
+            if not self._agreement.all_agree(session.stop.told_at_s is None or not session.settings.jit):
+                _leave(session, trainer.state.global_step)
         session.tell_state("running", session.base_step + trainer.state.global_step)
         session.base_step += trainer.state.global_step
         session.train_calls += 1
         session.outcome = "succeeded"
         return output
 
-    def _told_before_training(self) -> bool:
-        return not self._agreement.all_agree(self._session.stop.told_at_s is None)
+    def _train(self, train: Callable[[Any], Any], resume: Any) -> Any:
+        trainer, callback = self._trainer, self._callback
+        trainer.add_callback(callback)
+        try:
+            with (
+                _after(trainer, "_maybe_log_save_evaluate", callback.save_what_is_due),
+                _before_own_saves(trainer, self._saver),
+            ):
+                return train(resume)
+        except RuntimeError as error:
+            # The group's SIGTERM ends DataLoader workers, too: fetching the next batch fails, the last step stands.
+            if self._session.stop.told_at_s is None or "DataLoader worker" not in str(error):
+                raise
+            callback.stop(trainer.model_wrapped, trainer.state.global_step)
+        finally:
+            trainer.remove_callback(callback)
 
     def _replace_builtin_jit(self) -> None:
+        if not self._session.settings.jit:
+            return
         handler = self._trainer.callback_handler
         for callback in [c for c in handler.callbacks if type(c).__name__ == "JITCheckpointCallback"]:
             handler.remove_callback(callback)
-            if self._session.settings.jit:
-                self._session.stop.install_again()
+            self._session.stop.install_again()
             say("enable_jit_checkpoint is replaced by this system's own just-in-time checkpoint")
 
     def _choose(self, theirs: Any) -> Choice | None:
         choice = Resumer(self._session.settings, self._session.client, self._agreement).choose(self._session.train_calls)
         if choice is not None and isinstance(theirs, str | os.PathLike):
             given = read_state(Path(theirs)).get("global_step", 0)
-            if given >= step_in_call(choice):
+            if given >= choice.step_in_call:
                 say(f"continues from {theirs} (step {given}), which the script names: {choice.name} is not further")
                 return None
         if choice is None:
@@ -112,17 +124,64 @@ class _Call:
         if choice is None:
             return None
         args, state = self._trainer.args, read_state(choice.path)
-        if not is_finished(state, max_steps=args.max_steps, epochs=args.num_train_epochs):
+        if not is_finished(state, choice.meta, max_steps=args.max_steps, epochs=args.num_train_epochs):
             return None
         if getattr(self._trainer, "is_deepspeed_enabled", False) or getattr(self._trainer, "is_fsdp_enabled", False):
             return None  # their weights are loaded only on the way into training
-        self._trainer._load_from_checkpoint(str(choice.path))
         from transformers.trainer_callback import TrainerState
         from transformers.trainer_utils import TrainOutput
 
+        session = self._session
+        final = Resumer(session.settings, session.client, self._agreement).final(session.train_calls)
+        # What training ended with may be an earlier, better model than the last checkpoint's: final/ is what it ended with.
+        self._trainer._load_from_checkpoint(str(final or choice.path))
         self._trainer.state = TrainerState.load_from_json(str(choice.path / "trainer_state.json"))
-        say(f"training had finished at {choice.name}: its weights are loaded, nothing is left to train")
+        say(
+            f"training had finished at {choice.name}: the weights of {(final or choice.path).name} are loaded, nothing is left to train"
+        )
+        if final is None:
+            self._saver.save_final(self._trainer.state.global_step)
         return TrainOutput(self._trainer.state.global_step, 0.0, {})
+
+
+@contextlib.contextmanager
+def _after(trainer: Any, method: str, then: Callable[[], None]) -> Iterator[None]:
+    """Have ``then`` run after each call of a method of one trainer."""
+    original = getattr(trainer, method)
+
+    @functools.wraps(original)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        then()
+        return result
+
+    setattr(trainer, method, both)
+    try:
+        yield
+    finally:
+        delattr(trainer, method)
+
+
+@contextlib.contextmanager
+def _before_own_saves(trainer: Any, saver: Saver) -> Iterator[None]:
+    """Have the saver know before the script's schedule writes into a directory that was published."""
+    original = trainer._save_checkpoint
+
+    @functools.wraps(original)
+    def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+        if "_get_output_dir" not in vars(trainer):  # else the save is the hook's own
+            saver.make_way_for_own(_own_folder(trainer))
+        return original(*args, **kwargs)
+
+    trainer._save_checkpoint = save_checkpoint
+    try:
+        yield
+    finally:
+        del trainer._save_checkpoint
+
+
+def _own_folder(trainer: Any) -> Path:
+    return Path(trainer._get_output_dir(None)).absolute() / f"checkpoint-{trainer.state.global_step}"
 
 
 @functools.cache
@@ -142,45 +201,48 @@ def _callback_class(module: Any) -> type:
             self._saved_s = time.monotonic()
             self._told_state_s = 0.0
             self._first: tuple[int, float] | None = None
+            self._due: str | None = None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self._agreement.begin(state.global_step)
             self._saved_s = time.monotonic()
             self._session.tell_state("running", self._session.base_step + state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             step = state.global_step
             self._measure(step)
-            wish = self._agreement.agree(step, self._wish()) if self._agreement.due(step) else Wish()
+            wish = self._agreement.tick("train", self._wish)
             if wish.stop:
-                self._stop(kwargs.get("model"), step)
+                self.stop(kwargs.get("model"), step)
             if wish.save or self._schedule.due_at_step(step):
-                self._save(kwargs.get("model"), step, "manual" if wish.manual else "periodic")
+                self._due = "manual" if wish.manual else "periodic"
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if self._schedule.due_at_epoch_end():
-                self._save(kwargs.get("model"), state.global_step, "periodic")
+                self._due = "periodic"
+
+        def save_what_is_due(self) -> None:
+            """Runs after the evaluation and the script's own save of a step: both may draw random numbers."""
+            state, control = self._trainer.state, self._trainer.control
+            ends = control.should_training_stop
+            reason, self._due = self._due or ("periodic" if ends else None), None
+            if reason is not None and state.global_step:
+                early = bool(ends and state.global_step < state.max_steps)
+                self._saver.save(self._trainer.model_wrapped, state.global_step, reason, stopped_early=early)
+                self._saved_s = time.monotonic()
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            # Inside an evaluation the last finished step is still exact. Several ranks agree at the next step instead.
-            if (
-                self._agreement.world.size == 1
-                and self._trainer.is_in_train
-                and state.global_step
-                and self._session.stop.told()
-            ):
-                self._stop(kwargs.get("model"), state.global_step)
+            # Inside an evaluation the last finished step is still the point to resume from.
+            if self._trainer.is_in_train and self._agreement.tick("evaluate", self._wish).stop:
+                self.stop(kwargs.get("model"), state.global_step)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            folder = Path(self._trainer._get_output_dir(None)).absolute() / f"checkpoint-{state.global_step}"
-            self._saver.publish_own(folder, state.global_step)
+            self._saver.publish_own(_own_folder(self._trainer), state.global_step)
 
         def _wish(self) -> Wish:
             request = self._session.requests.poll()
             due = self._schedule.due_at_time(since_save_s=time.monotonic() - self._saved_s)
-            stop = (self._session.settings.jit and self._session.stop.told()) or (
-                request is not None and request.action == "save-and-stop"
-            )
+            asked_to_stop = request is not None and request.action == "save-and-stop"
+            stop = asked_to_stop or (self._session.settings.jit and self._session.stop.told())
             return Wish(stop=stop, save=due or request is not None, manual=request is not None)
 
         def _measure(self, step: int) -> None:
@@ -193,14 +255,13 @@ def _callback_class(module: Any) -> type:
                 self._told_state_s = now_s
                 self._session.tell_state("running", self._session.base_step + step)
 
-        def _save(self, model: Any, step: int, reason: str) -> None:
-            self._saver.save(model if model is not None else self._trainer.model, step, reason)
-            self._saved_s = time.monotonic()
-
-        def _stop(self, model: Any, step: int) -> None:
+        def stop(self, model: Any, step: int) -> None:
+            """Save just in time and end this process."""
             told_s = self._session.stop.told_at_s
-            say("stops at the end of this step: " + ("the pod is going" if told_s is not None else "the sidecar asked for it"))
-            if not self._saver.save(model if model is not None else self._trainer.model, step, "jit"):
+            say("stops here: " + ("the pod is going" if told_s is not None else "it was asked for"))
+            if not step:
+                say("no step was finished yet: there is nothing to save")
+            elif not self._saver.save(model if model is not None else self._trainer.model, step, "jit"):
                 warn("the just-in-time checkpoint could not be saved; the newest finished one stands")
             if told_s is not None:
                 say(f"exits {self._session.settings.preempted_exit_code}, {time.monotonic() - told_s:.2f} s after the notice")
@@ -209,10 +270,14 @@ def _callback_class(module: Any) -> type:
     return CheckpointHook
 
 
-def _leave(session: Session, step: int) -> None:
+def _leave(session: Session, step: int) -> NoReturn:
     """End this rank after a just-in-time save: with a code that is not taken for success."""
     session.outcome = "preempted"
     session.tell_state("preempted", session.base_step + step)
     code = session.settings.preempted_exit_code
+    # A rank that ends early makes its launcher end the others: all wait for the slowest save, but not past the grace period.
+    end_surely(code, within_s=max(EXIT_WITHIN_S, session.settings.grace_seconds - EXIT_WITHIN_S))
+    with contextlib.suppress(RuntimeError):
+        session.join().all_agree(True)
     end_surely(code, within_s=EXIT_WITHIN_S)
     raise SystemExit(code)

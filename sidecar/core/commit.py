@@ -54,48 +54,64 @@ def decide(manifests: Sequence[Manifest], listing: Mapping[str, Object], *, me: 
         listing: Every object below the checkpoint's folder, by key.
         me: This node.
 
-    Two nodes that use one key for different content: the lowest index keeps the key, the others move theirs below their
-    own folder. An object that is not what its manifest says was overwritten on the way and is sent again by its owner.
+    Of several nodes that use one key the lowest index owns it: those with other content move theirs below their own
+    folder, and the owner alone sends again what was overwritten or is gone, once everybody has uploaded. So nothing
+    is sent twice in turns, and no manifest changes once a commit names it.
     """
     by_index = {m.node.index: m for m in manifests}
-    owners = _owners(manifests)
+    claims = _claims(manifests)
     mine = by_index.get(me.index)
     if mine is None:
         return Wait("this node's own manifest is not in the store")
     moved = {
         entry.path: keys.node_file(mine.name, mine.attempt, me, entry.path)
         for entry in mine.files
-        if (owner := owners[entry.key]) != (me.index, entry.crc64nvme) and owner[1] != entry.crc64nvme
+        if claims[entry.key].crc64nvme != entry.crc64nvme
     }
     if moved:
         return Mend(moved, "another node uses the same path for other content")
-    broken = {entry.path: entry.key for entry in mine.files if not _is_there(entry, listing, owners, me.index)}
-    if broken:
-        return Mend(broken, "the store no longer has what was sent")
     missing = [str(index) for index in range(me.count) if index not in by_index]
     if missing:
         return Wait(f"waiting for node {', '.join(missing[:8])}{' …' if len(missing) > 8 else ''} of {me.count}")
+    broken = {entry.path: entry.key for entry in mine.files if not _is_there(entry, listing, claims)}
+    owned = {path: key for path, key in broken.items() if claims[key].owner == me.index}
+    if owned:
+        return Mend(owned, "the store no longer has what was sent")
     for manifest in manifests:
         for entry in manifest.files:
-            if owners[entry.key][1] != entry.crc64nvme or not _is_there(entry, listing, owners, manifest.node.index):
-                return Wait(f"node {manifest.node.index} has to send {entry.path} again")
+            claim = claims[entry.key]
+            if claim.crc64nvme != entry.crc64nvme or not _is_there(entry, listing, claims):
+                owner = claim.owner if claim.crc64nvme == entry.crc64nvme else manifest.node.index
+                return Wait(f"node {owner} has to send {entry.path} again")
     return Ready()
 
 
-def _owners(manifests: Iterable[Manifest]) -> dict[str, tuple[int, str]]:
-    owners: dict[str, tuple[int, str]] = {}
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """What lies under a key if all goes well: the content of the lowest node that uses it, whoever sent it last."""
+
+    owner: int
+    crc64nvme: str
+    etags: set[str]
+
+
+def _claims(manifests: Iterable[Manifest]) -> dict[str, _Claim]:
+    claims: dict[str, _Claim] = {}
     for manifest in sorted(manifests, key=lambda m: m.node.index):
         for entry in manifest.files:
-            owners.setdefault(entry.key, (manifest.node.index, entry.crc64nvme))
-    return owners
+            claim = claims.setdefault(entry.key, _Claim(manifest.node.index, entry.crc64nvme, set()))
+            if claim.crc64nvme == entry.crc64nvme:
+                claim.etags.add(entry.etag)
+    return claims
 
 
-def _is_there(entry: FileEntry, listing: Mapping[str, Object], owners: Mapping[str, tuple[int, str]], index: int) -> bool:
+def _is_there(entry: FileEntry, listing: Mapping[str, Object], claims: Mapping[str, _Claim]) -> bool:
     there = listing.get(entry.key)
     if there is None or there.size_bytes != entry.size_bytes:
         return False
-    # Of several nodes that sent equal content under one key, the lowest answers for the object that is there now.
-    return owners[entry.key][0] != index or not entry.etag or there.etag == entry.etag
+    # Any node that sent this content may have been the last; an empty etag is a store's that has none.
+    etags = claims[entry.key].etags
+    return there.etag in etags or etags == {""}
 
 
 def commit_of(manifests: Sequence[Manifest], raw: Mapping[int, bytes], *, committed_at: str) -> Commit:

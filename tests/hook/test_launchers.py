@@ -1,0 +1,115 @@
+"""Whatever starts the training process, one signal somewhere ends all of it at one step with one finished checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hook.conftest import pod
+from tests.hook.job import SCRIPTS, Answers, Training, finished, marker, script, trainer_state, training
+from tests.process.sidecar_process import free_port, until
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
+
+
+def ranks(launched: Training) -> dict[int, int]:
+    """Return the pids of the ranks under a launcher."""
+    found = {}
+    for pid in launched.children():
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        found |= {int(entry[5:]): pid for entry in environ if entry.startswith(b"RANK=")}
+    return found
+
+
+def test_a_signal_to_one_rank_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
+    volume, store = tmp_path / "volume", tmp_path / "store"
+    arguments = {"max_steps": 30, "ddp_backend": "gloo"}
+
+    def torchrun(**told: object) -> list[str]:
+        return [*TORCHRUN, f"--master_port={free_port()}", *script(args=arguments, **told)[1:]]
+
+    with (
+        pod(volume, store) as (sidecar, found),
+        training(torchrun(sleep_s=0.1, rank_1_sleep_s=0.05), volume, found | {"CKPT_SAVE_STEPS": "5"}) as first,
+    ):
+        first.at_step(7)
+        until(lambda: len(ranks(first)) == 2)
+        os.kill(ranks(first)[1], signal.SIGTERM)
+        assert first.wait() == 1, "torchrun's own exit code"
+        last = first.steps()[-1]
+        assert first.steps(rank=1)[-1] == last
+        jit = f"checkpoint-{last}"
+        assert finished(volume) == [f"checkpoint-{step}" for step in range(5, last, 5)] + [jit]
+        said = marker(volume, jit)
+        assert (said["reason"], said["world_size"], said["node"]) == ("jit", 2, {"index": 0, "count": 1})
+        assert {"rng_state_0.pth", "rng_state_1.pth"} <= {file["path"] for file in said["files"]}
+        assert not list((volume / ".ckpt/ranks").glob("*.done"))
+        assert trainer_state(volume)["state"] == "preempted"
+        sidecar.committed(jit)
+    empty = tmp_path / "empty"
+    with pod(empty, store) as (_, found), training(torchrun(), empty, found) as second:
+        assert second.wait() == 0, second.log()
+        assert second.steps() == second.steps(rank=1) == list(range(last + 1, 31))
+        resumed = second.weights()
+    with training(torchrun(), tmp_path / "alone", hooked=False) as alone:
+        assert alone.wait() == 0, alone.log()
+        assert alone.weights() == resumed
+
+
+@pytest.mark.slow
+def test_sigterm_to_torchrun_reaches_every_rank(volume: Path, answers: Answers) -> None:
+    told = script(args={"max_steps": 200, "ddp_backend": "gloo"}, sleep_s=0.05)[1:]
+    with training([*TORCHRUN, f"--master_port={free_port()}", *told], volume, answers.settings) as running:
+        running.at_step(3, rank=1)
+        assert running.terminate() == 1
+        assert running.steps()[-1] == running.steps(rank=1)[-1]
+        assert finished(volume) == [f"checkpoint-{running.steps()[-1]}"]
+
+
+@pytest.mark.slow
+def test_accelerate_launch_passes_the_signal_on_and_exits_as_its_trainer(volume: Path, answers: Answers) -> None:
+    launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes=1", "--cpu"]
+    launch += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    with training([*launch, *script(args={"max_steps": 200}, sleep_s=0.05)[1:]], volume, answers.settings) as running:
+        running.at_step(3)
+        trainers = running.children()
+        assert running.terminate() == 143, running.log()
+        assert finished(volume) == [f"checkpoint-{running.steps()[-1]}"]
+        assert not any(Path(f"/proc/{pid}").exists() for pid in trainers), "nobody is left behind"
+        assert "Traceback" not in running.log()
+
+
+@pytest.mark.slow
+def test_where_the_shell_keeps_the_signal_to_itself_drain_ends_training(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    command = shlex.join(script(args={"max_steps": 200}, sleep_s=0.1)) + "; exit $?"
+    with pod(volume, tmp_path / "store") as (sidecar, found), training(["sh", "-c", command], volume, found) as running:
+        running.at_step(3)
+        assert sidecar.command("drain").returncode == 0
+        assert running.wait(timeout_s=10) == 143, running.log()
+        assert marker(volume, f"checkpoint-{running.steps()[-1]}")["reason"] == "jit"
+        sidecar.committed(f"checkpoint-{running.steps()[-1]}")
+
+
+@pytest.mark.slow
+def test_trl_sft_trainer_is_saved_and_resumed(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    command, volume, store = [sys.executable, str(SCRIPTS / "sft.py")], tmp_path / "volume", tmp_path / "store"
+    with pod(volume, store) as (sidecar, found), training([*command, "0.2"], volume, found) as first:
+        first.at_step(4)
+        assert first.terminate() == 143, first.log()
+        last = first.steps()[-1]
+        sidecar.committed(f"checkpoint-{last}")
+        assert "tokenizer.json" in {file["path"] for file in marker(volume, f"checkpoint-{last}")["files"]}
+    with pod(tmp_path / "empty", store) as (_, found), training([*command, "0"], tmp_path / "empty", found) as second:
+        assert second.wait() == 0, second.log()
+        assert second.steps() == list(range(last + 1, 13))
+    with training([*command, "0"], tmp_path / "alone", hooked=False) as alone:
+        assert alone.wait() == 0, alone.log()
+        assert re.findall("weights .*", alone.log()) == re.findall("weights .*", second.log())

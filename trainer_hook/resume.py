@@ -201,9 +201,7 @@ class Resumer:
         if missing or changed:
             return f"{', '.join([*missing, *changed])} missing or incomplete: it cannot be resumed exactly"
         if marker.world_size not in (None, world.size):
-            say(
-                f"{folder.name} was saved by {marker.world_size} processes, now there are {world.size}: the random state differs"
-            )
+            say(f"{folder.name}: saved by {marker.world_size} processes, now {world.size}; the random state differs")
         return None
 
 

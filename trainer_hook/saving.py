@@ -109,9 +109,7 @@ class Saver:
             return True
         if not self._warned_full:
             self._warned_full = True
-            warn(
-                f"{self._volume} has {free:,} bytes free, the last checkpoint took {self._last_bytes:,}: saves are skipped until it has"
-            )
+            warn(f"saves are skipped: {self._volume} has {free:,} bytes free, the last checkpoint took {self._last_bytes:,}")
         return False
 
     def _write(self, model: Any, global_step: int) -> None:

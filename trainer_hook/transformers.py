@@ -136,9 +136,7 @@ class _Call:
         # What training ended with may be an earlier, better model than the last checkpoint's: final/ is what it ended with.
         self._trainer._load_from_checkpoint(str(final or choice.path))
         self._trainer.state = TrainerState.load_from_json(str(choice.path / "trainer_state.json"))
-        say(
-            f"training had finished at {choice.name}: the weights of {(final or choice.path).name} are loaded, nothing is left to train"
-        )
+        say(f"training had finished at {choice.name}: {(final or choice.path).name} is loaded, nothing is left to train")
         if final is None:
             self._saver.save_final(self._trainer.state.global_step)
         return TrainOutput(self._trainer.state.global_step, 0.0, {})

@@ -9,20 +9,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from sidecar.core.parts import MIB
 from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, StoreUnavailable
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.store.s3_client import SEND_BLOCK_BYTES, Clients, Interrupted, Outgoing, S3Options
 from sidecar.store.s3_errors import refused_deletion, translated
+from sidecar.store.s3_probe import probe
 from sidecar.store.slice import FileSlice
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["MAX_PARTS", "MIN_PART_BYTES", "S3Options", "S3Store"]
+__all__ = ["S3Options", "S3Store"]
 
-MIN_PART_BYTES, MAX_PARTS = 5 * MIB, 10_000
-"""Source: S3 user guide, "Multipart upload limits"."""
 DELETE_BATCH = 1000
 """Source: S3 API reference, "DeleteObjects"."""
 
@@ -43,8 +41,6 @@ class S3Store:
         return self._clients.current()
 
     def probe(self) -> Capabilities:  # noqa: D102
-        from sidecar.store.s3_probe import probe
-
         capabilities = probe(self, self._options.verify)
         self.verification = capabilities.verification
         return capabilities

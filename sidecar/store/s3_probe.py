@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sidecar.core import keys
 from sidecar.core.checksum import checksum
+from sidecar.core.parts import MIB
 from sidecar.errors import AccessRefused, AlreadyExists, ConfigurationError, CorruptObject, NotFound
 from sidecar.store.protocol import Capabilities, Verification
 from sidecar.store.slice import FileSlice, OpenGate
@@ -17,6 +18,8 @@ from sidecar.store.slice import FileSlice, OpenGate
 if TYPE_CHECKING:
     from sidecar.store.s3 import S3Store
 
+MIN_PART_BYTES, MAX_PARTS = 5 * MIB, 10_000
+"""Source: S3 user guide, "Multipart upload limits"."""
 CONTENT = b"checkpoint-sidecar probe\n"
 WRONG_CRC = checksum(CONTENT) ^ 1
 CHOSEN = {"read-back": Verification.READ_BACK, "off": Verification.OFF}
@@ -29,8 +32,6 @@ def probe(store: S3Store, verify: Literal["auto", "md5", "read-back", "off"]) ->
         AccessRefused, StoreUnavailable: See the store.
         ConfigurationError: ``CKPT_VERIFY=md5`` where the store does not answer with MD5s.
     """
-    from sidecar.store.s3 import MAX_PARTS, MIN_PART_BYTES
-
     key = f"{keys.PROBE}{uuid.uuid4().hex}"
     next(iter(store.list(keys.PROBE)), None)
     store.put(key, CONTENT)

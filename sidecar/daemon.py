@@ -198,7 +198,7 @@ class Daemon:
             trainer_alive=runtime.trainer_alive(),
             trainer_succeeded=trainer is not None and trainer.state == "succeeded",
             classic=self._settings.mode == "classic",
-            everything_durable=not runtime.catalog.pending(),
+            everything_durable=runtime.everything_durable(),
             deadline_passed=left_s is not None and left_s <= 0,
             cut_short=runtime.termination.sigterms > 1,
         )

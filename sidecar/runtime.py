@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 
@@ -11,7 +12,7 @@ from sidecar.core.local import Identity
 from sidecar.core.risk import Risk, risk
 from sidecar.events import Events
 from sidecar.resuming import Resuming
-from sidecar.scanner import Scanner
+from sidecar.scanner import SETTLE_S, Scanner
 from sidecar.settings import Settings
 from sidecar.store.protocol import Capabilities
 from sidecar.termination import Termination
@@ -60,6 +61,18 @@ class Runtime:
             return False
         newest_s = max(self.volume.unfinished().values(), default=0.0)
         return time.time() - newest_s < UNLEASED_QUIET_S
+
+    def everything_durable(self) -> bool:
+        """Whether nothing that the trainer finished, or is finishing at this instant, is still to be uploaded."""
+        return not self.catalog.pending() and not self.scanner.unsettled
+
+    async def settled(self) -> None:
+        """Wait for the next change of a checkpoint, or until a marker that is being written may be looked at again."""
+        try:
+            async with asyncio.timeout(SETTLE_S if self.scanner.unsettled else None):
+                await self.catalog.changed()
+        except TimeoutError:
+            self.scanner.scan()
 
     def newest(self) -> Tracked | None:
         """Return the newest finished checkpoint that this pod knows."""

@@ -30,6 +30,7 @@ from trainer_hook.contract import (
     parse_request,
     rfc3339,
 )
+from trainer_hook.log import warn
 from trainer_hook.publish import publish
 
 _POLL_S = 0.5
@@ -64,6 +65,9 @@ class StopSignal:
 
     def install(self) -> None:
         """Begin to listen. The previous handler still runs; forked children get it back."""
+        if threading.current_thread() is not threading.main_thread():
+            warn("the library was imported in a thread, where no signal can be had: only .ckpt/terminating ends training")
+            return
         self._previous = signal.signal(signal.SIGTERM, self._handle)
         self._listen()
         os.register_at_fork(after_in_child=self._forget)

@@ -199,7 +199,7 @@ class Resumer:
         changed = [f.path for f in marker.files or () if files.get(f.path) != f.size_bytes]
         missing = missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=marker.world_size) + shards
         if missing or changed:
-            return f"{', '.join([*missing, *changed])} missing or incomplete: it cannot be resumed exactly"
+            return f"{', '.join(dict.fromkeys([*missing, *changed]))} missing or incomplete: it cannot be resumed exactly"
         if marker.world_size not in (None, world.size):
             say(f"{folder.name}: saved by {marker.world_size} processes, now {world.size}; the random state differs")
         return None

@@ -77,7 +77,8 @@ class Session:
             return
         self.tell_state("succeeded", self.last_step)
         if self.agreement.world.local_rank == 0:
-            missing = self._wait_until_durable()
+            with self.stop.training():  # a signal ends the wait, not the interpreter in the middle of its exit
+                missing = self._wait_until_durable()
             if missing and self.settings.fail_without_store:
                 warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {missing}")
                 sys.stderr.flush()

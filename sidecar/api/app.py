@@ -134,8 +134,8 @@ async def flush(runtime: Running, wanted: models.FlushRequest) -> models.Flushed
     runtime.scanner.scan()
     try:
         async with asyncio.timeout(wanted.timeout_s):
-            while runtime.catalog.pending():
-                await runtime.catalog.changed()
+            while not runtime.everything_durable():
+                await runtime.settled()
     except TimeoutError:
         missing = [Missing(checkpoint=t.checkpoint, state=t.state, reason=t.reason) for t in views.queue(runtime)]
         trouble = f": {runtime.health.trouble}" if runtime.health.trouble else ""

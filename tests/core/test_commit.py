@@ -290,6 +290,14 @@ def test_an_object_that_somebody_overwrote_with_the_same_size_is_sent_again_by_i
     assert decision.files == {"rng.pth": "checkpoint-20/rng.pth"}
 
 
+def test_the_owner_sends_again_what_a_node_with_other_content_overwrote() -> None:
+    both = [
+        manifest(Node(0, 2), [entry("rng.pth", b"one", etag="0")]),
+        manifest(Node(1, 2), [entry("rng.pth", b"two", etag="1")]),
+    ]
+    assert isinstance(decide(both, {"checkpoint-20/rng.pth": Object(3, "1")}, me=Node(0, 2)), Mend)
+
+
 def test_an_equal_file_of_two_nodes_may_have_been_sent_last_by_either() -> None:
     both = [manifest(Node(index, 2), [entry("a", b"one", etag=str(index))]) for index in (0, 1)]
     for etag in ("0", "1"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -89,11 +90,10 @@ def test_the_next_sitecustomize_on_the_path_runs_too(tmp_path: Path) -> None:
 
 
 def test_injected_twice_it_runs_once(tmp_path: Path) -> None:
-    link = tmp_path / "link"
-    link.symlink_to(INJECT)
+    copied = shutil.copytree(INJECT.parent, tmp_path / "trainer_hook", ignore=shutil.ignore_patterns("__pycache__"))
     code = "import sys; print(sum(type(finder).__name__ == '_Finder' for finder in sys.meta_path))"
     assert python(code, path=(INJECT, INJECT, f"{INJECT}/")).stdout == "1\n"
-    ended = python(code, path=(link, INJECT))
+    ended = python(code, path=(copied / "inject", INJECT))
     assert (ended.stdout, ended.stderr) == ("1\n", "")
 
 

@@ -43,7 +43,9 @@ class Story:
     said_by_sidecar: str
 
 
-@pytest.fixture(scope="module", params=["plain", pytest.param("gradient accumulation and loader workers", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=["plain", pytest.param("gradient accumulation and loader workers", marks=pytest.mark.slow)]
+)
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     path = tmp_path_factory.mktemp("story")
     arguments = KINDS[request.param] | {"max_steps": STEPS}
@@ -110,9 +112,7 @@ def test_the_next_pod_goes_on_with_the_next_step(story: Story) -> None:
     assert story.second.steps() == list(range(story.stopped_at + 1, STEPS + 1))
 
 
-def test_interrupted_and_resumed_gives_the_weights_of_an_uninterrupted_run(
-    story: Story, unhooked: Callable[..., str]
-) -> None:
+def test_interrupted_and_resumed_gives_the_weights_of_an_uninterrupted_run(story: Story, unhooked: Callable[..., str]) -> None:
     alone = unhooked(args=KINDS[story.kind] | {"max_steps": STEPS})
     assert f"weights {story.second.weights()}" in alone
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,29 +100,29 @@ def test_an_incomplete_checkpoint_is_passed_over_in_favour_of_the_older(
         (tmp_path / "again/checkpoint-18/optimizer.pt").unlink()
         assert running.wait() == 0, running.log()
         assert "WARNING (rank 0): " not in running.log()
-        assert "checkpoint-18 is passed over: optimizer.pt missing" in running.log()
+        assert "checkpoint-18 is passed over: optimizer.pt missing or incomplete" in running.log()
         assert running.steps()[0] == 13
         assert running.weights() == finished_run.weights()
 
 
 def test_a_script_may_keep_its_checkpoints_on_the_volume(tmp_path: Path) -> None:
     volume, store = tmp_path / "volume", tmp_path / "store"
-    arguments = OWN_SAVES | {"output_dir": str(volume), "eval_strategy": "no"}
-    told = script(args=arguments, sleep_s=0.05)
+    arguments = OWN_SAVES | {"output_dir": str(volume), "eval_strategy": "no", "max_steps": 12}
+    told = script(args=arguments, sleep_s=0.25)
     with (
         pod(volume, store, {"CKPT_KEEP_LOCAL": "1"}) as (sidecar, found),
         training(told, volume, found | {"CKPT_SAVE_STEPS": "6"}) as running,
     ):
         assert running.wait() == 0, running.log()
-        for step in (4, 6, 8, 12, 16, 18, 20):
+        for step in (4, 6, 8, 12):
             sidecar.committed(f"checkpoint-{step}")
         until(lambda: not sidecar.status()["queue"])
         assert sidecar.status()["rejected"] == {}
         kept = [name for name in finished(volume) if name != "final"]
         owners = {name: marker(volume, name)["meta"].get("owner") for name in kept}
-        assert owners["checkpoint-20"] == "script", "the newest is the script's and the sidecar leaves it"
+        assert owners["checkpoint-12"] == "script", "the newest is the script's and the sidecar leaves it"
         assert len(kept) <= 2, "the script's save_total_limit"
-        assert [int(line.split()[-1]) for line in running.log().splitlines() if "script saved" in line] == [4, 8, 12, 16, 20]
+        assert re.findall(r"^script saved (\d+)$", running.log(), re.MULTILINE) == ["4", "8", "12"]
         assert "saved checkpoint-12" not in running.log(), "a step that the script saves itself is not saved twice"
         assert "published checkpoint-12, which the script saved" in running.log()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.hook.job import Answers, finished, marker, script, trainer_state, training
+from tests.hook.job import Answers, finished, marker, script, training
 from tests.process.sidecar_process import free_port, until
 
 
@@ -47,7 +47,6 @@ def test_sigterm_during_the_resume_download_ends_the_script(volume: Path, answer
         until(lambda: len(answers.asked) > 3)
         assert running.terminate(timeout_s=10) == 143, running.log()
         assert running.steps() == []
-        assert trainer_state(volume)["state"] == "preempted"
 
 
 @pytest.fixture
@@ -83,7 +82,9 @@ def test_a_full_volume_does_not_stop_training(small_volume: Path, answers: Answe
 
 @pytest.mark.slow
 def test_the_very_first_save_may_fail(small_volume: Path, answers: Answers) -> None:
-    with training(script(args={"max_steps": 6}, width=60000), small_volume, answers.settings | {"CKPT_SAVE_STEPS": "3"}) as running:
+    with training(
+        script(args={"max_steps": 6}, width=60000), small_volume, answers.settings | {"CKPT_SAVE_STEPS": "3"}
+    ) as running:
         assert running.wait() == 0, running.log()
         assert running.steps()[-1] == 6
         assert "checkpoint-3 could not be saved" in running.log()
@@ -101,7 +102,7 @@ def test_without_any_sidecar_training_runs_and_a_signal_ends_the_wait_at_the_end
         assert "no sidecar answers" in running.log()
         assert set(finished(volume)) == {"final", "checkpoint-20"}
         began_s = time.monotonic()
-        assert running.terminate(timeout_s=8) in (0, 143), running.log()
+        assert running.terminate(timeout_s=8) == 0, running.log()
         assert time.monotonic() - began_s < 5
         assert "Traceback" not in running.log()
         assert "Exception ignored" not in running.log()

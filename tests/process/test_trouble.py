@@ -114,7 +114,6 @@ def test_what_cannot_land_by_the_deadline_is_reported_with_exit_code_3(place: Pl
         write_checkpoint(running.volume, "checkpoint-1", {"model": b"x"})
         running.committed("checkpoint-1")
         write_checkpoint(running.volume, "checkpoint-2", {"model": big(20_000_000)})
-        until(lambda: running.events("checkpoint_uploading"))
         began_s = time.monotonic()
         assert running.terminate() == 3
         assert 2 < time.monotonic() - began_s < 4
@@ -122,6 +121,14 @@ def test_what_cannot_land_by_the_deadline_is_reported_with_exit_code_3(place: Pl
         assert (given_up["checkpoint"], given_up["step"]) == ("checkpoint-2", 2)
         assert "deadline" in given_up["reason"]
         assert running.report["newest_durable_step"] == 1
+        assert running.report["durable"] == ["checkpoint-1"]
+
+
+def test_a_checkpoint_finished_at_the_instant_of_sigterm_is_not_left_behind(place: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", place.settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-1", FILES)
+        assert running.terminate() == 0
         assert running.report["durable"] == ["checkpoint-1"]
 
 

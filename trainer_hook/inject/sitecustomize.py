@@ -9,11 +9,12 @@ def _checkpoint_hook() -> None:
     if os.environ.get("CKPT_HOOK") == "auto":
         try:
             root = os.path.dirname(os.path.dirname(here))  # noqa: PTH120
-            sys.path.append(root)
+            added = [] if root in sys.path else [root]
+            sys.path += added
             try:
                 from trainer_hook.boot import activate
             finally:
-                sys.path.remove(root)
+                sys.path[len(sys.path) - len(added) :] = []
             activate()
         except Exception as error:
             sys.stderr.write(f"[checkpoint] WARNING: the hook is off: {type(error).__name__}: {error}\n")
@@ -23,9 +24,11 @@ def _checkpoint_hook() -> None:
 def _run_next(here: str) -> None:
     import importlib.machinery
 
-    others = [path for path in sys.path if os.path.abspath(path or ".") != here]  # noqa: PTH100
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
-    if spec is not None and spec.loader is not None and spec.origin != __file__:
+    paths = [os.path.abspath(path or ".") for path in sys.path]  # noqa: PTH100
+    # Only what stands behind us: another copy of this file would find us again, and we it.
+    behind = sys.path[len(paths) - paths[::-1].index(here) :] if here in paths else []
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
+    if spec is not None and spec.loader is not None:
         import importlib.util
 
         module = importlib.util.module_from_spec(spec)

@@ -1,0 +1,150 @@
+"""Decisions of the hook that need no file, no process and no library: when to save, what is complete, what is over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainer_hook.agreement import INTERVAL_MS, MOST_TICKS, Agreement, Wish, World, new_attempt, next_check, place_among
+from trainer_hook.contract import check_id
+from trainer_hook.resume import is_finished, missing_from
+from trainer_hook.schedule import Schedule, surplus
+from trainer_hook.transformers import _is_search
+
+ALONE = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
+
+
+def missing(files: set[str], *, rank: int = 0, world_size: int = 1, saved_world_size: int | None = None) -> list[str]:
+    return missing_from(files, rank=rank, world_size=world_size, saved_world_size=saved_world_size)
+
+
+@pytest.mark.parametrize("lost", ALONE)
+def test_any_single_missing_file_is_named(lost: str) -> None:
+    [named] = missing(set(ALONE) - {lost})
+    assert named == ("the model's weights" if lost == "model.safetensors" else lost)
+
+
+@given(st.sets(st.sampled_from(ALONE)), st.sets(st.sampled_from(["README.md", "training_args.bin", "config.json", "x/model"])))
+def test_as_many_names_as_files_are_missing_and_other_files_do_not_matter(lost: set[str], more: set[str]) -> None:
+    assert len(missing((set(ALONE) - lost) | more)) == len(lost)
+
+
+@given(st.integers(2, 64), st.data())
+def test_each_rank_needs_its_own_random_state(world_size: int, data: st.DataObject) -> None:
+    rank, lost = data.draw(st.integers(0, world_size - 1)), data.draw(st.integers(0, world_size - 1))
+    files = {*ALONE[:3], ALONE[4], *(f"rng_state_{other}.pth" for other in range(world_size) if other != lost)}
+    found = missing(files, rank=rank, world_size=world_size)
+    assert found == ([f"rng_state_{rank}.pth"] if rank == lost else [])
+
+
+def test_after_a_change_of_the_world_size_the_random_state_is_not_asked_for() -> None:
+    files = {*ALONE[:3], ALONE[4], "rng_state_0.pth", "rng_state_1.pth"}
+    assert missing(files, rank=0, world_size=1, saved_world_size=2) == []
+    assert missing(files, rank=2, world_size=3, saved_world_size=2) == []
+    assert missing(files, rank=2, world_size=3, saved_world_size=3) == ["rng_state_2.pth"]
+
+
+@pytest.mark.parametrize(
+    "weights", ["pytorch_model.bin", "model-00001-of-00002.safetensors", "adapter_model.safetensors", "pytorch_model_fsdp_0/x"]
+)
+def test_weights_have_many_names(weights: str) -> None:
+    assert missing({*ALONE[1:], weights}) == []
+
+
+def test_deepspeed_keeps_weights_and_optimizer_in_a_folder_of_its_own() -> None:
+    files = {"global_step7/mp_rank_00_model_states.pt", "trainer_state.json", "rng_state_0.pth"}
+    assert missing(files, rank=0, world_size=2) == []
+    assert missing(files - {"rng_state_0.pth"}, rank=0, world_size=2) == ["rng_state_0.pth"]
+
+
+@given(st.integers(0, 1000), st.integers(1, 1000))
+def test_a_run_with_a_step_limit_is_over_at_that_step(step: int, limit: int) -> None:
+    assert is_finished({"global_step": step, "epoch": 99.0}, {}, max_steps=limit, epochs=3) == (step >= limit)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "epochs", "over"),
+    [(2.0, 2, True), (1.9999999999, 2, True), (1.99, 2, False), (0.5, 0.5, True), (None, 1, False), (1.5, 1.5, True)],
+)
+def test_a_run_with_an_epoch_limit_is_over_at_its_end(epoch: float | None, epochs: float, over: bool) -> None:
+    assert is_finished({"global_step": 10, "epoch": epoch}, {}, max_steps=-1, epochs=epochs) is over
+
+
+def test_a_run_that_was_stopped_early_is_over() -> None:
+    assert is_finished({"global_step": 3}, {"stopped_early": True}, max_steps=10, epochs=3)
+    assert not is_finished({}, {}, max_steps=10, epochs=3)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 1000))
+def test_steps_are_due_at_their_multiples_and_never_at_none(step: int, every: int) -> None:
+    assert Schedule("steps", every, 60).due_at_step(step) == (step > 0 and step % every == 0)
+
+
+@pytest.mark.parametrize("strategy", ["steps", "epoch", "minutes", "no"])
+def test_each_strategy_looks_at_one_thing_alone(strategy: str) -> None:
+    schedule = Schedule(strategy, 5, 60.0)
+    assert schedule.due_at_step(10) == (strategy == "steps")
+    assert schedule.due_at_epoch_end() == (strategy == "epoch")
+    assert schedule.due_at_time(since_save_s=60.0) == (strategy == "minutes")
+    assert not schedule.due_at_time(since_save_s=59.9)
+
+
+@given(st.lists(st.integers(0, 100), unique=True), st.integers(1, 10))
+def test_surplus_leaves_the_newest(steps: list[int], limit: int) -> None:
+    gone = surplus(steps, limit=limit)
+    assert sorted(set(steps) - set(gone)) == sorted(steps)[-limit:] if steps else gone == []
+    assert gone == sorted(gone)
+    assert surplus(steps, limit=None) == []
+
+
+@given(st.integers(0, 10**9), st.floats(0, 1e9))
+def test_ranks_talk_again_after_one_tick_at_least_and_about_a_second(tick: int, ms: float) -> None:
+    ahead = next_check(tick, ms_per_tick=ms) - tick
+    assert 1 <= ahead <= MOST_TICKS
+    assert ahead == 1 or ahead * ms <= INTERVAL_MS + 1e-6
+
+
+def test_alone_every_wish_is_granted_at_once() -> None:
+    agreement = Agreement()
+    assert agreement.world == World(0, 1, 0, 1)
+    assert agreement.tick("train", lambda: Wish(stop=True)) == Wish(stop=True)
+    assert agreement.all_agree(True)
+    assert not agreement.all_agree(False)
+    assert agreement.from_rank_0("x") == "x"
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=12), st.data())
+def test_a_ranks_place_is_counted_among_those_of_its_host(names: list[str], data: st.DataObject) -> None:
+    rank = data.draw(st.integers(0, len(names) - 1))
+    world = place_among(names, rank)
+    assert (world.rank, world.size) == (rank, len(names))
+    assert world.local_size == names.count(names[rank])
+    assert world.local_rank == names[:rank].count(names[rank])
+
+
+@pytest.mark.parametrize(("world", "node", "nodes"), [(World(5, 8, 1, 4), 1, 2), (World(), 0, 1), (World(3, 4, 3, 4), 0, 1)])
+def test_nodes_are_counted_by_their_ranks(world: World, node: int, nodes: int) -> None:
+    assert (world.node, world.nodes) == (node, nodes)
+
+
+def test_attempts_are_ids_that_sort_by_time() -> None:
+    first, second = new_attempt(), new_attempt()
+    assert check_id(first, what="attempt") == first != second
+    assert first[:16] <= second[:16]
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "search"),
+    [
+        ((), {}, False),
+        ((None,), {}, False),
+        (({"lr": 1},), {}, True),
+        ((), {"trial": {"lr": 1}}, True),
+        ((), {"trial": None}, False),
+    ],
+)
+def test_a_trial_of_a_hyperparameter_search_is_left_alone(args: tuple[Any, ...], kwargs: dict[str, Any], search: bool) -> None:
+    assert _is_search(args, kwargs) is search

@@ -1,0 +1,240 @@
+"""How a process learns that the pod is going, and how others learn that it is gone. Real processes, real signals."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.hook.job import ROOT, plain_environ
+from tests.process.sidecar_process import until
+from trainer_hook.contract import Notice, Request, encode_notice, encode_request, parse_notice, rfc3339
+from trainer_hook.jit import Requests, StopSignal, process_start_s
+
+START = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from trainer_hook.jit import StopSignal
+volume = Path(sys.argv[1])
+(volume / ".ckpt").mkdir(exist_ok=True)
+stop = StopSignal(volume, exit_code=143)
+"""
+
+
+def child(code: str, volume: Path) -> subprocess.Popen[str]:
+    """Run Python with a ``StopSignal`` called ``stop``."""
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", START + code, str(volume)]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def outcome(code: str, volume: Path, *, signalled: bool = False, timeout_s: float = 10) -> tuple[int, str]:
+    """Return exit code and output; with ``signalled``, SIGTERM is sent when the first line is out."""
+    with child(code, volume) as process:
+        first = ""
+        if signalled:
+            assert process.stdout
+            first = process.stdout.readline()
+            process.send_signal(signal.SIGTERM)
+        try:
+            rest, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        return process.returncode, first + rest
+
+
+def test_outside_training_a_signal_ends_the_process_as_preempted(volume: Path) -> None:
+    code = "stop.install()\nprint('up', flush=True)\ntime.sleep(30)\n"
+    assert outcome(code, volume, signalled=True) == (143, "up\n")
+    assert parse_notice((volume / ".ckpt/terminating").read_bytes()).source == "sigterm"
+
+
+WAITS = """
+with stop.training():
+    print('up', flush=True)
+    until = time.monotonic() + 5
+    while not stop.told() and time.monotonic() < until:
+        time.sleep(0.01)
+    print('told', stop.told(), flush=True)
+"""
+
+
+def test_while_training_it_only_raises_the_flag(volume: Path) -> None:
+    assert outcome("stop.install()\n" + WAITS, volume, signalled=True) == (0, "up\ntold True\n")
+
+
+def test_the_handler_that_was_there_before_runs_too(volume: Path) -> None:
+    code = "signal.signal(signal.SIGTERM, lambda number, frame: print('theirs', number))\nstop.install()\n" + WAITS
+    assert outcome(code, volume, signalled=True) == (0, "up\ntheirs 15\ntold True\n")
+
+
+def test_a_handler_that_was_there_before_and_exits_does_not_cut_the_save_short(volume: Path) -> None:
+    code = "signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(9))\nstop.install()\n" + WAITS
+    assert outcome(code, volume, signalled=True) == (0, "up\ntold True\n")
+
+
+def test_a_handler_put_over_ours_does_not_hide_the_signal(volume: Path) -> None:
+    code = "stop.install()\nsignal.signal(signal.SIGTERM, lambda number, frame: print('theirs'))\n" + WAITS
+    assert outcome(code, volume, signalled=True) == (0, "up\ntheirs\ntold True\n")
+
+
+def test_many_signals_in_a_row_are_one_notice(volume: Path) -> None:
+    code = "stop.install()\nstop._training = True\nfor _ in range(500):\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+    code += "print('told', stop.told())\n"
+    assert outcome(code, volume) == (0, "told True\n")
+
+
+@pytest.mark.parametrize("over", ["", "signal.signal(signal.SIGTERM, lambda number, frame: os._exit(5))\n"])
+def test_forked_children_are_ended_by_sigterm_and_their_parent_is_not_told(over: str, volume: Path) -> None:
+    code = f"""
+stop.install()
+{over}
+import multiprocessing
+with stop.training():
+    pool = multiprocessing.get_context("fork").Pool(2)
+    pool.map(abs, range(4))
+    pool.terminate()
+    pool.join()
+    time.sleep(0.2)
+    print('told', stop.told())
+"""
+    assert outcome(code, volume, timeout_s=15) == (0, "told False\n")
+
+
+def test_a_thread_notices_while_the_main_thread_is_deep_in_c(volume: Path) -> None:
+    code = """
+stop.install()
+stop._training = True
+def watch():
+    while stop.told_at_s is None:
+        time.sleep(0.01)
+    print('told', flush=True)
+    os._exit(0)
+threading.Thread(target=watch).start()
+print('up', flush=True)
+import hashlib
+hashlib.pbkdf2_hmac('sha256', b'x', b'y', 50_000_000)
+"""
+    began_s = time.monotonic()
+    assert outcome(code, volume, signalled=True) == (0, "up\ntold\n")
+    assert time.monotonic() - began_s < 3
+
+
+def test_an_event_loop_that_came_first_keeps_its_descriptor(volume: Path) -> None:
+    code = "import socket\na, b = socket.socketpair()\nb.setblocking(False)\nsignal.set_wakeup_fd(b.fileno())\nstop.install()\n"
+    code += "assert signal.set_wakeup_fd(-1) == b.fileno()" + WAITS
+    assert outcome(code, volume, signalled=True) == (0, "up\ntold True\n")
+
+
+def notice(volume: Path, content: bytes) -> None:
+    (volume / ".ckpt").mkdir(exist_ok=True)
+    (volume / ".ckpt/terminating").write_bytes(content)
+
+
+def test_the_file_on_the_volume_counts_as_a_notice(volume: Path) -> None:
+    stop = StopSignal(volume, exit_code=143)
+    assert not stop.told()
+    notice(volume, encode_notice(Notice(rfc3339(time.time()), "prestop")))
+    until(stop.told, timeout_s=2)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"{}"])
+def test_a_notice_without_a_time_counts_by_when_it_was_written(content: bytes, volume: Path) -> None:
+    notice(volume, content)
+    assert StopSignal(volume, exit_code=143).told()
+    os.utime(volume / ".ckpt/terminating", (0, process_start_s() - 5))
+    assert not StopSignal(volume, exit_code=143).told()
+
+
+def test_a_notice_that_was_for_an_earlier_process_is_ignored(volume: Path) -> None:
+    notice(volume, encode_notice(Notice(rfc3339(process_start_s() - 1), "sigterm")))
+    assert not StopSignal(volume, exit_code=143).told()
+
+
+def test_a_notice_given_while_libraries_were_still_being_imported_counts(volume: Path) -> None:
+    notice(volume, encode_notice(Notice(rfc3339(process_start_s() + 0.5), "prestop")))
+    assert StopSignal(volume, exit_code=143).told()
+
+
+def test_a_process_knows_when_it_was_started(volume: Path) -> None:
+    before_s = time.time()
+    code = "from trainer_hook.jit import process_start_s\ntime.sleep(0.3)\nprint(process_start_s())"
+    started_s = float(outcome(code, volume)[1])
+    assert before_s - 0.05 < started_s < before_s + 0.25
+
+
+def test_looking_at_the_volume_at_each_step_costs_next_to_nothing(volume: Path) -> None:
+    stop, requests = StopSignal(volume, exit_code=143), Requests(volume)
+    began_s = time.perf_counter()
+    for _ in range(10_000):
+        stop.told()
+        requests.poll()
+    per_step_s = (time.perf_counter() - began_s) / 10_000
+    print(f"{1e6 * per_step_s:.2f} us per step")
+    assert per_step_s < 50e-6
+
+
+def test_a_request_is_seen_once_and_one_from_before_never(volume: Path) -> None:
+    path = volume / ".ckpt/request.json"
+    path.parent.mkdir()
+    path.write_bytes(encode_request(Request("1", "save")))
+    requests = Requests(volume)
+    assert requests.poll() is None
+    path.write_bytes(encode_request(Request("2", "save-and-stop")))
+    assert until(requests.poll, timeout_s=3) == Request("2", "save-and-stop")
+    requests._looked_s = 0
+    assert requests.poll() is None
+    path.write_bytes(b"{half")
+    requests._looked_s = 0
+    assert requests.poll() is None
+
+
+HOLDS = """
+from trainer_hook import lease
+print('held', lease.hold(volume, 0), lease.hold(volume, 0), flush=True)
+"""
+
+
+def is_free(volume: Path) -> bool:
+    """Ask as the sidecar does."""
+    with (volume / ".ckpt/ranks/0.lease").open("rb") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+
+def test_a_lease_is_held_while_its_process_lives_and_free_after_kill_9(volume: Path) -> None:
+    with child(HOLDS + "time.sleep(30)", volume) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "held True True\n"
+        assert not is_free(volume)
+        assert outcome(HOLDS, volume) == (0, "held False False\n"), "a second process does not get it"
+        assert not is_free(volume)
+        process.kill()
+        process.wait()
+        assert is_free(volume)
+
+
+def test_a_forked_child_that_outlives_the_process_does_not_keep_the_lease(volume: Path) -> None:
+    code = HOLDS + "pid = os.fork()\nif pid == 0:\n    time.sleep(30)\nprint(pid, flush=True)\ntime.sleep(30)"
+    with child(code, volume) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "held True True\n"
+        orphan = int(process.stdout.readline())
+        try:
+            assert not is_free(volume)
+            process.kill()
+            process.wait()
+            until(lambda: is_free(volume), timeout_s=2)
+            assert Path(f"/proc/{orphan}").exists()
+        finally:
+            os.kill(orphan, signal.SIGKILL)

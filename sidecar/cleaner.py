@@ -64,7 +64,7 @@ class Cleaner:
 
     async def clean_volume(self) -> None:
         """Delete durable local checkpoints that are not to be kept."""
-        durable = [self._kept(t) for t in self._catalog.all() if t.state is State.COMMITTED]
+        durable = [self._kept(t) for t in self._catalog.all() if t.state is State.COMMITTED and not _is_scripts(t)]
         plan = plan_local_deletion(
             durable,
             keep_newest=self._settings.keep_local,
@@ -79,11 +79,7 @@ class Cleaner:
     def _kept(self, tracked: Tracked) -> Kept:
         checkpoint = tracked.checkpoint
         assert checkpoint is not None
-        protected = None
-        if tracked.name == self._resuming.in_use:
-            protected = "the run resumes from it"
-        elif checkpoint.meta.get(META_OWNER) == SCRIPT_OWNED:
-            protected = "the training script rotates it"
+        protected = "the run resumes from it" if tracked.name == self._resuming.in_use else None
         return Kept(tracked.name, checkpoint.step, checkpoint.size_bytes, protected)
 
     async def clean_store(self) -> None:
@@ -107,3 +103,8 @@ class Cleaner:
 
     def _keys(self, name: str) -> list[str]:
         return [stored.key for stored in self._store.list(keys.folder(name))]
+
+
+def _is_scripts(tracked: Tracked) -> bool:
+    """Whether the training script rotates it itself: such checkpoints are neither counted nor deleted."""
+    return tracked.checkpoint is not None and tracked.checkpoint.meta.get(META_OWNER) == SCRIPT_OWNED

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sidecar.core import checksum, keys
-from sidecar.core.commit import Decision, Mend, Object, Ready, Wait, commit_of, decide
+from sidecar.core.commit import Decision, Mend, Object, Ready, Wait, commit_of, decide, manifest_entry
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest, NodeOf, decode_commit, decode_manifest, encode
 from sidecar.errors import AlreadyExists, NotFound
@@ -22,6 +22,13 @@ class Standing:
 
     commit: Commit | None
     crc64nvme: str
+
+    def names(self, manifest: Manifest) -> bool:
+        """Whether this commit names exactly this manifest."""
+        if self.commit is None:
+            return False
+        ours = manifest_entry(manifest, encode(manifest))
+        return ours in self.commit.manifests
 
 
 def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:

@@ -67,6 +67,8 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_sigterm)
         servers = self._servers()
+        for setting in self._settings.without_effect():
+            log.warning("setting_without_effect", setting=setting, hint="this version does not do it yet")
         log.info("sidecar_started", store=self._store.url, dir=str(self._settings.dir), api_port=self._settings.api_port)
         try:
             async with asyncio.TaskGroup() as services:

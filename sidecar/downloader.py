@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sidecar.core import checksum, keys
@@ -18,7 +19,19 @@ from sidecar.store.protocol import Store
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer import CORRUPT_TRIES, Transfers
 from sidecar.volume import Volume, publish
-from trainer_hook.contract import MARKER, META_RESTORED, ContractError, ListedFile, Marker, Node, encode_marker
+from trainer_hook.contract import (
+    MARKER,
+    MAX_MARKER_BYTES,
+    META_RESTORED,
+    ContractError,
+    ListedFile,
+    Marker,
+    Node,
+    encode_marker,
+)
+
+PARTIAL = "partial"
+"""Folder below ``.ckpt/incoming`` of files that are not whole yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +143,17 @@ class Downloader:
 
     async def _fetch(self, entry: FileEntry, target: Path, progress: _Progress) -> None:
         for attempt in range(1, CORRUPT_TRIES + 1):
-            partial = target.with_name(f"{target.name}.part")
+            partial = self._volume.incoming / PARTIAL / uuid.uuid4().hex
             fd = await asyncio.to_thread(_create, partial, entry.size_bytes)
             try:
                 crc = await self._fetch_ranges(entry, fd, progress)
             finally:
                 os.close(fd)
             if checksum.to_text(crc) == entry.crc64nvme:
+                target.parent.mkdir(parents=True, exist_ok=True)
                 partial.replace(target)
                 return
+            partial.unlink()
             progress.add(-entry.size_bytes)
             if attempt == CORRUPT_TRIES:
                 want, got = f"crc64nvme {entry.crc64nvme}", f"crc64nvme {checksum.to_text(crc)}"
@@ -178,7 +193,7 @@ class Downloader:
 
     def _publish(self, offer: Offer, node: Node, incoming: Path, replacing: tuple[int, float, str | None] | None) -> Path:
         incoming.mkdir(parents=True, exist_ok=True)
-        publish(incoming / MARKER, encode_marker(_local_marker(offer, node)), mode=0o664)
+        publish(incoming / MARKER, _local_marker(offer, node), mode=0o664)
         for place in [incoming, *(p for p in incoming.rglob("*") if p.is_dir())]:
             place.chmod(0o2775)
         return self._volume.put_in_place(incoming, offer.name, replacing=replacing)
@@ -195,9 +210,9 @@ class _Progress:
         self._tell(self._done_bytes, self._total_bytes)
 
 
-def _local_marker(offer: Offer, node: Node) -> Marker:
+def _local_marker(offer: Offer, node: Node) -> bytes:
     commit = offer.commit
-    return Marker(
+    marker = Marker(
         step=commit.step,
         reason=commit.reason,
         created_at=commit.created_at,
@@ -206,6 +221,9 @@ def _local_marker(offer: Offer, node: Node) -> Marker:
         files=tuple(ListedFile(entry.path, entry.size_bytes) for entry in files_for(node, offer.manifests)),
         meta=commit.meta | {META_RESTORED: offer.commit_crc},
     )
+    encoded = encode_marker(marker)
+    # Every file was verified: a list that is too long for a marker can be left out.
+    return encoded if len(encoded) <= MAX_MARKER_BYTES else encode_marker(replace(marker, files=None))
 
 
 def _holds(path: Path, entry: FileEntry) -> bool:

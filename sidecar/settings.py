@@ -122,6 +122,11 @@ class Settings(BaseModel):
     attempt: str = "local"
     """Attempt of markers that name none: the pod's UID, else its host name."""
 
+    def without_effect(self) -> list[str]:
+        """Return the settings that are asked for and that this version knows only by name."""
+        asked = {"CKPT_SPOT": self.spot != "off", "CKPT_RESUME_FOREIGN": self.resume_foreign}
+        return [name for name, is_asked in asked.items() if is_asked]
+
     @model_validator(mode="after")
     def _together(self) -> Settings:
         if not self.dir.is_absolute():

@@ -12,6 +12,7 @@ import structlog
 
 from sidecar.catalog import Catalog, Tracked
 from sidecar.committing import Committer, Standing, manifest_of
+from sidecar.core import keys
 from sidecar.core.commit import Mend, Ready, Wait, is_stale
 from sidecar.core.local import Finished
 from sidecar.core.order import overtakes, superseded, upload_order
@@ -56,6 +57,8 @@ class Uploader:
         self._committer = Committer(store, transfers)
         self._moved: dict[str, dict[str, str]] = {}
         """Paths whose key another node owns, by version of the checkpoint (I6)."""
+        self._mended: dict[str, frozenset[str]] = {}
+        """Paths whose object is not what our manifest says, by version: sent again, whatever the manifest says."""
 
     async def run(self) -> None:
         """Upload until cancelled."""
@@ -119,6 +122,7 @@ class Uploader:
         try:
             await self._take_to_store(tracked, tracked.checkpoint, pause)
         except* Overtaken:
+            tracked.overtook = False
             self._catalog.move(tracked, State.PAUSED, reason="a newer checkpoint goes first")
         except* CheckpointChanged as group:
             self._start_over(tracked, str(_leaf(group)))
@@ -149,9 +153,10 @@ class Uploader:
         )
         before = await self._committer.own_manifest(checkpoint)
         if before is not None:
-            await sender.adopt({entry.path: entry for entry in before.files})
+            mended = self._mended.pop(checkpoint.version, frozenset())
+            await sender.adopt({entry.path: entry for entry in before.files if entry.path not in mended})
         if there is not None:
-            if before is not None and sender.entries() == list(before.files) and _is_of(there, checkpoint):
+            if before is not None and sender.entries() == list(before.files) and there.names(before):
                 self._durable(tracked, checkpoint, at=_committed_at(there), began_s=None)
                 return
             # Its content changes: first it becomes invisible to resume (I4).
@@ -179,8 +184,9 @@ class Uploader:
                 journal = self._journal(checkpoint)
                 for path in files:
                     journal.dropped(path)
-                shared = {p: k for p, k in files.items() if k != f"{checkpoint.name}/{p}"}
-                self._moved.setdefault(checkpoint.version, {}).update(shared)
+                moved = {path: key for path, key in files.items() if key != keys.shared_file(checkpoint.name, path)}
+                self._moved.setdefault(checkpoint.version, {}).update(moved)
+                self._mended[checkpoint.version] = frozenset(files)
                 self._catalog.move(tracked, State.FINISHED, reason=reason)
 
     def _durable(self, tracked: Tracked, checkpoint: Finished, *, at: float, began_s: float | None) -> None:
@@ -233,6 +239,7 @@ class Uploader:
             self._volume.unpin(tracked.checkpoint)
             self._journal_path(tracked.checkpoint).unlink(missing_ok=True)
             self._moved.pop(tracked.checkpoint.version, None)
+            self._mended.pop(tracked.checkpoint.version, None)
 
     def _journal(self, checkpoint: Finished) -> Journal:
         return Journal(self._journal_path(checkpoint))

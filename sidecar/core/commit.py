@@ -130,14 +130,16 @@ def commit_of(manifests: Sequence[Manifest], raw: Mapping[int, bytes], *, commit
         meta=first.meta,
         files=len(distinct),
         size_bytes=sum(distinct.values()),
-        manifests=tuple(
-            ManifestEntry(
-                key=keys.manifest(m.name, m.attempt, Node(m.node.index, m.node.count)),
-                size_bytes=len(raw[m.node.index]),
-                crc64nvme=checksum.to_text(checksum.checksum(raw[m.node.index])),
-            )
-            for m in ordered
-        ),
+        manifests=tuple(manifest_entry(m, raw[m.node.index]) for m in ordered),
+    )
+
+
+def manifest_entry(manifest: Manifest, raw: bytes) -> ManifestEntry:
+    """Return how a commit names a manifest that is stored as ``raw``."""
+    return ManifestEntry(
+        key=keys.manifest(manifest.name, manifest.attempt, Node(manifest.node.index, manifest.node.count)),
+        size_bytes=len(raw),
+        crc64nvme=checksum.to_text(checksum.checksum(raw)),
     )
 
 

@@ -108,6 +108,8 @@ def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
     node = marker.node or identity.node
     if node is None:
         raise ContractError("this pod is one of several and neither the marker nor CKPT_NODE_COUNT says of how many")
+    if not files and node.count == 1:
+        raise ContractError("it holds no files: write them before the marker")
     step = marker.step if marker.step is not None else step_of(found.name)
     return Finished(
         name=found.name,

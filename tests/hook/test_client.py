@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_progress_is_told_now_and_then(answers: Answers, volume: Path, monkeypat
 def test_nobody_there_is_absent_after_a_while(volume: Path) -> None:
     client = Client(f"http://127.0.0.1:{free_port()}", volume)
     began_s = time.monotonic()
-    with pytest.raises(SidecarAbsent, match="no sidecar answers at http://127.0.0.1"):
+    with pytest.raises(SidecarAbsent, match=re.escape(client._url)):
         client.resume("latest", train_call=0, timeout_s=60, tell=print)
     assert 0.3 <= time.monotonic() - began_s < 5
     for call in (lambda: client.flush(timeout_s=1), client.degraded, lambda: client.older_checkpoints(5)):
@@ -124,7 +125,7 @@ def test_garbage_is_never_taken_for_an_answer(garbage: Any, answers: Answers, vo
     with pytest.raises(SidecarAbsent):
         resume(answers, volume)
     for ask in (lambda: client.flush(timeout_s=1), client.degraded, lambda: client.older_checkpoints(5)):
-        with pytest.raises(OSError, match="."):
+        with pytest.raises(OSError, match=r"."):
             ask()
 
 

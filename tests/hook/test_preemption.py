@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Story:
 @pytest.fixture(
     scope="module", params=["plain", pytest.param("gradient accumulation and loader workers", marks=pytest.mark.slow)]
 )
-def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
     path = tmp_path_factory.mktemp("story")
     arguments = KINDS[request.param] | {"max_steps": STEPS}
     slowly, store, volume = script(args=arguments, sleep_s=0.1), path / "store", path / "volume"
@@ -63,7 +63,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with pod(path / "empty", store) as (_, found), training(script(args=arguments), path / "empty", found) as second:
         assert second.wait() == 0, second.log()
     state = trainer_state(volume)
-    yield Story(request.param, exit_code, stopped_at, took_s, first, second, state, held, volume, log)
+    return Story(request.param, exit_code, stopped_at, took_s, first, second, state, held, volume, log)
 
 
 def test_sigterm_ends_training_with_the_code_of_a_preemption(story: Story) -> None:

@@ -17,7 +17,7 @@ demo: $(VENV)/.trainer  ## a training run is preempted, loses its volume, resume
 	@$(BIN)/checkpoint-sidecar demo --store $(STORE) $(if $(filter 1,$(JSON)),--json)
 
 test: $(VENV)/.trainer  ## unit, property, store and process tests, under five minutes
-	$(BIN)/python -m pytest -m "not slow and not rgw" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 4 -m "not slow and not rgw" $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.trainer  ## the rest: long process tests, and everything that needs Ceph RGW (tests/rgw/up)
 	$(BIN)/python -m pytest -m "slow or rgw" $(PYTEST_ARGS)

@@ -97,10 +97,10 @@ class Catalog:
     def durable(self, tracked: Tracked, *, at_s: float, **fields: Any) -> None:
         """A checkpoint was committed, or was found committed."""
         tracked.committed_at_s = at_s
-        step = tracked.checkpoint.step if tracked.checkpoint else None
+        step = tracked.checkpoint.resume_step if tracked.checkpoint else None
         if step is not None and step >= (self.newest_durable_step if self.newest_durable_step is not None else -1):
             self.newest_durable, self.newest_durable_step = tracked, step
-        self.move(tracked, State.COMMITTED, step=step, **fields)
+        self.move(tracked, State.COMMITTED, step=tracked.checkpoint.step if tracked.checkpoint else None, **fields)
 
     def forget(self, name: str) -> None:
         """A directory is gone and nothing is left to do for it."""

@@ -80,7 +80,7 @@ class Cleaner:
         checkpoint = tracked.checkpoint
         assert checkpoint is not None
         protected = "the run resumes from it" if tracked.name == self._resuming.in_use else None
-        return Kept(tracked.name, checkpoint.step, checkpoint.size_bytes, protected)
+        return Kept(tracked.name, checkpoint.resume_step, checkpoint.size_bytes, protected)
 
     async def clean_store(self) -> None:
         """Delete committed steps that are not to be kept, in the order of I4."""

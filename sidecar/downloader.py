@@ -192,6 +192,7 @@ class Downloader:
                 path.unlink(missing_ok=True)
 
     def _publish(self, offer: Offer, node: Node, incoming: Path, replacing: tuple[int, float, str | None] | None) -> Path:
+        shutil.rmtree(self._volume.incoming / PARTIAL, ignore_errors=True)
         incoming.mkdir(parents=True, exist_ok=True)
         publish(incoming / MARKER, _local_marker(offer, node), mode=0o664)
         for place in [incoming, *(p for p in incoming.rglob("*") if p.is_dir())]:

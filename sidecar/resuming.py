@@ -206,7 +206,7 @@ class Resuming:
             for t in self._catalog.all()
             if (t.state in PENDING or t.state is State.COMMITTED)
             and t.checkpoint is not None
-            and t.checkpoint.step is not None
+            and t.checkpoint.resume_step is not None
             and t.checkpoint.node.count == 1
             and t.checkpoint.restored_from is None
             and matches_train_call(t.checkpoint.meta, train_call)

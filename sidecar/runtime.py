@@ -76,10 +76,10 @@ class Runtime:
 
     def newest(self) -> Tracked | None:
         """Return the newest finished checkpoint that this pod knows."""
-        steps = [t for t in self.catalog.all() if t.checkpoint is not None and t.checkpoint.step is not None]
-        return max(
-            steps, key=lambda t: t.checkpoint.step if t.checkpoint and t.checkpoint.step is not None else -1, default=None
-        )
+        steps = {
+            t.checkpoint.resume_step: t for t in self.catalog.all() if t.checkpoint and t.checkpoint.resume_step is not None
+        }
+        return steps[max(steps)] if steps else None
 
     def risk(self) -> Risk:
         """Return the time at risk now."""

@@ -247,8 +247,6 @@ def _redirected(trainer: Any, run_dir: str) -> Iterator[None]:
     for name in before:
         object.__setattr__(args, name, ours[name])
     trainer._get_output_dir = lambda trial: run_dir
-    if best[1]:
-        state.best_global_step = None  # else every rank waits in a barrier for a file that is not there
     try:
         yield
     finally:

@@ -105,10 +105,11 @@ class _Call:
 
     def _choose(self, theirs: Any) -> Choice | None:
         choice = Resumer(self._session.settings, self._session.client, self._agreement).choose(self._session.train_calls)
-        if choice is not None and isinstance(theirs, str | os.PathLike):
-            given = read_state(Path(theirs)).get("global_step", 0)
+        named = _named_by_script(self._trainer, theirs)
+        if choice is not None and named is not None:
+            given = read_state(named).get("global_step", 0)
             if given >= choice.step_in_call:
-                say(f"continues from {theirs} (step {given}), which the script names: {choice.name} is not further")
+                say(f"continues from {named} (step {given}), as the script asks: {choice.name} is not further")
                 return None
         if choice is None:
             say("no checkpoint to resume from" + (f": {theirs} is used" if isinstance(theirs, str) else ""))
@@ -176,6 +177,16 @@ def _before_own_saves(trainer: Any, saver: Saver) -> Iterator[None]:
         yield
     finally:
         del trainer._save_checkpoint
+
+
+def _named_by_script(trainer: Any, theirs: Any) -> Path | None:
+    """Return the checkpoint that the script's own ``resume_from_checkpoint`` stands for."""
+    if theirs is True:
+        from transformers.trainer_utils import get_last_checkpoint
+
+        folder = trainer.args.output_dir
+        theirs = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+    return Path(theirs) if isinstance(theirs, str | os.PathLike) else None
 
 
 def _own_folder(trainer: Any) -> Path:

@@ -79,6 +79,11 @@ class Finished:
         return sum(file.size_bytes for file in self.files)
 
     @property
+    def resume_step(self) -> int | None:
+        """The step that a run can continue from here; ``None`` for ``final``, which has no optimizer state."""
+        return None if self.name == FINAL else self.step
+
+    @property
     def restored_from(self) -> str | None:
         """Checksum of the commit that this directory was downloaded from, if it was."""
         value = self.meta.get(META_RESTORED)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from botocore.exceptions import ClientError
+
 from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, StoreUnavailable
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.store.s3_client import SEND_BLOCK_BYTES, Clients, Interrupted, Outgoing, S3Options
@@ -52,14 +54,19 @@ class S3Store:
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:  # noqa: D102
         condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_if_absent else {}
         with self._translated(key):
-            answer = self.client.put_object(
-                Bucket=self._options.bucket,
-                Key=self._root + key,
-                Body=content,
-                **condition,
-                **self._encryption(),
-                **_md5(content),
-            )
+            try:
+                answer = self.client.put_object(
+                    Bucket=self._options.bucket,
+                    Key=self._root + key,
+                    Body=content,
+                    **condition,
+                    **self._encryption(),
+                    **_md5(content),
+                )
+            except ClientError as error:
+                if _may_be_our_own_write(error) and self.get(key) == content:
+                    return self.stat(key)
+                raise
         return Stored(key, len(content), _etag(answer["ETag"]))
 
     def put_with_crc(self, key: str, content: bytes, *, crc64nvme: int) -> None:
@@ -293,6 +300,12 @@ class _Incoming:
             raise StoreUnavailable(f"{self._name}: the answer ended {self._left} bytes early; it is tried again")
         self._left -= count
         return count
+
+
+def _may_be_our_own_write(error: ClientError) -> bool:
+    """Whether a conditional write was refused at its second try: the first may have succeeded and its answer been lost."""
+    metadata: Any = error.response.get("ResponseMetadata", {})
+    return bool(metadata.get("HTTPStatusCode") == 412 and metadata.get("RetryAttempts", 0) > 0)
 
 
 def _etag(text: str) -> str:

@@ -27,39 +27,49 @@ def ranks(launched: Training) -> dict[int, int]:
     return found
 
 
-def test_a_signal_to_one_rank_stops_all_ranks_at_one_step(tmp_path: Path) -> None:
-    volume, store = tmp_path / "volume", tmp_path / "store"
-    arguments = {"max_steps": 30, "ddp_backend": "gloo"}
+def torchrun(**told: object) -> list[str]:
+    return [*TORCHRUN, f"--master_port={free_port()}", *script(args={"max_steps": 30, "ddp_backend": "gloo"}, **told)[1:]]
 
-    def torchrun(**told: object) -> list[str]:
-        return [*TORCHRUN, f"--master_port={free_port()}", *script(args=arguments, **told)[1:]]
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Training, int]:
+    """Two ranks, one of which was sent SIGTERM. Its checkpoint is in ``store`` beside the volume."""
+    path = tmp_path_factory.mktemp("ranks")
     with (
-        pod(volume, store) as (sidecar, found),
-        training(torchrun(sleep_s=0.1, rank_1_sleep_s=0.05), volume, found | {"CKPT_SAVE_STEPS": "5"}) as first,
+        pod(path / "volume", path / "store") as (sidecar, found),
+        training(torchrun(sleep_s=0.1, rank_1_sleep_s=0.05), path / "volume", found | {"CKPT_SAVE_STEPS": "5"}) as running,
     ):
-        first.at_step(7)
-        until(lambda: len(ranks(first)) == 2)
-        os.kill(ranks(first)[1], signal.SIGTERM)
-        assert first.wait() == 1, "torchrun's own exit code"
-        last = first.steps()[-1]
-        assert first.steps(rank=1)[-1] == last
-        jit = f"checkpoint-{last}"
-        assert finished(volume) == [f"checkpoint-{step}" for step in range(5, last, 5)] + [jit]
-        said = marker(volume, jit)
-        assert (said["reason"], said["world_size"], said["node"]) == ("jit", 2, {"index": 0, "count": 1})
-        assert {"rng_state_0.pth", "rng_state_1.pth"} <= {file["path"] for file in said["files"]}
-        assert not list((volume / ".ckpt/ranks").glob("*.done"))
-        assert trainer_state(volume)["state"] == "preempted"
-        sidecar.committed(jit)
+        running.at_step(7)
+        until(lambda: len(ranks(running)) == 2)
+        os.kill(ranks(running)[1], signal.SIGTERM)
+        exit_code = running.wait()
+        sidecar.committed(f"checkpoint-{running.steps()[-1]}")
+    return running, exit_code
+
+
+def test_a_signal_to_one_rank_stops_all_ranks_at_one_step(stopped: tuple[Training, int]) -> None:
+    running, exit_code = stopped
+    assert exit_code == 1, "torchrun's own"
+    last, volume = running.steps()[-1], running.volume
+    assert running.steps(rank=1)[-1] == last
+    assert finished(volume) == [f"checkpoint-{step}" for step in range(5, last, 5)] + [f"checkpoint-{last}"]
+    said = marker(volume, f"checkpoint-{last}")
+    assert (said["reason"], said["world_size"], said["node"]) == ("jit", 2, {"index": 0, "count": 1})
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= {file["path"] for file in said["files"]}
+    assert not list((volume / ".ckpt/ranks").glob("*.done"))
+    assert trainer_state(volume)["state"] == "preempted"
+
+
+@pytest.mark.slow
+def test_two_ranks_resume_bit_for_bit(stopped: tuple[Training, int], tmp_path: Path) -> None:
+    running, _ = stopped
     empty = tmp_path / "empty"
-    with pod(empty, store) as (_, found), training(torchrun(), empty, found) as second:
+    with pod(empty, running.volume.parent / "store") as (_, found), training(torchrun(), empty, found) as second:
         assert second.wait() == 0, second.log()
-        assert second.steps() == second.steps(rank=1) == list(range(last + 1, 31))
-        resumed = second.weights()
+        assert second.steps() == second.steps(rank=1) == list(range(running.steps()[-1] + 1, 31))
     with training(torchrun(), tmp_path / "alone", hooked=False) as alone:
         assert alone.wait() == 0, alone.log()
-        assert alone.weights() == resumed
+        assert alone.weights() == second.weights()
 
 
 @pytest.mark.slow

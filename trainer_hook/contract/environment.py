@@ -1,0 +1,106 @@
+"""Environment variables: the names that both containers know, and this pod's place in the job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from trainer_hook.contract.marker import Node
+from trainer_hook.contract.names import ContractError
+
+SHARED_SETTINGS = frozenset(
+    {"CKPT_DIR", "CKPT_NODE_INDEX", "CKPT_NODE_COUNT", "CKPT_GRACE_SECONDS", "CKPT_API_PORT", "CKPT_LOG"}
+)
+HOOK_SETTINGS = SHARED_SETTINGS | {
+    "CKPT_HOOK",
+    "CKPT_SAVE_STRATEGY",
+    "CKPT_SAVE_STEPS",
+    "CKPT_SAVE_MINUTES",
+    "CKPT_SAVE_TOTAL_LIMIT",
+    "CKPT_JIT",
+    "CKPT_ASYNC",
+    "CKPT_RESUME_TIMEOUT_S",
+    "CKPT_SIDECAR_URL",
+    "CKPT_ON_STORE_FAILURE",
+    "CKPT_PREEMPTED_EXIT_CODE",
+}
+SIDECAR_SETTINGS = SHARED_SETTINGS | {
+    "CKPT_STORE",
+    "CKPT_RUN_ID",
+    "CKPT_CREDENTIALS_DIR",
+    "CKPT_VERIFY_TLS",
+    "CKPT_CA_BUNDLE",
+    "CKPT_VERIFY_ACCESS",
+    "CKPT_VERIFY",
+    "CKPT_KEEP_LOCAL",
+    "CKPT_KEEP_STORE",
+    "CKPT_KEEP_EVERY_STEPS",
+    "CKPT_SUPERSEDED",
+    "CKPT_BANDWIDTH_LIMIT",
+    "CKPT_CONCURRENCY",
+    "CKPT_PART_SIZE",
+    "CKPT_MIN_FREE",
+    "CKPT_SSE",
+    "CKPT_SSE_KMS_KEY_ID",
+    "CKPT_RESUME",
+    "CKPT_RESUME_FOREIGN",
+    "CKPT_MODE",
+    "CKPT_SPOT",
+    "CKPT_API_TOKEN",
+    "CKPT_METRICS_BIND",
+}
+KNOWN_SETTINGS = HOOK_SETTINGS | SIDECAR_SETTINGS
+"""Every ``CKPT_*`` variable of either container: a pod template may set all of them in both."""
+
+_POD_UID = re.compile(r"/pods/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/")
+
+
+def node_from_environment(environ: Mapping[str, str]) -> Node | None:
+    """Return this pod's place in the job from the first naming that is set.
+
+    ``CKPT_NODE_INDEX``/``CKPT_NODE_COUNT``, then torchrun's ``PET_NODE_RANK``/``PET_NNODES`` (a range such as ``1:4`` means
+    several), then the indexed Job's ``JOB_COMPLETION_INDEX``. Nothing set means one node; an index alone means several.
+
+    Returns:
+        ``None`` when the pod is one of several but the environment does not say which of how many; then the marker must.
+
+    Raises:
+        ContractError: A value that is not an integer, or an index outside the count. The text names the variable.
+    """
+    index_name = _first_set(environ, "CKPT_NODE_INDEX", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
+    count_name = _first_set(environ, "CKPT_NODE_COUNT", "PET_NNODES")
+    if count_name is None:
+        return None if index_name else Node()
+    count = _environment_integer(environ, count_name, or_range=count_name == "PET_NNODES")
+    if count == 1 and index_name != "CKPT_NODE_INDEX":
+        return Node()  # an indexed Job of independent trainings has indices, too
+    index = _environment_integer(environ, index_name) if index_name else None
+    if count == 0:
+        raise ContractError(f"{count_name} must be 1 or more, not 0")
+    if count is None or index is None:
+        return None
+    try:
+        return Node(index, count)
+    except ContractError as error:
+        raise ContractError(f"{index_name}={index}, {count_name}={count}: {error}") from None
+
+
+def pod_uid(mountinfo: str) -> str | None:
+    """Return the pod's UID from the text of ``/proc/self/mountinfo``, or ``None`` outside Kubernetes.
+
+    Source: kubelet mounts ``/etc/hosts`` and volumes from ``/var/lib/kubelet/pods/<uid>/``.
+    """
+    match = _POD_UID.search(mountinfo)
+    return match[1] if match else None
+
+
+def _first_set(environ: Mapping[str, str], *names: str) -> str | None:
+    return next((name for name in names if environ.get(name)), None)
+
+
+def _environment_integer(environ: Mapping[str, str], name: str, *, or_range: bool = False) -> int | None:
+    """Return the number, or ``None`` for a range of torchrun's, ``least:most``, that leaves it open."""
+    match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", environ[name].strip(), re.ASCII)
+    if not match or (match[2] and not or_range):
+        raise ContractError(f"{name} must be a whole number, not {environ[name]!r}")
+    return int(match[1]) if match[2] is None or int(match[1]) == int(match[2]) else None

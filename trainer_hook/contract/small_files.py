@@ -1,0 +1,93 @@
+"""The small files below ``.ckpt``: the trainer's state, what is asked of it, and the notice that the pod is going."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer_hook.contract.names import ACTIONS, NOTICE_SOURCES, TRAINER_STATES, ContractError
+from trainer_hook.contract.typed_json import encode_json, integer, json_object, one_of, timestamp, typed
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """Content of ``trainer.json``. ``updated_at`` is RFC 3339."""
+
+    state: str
+    attempt: str | None = None
+    step: int | None = None
+    world_size: int | None = None
+    pid: int | None = None
+    updated_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Content of ``request.json``: what the sidecar asks of the trainer."""
+
+    id: str
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Content of ``terminating``. An empty file is a notice too: ``at`` and ``source`` are then ``None``."""
+
+    at: str | None = None
+    source: str | None = None
+
+
+def parse_trainer_state(raw: bytes) -> TrainerState:
+    """Read ``trainer.json``.
+
+    Raises:
+        ContractError: Not a JSON object with a known state.
+    """
+    fields = json_object(raw, what="trainer.json")
+    state = one_of(fields, "state", TRAINER_STATES)
+    if state is None:
+        raise ContractError("trainer.json has no state")
+    return TrainerState(
+        state=state,
+        attempt=typed(fields, "attempt", str),
+        step=integer(fields, "step"),
+        world_size=integer(fields, "world_size", least=1),
+        pid=integer(fields, "pid"),
+        updated_at=timestamp(fields, "updated_at"),
+    )
+
+
+def encode_trainer_state(state: TrainerState) -> bytes:
+    """Return the JSON of ``trainer.json``."""
+    return encode_json({name: getattr(state, name) for name in TrainerState.__slots__})
+
+
+def parse_request(raw: bytes) -> Request:
+    """Read ``request.json``.
+
+    Raises:
+        ContractError: No id, or an action other than ``save`` and ``save-and-stop``.
+    """
+    fields = json_object(raw, what="request.json")
+    identifier, action = typed(fields, "id", str), one_of(fields, "action", ACTIONS)
+    if not identifier or action is None:
+        raise ContractError("request.json needs id and action")
+    return Request(identifier, action)
+
+
+def encode_request(request: Request) -> bytes:
+    """Return the JSON of ``request.json``."""
+    return encode_json({"id": request.id, "action": request.action})
+
+
+def parse_notice(raw: bytes) -> Notice:
+    """Read ``terminating``. Whatever it holds, the file's existence is the notice: unreadable content is an empty one."""
+    try:
+        fields = json_object(raw, what="terminating")
+        return Notice(timestamp(fields, "at"), one_of(fields, "source", NOTICE_SOURCES))
+    except ContractError:
+        return Notice()
+
+
+def encode_notice(notice: Notice) -> bytes:
+    """Return the JSON of ``terminating``."""
+    return encode_json({"at": notice.at, "source": notice.source})

@@ -1,0 +1,128 @@
+"""JSON with reasons: reads one field at a time, and says which one is wrong and how."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from trainer_hook.contract.names import FORMAT, ContractError
+
+
+def rfc3339(epoch_s: float) -> str:
+    """Return a moment as RFC 3339 in UTC with milliseconds."""
+    return datetime.fromtimestamp(epoch_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def epoch_seconds(timestamp: str) -> float:
+    """Return the epoch seconds of an RFC 3339 timestamp.
+
+    Raises:
+        ContractError: Not a timestamp with a time zone.
+    """
+    try:
+        moment = datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
+    except ValueError:
+        raise ContractError(f"{timestamp!r} is not an RFC 3339 timestamp") from None
+    if moment.tzinfo is None:
+        raise ContractError(f"{timestamp!r} has no time zone")
+    if not 1 < moment.year < 9999:  # at the ends a time zone leads out of what can be written again
+        raise ContractError(f"{timestamp!r} is not a time of this calendar")
+    return moment.timestamp()
+
+
+def encode_json(fields: Mapping[str, Any]) -> bytes:
+    """Return one line of JSON with the fields that are not ``None``."""
+    kept = {name: value for name, value in fields.items() if value is not None}
+    return json.dumps(kept, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def json_object(raw: bytes, *, what: str) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        ContractError: Anything else; ``what`` names it.
+    """
+    try:
+        value = json.loads(raw.decode())
+    except (ValueError, RecursionError) as error:
+        raise ContractError(f"{what} is not JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise ContractError(f"{what} must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def expect_format(fields: Mapping[str, Any]) -> None:
+    """Check the version of the format.
+
+    Raises:
+        ContractError: A later one.
+    """
+    version = integer(fields, "format", least=1)
+    if version not in (None, FORMAT):
+        raise ContractError(f"format {version} is newer than this software, which reads {FORMAT}: update the sidecar")
+
+
+def typed(fields: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Return a field of a type, or ``None`` if it is not there.
+
+    Raises:
+        ContractError: It is of another type.
+    """
+    value = fields.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise ContractError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
+    return value
+
+
+def integer(fields: Mapping[str, Any], name: str, *, least: int = 0) -> int | None:
+    """Return an integer field from ``least`` on, or ``None`` if it is not there.
+
+    Raises:
+        ContractError: Anything else.
+    """
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 63:
+        raise ContractError(f"{name} must be an integer from {least} on, not {str(value)[:60]!r}")
+    return value
+
+
+def seconds(fields: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of seconds, or ``None`` if it is not there.
+
+    Raises:
+        ContractError: Not a finite number from 0 on.
+    """
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise ContractError(f"{name} must be a number of seconds, not {str(value)[:60]!r}")
+    return float(value)
+
+
+def timestamp(fields: Mapping[str, Any], name: str) -> str | None:
+    """Return an RFC 3339 timestamp as it is written, or ``None`` if it is not there.
+
+    Raises:
+        ContractError: Not a timestamp.
+    """
+    value: str | None = typed(fields, name, str)
+    if value is not None:
+        epoch_seconds(value)
+    return value
+
+
+def one_of(fields: Mapping[str, Any], name: str, allowed: frozenset[str]) -> str | None:
+    """Return a word among those allowed, or ``None`` if it is not there.
+
+    Raises:
+        ContractError: Another word.
+    """
+    value: str | None = typed(fields, name, str)
+    if value is not None and value not in allowed:
+        raise ContractError(f"{name} is {value[:60]!r}, must be one of {', '.join(sorted(allowed))}")
+    return value

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
+# Every Python in the container imports this module: nothing that costs time, importlib.abc and typing least of all.
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
 
 from trainer_hook.log import warn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
 
 
 def _on_transformers_trainer(module: Any) -> None:
@@ -34,7 +36,7 @@ WATCHED: dict[str, Callable[[Any], None]] = {
 }
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Finds nothing itself: lets the others find, and wraps the loader of a watched module."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -223,6 +223,7 @@ class Daemon:
         self._told()
 
     def _told(self) -> None:
+        self.runtime.transfers.hurry()
         going = self.runtime.termination.going
         source = going.source if going else None
         self.runtime.events.happened("termination_noticed", source=source, left_s=_rounded(self.runtime.termination.left_s()))

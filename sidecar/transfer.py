@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from sidecar.core.backoff import delay_s
+from sidecar.core.backoff import CAP_S, delay_s
 from sidecar.core.throughput import Throughput
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, Stopped, StoreError
 
@@ -23,6 +23,10 @@ T = TypeVar("T")
 
 CORRUPT_TRIES = 3
 """How often bytes that arrived wrong are sent or fetched again before it counts as more than an accident of the wire."""
+
+
+HURRIED_CAP_S = 1.0
+"""Longest wait between two tries once the pod is known to be going."""
 
 
 class RateGate:
@@ -107,6 +111,7 @@ class Transfers:
         self.sent = Throughput()
         self.sent_bytes = 0
         self.retries = 0
+        self._hurried = asyncio.Event()
         self._threads = ThreadPoolExecutor(concurrency + 2, thread_name_prefix="transfer", initializer=_lowest_priority)
 
     async def once(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -138,9 +143,24 @@ class Transfers:
                 self.retries += 1
                 if not isinstance(error, CorruptObject):
                     self.health.failed(error)
-                wait_s = delay_s(failures, random_0_1=random.random())  # noqa: S311 - spreads retries, guards nothing
+                cap_s = HURRIED_CAP_S if self._hurried.is_set() else CAP_S
+                wait_s = delay_s(failures, random_0_1=random.random(), cap_s=cap_s)  # noqa: S311 - spreads retries
                 log.warning("store_request_failed", error=str(error), failures=failures, again_in_s=round(wait_s, 1))
-                await asyncio.sleep(wait_s)
+                await self._pause(wait_s)
+
+    async def _pause(self, wait_s: float) -> None:
+        if self._hurried.is_set():
+            await asyncio.sleep(wait_s)
+            return
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._hurried.wait()
+        except TimeoutError:
+            return
+
+    def hurry(self) -> None:
+        """The pod is going: whoever waits to try again tries now, and waits shorter from then on."""
+        self._hurried.set()
 
     def count(self, size_bytes: int, *, began_s: float) -> None:
         """Record bytes that arrived in the store. ``began_s`` is monotonic."""

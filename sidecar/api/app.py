@@ -164,6 +164,7 @@ async def save(runtime: Running, wanted: models.SaveRequest) -> models.Saving:
 async def drain(runtime: Running, source: Literal["prestop", "api"] = "api") -> models.Draining:
     """Starts the clock of the grace period; returns at once."""
     if runtime.termination.notice(source):
+        runtime.transfers.hurry()
         runtime.events.happened("termination_noticed", source=source)
     if runtime.phase in (Phase.STARTING, Phase.RUNNING):
         runtime.phase = Phase.DRAINING

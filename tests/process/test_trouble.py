@@ -107,6 +107,19 @@ def test_a_store_that_goes_away_in_mid_upload_is_tried_again_until_it_is_back(mo
         assert running.status()["retries"] > 0
 
 
+def test_a_store_that_comes_back_within_the_grace_period_is_not_missed(moto_process, tmp_path: Path) -> None:
+    settings = moto_process.settings(prefix="run") | {"CKPT_GRACE_SECONDS": "20"}
+    with sidecar(tmp_path / "volume", settings) as running:
+        running.ready()
+        moto_process.stop()
+        write_checkpoint(running.volume, "checkpoint-1", FILES, {})
+        until(lambda: [e for e in running.events("store_request_failed") if e["again_in_s"] > 5])
+        running.process.send_signal(signal.SIGTERM)
+        moto_process.start()
+        assert running.wait() == 0
+        assert running.report["durable"] == ["checkpoint-1"]
+
+
 def test_what_cannot_land_by_the_deadline_is_reported_with_exit_code_3(place: Place, tmp_path: Path) -> None:
     settings = place.settings | {"CKPT_BANDWIDTH_LIMIT": "1MB/s", "CKPT_GRACE_SECONDS": "3"}
     with sidecar(tmp_path / "volume", settings) as running:

@@ -88,7 +88,7 @@ class Catalog:
         Raises:
             AssertionError: The state machine does not know the change: a mistake in this program.
         """
-        if tracked.state is state and tracked.reason == reason:
+        if (tracked.state is state and tracked.reason == reason) or self._tracked.get(tracked.name) is not tracked:
             return
         assert may_follow(tracked.state, state), f"{tracked.name}: {tracked.state} → {state}"
         tracked.state, tracked.reason = state, reason
@@ -96,6 +96,8 @@ class Catalog:
 
     def durable(self, tracked: Tracked, *, at_s: float, **fields: Any) -> None:
         """A checkpoint was committed, or was found committed."""
+        if self._tracked.get(tracked.name) is not tracked:
+            return
         tracked.committed_at_s = at_s
         step = tracked.checkpoint.resume_step if tracked.checkpoint else None
         if step is not None and step >= (self.newest_durable_step if self.newest_durable_step is not None else -1):

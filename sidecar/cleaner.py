@@ -12,6 +12,7 @@ from sidecar.core import keys
 from sidecar.core.resume import newest_first
 from sidecar.core.retention import Kept, plan_local_deletion, plan_store_deletion
 from sidecar.core.states import State
+from sidecar.errors import StoreError
 from sidecar.events import Events
 from sidecar.resuming import Resuming
 from sidecar.settings import Settings
@@ -55,7 +56,10 @@ class Cleaner:
             await self.clean_volume()
             if self._catalog.newest_durable_step != self._swept_at_step:
                 self._swept_at_step = self._catalog.newest_durable_step
-                await self.clean_store()
+                try:
+                    await self.clean_store()
+                except StoreError as error:
+                    log.warning("store_not_cleaned", error=str(error), hint="tried again after the next commit")
             try:
                 async with asyncio.timeout(INTERVAL_S):
                     await self._catalog.changed()

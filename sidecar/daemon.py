@@ -122,6 +122,8 @@ class Daemon:
         while True:
             runtime.scanner.scan()
             self._scanned.set()
+            if runtime.termination.expire():
+                runtime.events.happened("termination_void", hint="no SIGTERM followed the notice: the pod stays")
             if runtime.termination.look():
                 self._told()
             await self._hints.wait(timeout_s=SETTLE_S if runtime.scanner.unsettled else SCAN_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -49,8 +50,9 @@ def write(volume: Volume, report: dict[str, Any]) -> None:
         publish(volume.root / EXIT_REPORT, content)
     except OSError as error:
         log.warning("exit_report_not_written", error=error.strerror)
-    if TERMINATION_LOG.is_file() and os.access(TERMINATION_LOG, os.W_OK):
-        TERMINATION_LOG.write_text(_sentence(report)[:4096])
+    with contextlib.suppress(OSError):
+        if TERMINATION_LOG.is_file() and os.access(TERMINATION_LOG, os.W_OK):
+            TERMINATION_LOG.write_text(_sentence(report)[:2000])
     level = log.error if report["given_up"] else log.info
     level(
         "exit_report",

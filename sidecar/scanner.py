@@ -27,6 +27,7 @@ class Scanner:
         self._volume = volume
         self._catalog = catalog
         self._identity = identity
+        self._readable = True
         self._seen: dict[str, str] = {}
         """Marker version by name, of all that was examined."""
         self._unsettled: dict[str, tuple[str, float]] = {}
@@ -44,8 +45,15 @@ class Scanner:
         return bool(self._unsettled)
 
     def scan(self) -> None:
-        """Look at the volume once."""
-        names = set(self._volume.names())
+        """Look at the volume once. One that cannot be read is said once, and looked at again at the next scan."""
+        try:
+            names = set(self._volume.names())
+        except OSError as error:
+            if self._readable:
+                log.error("volume_not_readable", error=str(error), hint="is the volume still mounted?")
+            self._readable = False
+            return
+        self._readable = True
         for name in sorted(names):
             signature = self._volume.marker_signature(name)
             if signature is not None and self._seen.get(name) != signature:
@@ -93,7 +101,7 @@ class Scanner:
             checkpoint = judge(found, self._identity)
             # Held at once, before the trainer's next rotation.
             pin = None if checkpoint.restored_from else self._volume.pin(checkpoint)
-        except (ContractError, CheckpointRejected) as error:
+        except (ContractError, CheckpointRejected, OSError) as error:
             self._catalog.rejected(found.name, found.marker.signature, str(error))
             return
         self._catalog.finished(checkpoint, held=pin is None or pin.held)

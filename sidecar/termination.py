@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+import structlog
+
 from sidecar.core.lifecycle import margin_s
 from sidecar.volume import Volume, publish
 from trainer_hook.contract import (
@@ -19,6 +21,8 @@ from trainer_hook.contract import (
     parse_trainer_state,
     rfc3339,
 )
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +53,24 @@ class Termination:
         news = self.going is None
         self.going = Going(source, at_s, time.monotonic() - (now_s - at_s))
         if self._volume.read_small(TERMINATING) is None:
-            publish(self._volume.root / TERMINATING, encode_notice(Notice(rfc3339(at_s), source)))
+            try:
+                publish(self._volume.root / TERMINATING, encode_notice(Notice(rfc3339(at_s), source)))
+            except OSError as error:  # a full disk: the trainer has its own signal
+                log.warning("notice_not_written", error=error.strerror)
         return news
+
+    def expire(self) -> bool:
+        """Drop a notice that no SIGTERM followed within the grace period: the pod stays. Returns whether there was one."""
+        left_s = self.left_s()
+        if self.sigterms or left_s is None or left_s > 0:
+            return False
+        self.going = None
+        (self._volume.root / TERMINATING).unlink(missing_ok=True)
+        return True
 
     def sigterm(self) -> None:
         """The sidecar itself was told to end."""
+        self.expire()  # an old notice must not have used up this one's time
         self.sigterms += 1
         self.notice("sigterm")
 

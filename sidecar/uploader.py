@@ -17,7 +17,7 @@ from sidecar.core.commit import Mend, Ready, Wait, is_stale
 from sidecar.core.local import Finished
 from sidecar.core.order import overtakes, superseded, upload_order
 from sidecar.core.states import State
-from sidecar.errors import CheckpointChanged, CheckpointRejected, CorruptObject, NotFound
+from sidecar.errors import CheckpointChanged, CheckpointRejected, StoreError
 from sidecar.journal import Journal
 from sidecar.sending import Overtaken, Sender
 from sidecar.store.protocol import Capabilities, Store
@@ -75,7 +75,10 @@ class Uploader:
         while True:
             for tracked in self._catalog.pending():
                 if tracked.state is State.UPLOADED and tracked.checkpoint is not None:
-                    await self._try_commit(tracked, tracked.checkpoint)
+                    try:
+                        await self._try_commit(tracked, tracked.checkpoint)
+                    except StoreError as error:
+                        log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
             await asyncio.sleep(COMMIT_POLL_S)
 
     def _queue(self) -> list[Tracked]:
@@ -128,7 +131,7 @@ class Uploader:
             self._start_over(tracked, str(_leaf(group)))
         except* CheckpointRejected as group:
             self._catalog.move(tracked, State.LOST, reason=str(_leaf(group)))
-        except* (NotFound, CorruptObject, OSError) as group:
+        except* (StoreError, OSError) as group:
             # An unfinished upload vanished, the wire corrupts, the disk fails: what was verified is kept.
             log.warning("upload_starts_again", checkpoint=tracked.name, error=str(_leaf(group)))
             await asyncio.sleep(COMMIT_POLL_S)

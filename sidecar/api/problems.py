@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+
+log = structlog.get_logger()
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -64,6 +67,12 @@ def install(app: FastAPI) -> None:
     async def on_http(_: Request, error: HTTPException) -> JSONResponse:
         detail = f"{error.detail}; /openapi.json lists every call"
         return _answer(ProblemDocument(title=str(error.detail), status=error.status_code, detail=detail))
+
+    @app.exception_handler(Exception)
+    async def on_mistake(request: Request, error: Exception) -> JSONResponse:
+        log.error("api_call_failed", path=request.url.path, error=f"{type(error).__name__}: {error}")
+        detail = f"{type(error).__name__}: {error}; the sidecar goes on, its log has more"
+        return _answer(ProblemDocument(title="Internal error", status=500, detail=detail))
 
 
 def _answer(document: ProblemDocument) -> JSONResponse:

@@ -145,6 +145,32 @@ def test_a_checkpoint_finished_at_the_instant_of_sigterm_is_not_left_behind(plac
         assert running.report["durable"] == ["checkpoint-1"]
 
 
+def test_an_old_notice_does_not_use_up_the_time_of_a_later_sigterm(tmp_path: Path) -> None:
+    settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_GRACE_SECONDS": "3", "CKPT_BANDWIDTH_LIMIT": "4MB/s"}
+    with sidecar(tmp_path / "volume", settings) as running:
+        running.ready()
+        assert running.call("POST", "/v1/drain")["http_status"] == 200
+        until(lambda: running.events("termination_void"))
+        until(lambda: running.status()["phase"] == "running")
+        assert not (running.volume / ".ckpt/terminating").exists()
+        write_checkpoint(running.volume, "checkpoint-1", {"model": big(4_000_000)}, {})
+        assert running.terminate() == 0
+        assert running.report["durable"] == ["checkpoint-1"]
+
+
+def test_a_checkpoint_written_anew_during_its_upload_is_uploaded_as_it_is_now(place: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", place.settings | {"CKPT_BANDWIDTH_LIMIT": "10MB/s"}) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-1", {"model": big(12_000_000)}, {})
+        until(lambda: running.events("checkpoint_uploading"))
+        write_checkpoint(running.volume, "checkpoint-1", {"model": big(12_000_000, 2)}, {"meta": {"second": True}})
+        until(lambda: running.events("checkpoint_committed"))
+        until(lambda: place.store.get("checkpoint-1/model") == big(12_000_000, 2))
+        assert running.terminate() == 0
+        assert running.report["given_up"] == []
+    assert json.loads(place.store.get("checkpoint-1/.complete"))["meta"] == {"second": True}
+
+
 def test_a_second_sigterm_cuts_the_flush_short(tmp_path: Path) -> None:
     settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_BANDWIDTH_LIMIT": "1MB/s", "CKPT_GRACE_SECONDS": "60"}
     with sidecar(tmp_path / "volume", settings) as running:

@@ -118,9 +118,9 @@ class Daemon:
         """Scan at each hint, and every ``SCAN_S`` without one."""
         runtime = self.runtime
         self._hints.start()
-        runtime.scanner.take_over_pins()
+        await runtime.scanner.take_over_pins()
         while True:
-            runtime.scanner.scan()
+            await runtime.scanner.scan()
             self._scanned.set()
             if runtime.termination.expire():
                 runtime.events.happened("termination_void", hint="no SIGTERM followed the notice: the pod stays")
@@ -184,7 +184,7 @@ class Daemon:
             phase = next_phase(runtime.phase, self._situation())
             if phase is not runtime.phase:
                 if phase is Phase.FLUSHING or phase is Phase.DONE:
-                    runtime.scanner.scan()  # what the trainer finished with its last breath
+                    await runtime.scanner.scan()  # what the trainer finished with its last breath
                     phase = next_phase(runtime.phase, self._situation())
                 before, runtime.phase = runtime.phase, phase
                 runtime.events.happened(

@@ -72,7 +72,7 @@ class Runtime:
             async with asyncio.timeout(SETTLE_S if self.scanner.unsettled else None):
                 await self.catalog.changed()
         except TimeoutError:
-            self.scanner.scan()
+            await self.scanner.scan()
 
     def newest(self) -> Tracked | None:
         """Return the newest finished checkpoint that this pod knows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import structlog
@@ -21,31 +22,37 @@ SETTLE_S = 0.25
 
 
 class Scanner:
-    """Runs in the event loop: a scan of an unchanged volume costs one ``lstat`` per checkpoint."""
+    """A scan of an unchanged volume costs one ``lstat`` per checkpoint; what is new is walked and held in a thread."""
 
     def __init__(self, volume: Volume, catalog: Catalog, identity: Identity) -> None:
         self._volume = volume
         self._catalog = catalog
         self._identity = identity
+        self._one_at_a_time = asyncio.Lock()
+        self._examining = False
         self._readable = True
         self._seen: dict[str, str] = {}
         """Marker version by name, of all that was examined."""
         self._unsettled: dict[str, tuple[str, float]] = {}
         """Marker version and when it was first seen (monotonic), of markers that may still be being written."""
 
-    def take_over_pins(self) -> None:
+    async def take_over_pins(self) -> None:
         """Continue with what an earlier life of the sidecar held, also where the trainer has deleted it since."""
-        for found in self._volume.pinned():
+        for found in await asyncio.to_thread(lambda: list(self._volume.pinned())):
             if self._volume.marker_signature(found.name) in (None, found.marker.signature):
-                self._take(found)
+                await self._take(found)
 
     @property
     def unsettled(self) -> bool:
         """Whether some marker has to be looked at again soon."""
-        return bool(self._unsettled)
+        return bool(self._unsettled) or self._examining
 
-    def scan(self) -> None:
+    async def scan(self) -> None:
         """Look at the volume once. One that cannot be read is said once, and looked at again at the next scan."""
+        async with self._one_at_a_time:
+            await self._scan()
+
+    async def _scan(self) -> None:
         try:
             names = set(self._volume.names())
         except OSError as error:
@@ -57,7 +64,11 @@ class Scanner:
         for name in sorted(names):
             signature = self._volume.marker_signature(name)
             if signature is not None and self._seen.get(name) != signature:
-                self._examine(name, signature)
+                self._examining = True
+                try:
+                    await self._examine(name, signature)
+                finally:
+                    self._examining = False
         for name in [n for n in self._seen if n not in names or self._volume.marker_signature(n) is None]:
             self._disappeared(name)
 
@@ -65,12 +76,12 @@ class Scanner:
         """Forget what was seen of a checkpoint: its files changed under the same marker."""
         self._seen.pop(name, None)
 
-    def _examine(self, name: str, signature: str) -> None:
+    async def _examine(self, name: str, signature: str) -> None:
         try:
-            found = self._volume.examine(name)
+            found = await asyncio.to_thread(self._volume.examine, name)
             if not self._is_settled(found):
                 return
-            self._take(found)
+            await self._take(found)
         except FileNotFoundError:  # it is just being deleted
             return
         except (CheckpointRejected, OSError) as error:
@@ -90,17 +101,17 @@ class Scanner:
         del self._unsettled[found.name]
         return True
 
-    def _take(self, found: FoundCheckpoint) -> None:
+    async def _take(self, found: FoundCheckpoint) -> None:
         self._seen[found.name] = found.marker.signature
         known = self._catalog.get(found.name)
         if known is not None and known.version == found.marker.signature:
             return
         if known is not None and known.checkpoint is not None:
-            self._volume.unpin(known.checkpoint)
+            await asyncio.to_thread(self._volume.unpin, known.checkpoint)
         try:
             checkpoint = judge(found, self._identity)
             # Held at once, before the trainer's next rotation.
-            pin = None if checkpoint.restored_from else self._volume.pin(checkpoint)
+            pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pin, checkpoint)
         except (ContractError, CheckpointRejected, OSError) as error:
             self._catalog.rejected(found.name, found.marker.signature, str(error))
             return

@@ -67,6 +67,7 @@ class Sender:
         self._journal = journal
         self._part_bytes = part_bytes
         self._on_progress = on_progress
+        self._sent_bytes = 0
         self._pause = pause
 
     def entries(self) -> list[FileEntry] | None:
@@ -79,6 +80,11 @@ class Sender:
         """Return how much of the checkpoint is in the store."""
         whole = sum(entry.size_bytes for entry in self._journal.entries.values())
         return whole + sum(part.size_bytes for p in self._journal.uploads.values() for part in p.parts.values())
+
+    def _arrived(self, size_bytes: int, *, began_s: float) -> None:
+        self._transfers.count(size_bytes, began_s=began_s)
+        self._sent_bytes += size_bytes
+        self._on_progress(self._sent_bytes)
 
     async def adopt(self, known: Mapping[str, FileEntry]) -> None:
         """Take over files that an earlier life sent: those whose content on disk has the checksum recorded then."""
@@ -100,6 +106,7 @@ class Sender:
             Overtaken: ``pause`` was set.
             CheckpointChanged, CheckpointRejected: A file is not what was pinned.
         """
+        self._sent_bytes = self.sent_bytes()
         pieces = self._pieces(moved)
         async with asyncio.TaskGroup() as workers:
             for _ in range(self._transfers.concurrency):
@@ -117,7 +124,6 @@ class Sender:
                 await self._send_part(upload, number)
             else:
                 await self._send_whole(upload)
-            self._on_progress(self.sent_bytes())
 
     def _pieces(self, moved: Mapping[str, str]) -> Iterator[tuple[_Upload, int]]:
         for file in self._pin.checkpoint.files:
@@ -147,7 +153,7 @@ class Sender:
             stored, crc = await self._transfers.persistently(self._put_file, upload)
             if await self._verified(upload, stored, crc, last_try=attempt == CORRUPT_TRIES):
                 break
-        self._transfers.count(upload.file.size_bytes, began_s=began_s)
+        self._arrived(upload.file.size_bytes, began_s=began_s)
         self._stored(upload, stored, crc, part_bytes=0)
 
     async def _send_part(self, upload: _Upload, number: int) -> None:
@@ -155,8 +161,8 @@ class Sender:
         began_s = time.monotonic()
         try:
             part, crc = await self._transfers.persistently(self._put_part, upload, progress, number)
-            self._transfers.count(part.size_bytes, began_s=began_s)
             self._journal.part(upload.file.path, part, crc=crc)
+            self._arrived(part.size_bytes, began_s=began_s)
             if not upload.left():
                 await self._complete(upload, progress)
         except NotFound:

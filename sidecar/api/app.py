@@ -131,7 +131,7 @@ async def resume(runtime: Running, wait_s: Annotated[float, Query(ge=0, le=WAIT_
 )
 async def flush(runtime: Running, wanted: models.FlushRequest) -> models.Flushed:
     """504 names what is missing when the time is over; the uploads go on."""
-    runtime.scanner.scan()
+    await runtime.scanner.scan()
     try:
         async with asyncio.timeout(wanted.timeout_s):
             while not runtime.everything_durable():

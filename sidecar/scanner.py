@@ -9,6 +9,7 @@ import structlog
 
 from sidecar.catalog import Catalog
 from sidecar.core.local import FoundCheckpoint, Identity, is_whole, judge
+from sidecar.core.resume import newest_first
 from sidecar.core.states import SETTLED, State
 from sidecar.errors import CheckpointRejected
 from sidecar.volume import Volume
@@ -38,7 +39,8 @@ class Scanner:
 
     async def take_over_pins(self) -> None:
         """Continue with what an earlier life of the sidecar held, also where the trainer has deleted it since."""
-        for found in await asyncio.to_thread(lambda: list(self._volume.pinned())):
+        pinned = {found.name: found for found in await asyncio.to_thread(lambda: list(self._volume.pinned()))}
+        for found in (pinned[name] for name in newest_first(pinned, and_final=True)):
             if self._volume.marker_signature(found.name) in (None, found.marker.signature):
                 await self._take(found)
 
@@ -61,7 +63,7 @@ class Scanner:
             self._readable = False
             return
         self._readable = True
-        for name in sorted(names):
+        for name in newest_first(names, and_final=True):
             signature = self._volume.marker_signature(name)
             if signature is not None and self._seen.get(name) != signature:
                 self._examining = True

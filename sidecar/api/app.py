@@ -20,7 +20,7 @@ from sidecar.core.resume import newest_first
 from sidecar.resuming import LATEST
 from sidecar.runtime import Runtime
 from sidecar.volume import publish
-from trainer_hook.contract import FINAL, REQUEST, ContractError, encode_request, is_checkpoint_name
+from trainer_hook.contract import REQUEST, ContractError, encode_request, is_checkpoint_name
 from trainer_hook.contract import Request as TrainerRequest
 
 WAIT_MAX_S = 60.0
@@ -93,8 +93,7 @@ async def checkpoints(
         for tracked in runtime.catalog.all():
             local, there = views.local_checkpoint(tracked), tracked.name in found
             found[tracked.name] = local.model_copy(update={"in_store": local.in_store or there})
-    order = newest_first(found)
-    return models.Checkpoints(checkpoints=[found[name] for name in ([FINAL] if FINAL in found else []) + order])
+    return models.Checkpoints(checkpoints=[found[name] for name in newest_first(found, and_final=True)])
 
 
 @calls.get("/v1/checkpoints/{name}", summary="One checkpoint", responses=responses(404, 503))

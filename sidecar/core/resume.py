@@ -9,7 +9,7 @@ from typing import Any
 from sidecar.core import checksum
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry
-from trainer_hook.contract import META_TRAIN_CALL, ContractError, Node, step_of
+from trainer_hook.contract import FINAL, META_TRAIN_CALL, ContractError, Node, step_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +20,16 @@ class PassedOver:
     reason: str
 
 
-def newest_first(names: Iterable[str]) -> list[str]:
-    """Return the steps among folder names, newest first. ``final`` is no step to continue from."""
-    steps = [(step, name) for name in names if (step := step_of(name)) is not None]
-    return [name for _, name in sorted(steps, reverse=True)]
+def newest_first(names: Iterable[str], *, and_final: bool = False) -> list[str]:
+    """Return the steps among folder names, newest first.
+
+    Args:
+        names: Any names; those that are no checkpoint's are left out.
+        and_final: Put ``final`` before them. It is no step to continue from.
+    """
+    known = set(names)
+    steps = [(step, name) for name in known if (step := step_of(name)) is not None]
+    return [FINAL] * (and_final and FINAL in known) + [name for _, name in sorted(steps, reverse=True)]
 
 
 def matches_train_call(meta: Mapping[str, Any], train_call: int | None) -> bool:

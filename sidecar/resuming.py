@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +27,6 @@ from trainer_hook.contract import ContractError, Node, step_of
 log = structlog.get_logger()
 
 LATEST = "latest"
-UNSETTLED_POLL_S = 0.05
 LOCAL_PATIENCE_S = 10.0
 """How long a store that does not answer is waited for when the volume has something to continue from."""
 
@@ -80,7 +79,7 @@ class Resuming:
         health: Health,
         node: Node | None,
         enabled: bool,
-        is_unsettled: Callable[[], bool],
+        look_at_volume: Callable[[], Awaitable[None]],
     ) -> None:
         self._volume = volume
         self._catalog = catalog
@@ -88,7 +87,7 @@ class Resuming:
         self._health = health
         self._node = node or Node()
         self._enabled = enabled
-        self._is_unsettled = is_unsettled
+        self._look_at_volume = look_at_volume
         self.downloader: Downloader | None = None
         """Reads the store; ``None`` until it was reached."""
         self._ready = asyncio.Event()
@@ -158,8 +157,7 @@ class Resuming:
             if not self._enabled:
                 self._end(ResumeState.NONE, detail="CKPT_RESUME=off")
                 return
-            while self._is_unsettled():  # noqa: ASYNC110 - a marker settles by time, nothing tells of it
-                await asyncio.sleep(UNSETTLED_POLL_S)
+            await self._look_at_volume()
             local = self._newest_local(train_call) if wanted == LATEST else None
             names = await self._candidates(wanted, patience_s=None if local is None else LOCAL_PATIENCE_S)
             await self._try_each(names, train_call, local, latest=wanted == LATEST)
@@ -245,7 +243,8 @@ class Resuming:
         self._set(replace(self._status, checkpoint=name, step=commit.step, total_bytes=commit.size_bytes, done_bytes=0))
         offer = await self.downloader.offer(commit, crc)
         known = self._catalog.get(name)
-        if not may_replace(known.checkpoint if known else None, commit):
+        unknown = self._volume.marker_signature(name) not in (None, known.version if known else None)
+        if unknown or not may_replace(known.checkpoint if known else None, commit):
             raise CheckpointChanged(name)
         source = "local"
         if not (self._volume.marker_signature(name) and await self.downloader.is_local(offer, self._node)):

@@ -50,7 +50,7 @@ class Runtime:
             health=self.health,
             node=settings.node,
             enabled=settings.resume != "off",
-            is_unsettled=lambda: self.scanner.unsettled,
+            look_at_volume=self._look_at_volume,
         )
 
     def trainer_alive(self) -> bool:
@@ -65,6 +65,12 @@ class Runtime:
     def everything_durable(self) -> bool:
         """Whether nothing that the trainer finished, or is finishing at this instant, is still to be uploaded."""
         return not self.catalog.pending() and not self.scanner.unsettled
+
+    async def _look_at_volume(self) -> None:
+        """See everything that the trainer finished up to now."""
+        await self.scanner.scan()
+        while self.scanner.unsettled:
+            await self.settled()
 
     async def settled(self) -> None:
         """Wait for the next change of a checkpoint, or until a marker that is being written may be looked at again."""

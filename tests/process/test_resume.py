@@ -143,7 +143,7 @@ def test_a_restarted_trainer_continues_from_its_own_volume_without_a_download(pl
 
 
 def test_a_copy_that_was_changed_after_its_download_is_fetched_again(filled: Place, tmp_path: Path) -> None:
-    with sidecar(tmp_path / "volume", filled.settings) as running:
+    with sidecar(tmp_path / "volume", filled.settings | {"CKPT_RESUME": "on-demand"}) as running:
         assert running.up().resume()["source"] == "store"
         assert running.resume()["source"] == "local"
         (running.volume / "checkpoint-20/model.safetensors").write_bytes(b"c" * 5000)

@@ -109,10 +109,6 @@ class Catalog:
         self._tracked.pop(name, None)
         self._wake()
 
-    def progressed(self) -> None:
-        """Bytes arrived; nothing changed its state."""
-        self._wake()
-
     async def changed(self) -> None:
         """Wait for the next change."""
         await self._changed.wait()

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +45,6 @@ class Client:
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """Return the JSON answer. Raises as ``get``."""
         return self._call("POST", path, body or {})
-
-    def lines(self, path: str) -> Iterator[str]:
-        """Yield the lines of a live stream. Raises as ``get``."""
-        connection = self._connect()
-        try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            while line := response.readline():
-                yield line.decode().rstrip("\n")
-        except OSError as error:
-            raise self._unreachable(error) from None
-        finally:
-            connection.close()
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         connection = self._connect()

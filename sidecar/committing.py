@@ -6,14 +6,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from sidecar.core import checksum, keys
 from sidecar.core.commit import Decision, Mend, Object, Ready, Wait, commit_of, decide, manifest_entry
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest, NodeOf, decode_commit, decode_manifest, encode
-from sidecar.errors import AlreadyExists, NotFound
+from sidecar.errors import AlreadyExists, NotFound, StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer import Transfers
 from trainer_hook.contract import ContractError, Node, rfc3339
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,15 @@ class Committer:
         leftover = [key for key in listing if key not in named]
         if leftover:
             await self._transfers.persistently(self._store.delete, leftover)
+        try:
+            await self._transfers.once(self._abort_unfinished, name)
+        except StoreError as error:  # they cost money, not data; the bucket's lifecycle rule removes them, too
+            log.warning("unfinished_uploads_not_aborted", checkpoint=name, error=str(error))
+
+    def _abort_unfinished(self, name: str) -> None:
+        # The step is committed: whatever is unfinished below it was begun anew since.
+        for pending in list(self._store.pending_uploads(keys.folder(name))):
+            self._store.abort_upload(pending.key, pending.upload_id)
 
 
 __all__ = ["Committer", "Mend", "Ready", "Standing", "Wait", "manifest_of"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from decimal import Decimal
@@ -15,10 +14,10 @@ from sidecar.errors import ConfigurationError
 from trainer_hook.contract import (
     DEFAULT_API_PORT,
     DEFAULT_DIR,
-    KNOWN_SETTINGS,
     SIDECAR_SETTINGS,
     ContractError,
     Node,
+    check_settings,
     node_from_environment,
     pod_uid,
 )
@@ -152,7 +151,6 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
         ConfigurationError: One line that names the variable and what it may be.
     """
     given = {name: value.strip() for name, value in environ.items() if value.strip()}
-    refuse_unknown(given)
     fields: dict[str, Any] = {
         name.removeprefix("CKPT_").lower(): value
         for name, value in given.items()
@@ -161,6 +159,7 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
     fields["attempt"] = _safe(given.get("POD_UID") or pod_uid(mountinfo) or hostname)
     try:
         fields |= _data_connection(given)
+        check_settings(given)
         fields["node"] = node_from_environment(given)
         settings = Settings.model_validate(fields)
     except ContractError as error:
@@ -170,19 +169,6 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
     except OSError as error:
         raise ConfigurationError(f"CKPT_CREDENTIALS_DIR or CKPT_CA_BUNDLE: {error.filename}: {error.strerror}") from None
     return settings
-
-
-def refuse_unknown(environ: Mapping[str, str]) -> None:
-    """Raise for a ``CKPT_*`` variable that neither container knows: most often it is misspelt.
-
-    Raises:
-        ConfigurationError: Names the variable and the nearest known one.
-    """
-    for name in sorted(environ):
-        if name.startswith("CKPT_") and name not in KNOWN_SETTINGS:
-            near = difflib.get_close_matches(name, KNOWN_SETTINGS, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see the settings table in README.md"
-            raise ConfigurationError(f"{name} is not a setting: {hint}")
 
 
 def _data_connection(environ: Mapping[str, str]) -> dict[str, str]:

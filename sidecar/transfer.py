@@ -83,12 +83,10 @@ class Health:
 
     def __init__(self, on_change: Callable[[str | None], None] = lambda _: None) -> None:
         self._on_change = on_change
-        self._failures = 0
         self.trouble: str | None = None
 
     def failed(self, error: StoreError) -> None:
         """A request failed for a reason that lies in the store or on the way to it."""
-        self._failures += 1
         before, self.trouble = self.trouble, str(error)
         if before is None:
             self._on_change(self.trouble)
@@ -98,7 +96,6 @@ class Health:
         if self.trouble is not None:
             self.trouble = None
             self._on_change(None)
-        self._failures = 0
 
 
 class Transfers:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer_hook.contract import DEFAULT_API_PORT, DEFAULT_DIR, KNOWN_SETTINGS, PREEMPTED_EXIT_CODE
+from trainer_hook.contract import DEFAULT_API_PORT, DEFAULT_DIR, PREEMPTED_EXIT_CODE, ContractError, check_settings
 
 T = TypeVar("T")
 
@@ -54,7 +53,10 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         SettingError: One line that names the variable and what it may be.
     """
     given = {name: value.strip() for name, value in environ.items() if name.startswith("CKPT_") and value.strip()}
-    _refuse_unknown(given)
+    try:
+        check_settings(given)
+    except ContractError as error:
+        raise SettingError(str(error)) from None
     port = _read(given, "CKPT_API_PORT", _whole(1, 65535), DEFAULT_API_PORT)
     folder = Path(given.get("CKPT_DIR", DEFAULT_DIR))
     if not folder.is_absolute():
@@ -73,13 +75,6 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         preempted_exit_code=_read(given, "CKPT_PREEMPTED_EXIT_CODE", _whole(0, 255), PREEMPTED_EXIT_CODE),
         grace_seconds=_read(given, "CKPT_GRACE_SECONDS", _number, 30.0),
     )
-
-
-def _refuse_unknown(given: Mapping[str, str]) -> None:
-    for name in sorted(given):
-        if name not in KNOWN_SETTINGS:
-            near = difflib.get_close_matches(name, KNOWN_SETTINGS, n=1)
-            raise SettingError(f"{name} is not a setting: " + (f"did you mean {near[0]}?" if near else "see README.md"))
 
 
 def _implied_strategy(given: Mapping[str, str]) -> str:

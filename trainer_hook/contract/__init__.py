@@ -9,6 +9,7 @@ from trainer_hook.contract.environment import (
     KNOWN_SETTINGS,
     SHARED_SETTINGS,
     SIDECAR_SETTINGS,
+    check_settings,
     node_from_environment,
     pod_uid,
 )
@@ -118,6 +119,7 @@ __all__ = [
     "TrainerState",
     "check_id",
     "check_path",
+    "check_settings",
     "checkpoint_name",
     "encode_json",
     "encode_marker",

@@ -55,6 +55,21 @@ KNOWN_SETTINGS = HOOK_SETTINGS | SIDECAR_SETTINGS
 _POD_UID = re.compile(r"/pods/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/")
 
 
+def check_settings(environ: Mapping[str, str]) -> None:
+    """Raise for a ``CKPT_*`` variable that neither container knows: most often it is misspelt.
+
+    Raises:
+        ContractError: Names the variable and the nearest known one.
+    """
+    for name in sorted(environ):
+        if name.startswith("CKPT_") and name not in KNOWN_SETTINGS:
+            import difflib
+
+            near = difflib.get_close_matches(name, KNOWN_SETTINGS, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see the settings table in README.md"
+            raise ContractError(f"{name} is not a setting: {hint}")
+
+
 def node_from_environment(environ: Mapping[str, str]) -> Node | None:
     """Return this pod's place in the job from the first naming that is set.
 

@@ -65,7 +65,7 @@ def test_two_ranks_resume_bit_for_bit(stopped: tuple[Training, int], tmp_path: P
     running, _ = stopped
     empty = tmp_path / "empty"
     with pod(empty, running.volume.parent / "store") as (_, found), training(torchrun(), empty, found) as second:
-        assert second.wait() == 0, second.log()
+        second.wait()  # not its exit code, for the same reason as below
         assert second.steps() == second.steps(rank=1) == list(range(running.steps()[-1] + 1, 31))
     with training(torchrun(), tmp_path / "alone", hooked=False) as alone:
         alone.wait()  # its exit code is torch's own: gloo's threads may abort an interpreter on its way out

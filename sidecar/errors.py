@@ -4,6 +4,7 @@
     ├─ ConfigurationError      a setting or the environment: the start ends with exit code 2
     ├─ CheckpointRejected      a directory on the volume that is not a valid checkpoint
     ├─ CheckpointChanged       a file was rewritten while it was being read
+    ├─ UnreadableFile          the volume failed while a file was read: tried again
     ├─ Stopped                 asked to stop at the next block or part; nothing is wrong
     └─ StoreError
        ├─ NotFound             no such object or upload
@@ -35,6 +36,14 @@ class CheckpointChanged(SidecarError):
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} was rewritten while it was being read; it is read again from the start")
+        self.path = path
+
+
+class UnreadableFile(SidecarError):
+    """The volume did not give a file's bytes."""
+
+    def __init__(self, path: str, error: OSError) -> None:
+        super().__init__(f"{path}: {error.strerror or error}: is the volume still sound? It is tried again")
         self.path = path
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import http.client
 import os
+import random
 import re
 import shutil
 import socket
@@ -31,6 +33,16 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def _three_free_ports() -> int:
+    """Return the first of three in a row, outside the range that the kernel gives to connections."""
+    while True:
+        first = random.randrange(15_000, 30_000)
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for port in range(first, first + 3):
+                probes.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
 
 
 def write_credentials(folder: Path, *, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> Path:
@@ -69,7 +81,7 @@ def moto() -> Iterator[str]:
 @contextlib.contextmanager
 def rgw(folder: Path) -> Iterator[str]:
     """Yield the endpoint of a Ceph RGW."""
-    port = free_port()
+    port = _three_free_ports()
     try:
         done = subprocess.run(
             [RGW / "up", folder, str(port), "4"],
@@ -201,9 +213,13 @@ class Proxy:
 
 
 class ChecksumRule:
-    """Compares CRC64NVME as AWS S3 does, which no free server at hand does."""
+    """Compares CRC64NVME as AWS S3 does, which no free server at hand does.
 
-    def __init__(self) -> None:
+    ``wants_parts``: an upload that was begun with a checksum takes no part without one.
+    """
+
+    def __init__(self, *, wants_parts: bool = False) -> None:
+        self._wants_parts = wants_parts
         self._lock = threading.Lock()
         self._parts: dict[str, dict[int, tuple[int, int]]] = {}
 
@@ -214,6 +230,8 @@ class ChecksumRule:
             if sent is not None and sent != _base64(crc):
                 return s3_error(400, "BadDigest", message="The CRC64NVME you specified did not match the calculated checksum.")
             if request.is_part:
+                if sent is None and self._wants_parts:
+                    return s3_error(400, "InvalidRequest", message="Checksum Type mismatch occurred.")
                 with self._lock:
                     parts = self._parts.setdefault(request.query["uploadId"], {})
                     parts[int(request.query["partNumber"])] = crc, len(request.body)
@@ -224,6 +242,14 @@ class ChecksumRule:
                 if all(number in parts for number in numbers) and sent != _base64(combined(parts[n] for n in numbers)):
                     return s3_error(400, "BadDigest", message="The CRC64NVME of the whole did not match.")
         return None
+
+
+def compare_hashes(request: Request) -> Answer | None:
+    """Compare the signed SHA-256 of bodies, as Ceph RGW and MinIO do."""
+    signed = request.headers.get("X-Amz-Content-SHA256", "UNSIGNED-PAYLOAD")
+    if request.method == "PUT" and signed not in ("UNSIGNED-PAYLOAD", hashlib.sha256(request.body).hexdigest()):
+        return s3_error(400, "XAmzContentSHA256Mismatch")
+    return None
 
 
 def _base64(crc: int) -> str:

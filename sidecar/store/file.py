@@ -13,7 +13,7 @@ from pathlib import Path
 from sidecar.core import checksum, keys
 from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, StoreError, StoreUnavailable
 from sidecar.store.file_errors import HAS_NO_LINKS, suppress_unsupported, translated, writing
-from sidecar.store.file_uploads import UPLOADS, Uploads, write_all
+from sidecar.store.file_uploads import UPLOADS, Uploads, append, write_all
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.store.slice import FileSlice
 
@@ -87,6 +87,12 @@ class FileStore:
 
     def put_file(self, key: str, body: FileSlice) -> Stored:  # noqa: D102
         return self._write(key, lambda fd: _write_slice(fd, body), only_if_absent=False)
+
+    def copy(self, source: str, target: str, *, etag: str) -> Stored:  # noqa: D102
+        with self._opened(source) as (fd, there):
+            if there.etag != etag:
+                raise CorruptObject(source, want=f"etag {etag}", got=f"etag {there.etag}")
+            return self._write(target, lambda to: append(to, fd, there.size_bytes), only_if_absent=False)
 
     def begin_upload(self, key: str) -> str:  # noqa: D102
         self._path(key)
@@ -250,9 +256,7 @@ class _Window:
 
 
 def _write_slice(fd: int, body: FileSlice) -> None:
-    body.seek(0)
-    while block := body.read():
-        write_all(fd, block)
+    body.each_block(lambda block: write_all(fd, block))
 
 
 def _stored(key: str, status: os.stat_result) -> Stored:

@@ -79,7 +79,7 @@ class Uploads:
         """Append the parts to an open file: without moving a byte where the file system can share them."""
         for part in parts:
             with (self.root / upload_id / _name(part)).open("rb", buffering=0) as file:
-                _append(target, file.fileno(), part.size_bytes)
+                append(target, file.fileno(), part.size_bytes)
 
     def drop(self, upload_id: str) -> None:
         """Forget an upload, if there is one."""
@@ -92,7 +92,8 @@ class Uploads:
             return
         for folder in sorted(self.root.iterdir()):
             with suppress(FileNotFoundError, NotADirectoryError, ValueError):
-                yield PendingUpload(str(json.loads((folder / "key").read_text())), folder.name)
+                name = folder / "key"
+                yield PendingUpload(str(json.loads(name.read_text())), folder.name, name.stat().st_mtime)
 
     def _folder(self, key: str, upload_id: str) -> Path:
         folder = self.root / upload_id
@@ -102,7 +103,7 @@ class Uploads:
         raise NotFound(f"{key} (upload {upload_id})")
 
 
-def write_all(fd: int, content: bytes) -> None:
+def write_all(fd: int, content: bytes | memoryview) -> None:
     """Write all of ``content``: one ``write`` may take less."""
     left = memoryview(content)
     while left:
@@ -117,7 +118,8 @@ def _is_id(upload_id: str) -> bool:
     return len(upload_id) == 32 and upload_id.isalnum()
 
 
-def _append(target: int, source: int, size_bytes: int) -> None:
+def append(target: int, source: int, size_bytes: int) -> None:
+    """Append the beginning of one file to another: by sharing blocks or inside the kernel, where the file system can."""
     left = size_bytes
     while left:
         try:

@@ -74,6 +74,13 @@ class MemoryStore:
         with self._lock:
             return self._write(key, content)
 
+    def copy(self, source: str, target: str, *, etag: str) -> Stored:  # noqa: D102
+        with self._lock:
+            there = self._object(source)
+            if there.etag != etag:
+                raise CorruptObject(source, want=f"etag {etag}", got=f"etag {there.etag}")
+            return self._write(target, there.content)
+
     def begin_upload(self, key: str) -> str:  # noqa: D102
         with self._lock:
             upload_id = f"upload-{next(self._numbers)}"
@@ -154,8 +161,6 @@ class MemoryStore:
 
 
 def _read_all(body: FileSlice) -> bytes:
-    body.seek(0)
-    blocks = []
-    while block := body.read():
-        blocks.append(block)
+    blocks: list[bytes] = []
+    body.each_block(lambda block: blocks.append(bytes(block)))
     return b"".join(blocks)

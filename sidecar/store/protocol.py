@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -20,6 +20,8 @@ class Verification(Enum):
 
     STORE_CRC = "store-crc"
     """The store compares our CRC64NVME of the whole object; the start-up probe saw it refuse a wrong one."""
+    SIGNED_SHA256 = "signed-sha256"
+    """The store compares the SHA-256 that each request signs; the start-up probe saw it refuse a wrong one."""
     MD5 = "md5"
     """The store answers each write with the MD5 of what it received, and we compare."""
     READ_BACK = "read-back"
@@ -65,6 +67,8 @@ class PendingUpload:
 
     key: str
     upload_id: str
+    begun_at_s: float = field(default=0.0, compare=False)
+    """Epoch seconds, by the store's clock; 0 where it does not say."""
 
 
 class Readable(Protocol):
@@ -137,6 +141,15 @@ class Store(Protocol):
         Raises:
             CorruptObject: The store received something else; nothing is kept.
             Stopped: The body's gate was closed.
+        """
+        ...
+
+    def copy(self, source: str, target: str, *, etag: str) -> Stored:
+        """Make an object of the content of another, without moving the bytes through this machine.
+
+        Raises:
+            NotFound: There is no ``source``.
+            CorruptObject: ``source`` was replaced: its etag is another.
         """
         ...
 

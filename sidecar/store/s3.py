@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, cast
+from http.client import HTTPResponse
+from typing import TYPE_CHECKING, Any
 
+from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
 from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, StoreUnavailable
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
-from sidecar.store.s3_client import SEND_BLOCK_BYTES, Clients, Interrupted, Outgoing, S3Options
+from sidecar.store.s3_bodies import Bodies, Incoming
+from sidecar.store.s3_client import Clients, S3Options
 from sidecar.store.s3_errors import refused_deletion, translated
 from sidecar.store.s3_probe import probe
+from sidecar.store.s3_signing import UNSIGNED
 from sidecar.store.slice import FileSlice
 
 if TYPE_CHECKING:
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["S3Options", "S3Store"]
 
+SSE_HEADER = "x-amz-server-side-encryption"
+COPYING = TransferConfig(multipart_threshold=5 << 30, multipart_chunksize=512 << 20, max_concurrency=4)
+"""Source: S3 API reference, "CopyObject": up to 5 GiB in one request."""
 DELETE_BATCH = 1000
 """Source: S3 API reference, "DeleteObjects"."""
 
@@ -35,12 +43,15 @@ class S3Store:
         self._root = f"{options.prefix}/" if options.prefix else ""
         self.url = f"s3://{options.bucket}/{options.prefix}".rstrip("/")
         self._clients = Clients(options)
+        self._bodies = Bodies(self._clients.current)
         self.verification = Verification.READ_BACK
+        self.crc_with_parts = False
+        """Whether this store wants the checksum of each part, not only that of the whole; found out by the probe."""
 
     @property
     def client(self) -> S3Client:
         """The boto3 client for the next request."""
-        return self._clients.current()
+        return self._clients.current().client
 
     def probe(self) -> Capabilities:  # noqa: D102
         capabilities = probe(self, self._options.verify)
@@ -116,16 +127,38 @@ class S3Store:
 
     def put_file(self, key: str, body: FileSlice) -> Stored:  # noqa: D102
         with self._translated(key):
-            answer = self.client.put_object(
-                Bucket=self._options.bucket, Key=self._root + key, **self._sent(body), **self._encryption()
+            headers = self._encryption_headers() | self._crc_header(body, whole=True)
+            etag = self._bodies.put(
+                self._root + key, body, operation="PutObject", headers=headers, sha256=self._signed_hash(body)
             )
-        stored = Stored(key, body.size_bytes, _etag(answer["ETag"]))
+        stored = Stored(key, body.size_bytes, _etag(etag))
         try:
             self._compare_md5(key, body, stored.etag)
         except CorruptObject:
             self.delete([key])
             raise
         return stored
+
+    def copy(self, source: str, target: str, *, etag: str) -> Stored:  # noqa: D102
+        there = self.stat(source)
+        if there.etag != etag:
+            raise CorruptObject(source, want=f"etag {etag}", got=f"etag {there.etag}")
+        origin: Any = {"Bucket": self._options.bucket, "Key": self._root + source}
+        with self._translated(target):
+            try:
+                # Managed: beyond 5 GiB a copy is made in parts.
+                self.client.copy(
+                    origin,
+                    self._options.bucket,
+                    self._root + target,
+                    ExtraArgs={"CopySourceIfMatch": f'"{etag}"', **self._encryption()},
+                    Config=COPYING,
+                )
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") in ("PreconditionFailed", "412"):
+                    raise CorruptObject(source, want=f"etag {etag}", got="the object was replaced") from None
+                raise
+        return self.stat(target)
 
     def begin_upload(self, key: str) -> str:  # noqa: D102
         checksums: dict[str, Any] = {}
@@ -139,11 +172,16 @@ class S3Store:
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> Part:  # noqa: D102
         with self._translated(f"{key} part {number}"):
-            answer = self.client.upload_part(
-                Bucket=self._options.bucket, Key=self._root + key, UploadId=upload_id, PartNumber=number, **self._sent(body)
+            etag = self._bodies.put(
+                self._root + key,
+                body,
+                operation="UploadPart",
+                query={"partNumber": number, "uploadId": upload_id},
+                headers=self._crc_header(body, whole=False),
+                sha256=self._signed_hash(body),
             )
-        self._compare_md5(f"{key} part {number}", body, _etag(answer["ETag"]))
-        return Part(number, body.size_bytes, _etag(answer["ETag"]))
+        self._compare_md5(f"{key} part {number}", body, _etag(etag))
+        return Part(number, body.size_bytes, _etag(etag))
 
     def complete_upload(self, key: str, upload_id: str, parts: Iterable[Part], *, crc64nvme: int) -> Stored:  # noqa: D102
         ordered = sorted(parts, key=lambda part: part.number)
@@ -200,7 +238,8 @@ class S3Store:
                 Bucket=self._options.bucket, Prefix=self._root + prefix
             ):
                 for found in page.get("Uploads", []):
-                    yield PendingUpload(found["Key"].removeprefix(self._root), found["UploadId"])
+                    begun_at_s = found["Initiated"].timestamp() if "Initiated" in found else 0.0
+                    yield PendingUpload(found["Key"].removeprefix(self._root), found["UploadId"], begun_at_s)
 
     def list_parts(self, key: str, upload_id: str) -> Iterator[Part]:  # noqa: D102
         with self._translated(key):
@@ -214,40 +253,28 @@ class S3Store:
     def read(  # noqa: D102
         self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
     ) -> Iterator[Readable]:
-        with self._translated(key):
-            answer = self._open(key, offset, length, etag)
-        if answer is None:
+        if (length == 0 or (length is None and offset)) and self._ends_at(key, offset, length, etag):
             yield io.BytesIO()
             return
-        body = answer["Body"]
-        try:
-            there = int(answer["ContentLength"])
+        with contextlib.ExitStack() as opened:
+            try:
+                with self._translated(key):
+                    answer = opened.enter_context(self._bodies.get(self._root + key, _conditions(offset, length, etag)))
+            except AlreadyExists:  # the precondition failed
+                raise CorruptObject(key, want=f"etag {etag}", got="the object was replaced") from None
+            there = _range_bytes(key, answer, offset, ranged=bool(offset) or length is not None)
             if length is not None and there < length:
                 raise CorruptObject(key, want=f"at least {offset + length} bytes", got=f"{offset + there} bytes")
-            yield _Incoming(f"{self.url}/{key}", body, left=there if length is None else length)
-        finally:
-            body.close()
+            yield Incoming(f"{self.url}/{key}", answer, left=there if length is None else length)
 
-    def _open(self, key: str, offset: int, length: int | None, etag: str | None) -> dict[str, Any] | None:
-        wanted: dict[str, Any] = {}
-        if length == 0 or (length is None and offset):
-            # No range can ask for nothing: such a request is refused, or answered with the whole object.
-            there = self.stat(key)
-            if etag is not None and there.etag != etag:
-                raise CorruptObject(key, want=f"etag {etag}", got=f"etag {there.etag}")
-            if there.size_bytes < offset:
-                raise CorruptObject(key, want=f"at least {offset} bytes", got=f"{there.size_bytes} bytes")
-            if length == 0 or there.size_bytes == offset:
-                return None
-        if offset or length is not None:
-            wanted["Range"] = f"bytes={offset}-" + ("" if length is None else str(offset + length - 1))
-        if etag is not None:
-            wanted["IfMatch"] = f'"{etag}"'
-        try:
-            with self._translated(key):
-                return cast(dict[str, Any], self.client.get_object(Bucket=self._options.bucket, Key=self._root + key, **wanted))
-        except AlreadyExists:  # the precondition failed
-            raise CorruptObject(key, want=f"etag {etag}", got="the object was replaced") from None
+    def _ends_at(self, key: str, offset: int, length: int | None, etag: str | None) -> bool:
+        """Whether nothing is asked for. No range can say so: it would be refused, or answered with the whole object."""
+        there = self.stat(key)
+        if etag is not None and there.etag != etag:
+            raise CorruptObject(key, want=f"etag {etag}", got=f"etag {there.etag}")
+        if there.size_bytes < offset:
+            raise CorruptObject(key, want=f"at least {offset} bytes", got=f"{there.size_bytes} bytes")
+        return length == 0 or there.size_bytes == offset
 
     def close(self) -> None:  # noqa: D102
         self._clients.close()
@@ -257,8 +284,6 @@ class S3Store:
         try:
             with translated(key if key.startswith("s3://") else f"{self.url}/{key}"):
                 yield
-        except Interrupted as interrupted:
-            raise interrupted.cause from None
         except AccessRefused:
             self._clients.forget()
             raise
@@ -267,39 +292,36 @@ class S3Store:
         sse, key_id = self._options.sse, self._options.sse_kms_key_id
         return ({"ServerSideEncryption": sse} if sse else {}) | ({"SSEKMSKeyId": key_id} if key_id else {})
 
-    def _sent(self, body: FileSlice) -> dict[str, Any]:
-        outgoing = Outgoing(body)
-        outgoing.seek(0)
-        sent: dict[str, Any] = {"Body": cast(IO[bytes], outgoing), "ContentLength": body.size_bytes}
-        if body.size_bytes <= SEND_BLOCK_BYTES:
-            sent["Body"] = outgoing.read_all()
-        if self.verification is Verification.STORE_CRC:
-            is_read = body.size_bytes <= SEND_BLOCK_BYTES
-            sent["ChecksumCRC64NVME"] = _base64_crc(body.crc64nvme if is_read else outgoing.crc64nvme_ahead())
-        return sent
+    def _encryption_headers(self) -> dict[str, str]:
+        names = {"ServerSideEncryption": SSE_HEADER, "SSEKMSKeyId": f"{SSE_HEADER}-aws-kms-key-id"}
+        return {names[name]: value for name, value in self._encryption().items()}
+
+    def _crc_header(self, body: FileSlice, *, whole: bool) -> dict[str, str]:
+        if self.verification is not Verification.STORE_CRC or not (whole or self.crc_with_parts):
+            return {}
+        return {"x-amz-checksum-crc64nvme": _base64_crc(body.crc64nvme_ahead())}
+
+    def _signed_hash(self, body: FileSlice) -> str:
+        return body.sha256_ahead() if self.verification is Verification.SIGNED_SHA256 else UNSIGNED
 
     def _compare_md5(self, key: str, body: FileSlice, etag: str) -> None:
         if self.verification is Verification.MD5 and etag != body.md5.hex():
             raise CorruptObject(key, want=f"md5 {body.md5.hex()}", got=f"the store received {etag}")
 
 
-class _Incoming:
-    """A body that cannot end early without being noticed."""
+def _conditions(offset: int, length: int | None, etag: str | None) -> dict[str, str]:
+    ranged = {"Range": f"bytes={offset}-" + ("" if length is None else str(offset + length - 1))}
+    return (ranged if offset or length is not None else {}) | ({"If-Match": f'"{etag}"'} if etag is not None else {})
 
-    def __init__(self, name: str, stream: Any, *, left: int) -> None:
-        self._name = name
-        self._stream = stream
-        self._left = left
 
-    def readinto(self, buffer: memoryview, /) -> int:
-        if not self._left:
-            return 0
-        with translated(self._name):
-            count: int = self._stream.readinto(buffer[: min(len(buffer), self._left)])
-        if not count:
-            raise StoreUnavailable(f"{self._name}: the answer ended {self._left} bytes early; it is tried again")
-        self._left -= count
-        return count
+def _range_bytes(key: str, answer: HTTPResponse, offset: int, *, ranged: bool) -> int:
+    """Return how many bytes the answer holds; those asked for, not others."""
+    begins = (answer.getheader("Content-Range") or "").removeprefix("bytes ").partition("-")[0]
+    if ranged and offset and begins != str(offset):
+        raise StoreUnavailable(
+            f"{key}: asked for bytes from {offset} on, the store answered {answer.status} from {begins or 0} on"
+        )
+    return int(answer.getheader("Content-Length") or 0)
 
 
 def _may_be_our_own_write(error: ClientError) -> bool:

@@ -1,10 +1,13 @@
-"""The boto3 client: timeouts, credentials that rotate, few retries, bodies that leave in large blocks."""
+"""The way to the store: boto3's client and the wire for bodies, timeouts, trust, credentials that rotate, few retries."""
 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import io
+import os
+import ssl
 import threading
 import time
 from collections.abc import Sequence
@@ -13,18 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import boto3
-from botocore.awsrequest import AWSHTTPConnection, AWSHTTPConnectionPool, AWSHTTPSConnection, AWSHTTPSConnectionPool
 from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError
+from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies
 
 from sidecar.errors import StoreUnavailable
-from sidecar.store.slice import FileSlice
+from sidecar.store.s3_signing import Signer
+from sidecar.store.wire import Wire
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-SEND_BLOCK_BYTES = 256 << 10
-"""What is handed to the socket at once: more costs the cache of the CPU, less costs system calls."""
 SECRET_POLL_S = 5.0
 _SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
@@ -50,19 +53,29 @@ class S3Options:
     """Longest wait for an answer, and for a block of a body to be taken."""
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One way to the store, as long as the credentials stay the same."""
+
+    client: S3Client
+    """For everything but the bodies of files."""
+    signer: Signer
+    wire: Wire
+
+
 class Clients:
-    """The client in use. Made anew when mounted credentials rotate, or when the store refused the ones in use."""
+    """The access in use. Made anew when mounted credentials rotate, or when the store refused the ones in use."""
 
     def __init__(self, options: S3Options) -> None:
         self._options = options
         self._lock = threading.Lock()
         self._secrets: tuple[str | None, ...] = ()
         self._looked_s = 0.0
-        self._made: S3Client | None = None
+        self._made: Access | None = None
         self._closed = False
 
-    def current(self) -> S3Client:
-        """Return the client for the next request.
+    def current(self) -> Access:
+        """Return the access for the next request.
 
         Raises:
             StoreUnavailable: The store was closed.
@@ -75,68 +88,50 @@ class Clients:
                 self._looked_s = now_s
                 secrets = _read_secrets(self._options.credentials_dir)
                 if self._made is None or secrets != self._secrets:
-                    self._made, self._secrets = _make_client(self._options, secrets), secrets
+                    self._retire()
+                    self._made, self._secrets = _make_access(self._options, secrets), secrets
             return self._made
 
     def forget(self) -> None:
-        """Read all credentials again before the next request. Requests under way keep their client."""
+        """Read credentials and certificates again before the next request. Requests under way keep what they have."""
         with self._lock:
-            self._made = None
+            self._retire()
 
     def close(self) -> None:
-        """Release connections; requests from now on fail."""
+        """End requests under way; those that begin from now on fail."""
         with self._lock:
             self._closed = True
             if self._made is not None:
-                self._made.close()
+                self._made.wire.close()
+                self._made.client.close()
+
+    def _retire(self) -> None:
+        if self._made is not None:
+            self._made.wire.retire()
+        self._made = None
 
 
-class Interrupted(BaseException):
-    """Carries what a body's ``read`` raised past urllib3 and botocore, which would wrap an ``Exception`` and send again."""
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-class Outgoing:
-    """A slice as botocore sends it. Raises nothing but ``Interrupted``."""
-
-    def __init__(self, body: FileSlice) -> None:
-        self._body = body
-
-    def __len__(self) -> int:
-        return self._body.size_bytes
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return the next block, up to ``SEND_BLOCK_BYTES`` whatever ``size``: urllib3 asks for what suits small bodies."""
-        try:
-            return self._body.read(max(size, SEND_BLOCK_BYTES))
-        except Exception as error:
-            raise Interrupted(error) from error
-
-    def read_all(self) -> bytes:
-        """Return what is left."""
-        return b"".join(iter(self.read, b""))
-
-    def crc64nvme_ahead(self) -> int:
-        """Return the checksum of all that will be sent."""
-        try:
-            return self._body.crc64nvme_ahead()
-        except Exception as error:
-            raise Interrupted(error) from error
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        """Rewind, to send again."""
-        return self._body.seek(offset, whence)
-
-    def tell(self) -> int:
-        """Return how much was read."""
-        return self._body.tell()
+def _make_access(options: S3Options, secrets: Sequence[str | None]) -> Access:
+    key_id, secret, token = secrets if secrets else (None, None, None)
+    session = boto3.session.Session(aws_access_key_id=key_id, aws_secret_access_key=secret, aws_session_token=token)
+    client: S3Client = session.client(
+        "s3",
+        endpoint_url=options.endpoint_url,
+        region_name=options.region or ("us-east-1" if options.endpoint_url else None),
+        verify=_trusted(options),
+        config=_config(options),
+    )
+    client.meta.events.register("needs-retry.s3", _again_in_s)  # type: ignore[arg-type]
+    client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
+    client.meta.events.register_last("before-call.s3", _send_small_bodies_at_once)
+    wire = Wire(
+        tls=_tls(options), connect_timeout_s=options.connect_timeout_s, stall_s=options.read_timeout_s, proxy_of=_proxy_of
+    )
+    return Access(client, Signer(client, session.get_credentials(), bucket=options.bucket), wire)
 
 
-def _make_client(options: S3Options, secrets: Sequence[str | None]) -> S3Client:
-    config = Config(
+def _config(options: S3Options) -> Config:
+    return Config(
         connect_timeout=options.connect_timeout_s,
         read_timeout=options.read_timeout_s,
         retries={"total_max_attempts": 1, "mode": "standard"},  # who calls knows better when and how often
@@ -147,22 +142,23 @@ def _make_client(options: S3Options, secrets: Sequence[str | None]) -> S3Client:
         user_agent_extra="checkpoint-sidecar",
         s3={"payload_signing_enabled": False, "addressing_style": "path" if options.endpoint_url else "auto"},
     )
-    key_id, secret, token = secrets if secrets else (None, None, None)
-    client: S3Client = boto3.session.Session().client(
-        "s3",
-        endpoint_url=options.endpoint_url,
-        region_name=options.region or ("us-east-1" if options.endpoint_url else None),
-        verify=_trusted(options),
-        aws_access_key_id=key_id,
-        aws_secret_access_key=secret,
-        aws_session_token=token,
-        config=config,
-    )
-    client.meta.events.register("needs-retry.s3", _again_in_s)  # type: ignore[arg-type]
-    client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
-    client.meta.events.register_last("before-call.s3", _send_small_bodies_at_once)
-    _wait_longer_for_sending(client, options.read_timeout_s)
-    return client
+
+
+def _tls(options: S3Options) -> ssl.SSLContext:
+    """Return a context that trusts whom boto3 trusts."""
+    trusted = _trusted(options)
+    if trusted is False:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        return context
+    return ssl.create_default_context(cafile=str(trusted or os.environ.get("AWS_CA_BUNDLE") or get_cert_path(True)))
+
+
+@functools.lru_cache
+def _proxy_of(origin: str) -> str | None:
+    proxies: dict[str, str] = get_environ_proxies(origin)
+    return proxies.get(origin.partition(":")[0])
 
 
 def _trusted(options: S3Options) -> bool | str | None:
@@ -192,29 +188,6 @@ def _send_small_bodies_at_once(params: dict[str, Any], **_: object) -> None:
     # Bytes, which botocore has made a BytesIO of. Waiting for "100 Continue" would take longer than sending them.
     if isinstance(params.get("body"), io.BytesIO):
         params["headers"].pop("Expect", None)
-
-
-def _wait_longer_for_sending(client: S3Client, stall_s: float) -> None:
-    """urllib3 sends on a new connection under the connect timeout: a slow link would break at its first blocks."""
-
-    class Connection(AWSHTTPConnection):
-        def connect(self) -> None:
-            super().connect()
-            self.sock.settimeout(stall_s)
-
-    class TlsConnection(AWSHTTPSConnection):
-        def connect(self) -> None:
-            super().connect()
-            self.sock.settimeout(stall_s)
-
-    class Pool(AWSHTTPConnectionPool):
-        ConnectionCls = Connection
-
-    class TlsPool(AWSHTTPSConnectionPool):
-        ConnectionCls = TlsConnection
-
-    # botocore has no setting for it. A test fails when a release moves these.
-    client._endpoint.http_session._pool_classes_by_scheme.update(http=Pool, https=TlsPool)  # type: ignore[attr-defined]
 
 
 def _read_secrets(folder: Path | None) -> tuple[str | None, ...]:

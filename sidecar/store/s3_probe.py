@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -57,12 +58,15 @@ def _is_conditional(store: S3Store, key: str) -> bool:
 
 def _found(store: S3Store, key: str, verify: str) -> Verification:
     before = store.verification
+    ways = [(Verification.MD5, _answers_with_md5)]
+    if verify == "auto":  # cheapest first: a CRC costs nothing, SHA-256 half of MD5
+        ways = [(Verification.STORE_CRC, _compares_checksums), (Verification.SIGNED_SHA256, _compares_hashes), *ways]
     try:
         with _slice() as body:
-            if verify == "auto" and _compares_checksums(store, key, body):
-                return Verification.STORE_CRC
-            if _answers_with_md5(store, key, body):
-                return Verification.MD5
+            for verification, works in ways:
+                store.verification = verification
+                if works(store, key, body):
+                    return verification
     finally:
         store.verification = before
     if verify == "md5":
@@ -71,38 +75,74 @@ def _found(store: S3Store, key: str, verify: str) -> Verification:
 
 
 def _compares_checksums(store: S3Store, key: str, body: FileSlice) -> bool:
-    """Whether wrong checksums of objects, parts and joined objects are refused, and right ones accepted."""
-    store.verification = Verification.STORE_CRC
-    if not _refused(store, key):
+    """Whether wrong checksums of objects and of joined objects are refused, and right ones accepted."""
+    if not _refused(lambda: store.put_with_crc(key, CONTENT, crc64nvme=WRONG_CRC)):
         return False
-    upload_id = ""
     try:
         store.put_file(key, body)
+    except (CorruptObject, AccessRefused):  # refuses what is right: its checksums are of no use to us
+        return False
+    for with_parts in (False, True):
+        store.crc_with_parts = with_parts
+        if _compares_joined(store, key, body):
+            return True
+    return False
+
+
+def _compares_joined(store: S3Store, key: str, body: FileSlice) -> bool:
+    upload_id = ""
+    try:
         upload_id = store.begin_upload(key)
         parts = [store.upload_part(key, upload_id, 1, body)]
-        try:
-            store.complete_upload(key, upload_id, parts, crc64nvme=WRONG_CRC)
-        except (CorruptObject, AccessRefused):
+        if _refused(lambda: store.complete_upload(key, upload_id, parts, crc64nvme=WRONG_CRC)):
             store.complete_upload(key, upload_id, parts, crc64nvme=body.crc64nvme)
             return True
     except (CorruptObject, AccessRefused, NotFound):
-        pass  # refuses what is right: its checksums are of no use to us
+        pass
     if upload_id:
         store.abort_upload(key, upload_id)
     return False
 
 
-def _refused(store: S3Store, key: str) -> bool:
+def _compares_hashes(store: S3Store, key: str, body: FileSlice) -> bool:
+    """Whether an object and a part whose signed SHA-256 is wrong are refused, and right ones accepted."""
+    upload_id = ""
     try:
-        store.put_with_crc(key, CONTENT, crc64nvme=WRONG_CRC)
+        store.put_file(key, body)
+        if not _refused(lambda: store.put_file(key, _WronglyHashed(body))):
+            return False
+        upload_id = store.begin_upload(key)
+        parts = [store.upload_part(key, upload_id, 1, body)]
+        if _refused(lambda: store.upload_part(key, upload_id, 2, _WronglyHashed(body))):
+            store.complete_upload(key, upload_id, parts, crc64nvme=body.crc64nvme)
+            return True
+    except (CorruptObject, AccessRefused, NotFound):
+        pass
+    if upload_id:
+        store.abort_upload(key, upload_id)
+    return False
+
+
+def _refused(write: Callable[[], object]) -> bool:
+    try:
+        write()
     except (CorruptObject, AccessRefused):
         return True
     return False
 
 
+class _WronglyHashed(FileSlice):
+    """A slice that says it is something else."""
+
+    def __init__(self, body: FileSlice) -> None:
+        super().__init__(body.fd, body.offset, body.size_bytes, gate=body.gate, name=body.name)
+
+    def sha256_ahead(self) -> str:
+        return hashlib.sha256(b"something else").hexdigest()
+
+
 def _answers_with_md5(store: S3Store, key: str, body: FileSlice) -> bool:
     """Whether the etags of objects, parts and joined objects are made of the MD5 of what the store received."""
-    store.verification = Verification.MD5
     upload_id = ""
     try:
         store.put_file(key, body)

@@ -6,14 +6,18 @@ import hashlib
 import io
 import os
 import threading
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 from awscrt.checksums import crc64nvme
 
-from sidecar.errors import CheckpointChanged, Stopped
+from sidecar.errors import CheckpointChanged, Stopped, UnreadableFile
 
-BLOCK_BYTES = 1 << 20
-"""Largest read from the file at once: bounds memory and the time until a closed gate is noticed."""
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+BLOCK_BYTES = 256 << 10
+"""Largest read from the file at once: fits the cache of a core, and bounds the time until a closed gate is noticed."""
 
 
 class Gate(Protocol):
@@ -44,7 +48,7 @@ class OpenGate:
 
 
 class FileSlice(io.RawIOBase):
-    """Bytes ``[offset, offset + size_bytes)`` of a file, readable and rewindable (an HTTP client rewinds to send again).
+    """Bytes ``[offset, offset + size_bytes)`` of a file, readable and rewindable (to be sent again).
 
     Computes the CRC64NVME, and the MD5 where asked, of what is read from the beginning on; both are complete when the
     slice has been read to its end.
@@ -61,7 +65,8 @@ class FileSlice(io.RawIOBase):
         self._position = 0
         self._checked = 0
         self._crc = 0
-        self._md5: hashlib._Hash | None = hashlib.md5(usedforsecurity=False) if with_md5 else None
+        self._md5: hashlib._Hash | None = None
+        self.seek(0)
 
     @property
     def crc64nvme(self) -> int:
@@ -84,15 +89,35 @@ class FileSlice(io.RawIOBase):
             CheckpointChanged: The file is shorter than the slice.
             Stopped: The gate was closed.
         """
-        crc, done = 0, 0
+        crc = 0
+        for block in self._blocks_ahead():
+            crc = crc64nvme(block, crc)
+        return crc
+
+    def sha256_ahead(self) -> str:
+        """Read the slice once beforehand and return its SHA-256 in hexadecimal. Raises as ``crc64nvme_ahead``."""
+        digest = hashlib.sha256()
+        for block in self._blocks_ahead():
+            digest.update(block)
+        return digest.hexdigest()
+
+    def _blocks_ahead(self) -> Iterator[memoryview]:
+        buffer, done = memoryview(bytearray(min(BLOCK_BYTES, self.size_bytes))), 0
         while done < self.size_bytes:
             self.gate.pass_through(0)  # to be stopped, not to be counted as sent
-            block = os.pread(self.fd, min(BLOCK_BYTES, self.size_bytes - done), self.offset + done)
-            if not block:
-                raise CheckpointChanged(self.name)
-            crc = crc64nvme(block, crc)
-            done += len(block)
-        return crc
+            block = buffer[: min(BLOCK_BYTES, self.size_bytes - done)]
+            count = self._pread(block, done)
+            yield block[:count]
+            done += count
+
+    def _pread(self, buffer: memoryview, position: int) -> int:
+        try:
+            count = os.preadv(self.fd, [buffer], self.offset + position)
+        except OSError as error:
+            raise UnreadableFile(self.name, error) from error
+        if not count:
+            raise CheckpointChanged(self.name)
+        return count
 
     def _require_end(self) -> None:
         if self._checked != self.size_bytes:
@@ -104,32 +129,44 @@ class FileSlice(io.RawIOBase):
     def seekable(self) -> bool:  # noqa: D102
         return True
 
-    def read(self, size: int | None = -1, /) -> bytes:  # noqa: D102
-        left = self.size_bytes - self._position
-        wanted = min(left, BLOCK_BYTES if size is None or size < 0 else min(size, BLOCK_BYTES))
-        if wanted == 0:
-            return b""
-        self.gate.pass_through(wanted)
-        block = os.pread(self.fd, wanted, self.offset + self._position)
-        if not block:
-            raise CheckpointChanged(self.name)
-        self._check(block)
-        self._position += len(block)
-        return block
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill the beginning of ``buffer``, at most ``BLOCK_BYTES``; 0 at the end.
 
-    def _check(self, block: bytes) -> None:
-        if self._position == 0:  # also after a rewind: the checksum is that of the bytes sent last
-            self._checked, self._crc = 0, 0
-            self._md5 = hashlib.md5(usedforsecurity=False) if self.with_md5 else None
+        Raises:
+            CheckpointChanged: The file is shorter than the slice.
+            UnreadableFile: The volume failed.
+            Stopped: The gate was closed.
+        """
+        block = memoryview(buffer).cast("B")
+        wanted = min(self.size_bytes - self._position, BLOCK_BYTES, len(block))
+        if not wanted:
+            return 0
+        self.gate.pass_through(wanted)
+        count = self._pread(block[:wanted], self._position)
+        self._check(block[:count])
+        self._position += count
+        return count
+
+    def _check(self, block: memoryview) -> None:
         if self._position == self._checked:
             self._crc = crc64nvme(block, self._crc)
             if self._md5 is not None:
                 self._md5.update(block)
             self._checked += len(block)
 
+    def each_block(self, take: Callable[[memoryview], None]) -> None:
+        """Rewind, and hand all of the slice to ``take``, block by block in one buffer that is used again."""
+        self.seek(0)
+        buffer = memoryview(bytearray(min(BLOCK_BYTES, self.size_bytes)))
+        while count := self.readinto(buffer):
+            take(buffer[:count])
+
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:  # noqa: D102
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}[whence]
         self._position = max(0, min(self.size_bytes, base + offset))
+        if self._position == 0:  # the checksums are those of the bytes read last
+            self._checked, self._crc = 0, 0
+            self._md5 = hashlib.md5(usedforsecurity=False) if self.with_md5 else None
         return self._position
 
     def tell(self) -> int:  # noqa: D102

@@ -1,0 +1,276 @@
+"""HTTP for large bodies: connections that stay open, one buffer per thread, and an end at once when told to stop.
+
+An HTTP library hands a body on in small pieces of fresh memory, several layers deep. Here a block goes from the file into a
+buffer that fits the cache, is checked there, and leaves; the way back is the same. What is sent and what it means is not
+decided here.
+"""
+
+from __future__ import annotations
+
+import http.client
+import select
+import socket
+import ssl
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from sidecar.store.slice import BLOCK_BYTES, FileSlice
+
+TINY_BYTES = 32 << 10
+"""Bodies up to this size leave in one piece with their headers."""
+MAX_ERROR_BYTES = 64 << 10
+_LOST = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError, http.client.RemoteDisconnected)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request. ``url`` is absolute and quoted; ``headers`` hold everything but Host and Content-Length."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: FileSlice | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. Names of headers are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+
+class Wire:
+    """Thread-safe. Raises ``OSError`` and ``HTTPException`` for the network; what a body raises comes through unchanged.
+
+    ``proxy_of`` says for ``http://host:port`` which proxy leads there, as a URL; ``stall_s`` is the longest wait for an answer
+    and for a block to be taken.
+    """
+
+    def __init__(
+        self,
+        *,
+        tls: ssl.SSLContext,
+        connect_timeout_s: float,
+        stall_s: float,
+        proxy_of: Callable[[str], str | None] = lambda _: None,
+    ) -> None:
+        self._tls = tls
+        self._connect_timeout_s = connect_timeout_s
+        self._stall_s = stall_s
+        self._proxy_of = proxy_of
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[socket.socket]] = {}
+        self._busy: set[socket.socket] = set()
+        self._closed = False
+        self._keeps = True
+        weakref.finalize(self, _close_idle, self._idle)
+        self._of_thread = threading.local()
+
+    def exchange(self, request: Request) -> Answer:
+        """Send a request with its body and return the whole answer."""
+        with self._answered(request) as answer:
+            return _whole(answer, answer.read())
+
+    @contextmanager
+    def fetch(self, request: Request) -> Iterator[http.client.HTTPResponse | Answer]:
+        """Send a request without a body; yield the open answer when it is a success, else the whole of it."""
+        with self._answered(request) as answer:
+            yield answer if answer.status < 300 else _whole(answer, answer.read(MAX_ERROR_BYTES))
+
+    def retire(self) -> None:
+        """Keep no connection any more; exchanges under way go on."""
+        with self._lock:
+            self._keeps = False
+            _close_idle(self._idle)
+
+    def close(self) -> None:
+        """End every exchange at once; those that begin later fail, too."""
+        self.retire()
+        with self._lock:
+            self._closed = True
+            busy = list(self._busy)
+        for connection in busy:
+            _shut(connection)
+
+    @contextmanager
+    def _answered(self, request: Request) -> Iterator[http.client.HTTPResponse]:
+        connection, answer = self._sent(request)
+        kept = False
+        try:
+            yield answer
+            kept = answer.isclosed() and not answer.will_close  # closed: read to its end
+        finally:
+            answer.close()
+            self._give_back(request.url, connection, kept=kept)
+
+    def _sent(self, request: Request) -> tuple[socket.socket, http.client.HTTPResponse]:
+        connection = self._take_idle(request.url)
+        if connection is not None:
+            try:
+                return connection, self._try(connection, request)
+            except _LOST:  # the server closed it meanwhile: nothing was answered, a new connection will tell
+                pass
+        connection = self._dial(request.url)
+        return connection, self._try(connection, request)
+
+    def _try(self, connection: socket.socket, request: Request) -> http.client.HTTPResponse:
+        try:
+            try:
+                self._send(connection, request)
+            except (BrokenPipeError, ConnectionResetError):
+                # Refused before all of the body was there: the reason can still be read.
+                answer = _read_head(connection, request.method)
+                answer.will_close = True
+                return answer
+            return _read_head(connection, request.method)
+        except BaseException:
+            self._give_back(request.url, connection, kept=False)
+            raise
+
+    def _send(self, connection: socket.socket, request: Request) -> None:
+        head, body = self._head(request), request.body
+        if body is None or body.size_bytes == 0:
+            connection.sendall(head)
+            return
+        if body.size_bytes <= TINY_BYTES:
+            pieces = [head]
+            body.each_block(lambda block: pieces.append(bytes(block)))
+            connection.sendall(b"".join(pieces))
+            return
+        connection.sendall(head)
+        body.seek(0)
+        buffer, answers = self._buffer(), _Watcher(connection)
+        while count := body.readinto(buffer):
+            if answers.early():
+                raise ConnectionResetError("answered before all was sent")
+            connection.sendall(buffer[:count])
+
+    def _head(self, request: Request) -> bytes:
+        url = urlsplit(request.url)
+        target = url.path + (f"?{url.query}" if url.query else "")
+        if url.scheme == "http" and self._proxy_of(_origin(request.url)):
+            target = request.url
+        length = {} if request.body is None else {"Content-Length": str(request.body.size_bytes)}
+        headers = {"Host": _host(request.url)} | dict(request.headers) | length
+        lines = [f"{request.method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+    def _buffer(self) -> memoryview:
+        buffer: memoryview | None = getattr(self._of_thread, "buffer", None)
+        if buffer is None:
+            buffer = self._of_thread.buffer = memoryview(bytearray(BLOCK_BYTES))
+        return buffer
+
+    def _dial(self, url: str) -> socket.socket:
+        parts, proxy = urlsplit(url), self._proxy_of(_origin(url))
+        host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+        to = urlsplit(proxy) if proxy else None
+        first = (to.hostname or "", to.port or 80) if to else (host, port)
+        # http.client knows how to ask a proxy for a tunnel, and nothing else is taken from it.
+        plain = http.client.HTTPConnection(*first, timeout=self._connect_timeout_s)
+        if to and parts.scheme == "https":
+            plain.set_tunnel(host, port)
+        plain.connect()
+        connection: socket.socket = plain.sock
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if parts.scheme == "https":
+                connection = self._tls.wrap_socket(connection, server_hostname=host)
+            connection.settimeout(self._stall_s)
+        except BaseException:
+            connection.close()
+            raise
+        self._lend(connection)
+        return connection
+
+    def _lend(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._busy.add(connection)
+            closed = self._closed
+        if closed:
+            self._give_back("", connection, kept=False)
+            raise ConnectionAbortedError("the connections were closed")
+
+    def _take_idle(self, url: str) -> socket.socket | None:
+        while True:
+            with self._lock:
+                idle = self._idle.get(_origin(url))
+                if not idle:
+                    return None
+                connection = idle.pop()
+            if _Watcher(connection).readable():  # closed by the server, or out of step
+                connection.close()
+                continue
+            self._lend(connection)
+            return connection
+
+    def _give_back(self, url: str, connection: socket.socket, *, kept: bool) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+            if kept and self._keeps:
+                self._idle.setdefault(_origin(url), []).append(connection)
+                return
+        connection.close()
+
+
+class _Watcher:
+    """Looks, without waiting, whether the other side said something."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._is_tls = isinstance(connection, ssl.SSLSocket)
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def readable(self) -> bool:
+        return bool(self._poll.poll(0))
+
+    def early(self) -> bool:
+        """Whether an answer came while a body is sent. Not known over TLS, where session tickets come at any time."""
+        return not self._is_tls and self.readable()
+
+
+def _read_head(connection: socket.socket, method: str) -> http.client.HTTPResponse:
+    answer = http.client.HTTPResponse(connection, method=method)
+    try:
+        answer.begin()
+    except BaseException:
+        answer.close()
+        raise
+    return answer
+
+
+def _whole(answer: http.client.HTTPResponse, content: bytes) -> Answer:
+    return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
+
+
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _host(url: str) -> str:
+    """Return the Host header as a signature counts it: without a port that goes without saying."""
+    parts = urlsplit(url)
+    usual = {"http": 80, "https": 443}[parts.scheme]
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
+    return host if parts.port in (None, usual) else f"{host}:{parts.port}"
+
+
+def _close_idle(idle: dict[str, list[socket.socket]]) -> None:
+    while idle:
+        for connection in idle.popitem()[1]:
+            connection.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    try:
+        # On the descriptor: SSLSocket.shutdown would drop its state under the thread that uses it.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+    except OSError:
+        return

@@ -13,6 +13,7 @@ from sidecar.core.commit import Decision, Mend, Object, Ready, Wait, commit_of, 
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest, NodeOf, decode_commit, decode_manifest, encode
 from sidecar.errors import AlreadyExists, NotFound, StoreError
+from sidecar.journal import Journal
 from sidecar.store.protocol import Store
 from sidecar.transfer import Transfers
 from trainer_hook.contract import ContractError, Node, rfc3339
@@ -77,6 +78,57 @@ class Committer:
             return decode_manifest(await self._transfers.persistently(self._store.get, key), key=key)
         except (NotFound, ContractError):
             return None
+
+    async def part(self, commit: Commit, node: Node) -> Manifest | None:
+        """Return the manifest of a node that a commit names, if it names one and it is what the commit says."""
+        key = keys.manifest(commit.name, commit.attempt, node)
+        named = next((entry for entry in commit.manifests if entry.key == key), None)
+        if named is None:
+            return None
+        try:
+            raw = await self._transfers.persistently(self._store.get, key)
+            return decode_manifest(raw, key=key) if checksum.to_text(checksum.checksum(raw)) == named.crc64nvme else None
+        except (NotFound, ContractError):
+            return None
+
+    async def damaged(self, commit: Commit) -> list[str]:
+        """Return the keys whose objects are not those that a commit names."""
+        listing = await self._transfers.persistently(self._listing, commit.name)
+        found = []
+        for named in commit.manifests:
+            try:
+                raw = await self._transfers.persistently(self._store.get, named.key)
+                files = decode_manifest(raw, key=named.key).files
+            except (NotFound, ContractError):
+                found.append(named.key)
+                continue
+            for entry in files:
+                there = listing.get(entry.key)
+                if there is None or there.size_bytes != entry.size_bytes or (entry.etag and there.etag != entry.etag):
+                    found.append(entry.key)
+        return found
+
+    async def is_untouched(self, name: str, *, attempt: str) -> bool:
+        """Whether nothing in the store depends on the files of a step but what this attempt has written.
+
+        Raises:
+            StoreError: It cannot be known now.
+        """
+        there = await self._transfers.once(lambda: [o.key for o in self._store.list(keys.folder(name))])
+        ours = keys.manifests(name, attempt)
+        documents = [key for key in there if key.startswith(keys.manifests(name)) and not key.startswith(ours)]
+        return keys.commit(name) not in there and not documents
+
+    async def discard(self, sent: Journal) -> None:
+        """Remove from the store what was sent of a checkpoint that will not be finished.
+
+        Raises:
+            StoreError: Not all of it could be removed.
+        """
+        for progress in sent.uploads.values():
+            await self._transfers.once(self._store.abort_upload, progress.key, progress.upload_id)
+        if sent.entries:
+            await self._transfers.once(self._store.delete, [entry.key for entry in sent.entries.values()])
 
     async def make_way(self, name: str) -> None:
         """Take back what is committed, so that the step can be written anew: commit, then manifests (I4)."""

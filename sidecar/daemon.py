@@ -145,9 +145,13 @@ class Daemon:
             volume=runtime.volume,
             catalog=runtime.catalog,
             transfers=runtime.transfers,
+            hints=self._hints,
             part_bytes=settings.part_size,
             skip_superseded=settings.superseded == "skip",
             examine_again=runtime.scanner.examine_again,
+            attempt=runtime.attempt,
+            going=lambda: runtime.termination.going is not None,
+            is_quarantined=lambda name: name in runtime.resuming.quarantined,
         )
         cleaner = Cleaner(
             settings=settings,
@@ -161,7 +165,6 @@ class Daemon:
         self._opened.set()
         async with asyncio.TaskGroup() as workers:
             workers.create_task(uploader.run())
-            workers.create_task(uploader.commit_when_all_are_there())
             workers.create_task(cleaner.run())
 
     async def _open_store(self) -> Capabilities:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from sidecar.core import checksum, keys
 from sidecar.core.manifest import Commit, FileEntry, Manifest, decode_commit, decode_manifest
-from sidecar.core.parts import DEFAULT_PART_BYTES, part_ranges
 from sidecar.core.resume import check_listing, check_manifest, check_node_set, files_for
 from sidecar.errors import CorruptObject, NotFound, Stopped
+from sidecar.fetching import Fetching
 from sidecar.store.protocol import Store
 from sidecar.store.slice import BLOCK_BYTES
-from sidecar.transfer import CORRUPT_TRIES, Transfers
+from sidecar.transfer import Transfers
 from sidecar.volume import Volume, publish
 from trainer_hook.contract import (
     MARKER,
@@ -30,8 +30,11 @@ from trainer_hook.contract import (
     encode_marker,
 )
 
+T = TypeVar("T")
 PARTIAL = "partial"
 """Folder below ``.ckpt/incoming`` of files that are not whole yet."""
+FILES_AT_ONCE = 16
+"""Small files cost round trips; of large ranges fewer are fetched at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class Downloader:
     async def download(self, offer: Offer, node: Node, on_progress: Callable[[int, int], None]) -> Path:
         """Download an offer and publish it as a finished local checkpoint.
 
+        Also when it is cancelled, it does not end before its threads have, or before what they write to is out of reach.
+
         Args:
             offer: What to download.
             node: Whose files are wanted where several nodes have one of the same path.
@@ -124,68 +129,30 @@ class Downloader:
         entries = files_for(node, offer.manifests)
         self._drop_others(incoming, entries)
         progress = _Progress(sum(entry.size_bytes for entry in entries), on_progress)
+        fetching = Fetching(self._store, self._transfers, self._volume.incoming / PARTIAL, progress.add)
         left = iter(entries)
         try:
             async with asyncio.TaskGroup() as workers:
-                for _ in range(self._transfers.concurrency):
-                    workers.create_task(self._fetch_each(left, incoming, progress))
+                for _ in range(FILES_AT_ONCE):
+                    workers.create_task(self._fetch_each(left, incoming, fetching, progress))
         except* (CorruptObject, NotFound, OSError, Stopped) as group:
             raise _first(group) from None
-        return await asyncio.to_thread(self._publish, offer, node, incoming, replacing)
+        finally:
+            await fetching.end()
+        return await _to_its_end(self._publish, offer, node, incoming, replacing)
 
-    async def _fetch_each(self, entries: Iterator[FileEntry], incoming: Path, progress: _Progress) -> None:
+    async def _fetch_each(self, entries: Iterator[FileEntry], incoming: Path, fetching: Fetching, progress: _Progress) -> None:
         for entry in entries:
             target = incoming / entry.path
-            if not await self._transfers.once(_holds, target, entry):
-                await self._fetch(entry, target, progress)
-            else:
+            if await self._transfers.once(_holds, target, entry):
                 progress.add(entry.size_bytes)
-
-    async def _fetch(self, entry: FileEntry, target: Path, progress: _Progress) -> None:
-        for attempt in range(1, CORRUPT_TRIES + 1):
-            partial = self._volume.incoming / PARTIAL / uuid.uuid4().hex
-            fd = await asyncio.to_thread(_create, partial, entry.size_bytes)
-            try:
-                crc = await self._fetch_ranges(entry, fd, progress)
-            finally:
-                os.close(fd)
-            if checksum.to_text(crc) == entry.crc64nvme:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                partial.replace(target)
-                return
-            partial.unlink()
-            progress.add(-entry.size_bytes)
-            if attempt == CORRUPT_TRIES:
-                want, got = f"crc64nvme {entry.crc64nvme}", f"crc64nvme {checksum.to_text(crc)}"
-                raise CorruptObject(entry.key, want=want, got=got)
-
-    async def _fetch_ranges(self, entry: FileEntry, fd: int, progress: _Progress) -> int:
-        pieces = []
-        for offset, length in part_ranges(entry.size_bytes, part_bytes=DEFAULT_PART_BYTES):
-            crc = await self._transfers.persistently(self._fetch_range, entry, fd, offset, length)
-            progress.add(length)
-            pieces.append((crc, length))
-        return checksum.combined(pieces)
-
-    def _fetch_range(self, entry: FileEntry, fd: int, offset: int, length: int) -> int:
-        crc, done, buffer = 0, 0, memoryview(bytearray(min(BLOCK_BYTES, max(1, length))))
-        if length == 0:
-            return 0
-        with self._store.read(entry.key, offset=offset, length=length) as body:
-            while done < length:
-                self._transfers.gate.check()
-                count = body.readinto(buffer[: min(len(buffer), length - done)])
-                if count == 0:
-                    raise CorruptObject(entry.key, want=f"{length} bytes from {offset} on", got=f"ended after {done}")
-                os.pwrite(fd, buffer[:count], offset + done)
-                crc = checksum.checksum(bytes(buffer[:count]), crc)
-                done += count
-        return crc
+            else:
+                await fetching.fetch(entry, target)
 
     def _drop_others(self, incoming: Path, entries: Sequence[FileEntry]) -> None:
         wanted = {entry.path for entry in entries}
         for other in self._volume.incoming.iterdir():
-            if other != incoming:
+            if other != incoming and other.name != PARTIAL:
                 shutil.rmtree(other, ignore_errors=True)
         for path in [p for p in incoming.rglob("*") if not p.is_dir() or p.is_symlink()]:
             if path.relative_to(incoming).as_posix() not in wanted:
@@ -242,17 +209,14 @@ def _holds(path: Path, entry: FileEntry) -> bool:
     return checksum.to_text(crc) == entry.crc64nvme
 
 
-def _create(path: Path, size_bytes: int) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+async def _to_its_end(call: Callable[..., T], *args: Any) -> T:
+    """Run a call in a thread; being cancelled waits for it."""
+    running = asyncio.ensure_future(asyncio.to_thread(call, *args))
     try:
-        if size_bytes:
-            os.posix_fallocate(fd, 0, size_bytes)  # a full disk is known before anything is downloaded
-    except OSError:
-        os.close(fd)
-        path.unlink(missing_ok=True)
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
         raise
-    return fd
 
 
 def _first(group: BaseException) -> BaseException:

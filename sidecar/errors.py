@@ -11,7 +11,8 @@
        ├─ AlreadyExists        a conditional write met an object
        ├─ CorruptObject        bytes differ from what their writer recorded
        ├─ AccessRefused        credentials, bucket, TLS, clock: waits for a person, and is tried again all the same
-       └─ StoreUnavailable     network, timeout, 5xx, throttling: tried again
+       └─ StoreUnavailable     network, timeout, 5xx: tried again
+          └─ StoreBusy         it asks for fewer requests (SlowDown): tried again, with fewer at once
 
 Each text names the object, what was wrong and the next step. ``StoreError.transient`` says whether trying again can help.
 """
@@ -91,3 +92,7 @@ class StoreUnavailable(StoreError):
     """The store does not answer, or asks to come back later."""
 
     transient = True
+
+
+class StoreBusy(StoreUnavailable):
+    """The store asks for fewer requests."""

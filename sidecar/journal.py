@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import structlog
 
+from sidecar.core.local import FoundFile
 from sidecar.core.manifest import FileEntry
 from sidecar.store.protocol import Part
 
@@ -32,24 +33,35 @@ class FileProgress:
     parts: dict[int, Part] = field(default_factory=dict)
     checksums: dict[int, int] = field(default_factory=dict)
 
+    @property
+    def sent_bytes(self) -> int:
+        """Sum of the finished parts."""
+        return sum(part.size_bytes for part in self.parts.values())
+
 
 class Journal:
     """Progress of one version of a checkpoint. Written from the event loop and from worker threads."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._lock = threading.Lock()
         self._writable = True
         self.entries: dict[str, FileEntry] = {}
         """Files that are in the store whole, by path."""
         self.uploads: dict[str, FileProgress] = {}
         """Files of which parts are in the store, by path."""
+        self.stamps: dict[str, str] = {}
+        """What each file was when it was sent, by path."""
+        self.first_crcs: dict[str, int] = {}
+        """Checksum of the first part of files that are in the store whole, by path."""
+        self.unconfirmed: set[str] = set()
+        """Files that were sent before the trainer had finished the checkpoint, and not compared since."""
         for line in self._lines():
             self._apply(line)
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         try:
-            raw = self._path.read_bytes()
+            raw = self.path.read_bytes()
         except OSError:
             return
         for line in raw.splitlines():
@@ -65,6 +77,7 @@ class Journal:
             match line["event"]:
                 case "begun":
                     self.uploads[line["path"]] = FileProgress(line["upload_id"], line["key"], line["part_bytes"])
+                    self.stamps[line["path"]] = line["stamp"]
                 case "part":
                     progress = self.uploads[line["path"]]
                     progress.parts[line["number"]] = Part(line["number"], line["size_bytes"], line["etag"])
@@ -72,39 +85,88 @@ class Journal:
                 case "stored":
                     entry = FileEntry.model_validate(line["entry"])
                     self.entries[entry.path] = entry
+                    self.stamps[entry.path] = line["stamp"]
+                    if line["first_crc"] is not None:
+                        self.first_crcs[entry.path] = line["first_crc"]
                     self.uploads.pop(entry.path, None)
                 case "dropped":
-                    self.entries.pop(line["path"], None)
-                    self.uploads.pop(line["path"], None)
+                    for known in (self.entries, self.uploads, self.stamps, self.first_crcs):
+                        known.pop(line["path"], None)
+                    self.unconfirmed.discard(line["path"])
+                case "unconfirmed":
+                    self.unconfirmed.add(line["path"])
+                case "confirmed":
+                    self.unconfirmed.discard(line["path"])
         except (KeyError, TypeError, ValueError):
             return
 
-    def _append(self, line: dict[str, Any]) -> None:
+    def _append(self, *lines: dict[str, Any]) -> None:
         with self._lock:
-            self._apply(line)
+            for line in lines:
+                self._apply(line)
             if not self._writable:
                 return
             try:
-                with self._path.open("ab") as file:
-                    file.write(json.dumps(line).encode() + b"\n")
+                with self.path.open("ab") as file:
+                    file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
             except OSError as error:
                 self._writable = False
-                log.warning("journal_not_written", journal=self._path.name, error=os.strerror(error.errno or 0))
+                log.warning("journal_not_written", journal=self.path.name, error=os.strerror(error.errno or 0))
 
-    def begun(self, path: str, *, upload_id: str, key: str, part_bytes: int) -> None:
+    def begun(self, file: FoundFile, *, upload_id: str, key: str, part_bytes: int) -> None:
         """A multipart upload was begun for a file."""
-        self._append({"event": "begun", "path": path, "upload_id": upload_id, "key": key, "part_bytes": part_bytes})
+        self._append(_begun(file.path, file.stamp, FileProgress(upload_id, key, part_bytes)))
 
     def part(self, path: str, part: Part, *, crc: int) -> None:
         """A part is in the store."""
-        self._append(
-            {"event": "part", "path": path, "number": part.number, "size_bytes": part.size_bytes, "etag": part.etag, "crc": crc}
-        )
+        self._append(_part(path, part, crc))
 
-    def stored(self, entry: FileEntry) -> None:
-        """A file is in the store whole, and was verified."""
-        self._append({"event": "stored", "entry": entry.model_dump(mode="json")})
+    def stored(self, entry: FileEntry, *, stamp: str, first_crc: int | None = None) -> None:
+        """A file is in the store whole, and was verified. ``first_crc`` is the checksum of its first part."""
+        self._append(_stored(entry, stamp, first_crc))
 
     def dropped(self, path: str) -> None:
         """What was known of a file is void: it is sent again from the start."""
         self._append({"event": "dropped", "path": path})
+
+    def confirmed(self, path: str) -> None:
+        """A file that was sent early is still what was sent."""
+        self._append({"event": "confirmed", "path": path})
+
+    def take_over(self, early: Journal, files: Iterable[FoundFile]) -> list[FileProgress]:
+        """Continue with what was sent before the checkpoint was finished; each file has to be confirmed.
+
+        Returns:
+            Unfinished uploads of files that are others now: to be aborted.
+        """
+        ours = {file.path: file.stamp for file in files if file.path not in self.stamps}
+        for path, stamp in early.stamps.items():
+            if ours.get(path) != stamp:
+                continue
+            lines = [{"event": "unconfirmed", "path": path}]
+            if path in early.entries:
+                lines.append(_stored(early.entries[path], stamp, early.first_crcs.get(path)))
+            if path in early.uploads:
+                progress = early.uploads[path]
+                lines.append(_begun(path, stamp, progress))
+                lines += [_part(path, part, progress.checksums[number]) for number, part in progress.parts.items()]
+            self._append(*lines)
+        return [progress for path, progress in early.uploads.items() if path not in self.uploads]
+
+    def delete(self) -> None:
+        """Forget everything."""
+        self.path.unlink(missing_ok=True)
+
+
+def _begun(path: str, stamp: str, progress: FileProgress) -> dict[str, Any]:
+    upload = {"upload_id": progress.upload_id, "key": progress.key, "part_bytes": progress.part_bytes}
+    return {"event": "begun", "path": path, "stamp": stamp, **upload}
+
+
+def _part(path: str, part: Part, crc: int) -> dict[str, Any]:
+    sent = {"number": part.number, "size_bytes": part.size_bytes, "etag": part.etag, "crc": crc}
+    return {"event": "part", "path": path, **sent}
+
+
+def _stored(entry: FileEntry, stamp: str, first_crc: int | None) -> dict[str, Any]:
+    return {"event": "stored", "stamp": stamp, "first_crc": first_crc, "entry": entry.model_dump(mode="json")}

@@ -62,6 +62,11 @@ class Runtime:
         newest_s = max(self.volume.unfinished().values(), default=0.0)
         return time.time() - newest_s < UNLEASED_QUIET_S
 
+    def attempt(self) -> str:
+        """Return the id of the attempt that the trainer makes now: what the hook says, else what markers without one mean."""
+        trainer = self.termination.trainer()
+        return (trainer.attempt if trainer else None) or self.settings.attempt
+
     def everything_durable(self) -> bool:
         """Whether nothing that the trainer finished, or is finishing at this instant, is still to be uploaded."""
         return not self.catalog.pending() and not self.scanner.unsettled

@@ -1,252 +1,361 @@
-"""Sends the files of one pinned checkpoint: parts of all its files are one stream of work for a few threads."""
+"""One checkpoint on its way: which pieces are left, how each is carried, and when all are there."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TypeVar
 
+from sidecar.bodies import Bodies, Range
 from sidecar.core import checksum, keys
 from sidecar.core.local import FoundFile
 from sidecar.core.manifest import FileEntry
 from sidecar.core.parts import part_ranges, part_size
-from sidecar.errors import CorruptObject, NotFound, Stopped, StoreUnavailable
+from sidecar.errors import CorruptObject, NotFound, StoreError
 from sidecar.journal import FileProgress, Journal
-from sidecar.store.protocol import Capabilities, Part, Store, Stored, Verification
-from sidecar.store.slice import BLOCK_BYTES, FileSlice
-from sidecar.transfer import CORRUPT_TRIES, Transfers
-from sidecar.volume import Pin
+from sidecar.store.protocol import Capabilities, Store, Stored, Verification
+from sidecar.transfer import CORRUPT_TRIES, Standing, Transfers
+from sidecar.unchanged import Known, Unchanged
+
+T = TypeVar("T")
+SMALL_BYTES = 1 << 20
+"""Requests up to this size cost time for their round trip, not for their bytes: many may run at once."""
 
 
-class Overtaken(Stopped):
-    """A newer checkpoint goes first; what was sent is kept."""
+class Step(Enum):
+    """What is done with a piece."""
+
+    CONFIRM = auto()
+    """Compare a file that was sent early with what it is now."""
+    COMPARE = auto()
+    """Compare a file with the one of the newest committed checkpoint, and copy that if they are the same."""
+    WHOLE = auto()
+    PART = auto()
+    JOIN = auto()
 
 
 @dataclass(slots=True)
-class _Upload:
+class Upload:
     """One file on its way."""
 
     file: FoundFile
     key: str
     part_bytes: int
-    ranges: list[tuple[int, int]]
-    progress: FileProgress | None = None
+    ranges: list[Range]
+    known: Known | None = None
     begin: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one request carries."""
+
+    upload: Upload
+    step: Step
+    number: int = 1
+    """Of the part, from 1 on."""
+
     @property
-    def in_parts(self) -> bool:
-        return len(self.ranges) > 1
-
-    def left(self) -> list[int]:
-        """Numbers of the parts that are not in the store, from 1 on."""
-        done = self.progress.parts if self.progress else {}
-        return [number for number in range(1, len(self.ranges) + 1) if number not in done]
+    def is_small(self) -> bool:
+        """Whether the round trip is what it costs."""
+        return self.step is Step.WHOLE and self.upload.file.size_bytes <= SMALL_BYTES
 
 
-class Sender:
-    """Sends what is missing of a checkpoint. Once ``pause`` is set, the parts in flight finish and no others begin."""
+class Sending:
+    """Hands out pieces and carries them. Once one failed, no others are handed out."""
 
     def __init__(
         self,
         *,
+        name: str,
+        bodies: Bodies,
         store: Store,
         capabilities: Capabilities,
         transfers: Transfers,
-        pin: Pin,
         journal: Journal,
         part_bytes: int,
-        pause: asyncio.Event,
+        unchanged: Unchanged,
+        fence: Callable[[], Awaitable[None]],
         on_progress: Callable[[int], None] = lambda _: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        self.name = name
+        self.journal = journal
+        self.standing = Standing(on_change)
+        self.in_flight = 0
+        self.large_in_flight = 0
+        self.rest_until_s = 0.0
+        """Monotonic: pieces that failed while something else went first are not tried again before."""
+        self._bodies = bodies
         self._store = store
         self._can = capabilities
         self._transfers = transfers
-        self._pin = pin
-        self._journal = journal
         self._part_bytes = part_bytes
+        self._unchanged = unchanged
+        self._fence = fence
         self._on_progress = on_progress
-        self._sent_bytes = 0
-        self._pause = pause
+        self._on_change = on_change
+        self._files: dict[str, FoundFile] = {}
+        self._moved: Mapping[str, str] = {}
+        self._large: deque[Piece] = deque()
+        self._small: deque[Piece] = deque()
+        self._sent_bytes = self.sent_bytes()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def add(self, files: Iterable[FoundFile], *, moved: Mapping[str, str] | None = None) -> None:
+        """Queue what is missing of these files.
+
+        Args:
+            files: Each path once.
+            moved: Paths that must not lie under the name they have on disk, and their keys (I6).
+        """
+        self._moved = moved or {}
+        for file in files:
+            self._files[file.path] = file
+            self._queue(file, compare=True)
 
     def entries(self) -> list[FileEntry] | None:
-        """Return the entries of all files, or ``None`` while some are not in the store."""
-        there = self._journal.entries
-        files = self._pin.checkpoint.files
-        return [there[file.path] for file in files] if all(file.path in there for file in files) else None
+        """Return the entries of all files, or ``None`` while some are not in the store or not confirmed."""
+        there = self.journal.entries
+        if any(path not in there or path in self.journal.unconfirmed for path in self._files):
+            return None
+        return [there[path] for path in self._files]
 
     def sent_bytes(self) -> int:
         """Return how much of the checkpoint is in the store."""
-        whole = sum(entry.size_bytes for entry in self._journal.entries.values())
-        return whole + sum(part.size_bytes for p in self._journal.uploads.values() for part in p.parts.values())
+        whole = sum(entry.size_bytes for entry in self.journal.entries.values())
+        return whole + sum(progress.sent_bytes for progress in self.journal.uploads.values())
+
+    @property
+    def has_more(self) -> bool:
+        """Whether pieces are left to hand out."""
+        return self._error is None and not self._closed and bool(self._large or self._small)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether all that is left is under way."""
+        return self._error is None and not self._closed and not self._large and not self._small
+
+    def take(self, *, large: bool) -> Piece | None:
+        """Return the next piece, one with many bytes if those may be sent now."""
+        if not self.has_more or time.monotonic() < self.rest_until_s:
+            return None
+        chosen = self._large if self._large and large else self._small
+        if not chosen:
+            return None
+        piece = chosen.popleft()
+        if not self._large and not self._small:
+            self._on_change()  # others may begin
+        return piece
+
+    def put_back(self, piece: Piece, *, rest_s: float) -> None:
+        """Take a piece back that could not be carried now."""
+        self.rest_until_s = time.monotonic() + rest_s
+        (self._small if piece.is_small else self._large).appendleft(piece)
+
+    async def finished(self) -> list[FileEntry]:
+        """Wait until all files are in the store, or what was begun has ended after ``close``; return the entries.
+
+        Raises:
+            CheckpointChanged, CheckpointRejected, StoreError: Why a piece could not be carried. No thread is left behind.
+        """
+        while self.in_flight or not (self._error or self._closed or self.entries() is not None):
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+        return self.entries() or []
+
+    def close(self) -> None:
+        """Hand out no further pieces."""
+        self._closed = True
+        self.wake()
+
+    def fail(self, error: BaseException) -> None:
+        """A piece could not be carried: the first reason counts."""
+        self._error = self._error or error
+        self.wake()
+
+    def wake(self) -> None:
+        """Something changed."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def carry(self, piece: Piece) -> None:
+        """Do what a piece is for."""
+        match piece.step:
+            case Step.CONFIRM:
+                await self._confirm(piece.upload)
+            case Step.COMPARE:
+                await self._compare(piece.upload)
+            case Step.WHOLE:
+                await self._send_whole(piece.upload)
+            case Step.PART:
+                await self._send_part(piece.upload, piece.number)
+            case Step.JOIN:
+                await self._join(piece.upload, self.journal.uploads[piece.upload.file.path])
+
+    def _queue(self, file: FoundFile, *, compare: bool) -> None:
+        path, journal = file.path, self.journal
+        key = self._moved.get(path) or keys.shared_file(self.name, path)
+        known = journal.entries.get(path) or journal.uploads.get(path)
+        if known is not None and (journal.stamps.get(path) != file.stamp or known.key != key):
+            journal.dropped(path)
+        upload = self._upload(file, key)
+        if path in journal.unconfirmed:
+            self._large.append(Piece(upload, Step.CONFIRM))
+        elif path not in journal.entries:
+            if compare and upload.known is not None and path not in journal.uploads:
+                self._large.append(Piece(upload, Step.COMPARE))
+            else:
+                self._queue_pieces(upload)
+
+    def _queue_pieces(self, upload: Upload) -> None:
+        if len(upload.ranges) == 1:
+            piece = Piece(upload, Step.WHOLE)
+            (self._small if piece.is_small else self._large).append(piece)
+            return
+        progress = self.journal.uploads.get(upload.file.path)
+        done = progress.parts if progress else {}
+        left = [number for number in range(1, len(upload.ranges) + 1) if number not in done]
+        self._large.extend(Piece(upload, Step.PART, number) for number in left)
+        if not left:  # a crash between the last part and the completion
+            self._large.append(Piece(upload, Step.JOIN))
+
+    def _upload(self, file: FoundFile, key: str) -> Upload:
+        progress = self.journal.uploads.get(file.path)
+        part_bytes = (
+            progress.part_bytes
+            if progress
+            else part_size(
+                file.size_bytes,
+                wanted_bytes=self._part_bytes,
+                min_part_bytes=self._can.min_part_bytes,
+                max_parts=self._can.max_parts,
+            )
+        )
+        known = self._unchanged.candidate(file)
+        ranges = part_ranges(file.size_bytes, part_bytes=part_bytes)
+        return Upload(file, key, part_bytes, ranges, known if known and known.entry.key != key else None)
+
+    async def _confirm(self, upload: Upload) -> None:
+        path, ranges = upload.file.path, upload.ranges
+        entry, progress = self.journal.entries.get(path), self.journal.uploads.get(path)
+        if entry is not None:
+            places, wanted = [(0, entry.size_bytes)], [checksum.from_text(entry.crc64nvme)]
+        else:
+            there = progress.checksums if progress else {}
+            places, wanted = [ranges[number - 1] for number in there], list(there.values())
+        if await self._transfers.once(self._bodies.is_still, path, places, wanted):
+            self.journal.confirmed(path)
+        else:
+            await self._drop(upload)
+        self._queue(upload.file, compare=False)
+
+    async def _compare(self, upload: Upload) -> None:
+        known = upload.known
+        assert known is not None
+        wanted = [known.first_crc, *([-1] if len(known.ranges) > 1 else [])]
+        crcs = await self._transfers.once(self._bodies.checksums, upload.file.path, known.ranges, wanted)
+        if not known.is_it(crcs) or not await self._copy(upload, known):
+            self._queue(upload.file, compare=False)
+
+    async def _copy(self, upload: Upload, known: Known) -> bool:
+        await self._fence()
+        crc = checksum.from_text(known.entry.crc64nvme)
+        try:
+            stored = await self._transfers.once(self._store.copy, known.entry.key, upload.key, etag=known.entry.etag)
+            if not await self._verified(upload, stored, crc):
+                return False
+        except StoreError:  # deleted meanwhile, not allowed, not implemented: it can still be sent
+            return False
+        self._stored(upload, stored, crc, part_bytes=known.entry.part_bytes, first_crc=known.first_crc)
+        return True
+
+    async def _send_whole(self, upload: Upload) -> None:
+        path, size_bytes = upload.file.path, upload.file.size_bytes
+        for _ in range(CORRUPT_TRIES):
+            await self._fence()
+            began_s = time.monotonic()
+            stored, crc = await self._persistently(self._bodies.put_file, path, upload.key, size_bytes)
+            if await self._verified(upload, stored, crc):
+                self._arrived(size_bytes, began_s=began_s)
+                self._stored(upload, stored, crc, part_bytes=0, first_crc=crc)
+                return
+        raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one, each time it was sent")
+
+    async def _send_part(self, upload: Upload, number: int) -> None:
+        path = upload.file.path
+        await self._fence()
+        progress = await self._begun(upload)
+        began_s = time.monotonic()
+        try:
+            part, crc = await self._persistently(self._bodies.put_part, path, progress, number, upload.ranges[number - 1])
+        except NotFound:
+            # The store dropped the unfinished upload (a lifecycle rule, an abort): the file begins anew.
+            self.journal.dropped(path)
+            raise
+        self.journal.part(path, part, crc=crc)
+        self._arrived(part.size_bytes, began_s=began_s)
+        if len(progress.parts) == len(upload.ranges):
+            await self._join(upload, progress)
+
+    async def _begun(self, upload: Upload) -> FileProgress:
+        path = upload.file.path
+        async with upload.begin:
+            if path not in self.journal.uploads:
+                upload_id = await self._persistently(self._store.begin_upload, upload.key)
+                self.journal.begun(upload.file, upload_id=upload_id, key=upload.key, part_bytes=upload.part_bytes)
+            return self.journal.uploads[path]
+
+    async def _join(self, upload: Upload, progress: FileProgress) -> None:
+        numbers = sorted(progress.parts)
+        crc = checksum.combined((progress.checksums[n], progress.parts[n].size_bytes) for n in numbers)
+        parts = [progress.parts[n] for n in numbers]
+        await self._fence()
+        try:
+            stored = await self._transfers.persistently(
+                self._store.complete_upload, upload.key, progress.upload_id, parts, crc64nvme=crc
+            )
+            if not await self._verified(upload, stored, crc):
+                raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one in the store")
+        except (CorruptObject, NotFound):
+            await self._drop(upload)
+            raise
+        self._stored(upload, stored, crc, part_bytes=upload.part_bytes, first_crc=progress.checksums[1])
+
+    async def _verified(self, upload: Upload, stored: Stored, crc: int) -> bool:
+        if self._can.verification is not Verification.READ_BACK:
+            return True
+        return await self._transfers.persistently(self._bodies.read_back, upload.key, stored.etag) == crc
+
+    async def _drop(self, upload: Upload) -> None:
+        """Forget what was sent of a file, here and in the store."""
+        progress = self.journal.uploads.get(upload.file.path)
+        self.journal.dropped(upload.file.path)
+        if progress is not None:
+            await self._transfers.persistently(self._store.abort_upload, progress.key, progress.upload_id)
+
+    async def _persistently(self, call: Callable[..., T], *args: object) -> T:
+        return await self._transfers.persistently(call, *args, standing=self.standing)
 
     def _arrived(self, size_bytes: int, *, began_s: float) -> None:
         self._transfers.count(size_bytes, began_s=began_s)
         self._sent_bytes += size_bytes
         self._on_progress(self._sent_bytes)
 
-    async def adopt(self, known: Mapping[str, FileEntry]) -> None:
-        """Take over files that an earlier life sent: those whose content on disk has the checksum recorded then."""
-        for file in self._pin.checkpoint.files:
-            entry = known.get(file.path)
-            if entry is None or entry.size_bytes != file.size_bytes or file.path in self._journal.entries:
-                continue
-            crc = await self._transfers.once(self._checksum, file)
-            if checksum.to_text(crc) == entry.crc64nvme:
-                self._journal.stored(entry)
-
-    async def send(self, moved: Mapping[str, str]) -> list[FileEntry]:
-        """Send all files that are not in the store and return their entries.
-
-        Args:
-            moved: Paths that must not lie under the name they have on disk, and their keys (I6).
-
-        Raises:
-            Overtaken: ``pause`` was set.
-            CheckpointChanged, CheckpointRejected: A file is not what was pinned.
-        """
-        self._sent_bytes = self.sent_bytes()
-        pieces = self._pieces(moved)
-        async with asyncio.TaskGroup() as workers:
-            for _ in range(self._transfers.concurrency):
-                workers.create_task(self._work(pieces))
-        entries = self.entries()
-        if entries is None:
-            raise Overtaken("a newer checkpoint goes first")
-        return entries
-
-    async def _work(self, pieces: Iterator[tuple[_Upload, int]]) -> None:
-        for upload, number in pieces:
-            if self._pause.is_set():
-                return
-            if upload.in_parts:
-                await self._send_part(upload, number)
-            else:
-                await self._send_whole(upload)
-
-    def _pieces(self, moved: Mapping[str, str]) -> Iterator[tuple[_Upload, int]]:
-        for file in self._pin.checkpoint.files:
-            if file.path not in self._journal.entries:
-                upload = self._upload(file, moved.get(file.path) or keys.shared_file(self._pin.checkpoint.name, file.path))
-                # A crash between the last part and the completion leaves nothing to send: the last part goes again.
-                for number in upload.left() or [len(upload.ranges)]:
-                    yield upload, number
-
-    def _upload(self, file: FoundFile, key: str) -> _Upload:
-        progress = self._journal.uploads.get(file.path)
-        if progress is not None and progress.key != key:
-            self._journal.dropped(file.path)
-            progress = None
-        size = part_size(
-            file.size_bytes,
-            wanted_bytes=self._part_bytes,
-            min_part_bytes=self._can.min_part_bytes,
-            max_parts=self._can.max_parts,
+    def _stored(self, upload: Upload, stored: Stored, crc: int, *, part_bytes: int, first_crc: int) -> None:
+        entry = FileEntry(
+            path=upload.file.path,
+            key=upload.key,
+            size_bytes=upload.file.size_bytes,
+            crc64nvme=checksum.to_text(crc),
+            etag=stored.etag,
+            part_bytes=part_bytes,
         )
-        part_bytes = progress.part_bytes if progress else size
-        return _Upload(file, key, part_bytes, part_ranges(file.size_bytes, part_bytes=part_bytes), progress)
-
-    async def _send_whole(self, upload: _Upload) -> None:
-        began_s = time.monotonic()
-        for attempt in range(1, CORRUPT_TRIES + 1):
-            stored, crc = await self._transfers.persistently(self._put_file, upload)
-            if await self._verified(upload, stored, crc, last_try=attempt == CORRUPT_TRIES):
-                break
-        self._arrived(upload.file.size_bytes, began_s=began_s)
-        self._stored(upload, stored, crc, part_bytes=0)
-
-    async def _send_part(self, upload: _Upload, number: int) -> None:
-        progress = await self._begun(upload)
-        began_s = time.monotonic()
-        try:
-            part, crc = await self._transfers.persistently(self._put_part, upload, progress, number)
-            self._journal.part(upload.file.path, part, crc=crc)
-            self._arrived(part.size_bytes, began_s=began_s)
-            if not upload.left():
-                await self._complete(upload, progress)
-        except NotFound:
-            # The store dropped the unfinished upload (a lifecycle rule, an abort): the file begins anew.
-            self._journal.dropped(upload.file.path)
-            raise
-
-    async def _begun(self, upload: _Upload) -> FileProgress:
-        async with upload.begin:
-            if upload.progress is None:
-                upload_id = await self._transfers.persistently(self._store.begin_upload, upload.key)
-                self._journal.begun(upload.file.path, upload_id=upload_id, key=upload.key, part_bytes=upload.part_bytes)
-                upload.progress = self._journal.uploads[upload.file.path]
-            return upload.progress
-
-    async def _complete(self, upload: _Upload, progress: FileProgress) -> None:
-        numbers = sorted(progress.parts)
-        crc = checksum.combined((progress.checksums[n], progress.parts[n].size_bytes) for n in numbers)
-        parts = [progress.parts[n] for n in numbers]
-        stored = await self._transfers.persistently(
-            self._store.complete_upload, upload.key, progress.upload_id, parts, crc64nvme=crc
-        )
-        if not await self._verified(upload, stored, crc, last_try=True):  # raises when it is not
-            return
-        self._stored(upload, stored, crc, part_bytes=upload.part_bytes)
-
-    async def _verified(self, upload: _Upload, stored: Stored, crc: int, *, last_try: bool) -> bool:
-        if self._can.verification is not Verification.READ_BACK:
-            return True
-        got = await self._transfers.persistently(self._read_back, upload.key, stored)
-        if got == crc:
-            return True
-        if not last_try:
-            return False
-        self._journal.dropped(upload.file.path)
-        raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got=f"crc64nvme {checksum.to_text(got)}")
-
-    def _stored(self, upload: _Upload, stored: Stored, crc: int, *, part_bytes: int) -> None:
-        self._journal.stored(
-            FileEntry(
-                path=upload.file.path,
-                key=upload.key,
-                size_bytes=upload.file.size_bytes,
-                crc64nvme=checksum.to_text(crc),
-                etag=stored.etag,
-                part_bytes=part_bytes,
-            )
-        )
-
-    # What follows runs in worker threads.
-
-    def _slice(self, fd: int, upload: _Upload, number: int) -> FileSlice:
-        offset, length = upload.ranges[number - 1]
-        name = f"{self._pin.checkpoint.name}/{upload.file.path}"
-        with_md5 = self._can.verification is Verification.MD5
-        return FileSlice(fd, offset, length, gate=self._transfers.gate, name=name, with_md5=with_md5)
-
-    def _put_file(self, upload: _Upload) -> tuple[Stored, int]:
-        with self._pin.open(upload.file.path) as fd:
-            body = self._slice(fd, upload, 1)
-            stored = self._store.put_file(upload.key, body)
-        return stored, body.crc64nvme
-
-    def _put_part(self, upload: _Upload, progress: FileProgress, number: int) -> tuple[Part, int]:
-        with self._pin.open(upload.file.path) as fd:
-            body = self._slice(fd, upload, number)
-            try:
-                part = self._store.upload_part(upload.key, progress.upload_id, number, body)
-            except StoreUnavailable:
-                # Some servers answer 500 for ever to a part of an upload that they no longer know.
-                next(iter(self._store.list_parts(upload.key, progress.upload_id)), None)
-                raise
-        return part, body.crc64nvme
-
-    def _checksum(self, file: FoundFile) -> int:
-        crc = 0
-        with self._pin.open(file.path) as fd, os.fdopen(fd, "rb", buffering=0, closefd=False) as content:
-            while block := content.read(BLOCK_BYTES):
-                crc = checksum.checksum(block, crc)
-        return crc
-
-    def _read_back(self, key: str, stored: Stored) -> int:
-        crc, buffer = 0, memoryview(bytearray(BLOCK_BYTES))
-        with self._store.read(key, etag=stored.etag) as body:
-            while count := body.readinto(buffer):
-                crc = checksum.checksum(bytes(buffer[:count]), crc)
-        return crc
+        self.journal.stored(entry, stamp=upload.file.stamp, first_crc=first_crc)

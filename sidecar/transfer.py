@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 import os
+import platform
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import structlog
 
 from sidecar.core.backoff import CAP_S, delay_s
+from sidecar.core.concurrency import Concurrency
 from sidecar.core.throughput import Throughput
-from sidecar.errors import AlreadyExists, CorruptObject, NotFound, Stopped, StoreError
+from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, Stopped, StoreBusy, StoreError
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -27,6 +30,12 @@ CORRUPT_TRIES = 3
 
 HURRIED_CAP_S = 1.0
 """Longest wait between two tries once the pod is known to be going."""
+SPARE_THREADS = 4
+"""For small requests, so that they need not wait for large ones."""
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_WHO_PROCESS = 1
+_IOPRIO_LOWEST_BEST_EFFORT = (2 << 13) | 7
+"""Not "idle": a busy disk would starve the flush. Source: ioprio_set(2)."""
 
 
 class RateGate:
@@ -98,18 +107,49 @@ class Health:
             self._on_change(None)
 
 
+class Standing:
+    """Whether whoever sends may go on trying, or has to make way between two tries."""
+
+    def __init__(self, on_refused: Callable[[], None] = lambda: None) -> None:
+        self._changed = asyncio.Event()
+        self._on_refused = on_refused
+        self.behind = False
+        """Something else goes first."""
+        self.refused = False
+        """The store does not want what is sent: waiting alone will not help."""
+
+    def put(self, *, behind: bool) -> None:
+        """Change it, and wake who waits to try again."""
+        if behind and not self.behind:
+            self._changed.set()
+            self._changed = asyncio.Event()
+        self.behind = behind
+
+    async def lost(self) -> None:
+        """Wait until something else goes first."""
+        await self._changed.wait()
+
+    def answered(self, *, refused: bool) -> None:
+        """The store answered; tell who orders the queue when that is news."""
+        if refused != self.refused:
+            self.refused = refused
+            self._on_refused()
+
+
 class Transfers:
     """Runs blocking store calls in a bounded number of threads, for ever until they succeed."""
 
     def __init__(self, *, concurrency: int, gate: RateGate, health: Health) -> None:
-        self.concurrency = concurrency
+        self.most = concurrency
+        """Requests with a body at once, at most."""
         self.gate = gate
         self.health = health
         self.sent = Throughput()
         self.sent_bytes = 0
         self.retries = 0
+        self.adapted = Concurrency.begin(most=concurrency, now_s=time.monotonic())
         self._hurried = asyncio.Event()
-        self._threads = ThreadPoolExecutor(concurrency + 2, thread_name_prefix="transfer", initializer=_lowest_priority)
+        self._threads = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
 
     async def once(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a store call in a thread, once.
@@ -122,47 +162,74 @@ class Transfers:
         self.health.succeeded()
         return result
 
-    async def persistently(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    async def persistently(self, call: Callable[..., T], *args: Any, standing: Standing | None = None, **kwargs: Any) -> T:
         """Run a store call until it succeeds, with capped and jittered waits between.
 
         Raises:
             NotFound, AlreadyExists, CorruptObject: An answer, not a failure (corrupt: after ``CORRUPT_TRIES``).
             Stopped: The gate was closed.
+            StoreError: The latest failure, when ``standing`` says that something else goes first.
         """
         failures = 0
         while True:
             try:
-                return await self.once(call, *args, **kwargs)
+                result = await self.once(call, *args, **kwargs)
             except StoreError as error:
                 failures += 1
                 if _is_answer(error) or (isinstance(error, CorruptObject) and failures >= CORRUPT_TRIES):
                     raise
-                self.retries += 1
-                if not isinstance(error, CorruptObject):
-                    self.health.failed(error)
-                cap_s = HURRIED_CAP_S if self._hurried.is_set() else CAP_S
-                wait_s = delay_s(failures, random_0_1=random.random(), cap_s=cap_s)  # noqa: S311 - spreads retries
-                log.warning("store_request_failed", error=str(error), failures=failures, again_in_s=round(wait_s, 1))
-                await self._pause(wait_s)
+                wait_s = self._failed(error, failures)
+                if standing is not None:
+                    standing.answered(refused=isinstance(error, AccessRefused))
+                    if standing.behind:
+                        raise
+                await self._pause(wait_s, standing)
+                if standing is not None and standing.behind:
+                    raise
+            else:
+                if standing is not None:
+                    standing.answered(refused=False)
+                return result
 
-    async def _pause(self, wait_s: float) -> None:
-        if self._hurried.is_set():
-            await asyncio.sleep(wait_s)
-            return
+    def _failed(self, error: StoreError, failures: int) -> float:
+        """Take note of a failure and return how long to wait."""
+        self.retries += 1
+        if isinstance(error, StoreBusy):
+            self.adapted = self.adapted.slowed_down(now_s=time.monotonic())
+        if not isinstance(error, CorruptObject):
+            self.health.failed(error)
+        cap_s = HURRIED_CAP_S if self._hurried.is_set() else CAP_S
+        wait_s = delay_s(failures, random_0_1=random.random(), cap_s=cap_s)  # noqa: S311 - spreads retries
+        log.warning("store_request_failed", error=str(error), failures=failures, again_in_s=round(wait_s, 1))
+        return wait_s
+
+    async def _pause(self, wait_s: float, standing: Standing | None = None) -> None:
+        waits: list[Coroutine[Any, Any, object]] = [] if self._hurried.is_set() else [self._hurried.wait()]
+        waits += [] if standing is None else [standing.lost()]
+        tasks = [asyncio.create_task(wait) for wait in waits]
         try:
-            async with asyncio.timeout(wait_s):
-                await self._hurried.wait()
-        except TimeoutError:
-            return
+            if tasks:
+                await asyncio.wait(tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(wait_s)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def hurry(self) -> None:
         """The pod is going: whoever waits to try again tries now, and waits shorter from then on."""
         self._hurried.set()
 
+    def calm(self) -> None:
+        """The pod stays after all: waits are as long as before."""
+        self._hurried.clear()
+
     def count(self, size_bytes: int, *, began_s: float) -> None:
         """Record bytes that arrived in the store. ``began_s`` is monotonic."""
+        now_s = time.monotonic()
         self.sent_bytes += size_bytes
-        self.sent.add(size_bytes, began_s=began_s, now_s=time.monotonic())
+        self.sent.add(size_bytes, began_s=began_s, now_s=now_s)
+        self.adapted = self.adapted.sent(size_bytes, now_s=now_s)
 
     def close(self) -> None:
         """Stop all transfers; threads that are in a request end with it."""
@@ -175,5 +242,8 @@ def _is_answer(error: StoreError) -> bool:
 
 
 def _lowest_priority() -> None:
-    # On Linux the nice value belongs to the thread: the API keeps its own.
+    # On Linux the nice value and the I/O priority belong to the thread: the API keeps its own.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_LOWEST_BEST_EFFORT)

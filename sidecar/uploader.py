@@ -1,38 +1,63 @@
-"""Takes finished checkpoints to the store, newest first, and tells the catalog what became of each."""
+"""Takes finished checkpoints to the store, newest first, and tells the catalog what became of each.
+
+Each pending checkpoint is a task of its own that asks, sends, publishes and commits. What they have to send goes through one
+stream, in the order of the queue, so that a newer checkpoint goes first at once and nothing waits for a link that is idle.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
 
+from sidecar.bodies import Bodies, Source
 from sidecar.catalog import Catalog, Tracked
 from sidecar.committing import Committer, Standing, manifest_of
 from sidecar.core import keys
-from sidecar.core.commit import Mend, Ready, Wait, is_stale
+from sidecar.core.commit import Mend, Ready, Wait
 from sidecar.core.local import Finished
-from sidecar.core.order import overtakes, superseded, upload_order
-from sidecar.core.states import State
-from sidecar.errors import CheckpointChanged, CheckpointRejected, StoreError
+from sidecar.core.manifest import Commit, FileEntry
+from sidecar.core.order import Waiting, overtakes, send_order, superseded
+from sidecar.core.rewrite import Keep, Replace, Same, rewrite
+from sidecar.core.states import PENDING, State
+from sidecar.early import EarlyUploads
+from sidecar.errors import CheckpointChanged, CheckpointRejected, StoreError, UnreadableFile
+from sidecar.fence import Fence, Outdated
 from sidecar.journal import Journal
-from sidecar.sending import Overtaken, Sender
+from sidecar.sending import Sending
 from sidecar.store.protocol import Capabilities, Store
+from sidecar.stream import Stream
 from sidecar.transfer import Transfers
-from sidecar.volume import Volume, version_id
+from sidecar.unchanged import Unchanged
+from sidecar.unfinished import Unfinished
+from sidecar.volume import Pin, Volume, version_id
+from sidecar.watch import Hints
 from trainer_hook.contract import ContractError, epoch_seconds, rfc3339
 
 log = structlog.get_logger()
 
+LET_GO = frozenset({State.SUPERSEDED, State.LOST, State.REJECTED})
+"""Nothing more is sent of these; what was given up may still be sent by the next life of the sidecar."""
 COMMIT_POLL_S = 1.0
 """How often a node that waits for others looks whether their manifests are there."""
 
 
+@dataclass(slots=True, eq=False)
+class _Active:
+    """An upload under way. ``sending`` is ``None`` before and after there is something to send."""
+
+    tracked: Tracked
+    sending: Sending | None = None
+    ending: bool = False
+    """All was sent; manifest and commit are what is left."""
+
+
 class Uploader:
-    """One upload at a time, over several connections; a newer checkpoint may pause it."""
+    """Decides what is sent and when it is committed."""
 
     def __init__(
         self,
@@ -42,10 +67,15 @@ class Uploader:
         volume: Volume,
         catalog: Catalog,
         transfers: Transfers,
+        hints: Hints,
         part_bytes: int,
         skip_superseded: bool,
         examine_again: Callable[[str], None],
+        attempt: Callable[[], str],
+        going: Callable[[], bool],
+        is_quarantined: Callable[[str], bool],
     ) -> None:
+        self._is_quarantined = is_quarantined
         self._store = store
         self._can = capabilities
         self._volume = volume
@@ -55,124 +85,269 @@ class Uploader:
         self._skip_superseded = skip_superseded
         self._examine_again = examine_again
         self._committer = Committer(store, transfers)
+        self._stream = Stream(transfers)
+        self._unchanged = Unchanged()
+        self._news = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._active: dict[str, _Active] = {}
+        self._first: str | None = None
+        """Name of the upload that is let through before everything that may not overtake it."""
+        self._outdated: set[str] = set()
+        """Names that another attempt committed while we were writing to the same keys."""
         self._moved: dict[str, dict[str, str]] = {}
         """Paths whose key another node owns, by version of the checkpoint (I6)."""
         self._mended: dict[str, frozenset[str]] = {}
         """Paths whose object is not what our manifest says, by version: sent again, whatever the manifest says."""
+        self._early = EarlyUploads(
+            volume=volume,
+            catalog=catalog,
+            hints=hints,
+            committer=self._committer,
+            make_sending=self._early_sending,
+            attempt=attempt,
+            going=going,
+            on_change=self._news.set,
+        )
 
     async def run(self) -> None:
         """Upload until cancelled."""
-        while True:
-            self._drop_superseded()
-            tracked = self._next()
-            if tracked is None:
-                await self._catalog.changed()
-            else:
-                await self._upload_unless_overtaken(tracked)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._listen())
+            tasks.create_task(self._early.run())
+            tasks.create_task(self._commit_when_all_are_there())
+            while True:
+                self._drop_superseded(tasks)
+                self._begin_and_end(tasks)
+                self._stream.reorder(self._sendings())
+                await self._news.wait()
+                self._news.clear()
 
-    async def commit_when_all_are_there(self) -> None:
-        """Watch over checkpoints that wait for other nodes, until cancelled."""
+    async def _listen(self) -> None:
+        while True:
+            await self._catalog.changed()
+            self._news.set()
+
+    # What goes first.
+
+    def _queue(self) -> list[Tracked]:
+        waiting = {t.name: t for t in self._catalog.pending() if t.state is not State.UPLOADED}
+        return [waiting[w.name] for w in send_order(map(self._waiting, waiting.values()), running=self._first)]
+
+    def _waiting(self, tracked: Tracked) -> Waiting:
+        active = self._active.get(tracked.name)
+        refused = active is not None and active.sending is not None and active.sending.standing.refused
+        return replace(tracked.waiting, refused=refused)
+
+    def _begin_and_end(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin what has its turn; end what was written anew, deleted or superseded meanwhile."""
+        for active in self._active.values():
+            if active.sending is not None and not self._is_current(active.tracked):
+                active.sending.close()
+        queue = self._queue()
+        self._let_first_through(queue)
+        for tracked in queue:
+            if tracked.name not in self._active:
+                self._active[tracked.name] = _Active(tracked)
+                tasks.create_task(self._upload(self._active[tracked.name]))
+            active = self._active[tracked.name]
+            if active.tracked is not tracked or (active.sending is None and not active.ending):
+                return  # those behind begin when this one has nothing left to hand out
+            if active.sending is not None and active.sending.has_more and not active.sending.standing.refused:
+                return
+
+    def _let_first_through(self, queue: list[Tracked]) -> None:
+        first = queue[0].name if queue else None
+        if first == self._first:
+            return
+        before = self._active.get(self._first) if self._first else None
+        self._first = first
+        if first and before is not None and before.sending is not None and before.sending.has_more:
+            queue[0].overtook = overtakes(queue[0].waiting, before.tracked.waiting)
+            before.tracked.overtook = False
+
+    def _sendings(self) -> list[Sending]:
+        early = self._early.sendings()
+        sending = {a.tracked.name: a.sending for a in self._active.values() if a.sending is not None}
+        waiting = [self._waiting(self._active[name].tracked) for name in sending]
+        order = send_order([*waiting, *(place for place, _ in early)], running=self._first)
+        sending |= {place.name: its for place, its in early}
+        ordered = [sending[place.name] for place in order]
+        for rank, its in enumerate(ordered):
+            self._say_whose_turn_it_is(its, is_first=rank == 0 or not ordered[0].has_more)
+        return ordered
+
+    def _say_whose_turn_it_is(self, sending: Sending, *, is_first: bool) -> None:
+        active = self._active.get(sending.name)
+        if active is None or active.sending is not sending:
+            return
+        if is_first and active.tracked.state is State.PAUSED:
+            self._say_uploading(active.tracked, sending)
+        elif not is_first and active.tracked.state is State.UPLOADING and sending.has_more:
+            self._catalog.move(active.tracked, State.PAUSED, reason="a newer checkpoint goes first")
+
+    def _is_replaced(self, tracked: Tracked) -> bool:
+        return self._catalog.get(tracked.name) is not tracked
+
+    def _is_current(self, tracked: Tracked) -> bool:
+        return not self._is_replaced(tracked) and tracked.state in PENDING
+
+    def _drop_superseded(self, tasks: asyncio.TaskGroup) -> None:
+        queue = {t.name: t for t in self._catalog.pending() if self._skip_superseded or self._waits_for_others(t)}
+        newest = self._catalog.newest_durable_step
+        for old in superseded((t.waiting for t in queue.values()), newest_committed_step=newest):
+            tracked = queue[old.name]
+            waited = self._waits_for_others(tracked)
+            why = "other nodes did not finish it" if waited else "CKPT_SUPERSEDED=skip"
+            self._catalog.move(tracked, State.SUPERSEDED, reason=f"step {newest} is durable and {why}")
+            if tracked.name not in self._active:
+                tasks.create_task(self._discard(tracked))
+
+    def _waits_for_others(self, tracked: Tracked) -> bool:
+        return tracked.state is State.UPLOADED and tracked.name not in self._active
+
+    # One upload.
+
+    async def _upload(self, active: _Active) -> None:
+        tracked = active.tracked
+        assert tracked.checkpoint is not None
+        try:
+            await self._take_to_store(active, tracked.checkpoint)
+        except CheckpointChanged as error:
+            self._start_over(tracked, str(error))
+        except CheckpointRejected as error:
+            self._catalog.move(tracked, State.LOST, reason=str(error))
+        except Outdated as error:
+            self._outdated.add(tracked.name)
+            log.warning("upload_starts_again", checkpoint=tracked.name, error=str(error))
+            self._restart(tracked, str(error))
+        except (StoreError, UnreadableFile, OSError) as error:
+            # An unfinished upload vanished, the wire corrupts, the disk fails: what was verified is kept.
+            log.warning("upload_starts_again", checkpoint=tracked.name, error=str(error))
+            await asyncio.sleep(COMMIT_POLL_S)
+            self._restart(tracked, str(error))
+        if self._is_replaced(tracked) or tracked.state in LET_GO:
+            await self._discard(tracked)
+        del self._active[tracked.name]
+        self._news.set()
+        self._ended.set()
+        self._ended = asyncio.Event()
+
+    async def _take_to_store(self, active: _Active, checkpoint: Finished) -> None:
+        tracked = active.tracked
+        there = await self._committer.standing(checkpoint.name)
+        if checkpoint.restored_from is not None:
+            self._recognise(tracked, checkpoint.restored_from, there)
+            return
+        pin = await asyncio.to_thread(self._volume.pin, checkpoint)
+        journal = await self._journal(checkpoint)
+        if there is not None and not await self._may_be_written(tracked, checkpoint, pin, there):
+            return
+        fence = Fence(self._committer, checkpoint.name, checkpoint.attempt)
+        sending = self._sending(checkpoint.name, pin, journal, fence=fence, tracked=tracked)
+        await self._adopt(checkpoint, pin, journal)
+        if not self._is_current(tracked):
+            return
+        self._say_uploading(tracked, sending)
+        sending.add(checkpoint.files, moved=self._moved.get(checkpoint.version))
+        active.sending = sending
+        self._news.set()
+        began_s = time.monotonic()
+        try:
+            entries = await sending.finished()
+        finally:
+            active.sending, active.ending = None, True
+            self._news.set()
+        await self._those_ahead_are_through(tracked)
+        if self._is_current(tracked):
+            await self._publish(tracked, checkpoint, entries, began_s=began_s)
+
+    async def _publish(self, tracked: Tracked, checkpoint: Finished, entries: list[FileEntry], *, began_s: float) -> None:
+        if tracked.state is State.PAUSED:
+            self._catalog.move(tracked, State.UPLOADING)
+        await self._committer.publish_manifest(manifest_of(checkpoint, entries))
+        self._catalog.move(tracked, State.UPLOADED, upload_s=round(time.monotonic() - began_s, 3))
+        await self._try_commit(tracked, checkpoint, began_s=began_s)
+
+    async def _those_ahead_are_through(self, tracked: Tracked) -> None:
+        """Let what goes first, and has nothing left to send but what is under way, be committed first."""
+        while True:
+            ahead = self._active.get(self._first) if self._first != tracked.name and self._first else None
+            if ahead is None or not (ahead.ending or (ahead.sending is not None and ahead.sending.is_ending)):
+                return
+            await self._ended.wait()
+
+    async def _may_be_written(self, tracked: Tracked, checkpoint: Finished, pin: Pin, there: Standing) -> bool:
+        """Decide about a commit that stands; make way for ours if it is the later one (I4)."""
+        commit = there.commit
+        if commit is None or self._is_quarantined(checkpoint.name) or await self._committer.damaged(commit):
+            await self._committer.make_way(checkpoint.name)
+            return True
+        part = await self._committer.part(commit, checkpoint.node)
+        files = await self._checksums(checkpoint, pin, part.files) if part is not None else None
+        created_at = rfc3339(checkpoint.created_at_s)
+        match rewrite(attempt=checkpoint.attempt, created_at=created_at, files=files, theirs=commit, part=part):
+            case Same():
+                self._durable(tracked, checkpoint, at=_committed_at(there), began_s=None)
+                return False
+            case Keep(reason, torn):
+                if checkpoint.name in self._outdated:
+                    await self._take_back_if_damaged(commit)
+                self._catalog.move(tracked, State.REJECTED if torn else State.SUPERSEDED, reason=reason)
+                return False
+            case Replace():
+                if commit.attempt == checkpoint.attempt:
+                    await self._committer.take_back_commit(checkpoint.name)
+                else:
+                    await self._committer.make_way(checkpoint.name)
+        return True
+
+    async def _take_back_if_damaged(self, commit: Commit) -> None:
+        """Better invisible than broken: some of our last requests may have hit what the other attempt had committed."""
+        self._outdated.discard(commit.name)
+        damaged = await self._committer.damaged(commit)
+        if damaged:
+            hint = "two attempts wrote this step at the same time; an older step is used, and the next one will be durable"
+            log.error("commit_taken_back", checkpoint=commit.name, damaged=damaged[:8], hint=hint)
+            await self._committer.take_back_commit(commit.name)
+
+    async def _checksums(self, checkpoint: Finished, pin: Pin, theirs: tuple[FileEntry, ...]) -> list[FileEntry] | None:
+        """Return our files as entries, or ``None`` when paths and sizes tell already that they are others."""
+        ours = {file.path: file.size_bytes for file in checkpoint.files}
+        if ours != {entry.path: entry.size_bytes for entry in theirs}:
+            return None
+        bodies = self._bodies(checkpoint.name, pin)
+        found = []
+        for entry in theirs:
+            crcs = await self._transfers.once(bodies.checksums, entry.path, [(0, entry.size_bytes)])
+            found.append(entry.with_checksum(crcs[0]))
+        return found
+
+    async def _adopt(self, checkpoint: Finished, pin: Pin, journal: Journal) -> None:
+        """Take over files that an earlier life sent: those whose content on disk has the checksum recorded then."""
+        if all(file.path in journal.entries for file in checkpoint.files):
+            return
+        before = await self._committer.own_manifest(checkpoint)
+        mended = self._mended.pop(checkpoint.version, frozenset())
+        known = {entry.path: entry for entry in before.files if entry.path not in mended} if before else {}
+        bodies = self._bodies(checkpoint.name, pin)
+        for file in checkpoint.files:
+            entry = known.get(file.path)
+            if entry is None or entry.size_bytes != file.size_bytes or file.path in journal.entries:
+                continue
+            if await self._transfers.once(bodies.is_still, file.path, [(0, file.size_bytes)], [entry.crc]):
+                journal.stored(entry, stamp=file.stamp)
+
+    # What came of it.
+
+    async def _commit_when_all_are_there(self) -> None:
         while True:
             for tracked in self._catalog.pending():
-                if tracked.state is State.UPLOADED and tracked.checkpoint is not None:
+                if tracked.state is State.UPLOADED and tracked.checkpoint is not None and tracked.name not in self._active:
                     try:
                         await self._try_commit(tracked, tracked.checkpoint)
                     except StoreError as error:
                         log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
             await asyncio.sleep(COMMIT_POLL_S)
-
-    def _queue(self) -> list[Tracked]:
-        waiting = {t.name: t for t in self._catalog.pending() if t.state is not State.UPLOADED}
-        return [waiting[w.name] for w in upload_order(t.waiting for t in waiting.values())]
-
-    def _next(self) -> Tracked | None:
-        return next(iter(self._queue()), None)
-
-    def _drop_superseded(self) -> None:
-        if not self._skip_superseded:
-            return
-        queue = {t.name: t for t in self._queue()}
-        for old in superseded((t.waiting for t in queue.values()), newest_committed_step=self._catalog.newest_durable_step):
-            newest = self._catalog.newest_durable_step
-            self._catalog.move(queue[old.name], State.SUPERSEDED, reason=f"step {newest} is durable and CKPT_SUPERSEDED=skip")
-            self._let_go(queue[old.name])
-
-    async def _upload_unless_overtaken(self, tracked: Tracked) -> None:
-        pause = asyncio.Event()
-        task = asyncio.create_task(self._upload(tracked, pause))
-        try:
-            while not task.done():
-                change = asyncio.create_task(self._catalog.changed())
-                await asyncio.wait({task, change}, return_when=asyncio.FIRST_COMPLETED)
-                change.cancel()
-                first = self._next()
-                if (
-                    first is not None
-                    and first is not tracked
-                    and overtakes(first.waiting, tracked.waiting)
-                    and not pause.is_set()
-                ):
-                    first.overtook = True
-                    pause.set()
-            await task
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    async def _upload(self, tracked: Tracked, pause: asyncio.Event) -> None:
-        assert tracked.checkpoint is not None
-        try:
-            await self._take_to_store(tracked, tracked.checkpoint, pause)
-        except* Overtaken:
-            tracked.overtook = False
-            self._catalog.move(tracked, State.PAUSED, reason="a newer checkpoint goes first")
-        except* CheckpointChanged as group:
-            self._start_over(tracked, str(_leaf(group)))
-        except* CheckpointRejected as group:
-            self._catalog.move(tracked, State.LOST, reason=str(_leaf(group)))
-        except* (StoreError, OSError) as group:
-            # An unfinished upload vanished, the wire corrupts, the disk fails: what was verified is kept.
-            log.warning("upload_starts_again", checkpoint=tracked.name, error=str(_leaf(group)))
-            await asyncio.sleep(COMMIT_POLL_S)
-
-    async def _take_to_store(self, tracked: Tracked, checkpoint: Finished, pause: asyncio.Event) -> None:
-        there = await self._committer.standing(checkpoint.name)
-        if checkpoint.restored_from is not None:
-            self._recognise(tracked, checkpoint.restored_from, there)
-            return
-        if there is not None and await self._belongs_to_later_attempt(tracked, checkpoint, there):
-            return
-        journal = self._journal(checkpoint)
-        sender = Sender(
-            store=self._store,
-            capabilities=self._can,
-            transfers=self._transfers,
-            pin=await asyncio.to_thread(self._volume.pin, checkpoint),
-            journal=journal,
-            part_bytes=self._part_bytes,
-            pause=pause,
-            on_progress=lambda sent_bytes: self._progressed(tracked, sent_bytes),
-        )
-        before = await self._committer.own_manifest(checkpoint)
-        if before is not None:
-            mended = self._mended.pop(checkpoint.version, frozenset())
-            await sender.adopt({entry.path: entry for entry in before.files if entry.path not in mended})
-        if there is not None:
-            if before is not None and sender.entries() == list(before.files) and there.names(before):
-                self._durable(tracked, checkpoint, at=_committed_at(there), began_s=None)
-                return
-            # Its content changes: first it becomes invisible to resume (I4).
-            await self._committer.take_back_commit(checkpoint.name)
-        await self._send(tracked, checkpoint, sender)
-
-    async def _send(self, tracked: Tracked, checkpoint: Finished, sender: Sender) -> None:
-        began_s = time.monotonic()
-        self._catalog.move(tracked, State.UPLOADING, size_bytes=checkpoint.size_bytes, already_sent_bytes=sender.sent_bytes())
-        entries = await sender.send(self._moved.get(checkpoint.version, {}))
-        await self._committer.publish_manifest(manifest_of(checkpoint, entries))
-        self._catalog.move(tracked, State.UPLOADED, upload_s=round(time.monotonic() - began_s, 3))
-        await self._try_commit(tracked, checkpoint, began_s=began_s)
 
     async def _try_commit(self, tracked: Tracked, checkpoint: Finished, *, began_s: float | None = None) -> None:
         decision = await self._committer.try_commit(checkpoint)
@@ -184,7 +359,7 @@ class Uploader:
             case Wait(reason):
                 self._catalog.move(tracked, State.UPLOADED, reason=reason)
             case Mend(files, reason):
-                journal = self._journal(checkpoint)
+                journal = Journal(self._journal_path(checkpoint))
                 for path in files:
                     journal.dropped(path)
                 moved = {path: key for path, key in files.items() if key != keys.shared_file(checkpoint.name, path)}
@@ -194,14 +369,15 @@ class Uploader:
 
     def _durable(self, tracked: Tracked, checkpoint: Finished, *, at: float, began_s: float | None) -> None:
         took = {} if began_s is None else {"upload_s": round(time.monotonic() - began_s, 3)}
-        age_s = round(max(0.0, at - checkpoint.created_at_s), 3)
+        journal = Journal(self._journal_path(checkpoint))
+        self._unchanged.committed(journal.entries.values(), journal.first_crcs)
         self._catalog.durable(
             tracked,
             at_s=at,
             attempt=checkpoint.attempt,
             files=len(checkpoint.files),
             size_bytes=checkpoint.size_bytes,
-            saved_to_durable_s=age_s,
+            saved_to_durable_s=round(max(0.0, at - checkpoint.created_at_s), 3),
             retries=self._transfers.retries,
             **took,
         )
@@ -214,28 +390,30 @@ class Uploader:
             reason = "it was downloaded, and its commit is no longer in the store"
             self._catalog.move(tracked, State.SUPERSEDED, reason=reason)
 
-    async def _belongs_to_later_attempt(self, tracked: Tracked, checkpoint: Finished, there: Standing) -> bool:
-        if _is_of(there, checkpoint):
-            return False
-        theirs = there.commit
-        if theirs is not None and is_stale(
-            ours=checkpoint.attempt,
-            our_created_at=rfc3339(checkpoint.created_at_s),
-            theirs=theirs.attempt,
-            their_created_at=theirs.created_at,
-        ):
-            self._catalog.move(tracked, State.SUPERSEDED, reason=f"attempt {theirs.attempt} wrote this step later")
-            self._let_go(tracked)
-            return True
-        await self._committer.make_way(checkpoint.name)
-        return False
+    def _restart(self, tracked: Tracked, reason: str) -> None:
+        if self._is_current(tracked):
+            self._catalog.move(tracked, State.FINISHED, reason=reason)
 
     def _start_over(self, tracked: Tracked, reason: str) -> None:
-        assert tracked.checkpoint is not None
-        self._catalog.move(tracked, State.FINISHED, reason=reason)
+        if self._is_current(tracked):
+            self._catalog.move(tracked, State.FINISHED, reason=reason)
+            self._let_go(tracked)
+            self._catalog.forget(tracked.name)
+            self._examine_again(tracked.name)
+
+    def _say_uploading(self, tracked: Tracked, sending: Sending) -> None:
+        size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
+        self._catalog.move(tracked, State.UPLOADING, size_bytes=size_bytes, already_sent_bytes=sending.sent_bytes())
+
+    async def _discard(self, tracked: Tracked) -> None:
+        """Let go of a checkpoint that will not be sent, and of its unfinished uploads."""
+        if tracked.checkpoint is not None:
+            for progress in Journal(self._journal_path(tracked.checkpoint)).uploads.values():
+                try:
+                    await self._transfers.once(self._store.abort_upload, progress.key, progress.upload_id)
+                except StoreError as error:  # a later start, or the bucket's lifecycle rule, removes it
+                    log.warning("unfinished_upload_not_aborted", key=progress.key, error=str(error))
         self._let_go(tracked)
-        self._catalog.forget(tracked.name)
-        self._examine_again(tracked.name)
 
     def _let_go(self, tracked: Tracked) -> None:
         if tracked.checkpoint is not None:
@@ -244,18 +422,43 @@ class Uploader:
             self._moved.pop(tracked.checkpoint.version, None)
             self._mended.pop(tracked.checkpoint.version, None)
 
-    def _journal(self, checkpoint: Finished) -> Journal:
-        return Journal(self._journal_path(checkpoint))
+    # Their parts.
+
+    def _bodies(self, name: str, source: Source) -> Bodies:
+        return Bodies(name=name, source=source, store=self._store, capabilities=self._can, gate=self._transfers.gate)
+
+    def _sending(self, name: str, source: Source, journal: Journal, *, fence: Fence, tracked: Tracked | None = None) -> Sending:
+        def progressed(sent_bytes: int) -> None:
+            if tracked is not None:
+                tracked.sent_bytes = sent_bytes
+
+        return Sending(
+            name=name,
+            bodies=self._bodies(name, source),
+            store=self._store,
+            capabilities=self._can,
+            transfers=self._transfers,
+            journal=journal,
+            part_bytes=self._part_bytes,
+            unchanged=self._unchanged,
+            fence=fence.pass_through,
+            on_progress=progressed,
+            on_change=self._news.set,
+        )
+
+    def _early_sending(self, name: str, source: Unfinished, journal: Journal) -> Sending:
+        return self._sending(name, source, journal, fence=Fence(self._committer, name, ""))
+
+    async def _journal(self, checkpoint: Finished) -> Journal:
+        journal = Journal(self._journal_path(checkpoint))
+        early = await self._early.hand_over(checkpoint.name)
+        for stale in journal.take_over(early, checkpoint.files):
+            await self._transfers.persistently(self._store.abort_upload, stale.key, stale.upload_id)
+        early.delete()
+        return journal
 
     def _journal_path(self, checkpoint: Finished) -> Path:
         return self._volume.journal / f"{checkpoint.name}@{version_id(checkpoint.version)}.jsonl"
-
-    def _progressed(self, tracked: Tracked, sent_bytes: int) -> None:
-        tracked.sent_bytes = sent_bytes
-
-
-def _is_of(there: Standing, checkpoint: Finished) -> bool:
-    return there.commit is not None and there.commit.attempt == checkpoint.attempt
 
 
 def _committed_at(there: Standing) -> float:
@@ -264,9 +467,3 @@ def _committed_at(there: Standing) -> float:
         return epoch_seconds(stamp) if stamp else time.time()
     except ContractError:
         return time.time()
-
-
-def _leaf(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from watchdog.events import (
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-from trainer_hook.contract import MARKER, TERMINATING
+from trainer_hook.contract import MARKER, SYSTEM_DIR, TERMINATING
 
 log = structlog.get_logger()
 
@@ -29,15 +31,18 @@ _CHANGES = frozenset({EVENT_TYPE_CREATED, EVENT_TYPE_MOVED, EVENT_TYPE_CLOSED, E
 
 
 class _Wake(FileSystemEventHandler):
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], closed: Callable[[str], None]) -> None:
         self._wake = wake
+        self._closed = closed
 
     def on_any_event(self, event: FileSystemEvent) -> None:
         if event.event_type not in _CHANGES:
             return
-        paths = (os.fsdecode(event.src_path), os.fsdecode(event.dest_path))
-        if any(Path(path).name in _INTERESTING for path in paths if path):
+        paths = [path for path in (os.fsdecode(event.src_path), os.fsdecode(event.dest_path)) if path]
+        if any(os.path.basename(path) in _INTERESTING for path in paths):  # noqa: PTH119 - thousands of files
             self._wake()
+        elif event.event_type in (EVENT_TYPE_CLOSED, EVENT_TYPE_MOVED) and not event.is_directory:
+            self._closed(paths[-1])
 
 
 class Hints:
@@ -47,12 +52,31 @@ class Hints:
         self._root = root
         self._woken = asyncio.Event()
         self._observer: BaseObserver | None = None
+        self._own = str(root / SYSTEM_DIR) + os.sep
+        self._closing = threading.Lock()
+        self._closed: dict[str, float] = {}
+
+    def closed(self) -> dict[str, float]:
+        """Return the files that were closed after writing, and when (epoch seconds), by absolute path."""
+        with self._closing:
+            return dict(self._closed)
+
+    def forget(self, folder: Path) -> None:
+        """Forget which files of a directory were closed."""
+        inside = str(folder) + os.sep
+        with self._closing:
+            self._closed = {path: at_s for path, at_s in self._closed.items() if not path.startswith(inside)}
+
+    def _note_closed(self, path: str) -> None:
+        if not path.startswith(self._own):
+            with self._closing:
+                self._closed[path] = time.time()
 
     def start(self) -> None:
         """Begin. Where inotify's limits are reached (they are per user across the whole node), polling alone remains."""
         loop = asyncio.get_running_loop()
         observer = Observer()
-        observer.schedule(_Wake(self._from_thread(loop)), str(self._root), recursive=True)
+        observer.schedule(_Wake(self._from_thread(loop), self._note_closed), str(self._root), recursive=True)
         try:
             observer.start()
         except OSError as error:

@@ -10,7 +10,7 @@ from awscrt.checksums import combine_crc64nvme, crc64nvme
 _TEXT = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
-def checksum(content: bytes, previous: int = 0) -> int:
+def checksum(content: bytes | memoryview, previous: int = 0) -> int:
     """Return the CRC64NVME of ``content``, continued from ``previous``."""
     crc: int = crc64nvme(content, previous)
     return crc

@@ -29,6 +29,11 @@ class FoundFile:
     mtime_ns: int
     inode: int
 
+    @property
+    def stamp(self) -> str:
+        """What changes when the file is written or replaced, as far as the file system tells."""
+        return f"{self.inode:x}-{self.mtime_ns:x}-{self.size_bytes:x}"
+
 
 @dataclass(frozen=True, slots=True)
 class FoundMarker:

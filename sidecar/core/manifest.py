@@ -56,6 +56,15 @@ class FileEntry(_Document):
     part_bytes: Size = 0
     """Size of the parts it was sent in; 0 for a single request."""
 
+    @property
+    def crc(self) -> int:
+        """The checksum as a number."""
+        return checksum.from_text(self.crc64nvme)
+
+    def with_checksum(self, crc: int) -> FileEntry:
+        """Return the same entry for other content."""
+        return self.model_copy(update={"crc64nvme": checksum.to_text(crc)})
+
 
 class NodeOf(_Document):
     """``Node`` as a document."""

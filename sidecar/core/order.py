@@ -15,10 +15,16 @@ class Waiting:
     urgent: bool
     overtook: bool = False
     """Its upload began by pausing another one."""
+    written: bool = True
+    """False: the trainer still writes it, and only the files that it has closed can be sent."""
+    refused: bool = False
+    """The store refuses what was sent of it last: something else may have more luck."""
 
 
-def _rank(checkpoint: Waiting) -> tuple[bool, bool, int]:
-    return checkpoint.urgent, checkpoint.step is None, checkpoint.step or 0
+def _rank(checkpoint: Waiting) -> tuple[bool, bool, bool, bool, int]:
+    # What is finished is closer to being durable than what may never be finished.
+    step = checkpoint.step
+    return not checkpoint.refused, checkpoint.urgent, checkpoint.written, step is None, step or 0
 
 
 def upload_order(waiting: Iterable[Waiting]) -> list[Waiting]:
@@ -31,11 +37,22 @@ def overtakes(newer: Waiting, running: Waiting) -> bool:
 
     A newer step does, but an upload that itself overtook another is let through: under a save interval shorter than the
     upload time commits keep coming, and the newest committed step is at most two uploads old. ``jit`` and ``final``
-    overtake every periodic one.
+    overtake every periodic one, and everything overtakes what the store refuses.
     """
+    if newer.refused != running.refused:
+        return running.refused
     if newer.urgent != running.urgent:
         return newer.urgent
-    return _rank(newer) > _rank(running) and not running.overtook
+    return newer.written and _rank(newer) > _rank(running) and not running.overtook
+
+
+def send_order(waiting: Iterable[Waiting], *, running: str | None) -> list[Waiting]:
+    """Return the upload order, in which ``running``, by name, stays first unless something may overtake it."""
+    order = upload_order(waiting)
+    now = next((c for c in order if c.name == running), None)
+    if now is None or overtakes(order[0], now):
+        return order
+    return [now, *(c for c in order if c is not now)]
 
 
 def superseded(waiting: Iterable[Waiting], *, newest_committed_step: int | None) -> list[Waiting]:

@@ -14,7 +14,7 @@ import botocore.exceptions as boto
 import urllib3.exceptions
 from botocore.parsers import ResponseParserError
 
-from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, StoreError, StoreUnavailable
+from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, StoreBusy, StoreError, StoreUnavailable
 
 _REFUSALS = {
     "NoSuchBucket": "the bucket does not exist: create it, or correct CKPT_STORE or AWS_S3_ENDPOINT",
@@ -57,9 +57,10 @@ _CORRUPT = frozenset(
 _NOT_FOUND = frozenset({"NoSuchKey", "NoSuchUpload", "404", "NotFound", "NoSuchVersion", "InvalidPart"})
 _TOO_SHORT = frozenset({"InvalidRange", "416"})
 _EXISTS = frozenset({"PreconditionFailed", "412"})
-_BUSY = frozenset(
-    {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
-    | {"Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "XMinioServerNotInitialized"}
+_BUSY = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"})
+_TRANSIENT = frozenset(
+    {"InternalError", "ServiceUnavailable", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
+    | {"XMinioServerNotInitialized"}
 )
 
 
@@ -87,7 +88,9 @@ def from_response(name: str, error: boto.ClientError) -> StoreError:
         return CorruptObject(name, want="the checksum that was sent", got=f"the store answered {code}")
     if code in _TOO_SHORT:
         return CorruptObject(name, want="the range that was asked for", got="the object is shorter")
-    if code in _BUSY or status in (429, 500, 502, 503, 504):
+    if code in _BUSY or status == 429:
+        return StoreBusy(f"{name}: the store answered {code or status}; it is tried again, with fewer requests at once")
+    if code in _TRANSIENT or status in (500, 502, 503, 504):
         return StoreUnavailable(f"{name}: the store answered {code or status}; it is tried again")
     return AccessRefused(
         f"{name}: {_refusal(error.operation_name, code, answer) or f'{code or status}: see the log of the store'}"

@@ -1,0 +1,87 @@
+"""What runs in a thread: a file, or a part of one, on its way to the store or read to be compared."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from sidecar.core import checksum
+from sidecar.errors import CheckpointChanged, StoreUnavailable
+from sidecar.journal import FileProgress
+from sidecar.store.protocol import Capabilities, Part, Store, Stored, Verification
+from sidecar.store.slice import BLOCK_BYTES, FileSlice, Gate
+
+Range = tuple[int, int]
+"""Offset and length in bytes."""
+
+
+class Source(Protocol):
+    """Files that can be opened as those that were seen."""
+
+    def open(self, path: str) -> AbstractContextManager[int]:
+        """Open a file for reading and yield its descriptor.
+
+        Raises:
+            CheckpointChanged: It is another one, also found out when the context ends.
+            CheckpointRejected: It cannot be read.
+        """
+        ...
+
+
+class Bodies:
+    """Blocking calls. Each opens the file itself, so that nothing else can be closed under a thread that is late."""
+
+    def __init__(self, *, name: str, source: Source, store: Store, capabilities: Capabilities, gate: Gate) -> None:
+        self._name = name
+        self._source = source
+        self._store = store
+        self._with_md5 = capabilities.verification is Verification.MD5
+        self._gate = gate
+
+    def put_file(self, path: str, key: str, size_bytes: int) -> tuple[Stored, int]:
+        """Send a file in one request; return the object and its CRC64NVME."""
+        with self._source.open(path) as fd:
+            body = self._slice(fd, path, (0, size_bytes))
+            stored = self._store.put_file(key, body)
+        return stored, body.crc64nvme
+
+    def put_part(self, path: str, progress: FileProgress, number: int, place: Range) -> tuple[Part, int]:
+        """Send a part; return it and its CRC64NVME."""
+        with self._source.open(path) as fd:
+            body = self._slice(fd, path, place)
+            try:
+                part = self._store.upload_part(progress.key, progress.upload_id, number, body)
+            except StoreUnavailable:
+                # Some servers answer 500 for ever to a part of an upload that they no longer know.
+                next(iter(self._store.list_parts(progress.key, progress.upload_id)), None)
+                raise
+        return part, body.crc64nvme
+
+    def checksums(self, path: str, places: list[Range], wanted: list[int] | None = None) -> list[int]:
+        """Return the CRC64NVME of ranges of a file, up to the first that is not the wanted one."""
+        found: list[int] = []
+        with self._source.open(path) as fd:
+            for number, place in enumerate(places):
+                found.append(self._slice(fd, path, place).crc64nvme_ahead())
+                if wanted is not None and found[-1] != wanted[number]:
+                    break
+        return found
+
+    def is_still(self, path: str, places: list[Range], wanted: list[int]) -> bool:
+        """Whether ranges of a file have these checksums."""
+        try:
+            return self.checksums(path, places, wanted) == wanted
+        except CheckpointChanged:
+            return False
+
+    def read_back(self, key: str, etag: str) -> int:
+        """Return the CRC64NVME of an object."""
+        crc, buffer = 0, memoryview(bytearray(BLOCK_BYTES))
+        with self._store.read(key, etag=etag) as body:
+            while count := body.readinto(buffer):
+                crc = checksum.checksum(buffer[:count], crc)
+        return crc
+
+    def _slice(self, fd: int, path: str, place: Range) -> FileSlice:
+        name = f"{self._name}/{path}"
+        return FileSlice(fd, *place, gate=self._gate, name=name, with_md5=self._with_md5)

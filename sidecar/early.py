@@ -1,0 +1,205 @@
+"""Sends files of checkpoints that the trainer still writes, so that the marker only has to confirm them.
+
+Nothing of it is believed later without another look: each file is compared, byte for byte by its checksum, once the marker is
+there. Where the step has anything in the store that another attempt may need, nothing is sent early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from sidecar.catalog import Catalog
+from sidecar.committing import Committer
+from sidecar.core.local import FoundFile
+from sidecar.core.order import Waiting
+from sidecar.errors import SidecarError, StoreError
+from sidecar.journal import Journal
+from sidecar.sending import Sending
+from sidecar.unfinished import Unfinished, closed_files
+from sidecar.volume import Volume
+from sidecar.watch import Hints
+from trainer_hook.contract import FINAL, step_of
+
+log = structlog.get_logger()
+
+LOOK_S = 0.5
+"""How often the directories are looked at."""
+LEAST_BYTES = 8 << 20
+"""With less than this closed, the marker is likely to be quicker."""
+REST_S = 5.0
+"""How long a directory is left alone after a file changed under our eyes, or the store failed."""
+
+FRESH_S = 60.0
+"""A directory in which nothing was written this lately is what an earlier life of the trainer left behind."""
+
+
+@dataclass(slots=True)
+class _Early:
+    """One unfinished checkpoint."""
+
+    name: str
+    source: Unfinished
+    journal: Journal
+    sending: Sending | None = None
+    added: dict[str, str] = field(default_factory=dict)
+    """Stamp of each file that was queued, by path."""
+    allowed: bool | None = None
+    """Whether anything may be sent before the marker; ``None`` until the store was asked."""
+    quiet_only: bool = False
+    rest_until_s: float = 0.0
+
+
+class EarlyUploads:
+    """Used from the event loop only."""
+
+    def __init__(
+        self,
+        *,
+        volume: Volume,
+        catalog: Catalog,
+        hints: Hints,
+        committer: Committer,
+        make_sending: Callable[[str, Unfinished, Journal], Sending],
+        attempt: Callable[[], str],
+        going: Callable[[], bool],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._volume = volume
+        self._catalog = catalog
+        self._hints = hints
+        self._committer = committer
+        self._make_sending = make_sending
+        self._attempt = attempt
+        self._going = going
+        self._on_change = on_change
+        self._known: dict[str, _Early] = {}
+
+    def sendings(self) -> list[tuple[Waiting, Sending]]:
+        """Return what could be sent now, and its place in the queue: once the pod is going, before periodic ones."""
+        going = self._going()
+        return [
+            (Waiting(early.name, step_of(early.name), urgent=going, written=False), early.sending)
+            for early in self._known.values()
+            if early.sending is not None
+        ]
+
+    async def run(self) -> None:
+        """Look for closed files until cancelled."""
+        async with asyncio.TaskGroup() as watchers:
+            while True:
+                try:
+                    await self._look(watchers)
+                except OSError as error:
+                    log.warning("unfinished_checkpoints_not_readable", error=str(error))
+                await asyncio.sleep(LOOK_S)
+
+    async def hand_over(self, name: str) -> Journal:
+        """Stop sending early, wait for what is under way, and return what is in the store; its file can be deleted."""
+        early = self._known.pop(name, None)
+        self._hints.forget(self._volume.root / name)
+        if early is None:
+            return Journal(self._journal_path(name))
+        await self._stop(early)
+        return early.journal
+
+    async def _look(self, watchers: asyncio.TaskGroup) -> None:
+        names = await asyncio.to_thread(self._volume.names)
+        unfinished = [name for name in names if self._volume.marker_signature(name) is None]
+        for name in unfinished:
+            if name not in self._known and self._is_new(name):
+                folder = self._volume.root / name
+                self._known[name] = _Early(name, Unfinished(folder), Journal(self._journal_path(name)))
+        for early in list(self._known.values()):
+            if early.name in unfinished and self._is_new(early.name):
+                await self._add_closed(early, watchers)
+            elif early.name not in names or early.name in unfinished:
+                await self._abandon(early)
+
+    def _is_new(self, name: str) -> bool:
+        newest = self._catalog.newest_durable_step
+        step = step_of(name)
+        return name == FINAL or newest is None or (step is not None and step > newest)
+
+    async def _add_closed(self, early: _Early, watchers: asyncio.TaskGroup) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if early.allowed is False or now_s < early.rest_until_s:
+            return
+        folder, closed = self._volume.root / early.name, self._hints.closed()
+        found = await asyncio.to_thread(closed_files, folder, closed, quiet_only=early.quiet_only)
+        fresh = [file for file in found if early.added.get(file.path) != file.stamp]
+        if not early.added and not _is_worth_it(fresh):
+            return
+        if early.allowed is None:
+            early.allowed = await self._may_be_sent(early.name)
+        if not fresh or not early.allowed or self._known.get(early.name) is not early:
+            return
+        if any(file.path in early.added for file in fresh):  # written again: what is under way is of no use
+            await self._stop(early)
+            early.added.clear()
+            return
+        self._send(early, fresh, watchers)
+
+    def _send(self, early: _Early, files: Sequence[FoundFile], watchers: asyncio.TaskGroup) -> None:
+        for file in files:
+            early.source.see(file)
+            early.added[file.path] = file.stamp
+        if early.sending is None:
+            early.sending = self._make_sending(early.name, early.source, early.journal)
+            watchers.create_task(self._watch_over(early, early.sending))
+            log.info("checkpoint_sent_early", checkpoint=early.name, files=len(files))
+        early.sending.add(files)
+        self._on_change()
+
+    async def _watch_over(self, early: _Early, sending: Sending) -> None:
+        try:
+            while early.sending is sending and sending.entries() is None:
+                await sending.finished()
+        except SidecarError as error:
+            log.info("early_upload_rests", checkpoint=early.name, reason=str(error))
+            early.quiet_only = True
+            early.rest_until_s = asyncio.get_running_loop().time() + REST_S
+            early.added.clear()
+        if early.sending is sending:
+            early.sending = None
+
+    async def _may_be_sent(self, name: str) -> bool:
+        try:
+            return await self._committer.is_untouched(name, attempt=self._attempt())
+        except StoreError:
+            return False
+
+    async def _stop(self, early: _Early) -> None:
+        if early.sending is not None:
+            sending, early.sending = early.sending, None
+            sending.close()
+            self._on_change()
+            try:
+                await sending.finished()
+            except SidecarError:
+                return
+
+    async def _abandon(self, early: _Early) -> None:
+        """The directory is gone, or older than what is durable: remove what was sent of it."""
+        del self._known[early.name]
+        await self._stop(early)
+        self._hints.forget(self._volume.root / early.name)
+        try:
+            if early.allowed and await self._committer.is_untouched(early.name, attempt=self._attempt()):
+                await self._committer.discard(early.journal)
+        except StoreError as error:
+            log.warning("early_upload_not_removed", checkpoint=early.name, error=str(error))
+        early.journal.delete()
+
+    def _journal_path(self, name: str) -> Path:
+        return self._volume.journal / f"{name}@early.jsonl"
+
+
+def _is_worth_it(closed: Sequence[FoundFile]) -> bool:
+    newest_s = max((file.mtime_ns for file in closed), default=0) / 1e9
+    return sum(file.size_bytes for file in closed) >= LEAST_BYTES and time.time() - newest_s < FRESH_S

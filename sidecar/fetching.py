@@ -1,0 +1,265 @@
+"""Fetches files in ranges, several at once, and continues after a crash with the ranges that are there."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from sidecar.core import checksum
+from sidecar.core.manifest import FileEntry
+from sidecar.core.parts import DEFAULT_PART_BYTES, part_ranges
+from sidecar.errors import CorruptObject, Stopped
+from sidecar.store.protocol import Store
+from sidecar.store.slice import BLOCK_BYTES
+from sidecar.transfer import CORRUPT_TRIES, Transfers
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+LARGE_BYTES = 1 << 20
+LARGE_AT_ONCE = 4
+PATIENCE_S = 2.0
+"""How long threads are waited for that should end."""
+
+
+class Fetching:
+    """One download. ``folder`` holds what is not whole yet, under names made of what the content must be."""
+
+    def __init__(self, store: Store, transfers: Transfers, folder: Path, on_progress: Callable[[int], None]) -> None:
+        self._store = store
+        self._transfers = transfers
+        self._folder = folder
+        self._on_progress = on_progress
+        self._threads = _Threads()
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+
+    async def fetch(self, entry: FileEntry, target: Path) -> None:
+        """Fetch a file, compare it with its checksum and move it to ``target``.
+
+        Raises:
+            CorruptObject: It is something else, also when fetched again.
+            NotFound: It disappeared.
+            OSError: The volume is full or not writable.
+        """
+        for _ in range(CORRUPT_TRIES):
+            partial = await self._transfers.once(self._threads.counted(Partial.prepare), self._folder, entry)
+            self._on_progress(partial.done_bytes)
+            await self._fetch_missing(partial)
+            crc = partial.crc()
+            if checksum.to_text(crc) == entry.crc64nvme:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                partial.move(target)
+                return
+            partial.discard()
+            self._on_progress(-entry.size_bytes)
+        want, got = f"crc64nvme {entry.crc64nvme}", f"crc64nvme {checksum.to_text(crc)}"
+        raise CorruptObject(entry.key, want=want, got=got)
+
+    async def end(self) -> None:
+        """Tell threads to end and wait for them; what a late one still writes to is put out of reach."""
+        if not await self._threads.ended(patience_s=PATIENCE_S) and self._folder.exists():
+            log.warning("download_threads_are_late", hint="the store stalls; what they were fetching is fetched again")
+            self._folder.rename(self._folder.with_name(f"abandoned-{uuid.uuid4().hex[:8]}"))
+
+    async def _fetch_missing(self, partial: Partial) -> None:
+        async with asyncio.TaskGroup() as ranges:
+            for offset, length in partial.missing():
+                if length > LARGE_BYTES:
+                    await self._large.acquire()
+                    ranges.create_task(self._fetch_large(partial, offset, length))
+                else:
+                    await self._fetch_range(partial, offset, length)
+
+    async def _fetch_large(self, partial: Partial, offset: int, length: int) -> None:
+        try:
+            await self._fetch_range(partial, offset, length)
+        finally:
+            self._large.release()
+
+    async def _fetch_range(self, partial: Partial, offset: int, length: int) -> None:
+        crc = await self._transfers.persistently(self._threads.counted(self._read), partial, offset, length)
+        partial.arrived(offset, length, crc)
+        self._on_progress(length)
+
+    def _read(self, partial: Partial, offset: int, length: int) -> int:
+        """Write a range to the file and return the CRC64NVME of what came."""
+        crc, done, entry = 0, 0, partial.entry
+        buffer = memoryview(bytearray(min(BLOCK_BYTES, max(1, length))))
+        # The thread has a descriptor of its own: it may outlive whoever asked.
+        with partial.opened() as fd, self._store.read(entry.key, offset=offset, length=length) as body:
+            while done < length:
+                self._threads.check()
+                self._transfers.gate.check()
+                count = body.readinto(buffer[: min(len(buffer), length - done)])
+                if count == 0:
+                    raise CorruptObject(entry.key, want=f"{length} bytes from {offset} on", got=f"ended after {done}")
+                crc = checksum.checksum(buffer[:count], crc)
+                _write_at(fd, buffer[:count], offset + done)
+                done += count
+        return crc
+
+
+@dataclass(slots=True)
+class Partial:
+    """A file on its way, and which of its ranges are there."""
+
+    entry: FileEntry
+    path: Path
+    there: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Length and CRC64NVME by offset."""
+
+    @staticmethod
+    def prepare(folder: Path, entry: FileEntry) -> Partial:
+        """Make room for a file, or find again what an earlier life has fetched of it.
+
+        Raises:
+            OSError: The volume is full: known before anything is fetched.
+        """
+        name = hashlib.blake2b(f"{entry.key}\0{entry.crc64nvme}\0{entry.size_bytes}".encode(), digest_size=12).hexdigest()
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = Partial(entry, folder / name)
+        known = partial._recorded() if partial.path.exists() else {}
+        if not known:
+            partial._create()
+        with partial.opened() as fd:
+            # The record is believed only where the bytes say the same.
+            partial.there = {offset: (n, crc) for offset, (n, crc) in known.items() if _crc_of(fd, offset, n) == crc}
+        return partial
+
+    @property
+    def done_bytes(self) -> int:
+        """How much is there."""
+        return sum(length for length, _ in self.there.values())
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Return the ranges that are not there."""
+        ranges = part_ranges(self.entry.size_bytes, part_bytes=DEFAULT_PART_BYTES) if self.entry.size_bytes else []
+        return [(offset, length) for offset, length in ranges if self.there.get(offset, (0, 0))[0] != length]
+
+    def arrived(self, offset: int, length: int, crc: int) -> None:
+        """A range is there."""
+        self.there[offset] = length, crc
+        if self.entry.size_bytes > DEFAULT_PART_BYTES:
+            with suppress(OSError), self._record.open("ab") as record:  # a cache
+                record.write(json.dumps([offset, length, crc]).encode() + b"\n")
+
+    def crc(self) -> int:
+        """Return the checksum of the whole."""
+        return checksum.combined((self.there[offset][1], self.there[offset][0]) for offset in sorted(self.there))
+
+    def move(self, target: Path) -> None:
+        """Put the whole file where it belongs."""
+        self.path.replace(target)
+        self._record.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Forget everything."""
+        self._record.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """Open the file for reading and writing."""
+        fd = os.open(self.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    @property
+    def _record(self) -> Path:
+        return self.path.with_suffix(".ranges")
+
+    def _recorded(self) -> dict[int, tuple[int, int]]:
+        found: dict[int, tuple[int, int]] = {}
+        try:
+            lines = self._record.read_bytes().splitlines()
+        except OSError:
+            return found
+        for line in lines:
+            try:
+                offset, length, crc = json.loads(line)
+                found[int(offset)] = int(length), int(crc)
+            except (ValueError, TypeError):  # cut off by a crash
+                continue
+        return found
+
+    def _create(self) -> None:
+        self.discard()
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o664)
+        try:
+            if self.entry.size_bytes:
+                os.posix_fallocate(fd, 0, self.entry.size_bytes)
+        except OSError:
+            self.path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+
+
+class _Threads:
+    """Counts the threads of one download, and tells them to end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._stopped = False
+
+    def counted(self, call: Callable[..., T]) -> Callable[..., T]:
+        """Return the call as one that is counted while it runs."""
+
+        def run(*args: object) -> T:
+            with self._lock:
+                if self._stopped:
+                    raise Stopped("the download was stopped")
+                self._running += 1
+            try:
+                return call(*args)
+            finally:
+                with self._lock:
+                    self._running -= 1
+
+        return run
+
+    def check(self) -> None:
+        """Raise ``Stopped`` once the download ends."""
+        if self._stopped:
+            raise Stopped("the download was stopped")
+
+    async def ended(self, *, patience_s: float) -> bool:
+        """Tell all to end, and return whether they have."""
+        with self._lock:
+            self._stopped = True
+        for _ in range(int(patience_s / 0.02)):
+            if not self._running:
+                return True
+            await asyncio.sleep(0.02)
+        return not self._running
+
+
+def _write_at(fd: int, block: memoryview, offset: int) -> None:
+    while block:
+        count = os.pwrite(fd, block, offset)
+        block, offset = block[count:], offset + count
+
+
+def _crc_of(fd: int, offset: int, length: int) -> int | None:
+    crc, done, buffer = 0, 0, memoryview(bytearray(BLOCK_BYTES))
+    while done < length:
+        count = os.preadv(fd, [buffer[: min(BLOCK_BYTES, length - done)]], offset + done)
+        if not count:
+            return None
+        crc = checksum.checksum(buffer[:count], crc)
+        done += count
+    return crc

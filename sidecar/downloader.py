@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sidecar.core import checksum, keys
-from sidecar.core.manifest import Commit, FileEntry, Manifest, decode_commit, decode_manifest
+from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
 from sidecar.core.resume import check_listing, check_manifest, check_node_set, files_for
 from sidecar.errors import CorruptObject, NotFound, Stopped
 from sidecar.fetching import Fetching
 from sidecar.store.protocol import Store
 from sidecar.store.slice import BLOCK_BYTES
-from sidecar.transfer import Transfers
+from sidecar.transfer import CORRUPT_TRIES, Transfers
 from sidecar.volume import Volume, publish
 from trainer_hook.contract import (
     MARKER,
@@ -71,7 +71,7 @@ class Downloader:
         """
         key = keys.commit(name)
         try:
-            raw = await self._transfers.persistently(self._store.get, key)
+            raw = await self._twice_the_same(key)
         except NotFound:
             return None
         return decode_commit(raw, key=key), checksum.to_text(checksum.checksum(raw))
@@ -84,11 +84,7 @@ class Downloader:
         """
         manifests = []
         for entry in commit.manifests:
-            try:
-                raw = await self._transfers.persistently(self._store.get, entry.key)
-            except NotFound:
-                raise ContractError(f"{entry.key}: missing in the store") from None
-            check_manifest(entry, raw)
+            raw = await self._manifest(entry)
             manifests.append(decode_manifest(raw, key=entry.key))
         check_node_set(commit, manifests)
         sizes = await self._transfers.persistently(
@@ -96,6 +92,29 @@ class Downloader:
         )
         check_listing(manifests, sizes)
         return Offer(commit, commit_crc, tuple(manifests))
+
+    async def _twice_the_same(self, key: str) -> bytes:
+        """Return a document that nothing else names, read until two answers in a row agree: the wire may have damaged one."""
+        before = await self._transfers.persistently(self._store.get, key)
+        for _ in range(CORRUPT_TRIES):
+            raw = await self._transfers.persistently(self._store.get, key)
+            if raw == before:
+                break
+            before = raw
+        return raw
+
+    async def _manifest(self, entry: ManifestEntry) -> bytes:
+        for tries_left in reversed(range(CORRUPT_TRIES)):
+            try:
+                raw = await self._transfers.persistently(self._store.get, entry.key)
+                check_manifest(entry, raw)
+                break
+            except NotFound:
+                raise ContractError(f"{entry.key}: missing in the store") from None
+            except ContractError:
+                if not tries_left:
+                    raise
+        return raw
 
     async def is_local(self, offer: Offer, node: Node) -> bool:
         """Whether the volume already holds all files of an offer with the recorded checksums."""
@@ -133,7 +152,7 @@ class Downloader:
         left = iter(entries)
         try:
             async with asyncio.TaskGroup() as workers:
-                for _ in range(FILES_AT_ONCE):
+                for _ in range(min(FILES_AT_ONCE, self._transfers.most)):
                     workers.create_task(self._fetch_each(left, incoming, fetching, progress))
         except* (CorruptObject, NotFound, OSError, Stopped) as group:
             raise _first(group) from None

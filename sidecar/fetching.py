@@ -42,7 +42,7 @@ class Fetching:
         self._folder = folder
         self._on_progress = on_progress
         self._threads = _Threads()
-        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+        self._large = asyncio.Semaphore(min(LARGE_AT_ONCE, transfers.most))
 
     async def fetch(self, entry: FileEntry, target: Path) -> None:
         """Fetch a file, compare it with its checksum and move it to ``target``.

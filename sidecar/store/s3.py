@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
+from sidecar.core import checksum
 from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, StoreUnavailable
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.store.s3_bodies import Bodies, Incoming
@@ -45,6 +46,7 @@ class S3Store:
         self._clients = Clients(options)
         self._bodies = Bodies(self._clients.current)
         self.verification = Verification.READ_BACK
+        self._takes_conditions = True
         self.crc_with_parts = False
         """Whether this store wants the checksum of each part, not only that of the whole; found out by the probe."""
 
@@ -54,8 +56,9 @@ class S3Store:
         return self._clients.current().client
 
     def probe(self) -> Capabilities:  # noqa: D102
+        self._takes_conditions = True
         capabilities = probe(self, self._options.verify)
-        self.verification = capabilities.verification
+        self.verification, self._takes_conditions = capabilities.verification, capabilities.conditional_put
         return capabilities
 
     def get(self, key: str) -> bytes:  # noqa: D102
@@ -63,7 +66,9 @@ class S3Store:
             return self.client.get_object(Bucket=self._options.bucket, Key=self._root + key)["Body"].read()
 
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:  # noqa: D102
-        condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_if_absent else {}
+        condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_if_absent and self._takes_conditions else {}
+        if only_if_absent and not condition and self._exists(key):
+            raise AlreadyExists(key)
         with self._translated(key):
             try:
                 answer = self.client.put_object(
@@ -72,13 +77,34 @@ class S3Store:
                     Body=content,
                     **condition,
                     **self._encryption(),
-                    **_md5(content),
+                    **self._checksum_of(content),
                 )
             except ClientError as error:
                 if _may_be_our_own_write(error) and self.get(key) == content:
                     return self.stat(key)
                 raise
-        return Stored(key, len(content), _etag(answer["ETag"]))
+        stored = Stored(key, len(content), _etag(answer["ETag"]))
+        if not self._is_what_was_sent(stored, content):
+            self.delete([key])
+            raise CorruptObject(key, want="what was sent", got="the store received something else")
+        return stored
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self.stat(key)
+        except NotFound:
+            return False
+        return True
+
+    def _checksum_of(self, content: bytes) -> dict[str, Any]:
+        """Return what a store compares a small object with: its MD5, which all take, and the CRC where it was seen to look."""
+        crc = {"ChecksumCRC64NVME": _base64_crc(checksum.checksum(content))}
+        return _md5(content) | (crc if self.verification is Verification.STORE_CRC else {})
+
+    def _is_what_was_sent(self, stored: Stored, content: bytes) -> bool:
+        if self.verification is Verification.MD5:
+            return stored.etag == hashlib.md5(content, usedforsecurity=False).hexdigest()
+        return self.verification is not Verification.READ_BACK or self.get(stored.key) == content
 
     def put_with_crc(self, key: str, content: bytes, *, crc64nvme: int) -> None:
         """Write a small object with a checksum, right or wrong: for the probe."""

@@ -179,7 +179,8 @@ def _again_in_s(
 
 
 def _add_md5(params: dict[str, Any], **_: object) -> None:
-    # botocore sends a CRC32 only, and stores that are older than that insist on this header.
+    # botocore would send a CRC32 in a header that some stores refuse; each takes the older one, and some insist on it.
+    params["context"].get("checksum", {}).pop("request_algorithm", None)
     digest = hashlib.md5(params["body"], usedforsecurity=False).digest()
     params["headers"]["Content-MD5"] = base64.b64encode(digest).decode()
 

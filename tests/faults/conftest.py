@@ -1,0 +1,44 @@
+"""The S3 servers that faults are injected before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.bucket import Bucket, checkpoint_files
+from tests.process.sidecar_process import sidecar, write_checkpoint
+
+
+@pytest.fixture(params=["moto", "checking", pytest.param("rgw", marks=pytest.mark.rgw)])
+def bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    """moto compares nothing, but its etags are MD5s; "checking" compares CRC64NVME as AWS does; RGW compares MD5s."""
+    made = Bucket(request.getfixturevalue(f"{request.param}_endpoint"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.rgw)])
+def plain_bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
+    """Where it does not matter what the server compares."""
+    made = Bucket(request.getfixturevalue(f"{request.param}_endpoint"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def moto_bucket(moto_endpoint: str) -> Iterator[Bucket]:
+    made = Bucket(moto_endpoint)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session", params=["moto", pytest.param("rgw", marks=pytest.mark.rgw)])
+def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
+    """A run with ``checkpoint-1``, that was uploaded without trouble and that nobody changes."""
+    made = Bucket(request.getfixturevalue(f"{request.param}_endpoint"))
+    with sidecar(tmp_path_factory.mktemp("filled") / "volume", made.settings()) as running:
+        write_checkpoint(running.volume, "checkpoint-1", checkpoint_files())
+        running.committed("checkpoint-1", timeout_s=60)
+    yield made
+    made.close()

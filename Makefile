@@ -8,7 +8,7 @@ STORE  ?= s3
 JSON   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint types format bench clean
+.PHONY: help demo test test-slow lint types format bench bench-all bench-peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,11 +34,24 @@ format: $(VENV)/.trainer  ## rewrite the code in the project's style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.trainer  ## what the client costs: CPU seconds per GiB, peak memory, wall; beside its peers
-	$(BIN)/python -m benchmarks.transfer
+bench: $(VENV)/.trainer  ## what transfers cost the client, beside its peers and plain sockets (gcc, libssl-dev; peers: make bench-peers)
+	$(BIN)/python -m benchmarks.transfer --work big,small --mib 512 --rounds 3 $(BENCH_ARGS)
+
+bench-all: $(VENV)/.trainer bench-peers  ## all of it: TLS, Ceph RGW, a shaped link (root), and what it costs the training beside it
+	$(BIN)/python -m benchmarks.transfer --store sink,sink-tls,rgw,link --work big,four,small,hf $(BENCH_ARGS)
+	$(BIN)/python -m benchmarks.neighbour
+
+bench-peers: .venv-peers/.installed  ## the tools to compare with
+
+# torch first and alone, as below.
+.venv-peers/.installed: benchmarks/peers.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt
+	@touch $@
 
 clean:  ## remove the virtual environment and what the demo left
-	rm -rf $(VENV) .demo
+	rm -rf $(VENV) .venv-peers .demo
 
 # torch first and alone: the newest release otherwise brings gigabytes of CUDA to a machine that only tests on its CPU.
 $(VENV)/.trainer: pyproject.toml constraints.txt

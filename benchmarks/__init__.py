@@ -1,0 +1,1 @@
+"""What transfers cost, beside the tools that people use for them; see ``transfer`` and ``neighbour``."""

@@ -1,203 +1,183 @@
-"""What an upload costs the client: CPU seconds per GiB, peak memory and wall time, beside boto3's own way in the same run.
+"""What transfers cost the client: CPU, memory and time of this project's sidecar, of its peers and of plain sockets.
 
-    python -m benchmarks.transfer [--mib 512] [--rounds 3]
+    python -m benchmarks.transfer --store sink,rgw --direction up,down --work big,small --rounds 3
 
-The server is a sink in a process of its own that reads and discards, so that the client is what is measured. Each client is a
-fresh process. Prints a table and, as the last line, one JSON object.
+The sidecar is the real process on a volume: from the marker to the commit, or from the request to the published checkpoint.
+Peers run as programs of their own; the cost of the same program with one file of 1 KiB, its start, is subtracted from CPU and
+wall time, not from the peak of memory. Rounds are interleaved. Downloads are compared with what was uploaded.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import multiprocessing
 import os
-import resource
-import socket
-import statistics
-import subprocess
+import shutil
+import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-MIB = 1 << 20
-PART_BYTES = 16 * MIB
-THREADS = 2
+from benchmarks import cost, ours, stores, work
+from benchmarks.cost import Cost, Failed
+from benchmarks.peers import PEERS
+from benchmarks.report import OURS, Result, table
+from benchmarks.stores import BUCKET, Store
+
+ROOT = Path(__file__).parents[1]
+PEERS_PYTHON = ROOT / ".venv-peers/bin/python"
+DIRECTIONS = ("up", "down")
+START_BYTES = 1 << 10
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of one upload by one client."""
+@dataclass
+class Bench:
+    """One store, one kind of files."""
 
-    cpu_s_per_gib: float
-    peak_rss_mib: float
-    wall_s: float
+    store: Store
+    files: Path
+    start_files: Path
+    scratch: Path
+    peers_python: Path
+    _names: int = field(default=0)
 
+    def measure(self, name: str, direction: str) -> Cost:
+        """Let a client do the transfer once.
 
-def ours(endpoint: str, path: Path) -> None:
-    """Parts of the file through this project's store, CRC64NVME of every byte included."""
-    from concurrent.futures import ThreadPoolExecutor
+        Raises:
+            Failed: It did not, or not all of it arrived.
+        """
+        if name != OURS:
+            return self._peer(name, direction, self.files, "work")
+        if direction == "up":
+            with self._fresh_prefix() as prefix:
+                return ours.upload(self.store, prefix, self.files, self.scratch)
+        return ours.download(self.store, "work", self.scratch, lambda folder: _compare(self.files, folder))
 
-    from sidecar.core import checksum
-    from sidecar.core.parts import part_ranges
-    from sidecar.store.protocol import Part, Verification
-    from sidecar.store.s3 import S3Options, S3Store
-    from sidecar.store.slice import FileSlice, OpenGate
+    def prepare_download(self) -> None:
+        """Put what is downloaded into the store; it is compared afterwards, so verifying it now would be in vain."""
+        for prefix, files in (("work", self.files), ("start", self.start_files)):
+            ours.upload(self.store, prefix, files, self.scratch, CKPT_VERIFY="off")
 
-    store = S3Store(S3Options(bucket="bench", prefix="", endpoint_url=endpoint, region="us-east-1"))
-    store.verification = Verification.OFF
-    upload_id = store.begin_upload("file")
-    fd = os.open(path, os.O_RDONLY)
+    def start(self, name: str, direction: str) -> Cost | None:
+        """Return what the start of a peer costs; nothing where it is not part of what is measured."""
+        if name == OURS or PEERS[name].measures_itself:
+            return None
+        return self._peer(name, direction, self.start_files, "start")
 
-    def send(numbered: tuple[int, tuple[int, int]]) -> tuple[Part, int]:
-        number, (offset, length) = numbered
-        body = FileSlice(fd, offset, length, gate=OpenGate(), name="file")
-        return store.upload_part("file", upload_id, number, body), body.crc64nvme
+    def _peer(self, name: str, direction: str, files: Path, stored: str) -> Cost:
+        if direction == "up":
+            with self._fresh_prefix() as prefix:
+                return self._run_peer(name, direction, prefix, files)
+        folder = self.scratch / "download"
+        folder.mkdir()
+        try:
+            spent = self._run_peer(name, direction, f"{stored}/{ours.CHECKPOINT}", folder)
+            _compare(files, folder)
+        finally:
+            shutil.rmtree(folder)
+        return spent
 
-    ranges = part_ranges(path.stat().st_size, part_bytes=PART_BYTES)
-    with ThreadPoolExecutor(THREADS) as threads:
-        done = list(threads.map(send, enumerate(ranges, 1)))
-    crc = checksum.combined((crc, part.size_bytes) for part, crc in done)
-    store.complete_upload("file", upload_id, [part for part, _ in done], crc64nvme=crc)
+    def _run_peer(self, name: str, direction: str, prefix: str, folder: Path) -> Cost:
+        # The limit needs boto3 and what it builds, not the peers' environment.
+        python = sys.executable if PEERS[name].measures_itself else str(self.peers_python)
+        module = f"benchmarks.peers.{PEERS[name].module}"
+        command = [python, "-m", module, direction, self.store.endpoint, BUCKET, prefix, str(folder)]
+        return cost.of_process(command, self.store.client_environ() | {"PYTHONPATH": str(ROOT)})
 
-
-def boto3_default(endpoint: str, path: Path) -> None:
-    """``upload_file`` as boto3 comes."""
-    import boto3
-
-    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").upload_file(str(path), "bench", "file")
-
-
-def boto3_tuned(endpoint: str, path: Path) -> None:
-    """``upload_file`` without payload hashing and checksums: no integrity, for comparison."""
-    import boto3
-    from boto3.s3.transfer import TransferConfig
-    from botocore.config import Config
-
-    config = Config(request_checksum_calculation="when_required", s3={"payload_signing_enabled": False})
-    client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1", config=config)
-    transfer = TransferConfig(multipart_chunksize=PART_BYTES, max_concurrency=THREADS)
-    client.upload_file(str(path), "bench", "file", Config=transfer)
-
-
-CLIENTS: dict[str, Callable[[str, Path], None]] = {
-    "checkpoint-sidecar": ours,
-    "boto3 upload_file": boto3_default,
-    "boto3 tuned, unverified": boto3_tuned,
-}
-
-
-def sink(listening: socket.socket) -> None:
-    """Answer S3 uploads without looking at them."""
-    import threading
-
-    while True:
-        connection, _ = listening.accept()
-        threading.Thread(target=_discard, args=(connection,), daemon=True).start()
+    @contextlib.contextmanager
+    def _fresh_prefix(self) -> Iterator[str]:
+        self._names += 1
+        prefix = f"up-{self._names}"
+        try:
+            yield prefix
+        finally:
+            self.store.remove(f"{prefix}/")
 
 
-def _discard(connection: socket.socket) -> None:
-    buffer = bytearray(4 * MIB)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with connection:
-        while head := _read_head(connection):
-            request, *lines = head.decode("latin-1").split("\r\n")
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines) if value}
-            if headers.get("expect", "").startswith("100"):
-                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-            left = int(headers.get("content-length", 0))
-            while left:
-                left -= connection.recv_into(buffer, min(left, len(buffer)))
-            body = _body(request)
-            connection.sendall(b'HTTP/1.1 200 OK\r\nETag: "0"\r\nContent-Length: %d\r\n\r\n' % len(body) + body)
+def _compare(want: Path, got: Path) -> None:
+    if difference := work.difference(want, got):
+        raise Failed(f"downloaded: {difference}")
 
 
-def _read_head(connection: socket.socket) -> bytes:
-    head = b""
-    while not head.endswith(b"\r\n\r\n"):
-        byte = connection.recv(1)
-        if not byte:
-            return b""
-        head += byte
-    return head[:-4]
+def rounds(bench: Bench, names: list[str], count: int, result: Result) -> None:
+    """Measure each client once per round, in turns, so that a noisy minute does not hit one of them alone."""
+    for number in range(-1, count):  # the first start of each fills the page cache and does not count
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            if name in result.failed:
+                continue
+            try:
+                start = bench.start(name, result.direction)
+                if number < 0:
+                    continue
+                if start:
+                    result.starts.setdefault(name, []).append(start)
+                result.costs.setdefault(name, []).append(bench.measure(name, result.direction))
+            except Failed as failed:
+                result.failed[name] = str(failed)
 
 
-def _body(request: str) -> bytes:
-    if request.startswith("POST") and "uploads" in request:
-        return b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
-    if request.startswith("POST"):
-        return b'<CompleteMultipartUploadResult><ETag>"0"</ETag></CompleteMultipartUploadResult>'
-    return b""
+def run(kind: str, direction: str, what: str, options: argparse.Namespace) -> Result:
+    """Measure all clients with one store, direction and kind of files."""
+    memory = work.memory_folder(options.mib * work.MIB)
+    with tempfile.TemporaryDirectory(dir=memory, prefix="bench-") as folder:
+        files, start_files, scratch, kept = (Path(folder, name) for name in ("files", "start", "scratch", "kept"))
+        work.prepare(what, files, mib=options.mib)
+        start_files.mkdir()
+        work.write_random(start_files / "start", START_BYTES)
+        scratch.mkdir()
+        kept.mkdir()
+        work.touch_memory(scratch, 3 * work.size_bytes(files))
+        result = Result(kind, direction, what, work.size_bytes(files), options.rounds)
+        with stores.opened(kind, keep_in=kept if direction == "down" else None) as store:
+            bench = Bench(store, files, start_files, scratch, options.peers_python)
+            if direction == "down":
+                bench.prepare_download()
+            rounds(bench, options.only, options.rounds, result)
+    return result
 
 
-def measure(client: str, endpoint: str, path: Path) -> Cost:
-    """Run a client in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.transfer", "--client", client, "--endpoint", endpoint, "--path", str(path)]
-    environ = os.environ | {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    return Cost(**json.loads(done.stdout.splitlines()[-1]))
+def _choices(all_of_them: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in all_of_them]:
+            raise argparse.ArgumentTypeError(f"{','.join(unknown)} is none of {','.join(all_of_them)}")
+        return names
+
+    return parse
 
 
-def be_client(name: str, endpoint: str, path: Path) -> None:
-    """Upload once, and print what it cost beyond starting up."""
-    CLIENTS[name](endpoint, _small(path))  # imports, connections, sessions
-    before, began_s = resource.getrusage(resource.RUSAGE_SELF), time.monotonic()
-    CLIENTS[name](endpoint, path)
-    after, wall_s = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - began_s
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(json.dumps(asdict(Cost(cpu_s * 1024 * MIB / path.stat().st_size, after.ru_maxrss / 1024, wall_s))))
-
-
-def _small(path: Path) -> Path:
-    small = path.with_name("small")
-    small.write_bytes(bytes(20 * MIB))
-    return small
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    clients = (OURS, *PEERS)
+    parser.add_argument("--store", type=_choices(stores.KINDS), default=["sink"], help=",".join(stores.KINDS))
+    parser.add_argument("--direction", type=_choices(DIRECTIONS), default=list(DIRECTIONS), help=",".join(DIRECTIONS))
+    parser.add_argument("--work", type=_choices(work.KINDS), default=["big"], help=",".join(work.KINDS))
+    parser.add_argument("--mib", type=int, default=1024, help="size of the files together; small ones have their own")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", type=_choices(clients), default=list(clients), help=",".join(clients))
+    parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
+    default = PEERS_PYTHON if PEERS_PYTHON.exists() else Path(sys.executable)
+    parser.add_argument("--peers-python", type=Path, default=default, help="interpreter that has the peers (make bench-peers)")
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--client", choices=CLIENTS)
-    parser.add_argument("--endpoint")
-    parser.add_argument("--path", type=Path)
-    options = parser.parse_args()
-    if options.client:
-        be_client(options.client, options.endpoint, options.path)
-        return
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = multiprocessing.get_context("fork").Process(target=sink, args=(listening,), daemon=True)
-    server.start()
-    endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "file")
-        with path.open("wb") as file:
-            for _ in range(options.mib):
-                file.write(os.urandom(MIB))
-        rounds = [{name: measure(name, endpoint, path) for name in CLIENTS} for _ in range(options.rounds)]
-    server.kill()
-    report(rounds, options.mib)
-
-
-def report(rounds: list[dict[str, Cost]], mib: int) -> None:
-    """Print medians and their ratios to ours."""
-    medians = {
-        name: Cost(*(statistics.median(getattr(r[name], field) for r in rounds) for field in Cost.__dataclass_fields__))
-        for name in CLIENTS
-    }
-    mine = medians["checkpoint-sidecar"]
-    print(f"{mib} MiB over HTTP to a sink, {THREADS} threads, medians of {len(rounds)} interleaved rounds\n")
-    print(f"{'client':<26}{'CPU s/GiB':>11}{'ratio':>7}{'RSS MiB':>9}{'ratio':>7}{'wall s':>8}{'ratio':>7}")
-    for name, cost in medians.items():
-        print(
-            f"{name:<26}{cost.cpu_s_per_gib:>11.2f}{cost.cpu_s_per_gib / mine.cpu_s_per_gib:>7.1f}"
-            f"{cost.peak_rss_mib:>9.0f}{cost.peak_rss_mib / mine.peak_rss_mib:>7.1f}"
-            f"{cost.wall_s:>8.2f}{cost.wall_s / mine.wall_s:>7.1f}"
-        )
-    print(json.dumps({name: asdict(cost) for name, cost in medians.items()}))
+    """Measure, print a table per combination, and write the file."""
+    options = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and folders are left tidily
+    os.chdir(ROOT)
+    results = []
+    for kind, what, direction in ((k, w, d) for k in options.store for w in options.work for d in options.direction):
+        result = run(kind, direction, what, options)
+        print(table(result), flush=True)
+        results.append(asdict(result))
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import structlog
 
@@ -46,6 +46,7 @@ class Journal:
         self.path = path
         self._lock = threading.Lock()
         self._writable = True
+        self._file: BinaryIO | None = None
         self.entries: dict[str, FileEntry] = {}
         """Files that are in the store whole, by path."""
         self.uploads: dict[str, FileProgress] = {}
@@ -107,8 +108,9 @@ class Journal:
             if not self._writable:
                 return
             try:
-                with self.path.open("ab") as file:
-                    file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+                if self._file is None:
+                    self._file = self.path.open("ab", buffering=0)
+                self._file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
             except OSError as error:
                 self._writable = False
                 log.warning("journal_not_written", journal=self.path.name, error=os.strerror(error.errno or 0))
@@ -153,8 +155,16 @@ class Journal:
             self._append(*lines)
         return [progress for path, progress in early.uploads.items() if path not in self.uploads]
 
+    def close(self) -> None:
+        """Give the file back; it is opened again when there is more to write."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
     def delete(self) -> None:
         """Forget everything."""
+        self.close()
         self.path.unlink(missing_ok=True)
 
 

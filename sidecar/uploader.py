@@ -255,6 +255,7 @@ class Uploader:
         try:
             entries = await sending.finished()
         finally:
+            journal.close()
             active.sending, active.ending = None, True
             self._news.set()
         await self._those_ahead_are_through(tracked)
@@ -362,6 +363,7 @@ class Uploader:
                 journal = Journal(self._journal_path(checkpoint))
                 for path in files:
                     journal.dropped(path)
+                journal.close()
                 moved = {path: key for path, key in files.items() if key != keys.shared_file(checkpoint.name, path)}
                 self._moved.setdefault(checkpoint.version, {}).update(moved)
                 self._mended[checkpoint.version] = frozenset(files)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import structlog
 from watchdog.events import (
-    EVENT_TYPE_CLOSED,
-    EVENT_TYPE_CREATED,
-    EVENT_TYPE_DELETED,
-    EVENT_TYPE_MOVED,
+    FileClosedEvent,
+    FileCreatedEvent,
+    FileDeletedEvent,
+    FileMovedEvent,
     FileSystemEvent,
     FileSystemEventHandler,
 )
@@ -26,8 +26,8 @@ from trainer_hook.contract import MARKER, SYSTEM_DIR, TERMINATING
 log = structlog.get_logger()
 
 _INTERESTING = frozenset({MARKER, Path(TERMINATING).name})
-# Not "opened" and "closed without writing": our own reading causes those, and each hint makes us read.
-_CHANGES = frozenset({EVENT_TYPE_CREATED, EVENT_TYPE_MOVED, EVENT_TYPE_CLOSED, EVENT_TYPE_DELETED})
+# Not "opened", "modified" and "closed without writing": our own reading and our journal cause those, thousands of them.
+_CHANGES: list[type[FileSystemEvent]] = [FileCreatedEvent, FileMovedEvent, FileClosedEvent, FileDeletedEvent]
 
 
 class _Wake(FileSystemEventHandler):
@@ -36,12 +36,10 @@ class _Wake(FileSystemEventHandler):
         self._closed = closed
 
     def on_any_event(self, event: FileSystemEvent) -> None:
-        if event.event_type not in _CHANGES:
-            return
         paths = [path for path in (os.fsdecode(event.src_path), os.fsdecode(event.dest_path)) if path]
         if any(os.path.basename(path) in _INTERESTING for path in paths):  # noqa: PTH119 - thousands of files
             self._wake()
-        elif event.event_type in (EVENT_TYPE_CLOSED, EVENT_TYPE_MOVED) and not event.is_directory:
+        elif isinstance(event, FileClosedEvent | FileMovedEvent):
             self._closed(paths[-1])
 
 
@@ -76,7 +74,8 @@ class Hints:
         """Begin. Where inotify's limits are reached (they are per user across the whole node), polling alone remains."""
         loop = asyncio.get_running_loop()
         observer = Observer()
-        observer.schedule(_Wake(self._from_thread(loop), self._note_closed), str(self._root), recursive=True)
+        wake = _Wake(self._from_thread(loop), self._note_closed)
+        observer.schedule(wake, str(self._root), recursive=True, event_filter=_CHANGES)
         try:
             observer.start()
         except OSError as error:

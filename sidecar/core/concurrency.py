@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 
 START = 4
 """Enough for most links; more is tried."""
-WINDOW_S = 2.0
+WINDOW_S = 1.0
 """Shortest time over which a rate is measured."""
-GAIN = 1.05
-"""A further request must bring this much to be kept."""
+GAIN = 0.3
+"""Share of what a higher limit could bring at best that it must bring to be kept."""
 REST_S = 30.0
 """How long a limit that could not be raised is left alone."""
 SLOWED_REST_S = 10.0
 """How long a limit that the store asked for is left alone."""
+SAME_MOMENT_S = 1.0
+"""Refusals this close together are the answer to one limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,10 @@ class Concurrency:
     since_s: float
     sent_bytes: int = 0
     requests: int = 0
-    rate_before: float | None = None
-    """Bytes per second under the limit before, while a higher one is tried."""
+    before: tuple[int, float] | None = None
+    """The limit before and its bytes per second, while a higher one is tried."""
     rest_until_s: float = 0.0
+    slowed_s: float = float("-inf")
 
     @staticmethod
     def begin(*, most: int, now_s: float) -> Concurrency:
@@ -35,7 +38,7 @@ class Concurrency:
         return Concurrency(min(START, most), most, now_s)
 
     def sent(self, size_bytes: int, *, now_s: float) -> Concurrency:
-        """A large request of ``size_bytes`` succeeded."""
+        """A request of ``size_bytes`` succeeded."""
         counted = replace(self, sent_bytes=self.sent_bytes + size_bytes, requests=self.requests + 1)
         if now_s - self.since_s < WINDOW_S or counted.requests < 2 * self.limit:
             return counted
@@ -46,14 +49,19 @@ class Concurrency:
         return replace(self, since_s=now_s, sent_bytes=0, requests=0)
 
     def slowed_down(self, *, now_s: float) -> Concurrency:
-        """The store asked for fewer requests (503 SlowDown, 429)."""
-        if now_s < self.rest_until_s and self.rate_before is None and now_s - self.since_s < 1.0:
-            return self  # the answers to requests of the same moment count once
-        return Concurrency(max(1, self.limit // 2), self.most, now_s, rest_until_s=now_s + SLOWED_REST_S)
+        """The store asked for fewer requests (SlowDown, 429): half of them."""
+        if now_s - self.slowed_s < SAME_MOMENT_S:
+            return self
+        rest_until_s = now_s + SLOWED_REST_S
+        return Concurrency(max(1, self.limit // 2), self.most, now_s, rest_until_s=rest_until_s, slowed_s=now_s)
 
     def _judged(self, rate: float, now_s: float) -> Concurrency:
-        if self.rate_before is not None and rate < self.rate_before * GAIN:
-            return Concurrency(max(1, self.limit - 1), self.most, now_s, rest_until_s=now_s + REST_S)
+        fresh = replace(self.idle(now_s=now_s), before=None)
+        if self.before is not None and not self._paid_off(rate, *self.before):
+            return replace(fresh, limit=self.before[0], rest_until_s=now_s + REST_S)
         if now_s < self.rest_until_s or self.limit >= self.most:
-            return Concurrency(self.limit, self.most, now_s, rest_until_s=self.rest_until_s)
-        return Concurrency(self.limit + 1, self.most, now_s, rate_before=rate)
+            return fresh
+        return replace(fresh, limit=min(self.most, self.limit + max(1, self.limit // 2)), before=(self.limit, rate))
+
+    def _paid_off(self, rate: float, limit_before: int, rate_before: float) -> bool:
+        return rate >= rate_before * (1 + GAIN * (self.limit / limit_before - 1))

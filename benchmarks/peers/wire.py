@@ -1,0 +1,61 @@
+"""The physical limit: plain sockets in C. Signed URLs are made before, so that a store that asks for them takes part."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.native import built
+from benchmarks.peers.program import Transfer, main
+
+CONNECTIONS = 4
+REQUEST_BYTES = 16 << 20
+
+
+def up(transfer: Transfer) -> None:
+    client = _client(transfer)
+    lines = []
+    for path, key in transfer.uploads():
+        for offset, size in _ranges(path.stat().st_size):
+            lines.append(f"{_target(client, 'put_object', transfer.bucket, f'{key}.{offset}')} {offset} {size} {path}")
+    _run("up", transfer, lines)
+
+
+def down(transfer: Transfer) -> None:
+    client = _client(transfer)
+    lines = []
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=transfer.bucket, Prefix=f"{transfer.prefix}/"):
+        for found in page.get("Contents", []):
+            target, path = _target(client, "get_object", transfer.bucket, found["Key"]), transfer.target(found["Key"])
+            lines += [f"{target} {offset} {size} {path}" for offset, size in _ranges(found["Size"])]
+    _run("down", transfer, lines)
+
+
+def _ranges(size_bytes: int) -> Iterator[tuple[int, int]]:
+    for offset in range(0, size_bytes, REQUEST_BYTES):
+        yield offset, min(REQUEST_BYTES, size_bytes - offset)
+
+
+def _client(transfer: Transfer) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client("s3", endpoint_url=transfer.endpoint, config=Config(signature_version="s3v4"))
+
+
+def _target(client: Any, operation: str, bucket: str, key: str) -> str:
+    url = urlsplit(client.generate_presigned_url(operation, Params={"Bucket": bucket, "Key": key}))
+    return f"{url.path}?{url.query}"
+
+
+def _run(direction: str, transfer: Transfer, lines: list[str]) -> None:
+    url = urlsplit(transfer.endpoint)
+    trusted = [os.environ["AWS_CA_BUNDLE"]] if url.scheme == "https" else []
+    command = [str(built("wirelimit")), direction, str(url.hostname), str(url.port), str(CONNECTIONS), *trusted]
+    sys.exit(subprocess.run(command, input="\n".join(lines), text=True, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main(up, down)

@@ -1,0 +1,65 @@
+"""The files that are moved."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MIB = 1 << 20
+KINDS = ("big", "four", "small", "hf")
+SMALL_FILES, SMALL_BYTES = 200, 4 << 10
+
+
+def prepare(kind: str, folder: Path, *, mib: int) -> None:
+    """Fill a new folder; contents do not compress."""
+    folder.mkdir(parents=True)
+    if kind == "hf":
+        subprocess.run([sys.executable, "-m", "benchmarks.hf_checkpoint", str(folder), str(mib)], check=True)
+    elif kind == "small":
+        for number in range(SMALL_FILES):
+            write_random(folder / f"file-{number:03}", SMALL_BYTES)
+    else:
+        count = {"big": 1, "four": 4}[kind]
+        for number in range(count):
+            write_random(folder / f"shard-{number}.bin", mib * MIB // count)
+
+
+def write_random(path: Path, size_bytes: int) -> None:
+    """Write a file of random bytes."""
+    with path.open("wb") as file:
+        for offset in range(0, size_bytes, MIB):
+            file.write(os.urandom(min(MIB, size_bytes - offset)))
+
+
+def touch_memory(folder: Path, size_bytes: int) -> None:
+    """Use memory and give it back: a virtual machine pays for pages that it was never given, whoever is measured then."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(0, size_bytes, MIB):
+            file.write(bytes(MIB))
+
+
+def size_bytes(folder: Path) -> int:
+    """Return the bytes in all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def difference(want: Path, got: Path) -> str:
+    """Return what is missing or different in ``got``, or nothing."""
+    for path in (path for path in want.rglob("*") if path.is_file()):
+        name = path.relative_to(want)
+        if not (got / name).is_file():
+            return f"{name} is missing"
+        if subprocess.run(["cmp", "-s", str(path), str(got / name)], check=False).returncode:
+            return f"{name} is not what was uploaded"
+    return ""
+
+
+def memory_folder(size_bytes: int) -> Path:
+    """Return where files are memory, if source, stored copy and download have room there; else a temporary folder."""
+    shared = Path("/dev/shm")
+    is_roomy = shared.is_dir() and shutil.disk_usage(shared).free > 4 * size_bytes
+    return shared if is_roomy else Path(tempfile.gettempdir())

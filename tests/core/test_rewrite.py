@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.checksum import checksum, to_text
+from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry, NodeOf
+from sidecar.core.rewrite import Keep, Replace, Same, rewrite
+
+NAME = "checkpoint-20"
+STAMPS = [f"2026-01-0{day}T00:00:00Z" for day in range(1, 6)]
+
+
+def entry(path: str, content: bytes, key: str = "") -> FileEntry:
+    key = key or f"{NAME}/{path}"
+    return FileEntry(path=path, key=key, size_bytes=len(content), crc64nvme=to_text(checksum(content)))
+
+
+def part(attempt: str, created_at: str, files: list[FileEntry]) -> Manifest:
+    node = NodeOf(index=0, count=1)
+    return Manifest(name=NAME, step=20, attempt=attempt, node=node, created_at=created_at, files=tuple(files))
+
+
+def commit(attempt: str, created_at: str | None) -> Commit:
+    named = ManifestEntry(key=f"{NAME}/.ckpt/{attempt}/node-00000-of-00001.json", size_bytes=1, crc64nvme="0" * 16)
+    return Commit(name=NAME, step=20, attempt=attempt, created_at=created_at, manifests=(named,))
+
+
+contents = st.dictionaries(st.sampled_from("abc"), st.binary(max_size=3), min_size=1)
+attempts = st.sampled_from(["a", "b"])
+stamps = st.sampled_from(STAMPS)
+
+
+@given(contents, attempts, attempts, stamps, stamps)
+def test_equal_content_is_durable_whoever_wrote_it_and_wherever_it_lies(
+    files: dict[str, bytes], ours: str, theirs: str, our_time: str, their_time: str
+) -> None:
+    there = part(theirs, their_time, [entry(path, content, key=f"{NAME}/elsewhere") for path, content in files.items()])
+    here = [entry(path, content) for path, content in files.items()]
+    decision = rewrite(attempt=ours, created_at=our_time, files=here, theirs=commit(theirs, their_time), part=there)
+    assert decision == Same()
+
+
+@given(st.none() | contents, contents, attempts, attempts, stamps, stamps)
+def test_a_commit_gives_way_only_to_what_is_strictly_later(
+    ours: dict[str, bytes] | None, theirs: dict[str, bytes], attempt: str, their_attempt: str, our_time: str, their_time: str
+) -> None:
+    there = part(their_attempt, their_time, [entry(path, content) for path, content in theirs.items()])
+    here = None if ours is None else [entry(path, content) for path, content in ours.items()]
+    standing = commit(their_attempt, their_time)
+    decision = rewrite(attempt=attempt, created_at=our_time, files=here, theirs=standing, part=there)
+    if ours == theirs:
+        assert decision == Same()
+    elif attempt == their_attempt:
+        assert (decision == Replace()) == (our_time != their_time)
+    else:
+        assert (decision == Replace()) == (our_time > their_time)
+
+
+def test_a_directory_that_differs_under_an_unchanged_marker_is_torn() -> None:
+    there = part("a", "2026-01-01T00:00:00Z", [entry("model", b"whole")])
+    standing = commit("a", "2026-01-01T00:00:00Z")
+    for stamp in ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00+00:00"):
+        decision = rewrite(attempt="a", created_at=stamp, files=None, theirs=standing, part=there)
+        assert isinstance(decision, Keep)
+        assert decision.torn
+
+
+@pytest.mark.parametrize("their_time", [None, "no time"])
+def test_a_commit_without_a_time_protects_nothing(their_time: str | None) -> None:
+    decision = rewrite(attempt="b", created_at=STAMPS[0], files=None, theirs=commit("a", their_time), part=None)
+    assert decision == Replace()
+
+
+def test_a_node_that_the_commit_does_not_know_may_write_its_attempt_anew() -> None:
+    standing = commit("a", STAMPS[0])
+    assert rewrite(attempt="a", created_at=STAMPS[0], files=None, theirs=standing, part=None) == Replace()

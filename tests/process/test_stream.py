@@ -1,0 +1,156 @@
+"""What is sent when, and what need not be sent: early files, unchanged files, the limit of the bandwidth."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from sidecar.core import keys
+from tests.process.conftest import Place
+from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
+
+MIB = 1 << 20
+
+
+def big(size_bytes: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size_bytes)
+
+
+def sent_early(running: Sidecar, size_bytes: int) -> None:
+    """Wait until so much was sent of checkpoints that have no marker."""
+    until(lambda: running.status()["sent_bytes"] >= size_bytes, what=f"sent early; log:\n{running.log()[-3000:]}")
+
+
+def unfinished(running: Sidecar, content: bytes, *, name: str = "checkpoint-10") -> Path:
+    folder = running.volume / name
+    folder.mkdir()
+    (folder / "model").write_bytes(content)
+    return folder
+
+
+def test_a_closed_file_is_sent_before_the_marker_which_only_confirms_it(place: Place, tmp_path: Path) -> None:
+    content = big(40 * MIB)
+    with sidecar(tmp_path / "volume", place.settings) as running:
+        running.ready()
+        folder = unfinished(running, content)
+        sent_early(running, len(content))
+        assert keys.commit("checkpoint-10") not in place.keys("")
+        (folder / "rest").write_bytes(b"rest")
+        (folder / ".complete").write_text("{}")
+        running.committed("checkpoint-10")
+        assert running.events("checkpoint_uploading")[-1]["already_sent_bytes"] == len(content)
+        assert running.status()["sent_bytes"] == len(content) + 4
+        assert place.store.get("checkpoint-10/model") == content
+        assert place.store.get("checkpoint-10/rest") == b"rest"
+
+
+def test_a_file_that_was_written_again_after_it_was_sent_early_is_sent_again(place: Place, tmp_path: Path) -> None:
+    before, after = big(20 * MIB), big(20 * MIB, 2)
+    with sidecar(tmp_path / "volume", place.settings) as running:
+        running.ready()
+        folder = unfinished(running, before)
+        sent_early(running, len(before))
+        (folder / "model").write_bytes(after)
+        (folder / ".complete").write_text("{}")
+        running.committed("checkpoint-10")
+        assert place.store.get("checkpoint-10/model") == after
+
+
+def test_content_that_changed_without_a_trace_in_the_file_system_is_found_out(place: Place, tmp_path: Path) -> None:
+    before = big(20 * MIB)
+    after = before[:-1] + bytes([before[-1] ^ 1])
+    with sidecar(tmp_path / "volume", place.settings) as running:
+        running.ready()
+        folder = unfinished(running, before)
+        sent_early(running, len(before))
+        seen = (folder / "model").stat()
+        with (folder / "model").open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(after[-1:])
+        os.utime(folder / "model", ns=(seen.st_atime_ns, seen.st_mtime_ns))
+        (folder / ".complete").write_text("{}")
+        running.committed("checkpoint-10")
+        assert place.store.get("checkpoint-10/model") == after
+
+
+def test_a_large_file_that_is_half_sent_when_the_marker_comes_is_continued(place: Place, tmp_path: Path) -> None:
+    content = big(60 * MIB)
+    settings = place.settings | {"CKPT_BANDWIDTH_LIMIT": "40MB/s", "CKPT_PART_SIZE": "5Mi"}
+    with sidecar(tmp_path / "volume", settings) as running:
+        running.ready()
+        folder = unfinished(running, content)
+        sent_early(running, 15 * MIB)
+        (folder / ".complete").write_text("{}")
+        running.committed("checkpoint-10")
+        assert running.status()["sent_bytes"] == len(content)
+        assert place.store.get("checkpoint-10/model") == content
+        assert list(place.store.pending_uploads("")) == []
+
+
+def test_what_was_sent_of_a_checkpoint_that_is_never_finished_is_removed(place: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", place.settings) as running:
+        running.ready()
+        folder = unfinished(running, big(20 * MIB))
+        sent_early(running, 20 * MIB)
+        shutil.rmtree(folder)
+        left = running.volume / ".ckpt/journal"
+        until(lambda: not list(left.glob("*early*")), what="given up")
+        assert place.keys("checkpoint-10/") == []
+        assert list(place.store.pending_uploads("")) == []
+
+
+def test_nothing_is_sent_early_over_a_committed_step(place: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", place.settings) as first:
+        write_checkpoint(first.volume, "checkpoint-10", {"model": b"committed"})
+        first.committed("checkpoint-10")
+    with sidecar(tmp_path / "volume-2", place.settings | {"CKPT_RESUME": "off"}) as second:
+        second.ready()
+        unfinished(second, big(20 * MIB))
+        time.sleep(2.0)
+        assert second.status()["sent_bytes"] == 0
+        assert place.store.get("checkpoint-10/model") == b"committed"
+
+
+def test_a_file_that_did_not_change_is_copied_in_the_store(place: Place, tmp_path: Path) -> None:
+    frozen, changed = big(24 * MIB), {10: big(20 * MIB, 2), 20: big(20 * MIB, 3)}
+    with sidecar(tmp_path / "volume", place.settings) as running:
+        running.ready()
+        for step, weights in changed.items():
+            before = running.status()["sent_bytes"]
+            write_checkpoint(running.volume, f"checkpoint-{step}", {"frozen": frozen, "weights": weights, "small": b"same"}, {})
+            running.committed(f"checkpoint-{step}")
+            sent = running.status()["sent_bytes"] - before
+        assert sent == len(changed[20]) + len(b"same")
+        assert place.store.get("checkpoint-20/frozen") == frozen
+        assert place.store.get("checkpoint-20/weights") == changed[20]
+
+
+def test_the_bandwidth_limit_is_kept_within_five_percent(tmp_path: Path) -> None:
+    size_bytes, limit = 60_000_000, 20_000_000
+    settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_BANDWIDTH_LIMIT": "20MB/s"}
+    with sidecar(tmp_path / "volume", settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-10", {"model": big(size_bytes)}, {})
+        took_s = running.committed("checkpoint-10")["upload_s"]
+        assert size_bytes / took_s == pytest.approx(limit, rel=0.05)
+
+
+def test_a_checkpoint_that_the_store_refuses_does_not_hold_up_others(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    settings = {"CKPT_STORE": f"file://{store}", "CKPT_CONCURRENCY": "1"}
+    with sidecar(tmp_path / "volume", settings) as running:
+        running.ready()
+        (store / "checkpoint-10/a").mkdir(parents=True)  # a file of this name cannot be written
+        write_checkpoint(running.volume, "checkpoint-10", {"a": b"refused", "b": b"x"}, {"reason": "jit"})
+        until(lambda: running.events("store_request_failed"))
+        write_checkpoint(running.volume, "checkpoint-9", {"model": b"older"}, {})
+        write_checkpoint(running.volume, "checkpoint-11", {"model": b"newer"}, {})
+        running.committed("checkpoint-11")
+        running.committed("checkpoint-9")
+        (store / "checkpoint-10/a").rmdir()
+        running.committed("checkpoint-10")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import structlog
 
@@ -20,6 +21,33 @@ log = structlog.get_logger()
 
 SETTLE_S = 0.25
 """An empty or unreadable marker must stay as it is this long: a shell's ``echo … > .complete`` is empty for a moment."""
+TROUBLE_S = 5.0
+"""So long what the volume does not give us is waited for as if it were being written; afterwards it is shown as rejected.
+It is looked at again in any case, at each scan."""
+
+
+class _Trouble:
+    """What the volume did not give us, by name, since when (monotonic). Said once per name."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+
+    def met(self, name: str, error: OSError) -> None:
+        if name not in self._since_s:
+            self._since_s[name] = time.monotonic()
+            log.warning("checkpoint_not_readable_now", checkpoint=name, error=str(error), hint="looked at again at each scan")
+
+    def over(self, name: str) -> None:
+        self._since_s.pop(name, None)
+
+    def names(self) -> set[str]:
+        return set(self._since_s)
+
+    def is_fresh(self, name: str) -> bool:
+        return time.monotonic() - self._since_s.get(name, float("-inf")) < TROUBLE_S
+
+    def any_is_fresh(self) -> bool:
+        return any(self.is_fresh(name) for name in self._since_s)
 
 
 class Scanner:
@@ -36,18 +64,47 @@ class Scanner:
         """Marker version by name, of all that was examined."""
         self._unsettled: dict[str, tuple[str, float]] = {}
         """Marker version and when it was first seen (monotonic), of markers that may still be being written."""
+        self._trouble = _Trouble()
+        self._pins_left: list[Path] = []
+        """Pins of an earlier life that could not be read yet."""
+        self._pin_trouble = _Trouble()
 
     async def take_over_pins(self) -> None:
         """Continue with what an earlier life of the sidecar held, also where the trainer has deleted it since."""
-        pinned = {found.name: found for found in await asyncio.to_thread(lambda: list(self._volume.pinned()))}
-        for found in (pinned[name] for name in newest_first(pinned, and_final=True)):
-            if self._volume.marker_signature(found.name) in (None, found.marker.signature):
-                await self._take(found)
+        self._pins_left = await asyncio.to_thread(self._volume.pins)
+        await self._take_pins()
+
+    async def _take_pins(self) -> None:
+        places, self._pins_left = self._pins_left, []
+        found = {place: pinned for place in places if (pinned := await self._examine_pin(place)) is not None}
+        names = newest_first({pinned.name for pinned in found.values()}, and_final=True)
+        for place, pinned in sorted(found.items(), key=lambda item: names.index(item[1].name)):
+            try:
+                if self._volume.look_at_marker(pinned.name) in (None, pinned.marker.signature):
+                    await self._take(pinned)
+                self._pin_trouble.over(place.name)
+            except OSError as error:
+                self._try_pin_again(place, error)
+
+    async def _examine_pin(self, place: Path) -> FoundCheckpoint | None:
+        try:
+            return await asyncio.to_thread(self._volume.examine_pin, place)
+        except FileNotFoundError:
+            await asyncio.to_thread(self._volume.drop_pin, place)
+        except CheckpointRejected as error:  # left as it is: it may be the only copy
+            log.error("pin_not_readable", pin=place.name, error=str(error), hint="make its files readable and start again")
+        except OSError as error:
+            self._try_pin_again(place, error)
+        return None
+
+    def _try_pin_again(self, place: Path, error: OSError) -> None:
+        self._pins_left.append(place)
+        self._pin_trouble.met(place.name, error)
 
     @property
     def unsettled(self) -> bool:
-        """Whether some marker has to be looked at again soon."""
-        return bool(self._unsettled) or self._examining
+        """Whether something has to be looked at again soon."""
+        return bool(self._unsettled) or self._examining or self._trouble.any_is_fresh() or self._pin_trouble.any_is_fresh()
 
     async def scan(self) -> None:
         """Look at the volume once. One that cannot be read is said once, and looked at again at the next scan."""
@@ -63,16 +120,32 @@ class Scanner:
             self._readable = False
             return
         self._readable = True
+        if self._pins_left:
+            await self._take_pins()
+        signatures = self._signatures(names)
         for name in newest_first(names, and_final=True):
-            signature = self._volume.marker_signature(name)
+            signature = signatures.get(name)
             if signature is not None and self._seen.get(name) != signature:
                 self._examining = True
                 try:
                     await self._examine(name, signature)
                 finally:
                     self._examining = False
-        for name in [n for n in self._seen if n not in names or self._volume.marker_signature(n) is None]:
+        for name in [n for n in self._looked_after() if n not in names or signatures.get(n, "") is None]:
             self._disappeared(name)
+
+    def _signatures(self, names: set[str]) -> dict[str, str | None]:
+        """Return the version of each marker, ``None`` where there is none; those in trouble are left out."""
+        signatures: dict[str, str | None] = {}
+        for name in names:
+            try:
+                signatures[name] = self._volume.look_at_marker(name)
+            except OSError as error:
+                self._trouble.met(name, error)
+        return signatures
+
+    def _looked_after(self) -> set[str]:
+        return {*self._seen, *self._unsettled, *self._trouble.names()}
 
     def examine_again(self, name: str) -> None:
         """Forget what was seen of a checkpoint: its files changed under the same marker."""
@@ -81,14 +154,25 @@ class Scanner:
     async def _examine(self, name: str, signature: str) -> None:
         try:
             found = await asyncio.to_thread(self._volume.examine, name)
-            if not self._is_settled(found):
-                return
-            await self._take(found)
+            if self._is_settled(found):
+                await self._take(found)
         except FileNotFoundError:  # it is just being deleted
             return
-        except (CheckpointRejected, OSError) as error:
+        except CheckpointRejected as error:
             self._seen[name] = signature
+            self._unsettled.pop(name, None)
             self._catalog.rejected(name, signature, str(error))
+        except OSError as error:
+            self._examine_later(name, signature, error)
+            return
+        self._trouble.over(name)
+
+    def _examine_later(self, name: str, signature: str, error: OSError) -> None:
+        self._unsettled.pop(name, None)
+        self._trouble.met(name, error)
+        known = self._catalog.get(name)
+        if not self._trouble.is_fresh(name) and known is None:
+            self._catalog.rejected(name, signature, f"{error.strerror or error}; it is looked at again")
 
     def _is_settled(self, found: FoundCheckpoint) -> bool:
         if is_whole(found.marker.content):
@@ -104,9 +188,9 @@ class Scanner:
         return True
 
     async def _take(self, found: FoundCheckpoint) -> None:
-        self._seen[found.name] = found.marker.signature
         known = self._catalog.get(found.name)
-        if known is not None and known.version == found.marker.signature:
+        if known is not None and known.version == found.marker.signature and known.checkpoint is not None:
+            self._seen[found.name] = found.marker.signature
             return
         if known is not None and known.checkpoint is not None:
             await asyncio.to_thread(self._volume.unpin, known.checkpoint)
@@ -114,14 +198,17 @@ class Scanner:
             checkpoint = judge(found, self._identity)
             # Held at once, before the trainer's next rotation.
             pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pin, checkpoint)
-        except (ContractError, CheckpointRejected, OSError) as error:
+        except (ContractError, CheckpointRejected) as error:
             self._catalog.rejected(found.name, found.marker.signature, str(error))
-            return
-        self._catalog.finished(checkpoint, held=pin is None or pin.held)
+        else:
+            self._catalog.finished(checkpoint, held=pin is None or pin.held)
+        # Last: what could not be held for trouble of the volume is taken again at the next scan.
+        self._seen[found.name] = found.marker.signature
 
     def _disappeared(self, name: str) -> None:
         self._seen.pop(name, None)
         self._unsettled.pop(name, None)
+        self._trouble.over(name)
         known = self._catalog.get(name)
         if known is None:
             return

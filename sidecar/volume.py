@@ -6,6 +6,7 @@ walked by descriptor, files are opened with ``O_NOFOLLOW`` and compared with the
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -37,6 +38,21 @@ _KINDS = {
     stat.S_IFBLK: "device",
     stat.S_IFCHR: "device",
 }
+_FINAL = frozenset(
+    {
+        errno.ENOENT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+        errno.ENXIO,
+        errno.ENODEV,
+    }
+)
+"""Errors that are a property of the file, such as a link or a socket. Every other one, such as too many open files or a
+stale handle, is trouble of a moment: it says nothing about the checkpoint, which is looked at again."""
 _CANNOT_LINK = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EACCES, errno.ENOSPC, errno.EDQUOT})
 
 
@@ -69,6 +85,10 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+class Disappeared(CheckpointRejected):
+    """A finished checkpoint was deleted before its files could be held."""
+
+
 class Pin:
     """The files of one finished checkpoint, held until they are durable.
 
@@ -89,11 +109,14 @@ class Pin:
         Raises:
             CheckpointChanged: It was rewritten or replaced since.
             CheckpointRejected: It is gone, not readable for this user, or a link.
+            OSError: The volume is in trouble; the file may be sound.
         """
         place = self.base / path
         try:
             fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
+            if error.errno not in _FINAL:
+                raise
             raise CheckpointRejected(_cannot_read(self.checkpoint.name, path, error)) from error
         try:
             self._expect(fd, path)
@@ -139,10 +162,23 @@ class Volume:
             return [e.name for e in entries if is_checkpoint_name(e.name) and e.is_dir(follow_symlinks=False)]
 
     def marker_signature(self, name: str) -> str | None:
-        """Return what names the version of a checkpoint's marker, or ``None`` while there is none. One ``lstat``."""
+        """Return what names the version of a checkpoint's marker, or ``None`` while none can be seen. One ``lstat``."""
+        try:
+            return self.look_at_marker(name)
+        except OSError:
+            return None
+
+    def look_at_marker(self, name: str) -> str | None:
+        """Return the same, ``None`` only where there is no marker.
+
+        Raises:
+            OSError: The volume is in trouble; the marker may be there.
+        """
         try:
             return _signature(os.lstat(self.root / name / MARKER))
-        except OSError:
+        except OSError as error:
+            if error.errno not in _FINAL:
+                raise
             return None
 
     def examine(self, name: str) -> FoundCheckpoint:
@@ -150,25 +186,43 @@ class Volume:
 
         Raises:
             CheckpointRejected: The marker cannot be read or is no regular file.
-            FileNotFoundError: It disappeared meanwhile.
+            FileNotFoundError: There is no marker, or the directory is just being deleted.
+            OSError: The volume is in trouble; the checkpoint may be sound.
         """
         return _examine(self.root / name, name)
 
-    def pinned(self) -> Iterator[FoundCheckpoint]:
-        """Examine the pins that an earlier life of the sidecar left; what cannot be read any more is dropped."""
+    def pins(self) -> list[Path]:
+        """Return the pins that an earlier life of the sidecar left; those that it did not finish are dropped."""
         with os.scandir(self._pins) as entries:
-            pins = sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
-        for pin in pins:
-            name = pin.name.partition("@")[0]
-            try:
-                if pin.name.endswith(".tmp") or not is_checkpoint_name(name):
-                    raise CheckpointRejected("unfinished pin")
-                yield _examine(pin, name)
-            except (CheckpointRejected, OSError):
-                shutil.rmtree(pin, ignore_errors=True)
+            found = sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
+        for place in (unfinished := [p for p in found if not _is_pin(p)]):
+            shutil.rmtree(place, ignore_errors=True)
+        return [place for place in found if place not in unfinished]
+
+    def examine_pin(self, place: Path) -> FoundCheckpoint:
+        """Read what a pin holds.
+
+        Raises:
+            FileNotFoundError: Its marker is missing: it holds nothing.
+            CheckpointRejected: It cannot be read by this user.
+            OSError: The volume is in trouble; the pin may be sound.
+        """
+        return _examine(place, place.name.partition("@")[0])
+
+    def drop_pin(self, place: Path) -> None:
+        """Let go what a pin holds. It stops being a pin at once: a kill in the middle leaves nothing that looks whole."""
+        going = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}.tmp")
+        with contextlib.suppress(OSError):
+            place.rename(going)
+        shutil.rmtree(going, ignore_errors=True)
 
     def pin(self, checkpoint: Finished) -> Pin:
-        """Hold the files of a checkpoint. Doing it again returns the same pin."""
+        """Hold the files of a checkpoint. Doing it again returns the same pin.
+
+        Raises:
+            Disappeared: They are gone.
+            OSError: The volume is in trouble.
+        """
         place = self._pin_path(checkpoint)
         if place.is_dir():
             return Pin(checkpoint, place, held=True)
@@ -183,7 +237,7 @@ class Volume:
             building.rename(place)
         except FileNotFoundError:
             shutil.rmtree(building, ignore_errors=True)
-            raise CheckpointRejected(f"{checkpoint.name}: its files disappeared before they could be held") from None
+            raise Disappeared(f"{checkpoint.name}: its files disappeared before they could be held") from None
         except OSError as error:
             shutil.rmtree(building, ignore_errors=True)
             if error.errno not in _CANNOT_LINK:
@@ -193,7 +247,7 @@ class Volume:
 
     def unpin(self, checkpoint: Finished) -> None:
         """Let the files go."""
-        shutil.rmtree(self._pin_path(checkpoint), ignore_errors=True)
+        self.drop_pin(self._pin_path(checkpoint))
 
     def _pin_path(self, checkpoint: Finished) -> Path:
         return self._pins / f"{checkpoint.name}@{version_id(checkpoint.version)}"
@@ -300,7 +354,13 @@ def _linked_folders(folder_fd: int) -> list[str]:
         return [e.name for e in entries if e.is_symlink() and e.is_dir()]
 
 
+def _is_pin(place: Path) -> bool:
+    return not place.name.endswith(".tmp") and is_checkpoint_name(place.name.partition("@")[0])
+
+
 def _raise(error: OSError) -> None:
+    if error.errno == errno.ENOENT or error.errno not in _FINAL:
+        raise error
     raise CheckpointRejected(f"{error.filename}: {error.strerror}; run both containers as one user or group") from error
 
 
@@ -319,9 +379,9 @@ def _read_regular(path: Path) -> bytes:
 def _open_regular(path: Path) -> int:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if error.errno == errno.ENOENT or error.errno not in _FINAL:
+            raise
         raise CheckpointRejected(f"{path.name}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
 
@@ -73,18 +74,31 @@ class Scanner:
         """Continue with what an earlier life of the sidecar held, also where the trainer has deleted it since."""
         self._pins_left = await asyncio.to_thread(self._volume.pins)
         await self._take_pins()
+        with contextlib.suppress(OSError):  # they are small
+            await asyncio.to_thread(self._volume.drop_stray_journals)
 
     async def _take_pins(self) -> None:
         places, self._pins_left = self._pins_left, []
-        found = {place: pinned for place in places if (pinned := await self._examine_pin(place)) is not None}
-        names = newest_first({pinned.name for pinned in found.values()}, and_final=True)
-        for place, pinned in sorted(found.items(), key=lambda item: names.index(item[1].name)):
+        found = [(place, pinned) for place in places if (pinned := await self._examine_pin(place)) is not None]
+        names = newest_first({pinned.name for _, pinned in found}, and_final=True)
+        for place, pinned in sorted(found, key=lambda pair: (names.index(pair[1].name), -pair[1].marker.mtime_s)):
             try:
-                if self._volume.look_at_marker(pinned.name) in (None, pinned.marker.signature):
-                    await self._take(pinned)
+                await self._take_or_drop_pin(place, pinned)
                 self._pin_trouble.over(place.name)
             except OSError as error:
                 self._try_pin_again(place, error)
+
+    async def _take_or_drop_pin(self, place: Path, pinned: FoundCheckpoint) -> None:
+        version, known = pinned.marker.signature, self._catalog.get(pinned.name)
+        current = self._volume.look_at_marker(pinned.name)
+        is_newest = current in (None, version) and (known is None or known.version == version)
+        if is_newest and self._volume.holds_its_version(place, pinned):
+            await self._take(pinned)
+        else:
+            # Taken later, when the newer version is gone from the volume, it would replace that one in the store.
+            log.info("pin_dropped", pin=place.name, reason="the checkpoint was written anew since")
+            await asyncio.to_thread(self._volume.drop_pin, place)
+            self._volume.drop_journal(place)
 
     async def _examine_pin(self, place: Path) -> FoundCheckpoint | None:
         try:

@@ -216,6 +216,26 @@ class Volume:
             place.rename(going)
         shutil.rmtree(going, ignore_errors=True)
 
+    def holds_its_version(self, place: Path, found: FoundCheckpoint) -> bool:
+        """Whether a pin's marker is still the one that it was made for.
+
+        The marker in a pin is a link: ``echo {} > .complete`` rewrites it there, too, and the pin's other files are then
+        those of the version before.
+        """
+        return place.name == _held_as(found.name, found.marker.signature)
+
+    def drop_journal(self, pin: Path) -> None:
+        """Forget what was sent of the version that a pin held."""
+        (self.journal / f"{pin.name}.jsonl").unlink(missing_ok=True)
+
+    def drop_stray_journals(self) -> None:
+        """Forget what was sent of versions that are neither pinned nor on the volume any more."""
+        for path in list(self.journal.glob("*@*.jsonl")):
+            name = path.stem.partition("@")[0]
+            current = self.look_at_marker(name) if is_checkpoint_name(name) else None
+            if not (self._pins / path.stem).is_dir() and (current is None or path.stem != _held_as(name, current)):
+                path.unlink(missing_ok=True)
+
     def pin(self, checkpoint: Finished) -> Pin:
         """Hold the files of a checkpoint. Doing it again returns the same pin.
 
@@ -250,7 +270,7 @@ class Volume:
         self.drop_pin(self._pin_path(checkpoint))
 
     def _pin_path(self, checkpoint: Finished) -> Path:
-        return self._pins / f"{checkpoint.name}@{version_id(checkpoint.version)}"
+        return self._pins / _held_as(checkpoint.name, checkpoint.version)
 
     def fingerprint(self, name: str) -> tuple[int, float, str | None] | None:
         """Return what changes when somebody writes to a checkpoint's directory; ``None`` while there is none."""
@@ -323,6 +343,10 @@ class Volume:
 def version_id(version: str) -> str:
     """Return a short, file-name-safe id of a marker's version."""
     return hashlib.blake2b(version.encode(), digest_size=6).hexdigest()
+
+
+def _held_as(name: str, version: str) -> str:
+    return f"{name}@{version_id(version)}"
 
 
 def _signature(status: os.stat_result) -> str:

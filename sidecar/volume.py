@@ -265,6 +265,10 @@ class Volume:
             return Pin(checkpoint, source, held=False)
         return Pin(checkpoint, place, held=True)
 
+    def is_held(self, checkpoint: Finished) -> bool:
+        """Whether the files stay, also when the trainer deletes them."""
+        return self._pin_path(checkpoint).is_dir()
+
     def unpin(self, checkpoint: Finished) -> None:
         """Let the files go."""
         self.drop_pin(self._pin_path(checkpoint))
@@ -368,7 +372,7 @@ def _examine(place: Path, name: str) -> FoundCheckpoint:
             elif not stat.S_ISDIR(found.st_mode):
                 irregular.append((path, _KINDS.get(stat.S_IFMT(found.st_mode), "special file")))
     files.sort(key=lambda file: file.path)
-    marker = FoundMarker(content, _signature(status), status.st_mtime)
+    marker = FoundMarker(content, _signature(status), status.st_mtime_ns)
     return FoundCheckpoint(name, tuple(files), tuple(sorted(set(irregular))), marker)
 
 

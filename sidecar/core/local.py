@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from trainer_hook.contract import (
     check_path,
     epoch_seconds,
     parse_marker,
+    rfc3339,
     step_of,
 )
 
@@ -41,7 +42,12 @@ class FoundMarker:
 
     content: bytes
     signature: str
-    mtime_s: float
+    mtime_ns: int
+
+    @property
+    def mtime_s(self) -> float:
+        """When it was written, in epoch seconds."""
+        return self.mtime_ns / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +121,17 @@ def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
     for path, kind in found.irregular:
         raise ContractError(f"{path!r} is a {kind}; only regular files inside the directory are taken")
     files = _confirmed(found.files, marker)
+    if (later := written_after(files, found.marker.mtime_ns)) is not None:
+        raise ContractError(f"{later.path!r} was written after the marker: write the marker again")
     node = marker.node or identity.node
     if node is None:
         raise ContractError("this pod is one of several and neither the marker nor CKPT_NODE_COUNT says of how many")
+    if node.count > 1 and marker.attempt is None:
+        # Each pod's own id would be another attempt, and their manifests would wait for each other for ever.
+        raise ContractError(
+            f"it is one of {node.count} nodes' and its marker has no attempt: "
+            'put the same "attempt" into the marker of every node, a new one for each start of the job'
+        )
     if not files and node.count == 1:
         raise ContractError("it holds no files: write them before the marker")
     step = marker.step if marker.step is not None else step_of(found.name)
@@ -128,12 +142,28 @@ def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
         reason=marker.reason or ("final" if found.name == FINAL else None),
         attempt=marker.attempt or identity.attempt,
         node=node,
-        created_at_s=epoch_seconds(marker.created_at) if marker.created_at else found.marker.mtime_s,
+        created_at_s=epoch_seconds(marker.created_at) if marker.created_at else _in_calendar(found.marker.mtime_s),
         world_size=marker.world_size,
         files=files,
         meta=marker.meta,
         step_seconds=marker.global_step_seconds,
     )
+
+
+def written_after(files: Iterable[FoundFile], marker_mtime_ns: int) -> FoundFile | None:
+    """Return a file that is not what was finished: it was written to after the marker; ``None`` if there is none.
+
+    A trainer that dies while it rewrites a checkpoint in place leaves the old marker over new bytes.
+    """
+    return next((file for file in files if file.mtime_ns > marker_mtime_ns), None)
+
+
+def _in_calendar(mtime_s: float) -> float:
+    try:
+        rfc3339(mtime_s)
+    except (ValueError, OverflowError, OSError):
+        raise ContractError("the modification time of its marker is not of this calendar: write the marker again") from None
+    return mtime_s
 
 
 def _confirmed(files: tuple[FoundFile, ...], marker: Marker) -> tuple[FoundFile, ...]:

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.local import Finished, FoundCheckpoint, FoundFile, FoundMarker, Identity, judge
+from sidecar.core.local import Finished, FoundCheckpoint, FoundFile, FoundMarker, Identity, judge, written_after
 from tests import strategies
 from tests.outcome import outcome
-from trainer_hook.contract import ContractError, Marker, Node, encode_marker, epoch_seconds
+from trainer_hook.contract import ContractError, Marker, Node, encode_marker, epoch_seconds, rfc3339
 
-HERE = Identity(Node(1, 4), "pod-uid")
+HERE = Identity(Node(0, 1), "pod-uid")
 FILES = (FoundFile("a.pt", 10, 1, 100), FoundFile("sub/b.pt", 20, 1, 101))
 
 
@@ -22,9 +22,10 @@ def found(
     name: str = "checkpoint-20",
     files: tuple[FoundFile, ...] = FILES,
     irregular: tuple[tuple[str, str], ...] = (),
+    mtime_ns: int = 1_000_500_000_000,
 ) -> FoundCheckpoint:
     content = marker if isinstance(marker, bytes) else json.dumps(marker).encode()
-    return FoundCheckpoint(name, files, irregular, FoundMarker(content, "signature", 1000.5))
+    return FoundCheckpoint(name, files, irregular, FoundMarker(content, "signature", mtime_ns))
 
 
 def refusal(checkpoint: FoundCheckpoint, identity: Identity = HERE) -> str:
@@ -34,7 +35,7 @@ def refusal(checkpoint: FoundCheckpoint, identity: Identity = HERE) -> str:
 
 
 found_files = st.lists(
-    st.builds(FoundFile, strategies.paths, st.integers(0, 2**50), st.integers(0, 2**62), st.integers(0, 2**62)),
+    st.builds(FoundFile, strategies.paths, st.integers(0, 2**50), st.integers(0, 10**12), st.integers(0, 2**62)),
     max_size=5,
     unique_by=lambda file: file.path,
 ).map(tuple)
@@ -55,7 +56,7 @@ def test_what_the_marker_lists_is_taken_and_nothing_else(
 ) -> None:
     listed = data.draw(st.lists(st.sampled_from(files), unique=True)) if files else []
     said = [{"path": file.path, "size_bytes": file.size_bytes} for file in listed]
-    judged = judge(found({"files": said}, files=files), HERE)
+    judged = judge(found({"files": said, "attempt": "a1"}, files=files), Identity(Node(1, 4), "pod-uid"))
     assert list(judged.files) == listed
 
 
@@ -78,7 +79,7 @@ def test_an_empty_marker_is_filled_in_from_name_environment_and_directory() -> N
         step=20,
         reason=None,
         attempt="pod-uid",
-        node=Node(1, 4),
+        node=Node(0, 1),
         created_at_s=1000.5,
         world_size=None,
         files=FILES,
@@ -106,7 +107,49 @@ def test_the_marker_wins_over_the_environment() -> None:
 def test_one_of_several_that_nobody_says_which_is_refused_unless_its_marker_does() -> None:
     unknown = Identity(None, "pod-uid")
     assert "CKPT_NODE_COUNT" in refusal(found(b""), unknown)
-    assert judge(found({"node": {"index": 3, "count": 4}}), unknown).node == Node(3, 4)
+    assert judge(found({"node": {"index": 3, "count": 4}, "attempt": "a1"}), unknown).node == Node(3, 4)
+
+
+@given(strategies.nodes())
+def test_only_a_lone_node_may_leave_out_the_attempt(node: Node) -> None:
+    identity = Identity(node, "pod-uid")
+    if node.count == 1:
+        assert judge(found(b""), identity).attempt == "pod-uid"
+    else:
+        assert 'the same "attempt"' in refusal(found(b""), identity)
+    assert judge(found({"attempt": "a1"}), identity).attempt == "a1"
+
+
+@given(st.lists(st.integers(0, 2**62), max_size=5), st.integers(0, 2**62))
+def test_what_was_written_after_its_marker_is_not_what_was_finished(file_times_ns: list[int], marker_ns: int) -> None:
+    files = tuple(FoundFile(f"{index}.pt", 1, time_ns, index) for index, time_ns in enumerate(file_times_ns))
+    later = written_after(files, marker_ns)
+    if later is None:
+        assert all(file.mtime_ns <= marker_ns for file in files)
+    else:
+        assert later in files
+        assert later.mtime_ns > marker_ns
+
+
+def test_a_file_written_after_the_marker_is_named_and_one_of_the_same_instant_is_not() -> None:
+    assert refusal(found(mtime_ns=0)) == "'a.pt' was written after the marker: write the marker again"
+    assert judge(found(mtime_ns=1), HERE).files == FILES
+
+
+def test_a_file_that_the_marker_does_not_list_may_be_written_later() -> None:
+    files = (*FILES, FoundFile("events.log", 1, 2_000_000_000_000, 102))
+    listed = [{"path": file.path, "size_bytes": file.size_bytes} for file in FILES]
+    assert judge(found({"files": listed}, files=files), HERE).files == FILES
+    assert "'events.log'" in refusal(found(files=files))
+
+
+@given(st.integers(-(2**90), 2**90))
+def test_a_time_that_cannot_be_written_down_refuses_the_checkpoint(mtime_ns: int) -> None:
+    judged = outcome(judge, found(files=(FoundFile("a.pt", 1, -(2**91), 1),), mtime_ns=mtime_ns), HERE)
+    if isinstance(judged, Finished):
+        rfc3339(judged.created_at_s)
+    else:
+        assert "calendar" in str(judged)
 
 
 def test_files_that_the_marker_does_not_list_are_left_out() -> None:

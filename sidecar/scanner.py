@@ -9,12 +9,12 @@ from pathlib import Path
 
 import structlog
 
-from sidecar.catalog import Catalog
+from sidecar.catalog import Catalog, Tracked
 from sidecar.core.local import FoundCheckpoint, Identity, is_whole, judge
 from sidecar.core.resume import newest_first
-from sidecar.core.states import SETTLED, State
+from sidecar.core.states import REPORTED, SETTLED, State
 from sidecar.errors import CheckpointRejected
-from sidecar.volume import Volume
+from sidecar.volume import Disappeared, Volume
 from trainer_hook.contract import ContractError
 
 log = structlog.get_logger()
@@ -65,6 +65,8 @@ class Scanner:
         """Marker version by name, of all that was examined."""
         self._unsettled: dict[str, tuple[str, float]] = {}
         """Marker version and when it was first seen (monotonic), of markers that may still be being written."""
+        self._again: set[str] = set()
+        """Names whose files changed under the same marker."""
         self._trouble = _Trouble()
         self._pins_left: list[Path] = []
         """Pins of an earlier life that could not be read yet."""
@@ -118,7 +120,12 @@ class Scanner:
     @property
     def unsettled(self) -> bool:
         """Whether something has to be looked at again soon."""
-        return bool(self._unsettled) or self._examining or self._trouble.any_is_fresh() or self._pin_trouble.any_is_fresh()
+        return (
+            bool(self._unsettled or self._again)
+            or self._examining
+            or self._trouble.any_is_fresh()
+            or self._pin_trouble.any_is_fresh()
+        )
 
     async def scan(self) -> None:
         """Look at the volume once. One that cannot be read is said once, and looked at again at the next scan."""
@@ -159,11 +166,12 @@ class Scanner:
         return signatures
 
     def _looked_after(self) -> set[str]:
-        return {*self._seen, *self._unsettled, *self._trouble.names()}
+        return {*self._seen, *self._unsettled, *self._again, *self._trouble.names()}
 
     def examine_again(self, name: str) -> None:
         """Forget what was seen of a checkpoint: its files changed under the same marker."""
         self._seen.pop(name, None)
+        self._again.add(name)
 
     async def _examine(self, name: str, signature: str) -> None:
         try:
@@ -179,10 +187,12 @@ class Scanner:
         except OSError as error:
             self._examine_later(name, signature, error)
             return
+        self._again.discard(name)
         self._trouble.over(name)
 
     def _examine_later(self, name: str, signature: str, error: OSError) -> None:
         self._unsettled.pop(name, None)
+        self._again.discard(name)
         self._trouble.met(name, error)
         known = self._catalog.get(name)
         if not self._trouble.is_fresh(name) and known is None:
@@ -203,7 +213,7 @@ class Scanner:
 
     async def _take(self, found: FoundCheckpoint) -> None:
         known = self._catalog.get(found.name)
-        if known is not None and known.version == found.marker.signature and known.checkpoint is not None:
+        if known is not None and known.version == found.marker.signature and self._is_taken(known):
             self._seen[found.name] = found.marker.signature
             return
         if known is not None and known.checkpoint is not None:
@@ -212,6 +222,8 @@ class Scanner:
             checkpoint = judge(found, self._identity)
             # Held at once, before the trainer's next rotation.
             pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pin, checkpoint)
+        except Disappeared as error:
+            self._catalog.move(self._catalog.finished(checkpoint, held=False), State.LOST, reason=str(error))
         except (ContractError, CheckpointRejected) as error:
             self._catalog.rejected(found.name, found.marker.signature, str(error))
         else:
@@ -219,14 +231,19 @@ class Scanner:
         # Last: what could not be held for trouble of the volume is taken again at the next scan.
         self._seen[found.name] = found.marker.signature
 
+    def _is_taken(self, known: Tracked) -> bool:
+        """Whether this version needs no second look: a lost one may be back, another was asked for again."""
+        return known.checkpoint is not None and known.state is not State.LOST and known.name not in self._again
+
     def _disappeared(self, name: str) -> None:
         self._seen.pop(name, None)
         self._unsettled.pop(name, None)
+        self._again.discard(name)
         self._trouble.over(name)
         known = self._catalog.get(name)
-        if known is None:
-            return
+        if known is None or known.state in REPORTED or known.state is State.UPLOADED:
+            return  # of what is uploaded, this node's part is in the store
         if known.state in SETTLED:
             self._catalog.forget(name)
-        elif known.checkpoint is not None and not self._volume.pin(known.checkpoint).held:
+        elif known.checkpoint is not None and not self._volume.is_held(known.checkpoint):
             self._catalog.move(known, State.LOST, reason="deleted before it was uploaded, and it could not be held by links")

@@ -35,6 +35,9 @@ SETTLED = frozenset({State.REJECTED, State.COMMITTED, State.SUPERSEDED, State.LO
 PENDING = frozenset({State.FINISHED, State.UPLOADING, State.PAUSED, State.UPLOADED})
 """Finished by the trainer and not durable yet."""
 
+REPORTED = frozenset({State.LOST, State.GIVEN_UP})
+"""Not durable and never will be: remembered until the exit report, also when the directory is gone."""
+
 _FOLLOWING: dict[State, frozenset[State]] = {
     State.WRITING: frozenset({State.FINISHED, State.REJECTED, State.LOST}),
     State.REJECTED: frozenset({State.FINISHED, State.WRITING}),
@@ -51,8 +54,9 @@ _FOLLOWING: dict[State, frozenset[State]] = {
             State.GIVEN_UP,
         }
     ),
-    State.PAUSED: frozenset({State.FINISHED, State.UPLOADING, State.SUPERSEDED, State.LOST, State.GIVEN_UP}),
-    State.UPLOADED: frozenset({State.FINISHED, State.UPLOADING, State.COMMITTED, State.SUPERSEDED, State.GIVEN_UP}),
+    # Another sidecar of the same pod may have committed it while it was paused here.
+    State.PAUSED: frozenset({State.FINISHED, State.UPLOADING, State.COMMITTED, State.SUPERSEDED, State.LOST, State.GIVEN_UP}),
+    State.UPLOADED: frozenset({State.FINISHED, State.UPLOADING, State.COMMITTED, State.SUPERSEDED, State.LOST, State.GIVEN_UP}),
     State.COMMITTED: frozenset({State.FINISHED}),
     State.SUPERSEDED: frozenset({State.FINISHED}),
     State.LOST: frozenset({State.FINISHED, State.WRITING}),

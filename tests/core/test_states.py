@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.states import PENDING, SETTLED, State, may_follow
+from sidecar.core.states import PENDING, REPORTED, SETTLED, State, may_follow
 
 states = st.sampled_from(State)
 
@@ -27,6 +27,16 @@ def test_what_is_pending_can_become_durable_be_given_up_at_the_deadline_and_star
     assert durable or may_follow(state, State.UPLOADING)
     assert may_follow(state, State.GIVEN_UP)
     assert may_follow(state, State.FINISHED)
+
+
+@pytest.mark.parametrize("state", sorted(PENDING))
+def test_what_is_pending_can_be_lost_and_can_turn_out_to_be_committed(state: State) -> None:
+    assert may_follow(state, State.LOST)
+    assert may_follow(state, State.COMMITTED)
+
+
+def test_what_is_reported_is_settled_and_not_durable() -> None:
+    assert SETTLED - {State.COMMITTED} >= REPORTED
 
 
 @given(states)

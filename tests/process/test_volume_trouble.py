@@ -9,7 +9,9 @@ import asyncio
 import errno
 import os
 import shutil
-from collections.abc import Callable
+import time
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pytest
 
 from sidecar import scanner
 from sidecar.core.states import State
+from sidecar.report import EXIT_GIVEN_UP, exit_report
 from sidecar.runtime import Runtime
 from sidecar.settings import from_environment
 from tests.process.sidecar_process import write_checkpoint
@@ -39,6 +42,29 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
 
     monkeypatch.setattr(os, "open", opened)
     return fail
+
+
+@pytest.fixture
+def memory_volume() -> Iterator[Path]:
+    """A volume in memory, as of an emptyDir: it keeps any time."""
+    shm = Path("/dev/shm")
+    if not shm.is_dir():
+        pytest.skip("no /dev/shm")
+    volume = shm / f"checkpoint-sidecar-{uuid.uuid4().hex[:8]}"
+    yield volume
+    shutil.rmtree(volume, ignore_errors=True)
+
+
+@pytest.fixture
+def unlinkable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A volume without hard links, such as SMB."""
+
+    def refuse(source: Path, *args: Any, **more: Any) -> None:
+        number = errno.EPERM if os.path.lexists(source) else errno.ENOENT
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    return tmp_path / "volume"
 
 
 def new_life(volume: Path, **settings: str) -> Runtime:
@@ -137,5 +163,153 @@ def test_trouble_while_a_held_file_is_opened_does_not_lose_its_checkpoint(tmp_pa
         failing("/pins/", errno.EMFILE)
         with pytest.raises(OSError, match="Too many open files"), pin.open("a"):
             pass
+
+    asyncio.run(scenario())
+
+
+def rejection(runtime: Runtime, name: str) -> str:
+    tracked = runtime.catalog.get(name)
+    assert tracked
+    assert tracked.state is State.REJECTED
+    return str(tracked.reason)
+
+
+def test_a_rewriting_that_was_cut_off_is_not_taken_for_the_checkpoint_that_was_finished(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        volume = tmp_path / "volume"
+        folder = write_checkpoint(volume, "checkpoint-20", {"model": b"A" * 3000}, {})
+        with (folder / "model").open("r+b") as file:
+            time.sleep(0.02)
+            file.write(b"new!")
+        runtime = new_life(volume)
+        await runtime.scanner.scan()
+        assert rejection(runtime, "checkpoint-20") == "'model' was written after the marker: write the marker again"
+        (folder / ".complete").write_text("{}")
+        await runtime.scanner.scan()
+        assert state_of(runtime, "checkpoint-20") is State.FINISHED
+
+    asyncio.run(scenario())
+
+
+def test_a_marker_from_the_year_11000_ends_nothing(memory_volume: Path) -> None:
+    async def scenario() -> None:
+        folder = write_checkpoint(memory_volume, "checkpoint-20", {"a": b"x"}, {})
+        os.utime(folder / ".complete", (3e11, 3e11))
+        runtime = new_life(memory_volume)
+        await runtime.scanner.scan()
+        assert "not of this calendar" in rejection(runtime, "checkpoint-20")
+
+    asyncio.run(scenario())
+
+
+def test_what_is_to_be_examined_again_holds_the_end_up_until_it_was(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        runtime = new_life(tmp_path / "volume")
+        folder = write_checkpoint(tmp_path / "volume", "checkpoint-20", {"a": b"x"}, {})
+        await runtime.scanner.scan()
+        runtime.catalog.forget("checkpoint-20")
+        runtime.scanner.examine_again("checkpoint-20")
+        assert not runtime.everything_durable()
+        await runtime.scanner.scan()
+        assert not runtime.scanner.unsettled
+        assert state_of(runtime, "checkpoint-20") is State.FINISHED
+        runtime.scanner.examine_again("checkpoint-20")
+        shutil.rmtree(folder)
+        await runtime.scanner.scan()
+        assert not runtime.scanner.unsettled
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("content", [b"", b"{"], ids=["empty", "cut off"])
+@pytest.mark.parametrize("ends_as", ["gone", "without a marker", "with a link for a marker"])
+def test_a_directory_that_goes_before_its_marker_settled_is_not_waited_for(
+    content: bytes, ends_as: str, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        runtime = new_life(tmp_path / "volume")
+        folder = write_checkpoint(tmp_path / "volume", "checkpoint-1", {"a": b"x"})
+        (folder / ".complete").write_bytes(content)
+        await runtime.scanner.scan()
+        assert runtime.scanner.unsettled
+        (folder / ".complete").unlink()
+        if ends_as == "gone":
+            shutil.rmtree(folder)
+        elif ends_as == "with a link for a marker":
+            (folder / ".complete").symlink_to("a")
+        await runtime.scanner.scan()
+        assert not runtime.scanner.unsettled
+        assert runtime.everything_durable()
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_held_and_is_deleted_is_lost_and_stays_reported(unlinkable: Path) -> None:
+    async def scenario() -> None:
+        runtime = new_life(unlinkable)
+        folder = write_checkpoint(unlinkable, "checkpoint-1", {"a": b"x"}, {})
+        await runtime.scanner.scan()
+        shutil.rmtree(folder)
+        for _ in range(2):
+            await runtime.scanner.scan()
+            assert state_of(runtime, "checkpoint-1") is State.LOST
+        written = exit_report(runtime.catalog, runtime.termination, quarantined={})
+        assert written["exit_code"] == EXIT_GIVEN_UP
+        assert [entry["checkpoint"] for entry in written["given_up"]] == ["checkpoint-1"]
+        write_checkpoint(unlinkable, "checkpoint-1", {"a": b"x"}, {})
+        await runtime.scanner.scan()
+        assert state_of(runtime, "checkpoint-1") is State.FINISHED
+
+    asyncio.run(scenario())
+
+
+def test_what_was_lost_during_its_upload_stays_reported_when_its_directory_goes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        runtime = new_life(tmp_path / "volume")
+        folder = write_checkpoint(tmp_path / "volume", "checkpoint-1", {"a": b"x"}, {})
+        await runtime.scanner.scan()
+        tracked = runtime.catalog.get("checkpoint-1")
+        assert tracked
+        runtime.catalog.move(tracked, State.UPLOADING)
+        runtime.catalog.move(tracked, State.LOST, reason="a file is gone")
+        shutil.rmtree(folder)
+        await runtime.scanner.scan()
+        assert state_of(runtime, "checkpoint-1") is State.LOST
+
+    asyncio.run(scenario())
+
+
+def test_what_is_in_the_store_and_waits_for_other_nodes_is_not_lost_with_its_directory(unlinkable: Path) -> None:
+    async def scenario() -> None:
+        runtime = new_life(unlinkable)
+        folder = write_checkpoint(unlinkable, "checkpoint-1", {"a": b"x"}, {})
+        await runtime.scanner.scan()
+        tracked = runtime.catalog.get("checkpoint-1")
+        assert tracked
+        runtime.catalog.move(tracked, State.UPLOADING)
+        runtime.catalog.move(tracked, State.UPLOADED)
+        shutil.rmtree(folder)
+        await runtime.scanner.scan()
+        assert state_of(runtime, "checkpoint-1") is State.UPLOADED
+
+    asyncio.run(scenario())
+
+
+def test_files_that_go_between_the_look_and_the_links_are_lost_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        runtime = new_life(tmp_path / "volume")
+        folder = write_checkpoint(tmp_path / "volume", "checkpoint-1", {"a": b"x"}, {})
+
+        def rotated(*args: Any, **more: Any) -> None:
+            monkeypatch.undo()
+            shutil.rmtree(folder)
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+        monkeypatch.setattr(os, "link", rotated)
+        await runtime.scanner.scan()
+        await runtime.scanner.scan()
+        assert state_of(runtime, "checkpoint-1") is State.LOST
 
     asyncio.run(scenario())

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from trainer_hook.contract import LEASES
+
+PATIENCE_S = 0.1
+"""So long a lease that is taken is tried again: who only looks whether it is held may lock it for an instant."""
 
 _held: dict[str, int] = {}
 """Descriptors by path. They stay open for the life of the process: closing any descriptor of the file drops the lock."""
@@ -24,10 +28,19 @@ def hold(volume: Path, rank: int) -> bool:
     if path in _held:
         return True
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    until_s = time.monotonic() + PATIENCE_S
+    while not _locked(fd):
+        if time.monotonic() >= until_s:
+            os.close(fd)
+            return False
+        time.sleep(0.01)
+    _held[path] = fd
+    return True
+
+
+def _locked(fd: int) -> bool:
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(fd)
         return False
-    _held[path] = fd
     return True

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.volume import Volume
 from tests.hook.job import ROOT, plain_environ
 from tests.process.sidecar_process import until
+from trainer_hook import lease
 from trainer_hook.contract import Notice, Request, encode_notice, encode_request, parse_notice, rfc3339
 from trainer_hook.jit import Requests, StopSignal, process_start_s
 
@@ -204,12 +206,22 @@ print('held', lease.hold(volume, 0), lease.hold(volume, 0), flush=True)
 
 def is_free(volume: Path) -> bool:
     """Ask as the sidecar does."""
-    with (volume / ".ckpt/ranks/0.lease").open("rb") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return False
-        return True
+    return Volume(volume).held_leases() == 0
+
+
+def test_asking_for_a_lease_never_locks_it(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("a trainer that takes its lease at this instant would be refused")
+
+    with child(HOLDS + "time.sleep(30)", volume) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "held True True\n"
+        monkeypatch.setattr(fcntl, "lockf", refuse)
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        assert Volume(volume).held_leases() == 1
+        process.kill()
+        process.wait()
+        assert Volume(volume).held_leases() == 0
 
 
 def test_a_lease_is_held_while_its_process_lives_and_free_after_kill_9(volume: Path) -> None:
@@ -222,6 +234,20 @@ def test_a_lease_is_held_while_its_process_lives_and_free_after_kill_9(volume: P
         process.kill()
         process.wait()
         assert is_free(volume)
+
+
+def test_a_lease_that_is_only_locked_for_an_instant_is_taken_after_it(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, refusals = fcntl.lockf, [BlockingIOError(), BlockingIOError()]
+
+    def lock(fd: int, how: int) -> None:
+        if refusals:
+            raise refusals.pop()
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "lockf", lock)
+    monkeypatch.setattr(lease, "_held", {})
+    assert lease.hold(volume, 0)
+    assert refusals == []
 
 
 def test_a_forked_child_that_outlives_the_process_does_not_keep_the_lease(volume: Path) -> None:

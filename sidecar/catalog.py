@@ -34,9 +34,9 @@ class Tracked:
     def waiting(self) -> Waiting:
         """What the upload order looks at."""
         checkpoint = self.checkpoint
-        return Waiting(
-            self.name, checkpoint.step if checkpoint else None, bool(checkpoint and checkpoint.urgent), self.overtook
-        )
+        # ``final`` is superseded by no step, whatever its marker says of its own.
+        step = checkpoint.resume_step if checkpoint else None
+        return Waiting(self.name, step, bool(checkpoint and checkpoint.urgent), self.overtook)
 
 
 class Catalog:

@@ -53,7 +53,10 @@ class Cleaner:
     async def run(self) -> None:
         """Clean until cancelled."""
         while True:
-            await self.clean_volume()
+            try:
+                await self.clean_volume()
+            except OSError as error:
+                log.warning("volume_not_cleaned", error=str(error), hint="is the volume still mounted? It is tried again")
             if self._catalog.newest_durable_step != self._swept_at_step:
                 self._swept_at_step = self._catalog.newest_durable_step
                 try:
@@ -68,17 +71,22 @@ class Cleaner:
 
     async def clean_volume(self) -> None:
         """Delete durable local checkpoints that are not to be kept."""
-        durable = [self._kept(t) for t in self._catalog.all() if t.state is State.COMMITTED and not _is_scripts(t)]
+        durable = [t for t in self._catalog.all() if t.state is State.COMMITTED and not _is_scripts(t)]
         plan = plan_local_deletion(
-            durable,
+            [self._kept(t) for t in durable],
             keep_newest=self._settings.keep_local,
             free_bytes=self._volume.free_bytes(),
             min_free_bytes=self._settings.min_free,
         )
+        versions = {t.name: t.version for t in durable}
         for deletion in plan:
-            if self._volume.marker_signature(deletion.name) is not None:
+            # Each deletion takes its time: what was written anew or handed out meanwhile is another thing than was planned.
+            if deletion.name != self._resuming.in_use and self._is_there(deletion.name, versions[deletion.name]):
                 await asyncio.to_thread(self._volume.delete, deletion.name)
                 log.info("local_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
+
+    def _is_there(self, name: str, version: str) -> bool:
+        return self._volume.marker_signature(name) == version
 
     def _kept(self, tracked: Tracked) -> Kept:
         checkpoint = tracked.checkpoint
@@ -100,6 +108,8 @@ class Cleaner:
             committed, keep_newest=self._settings.keep_store, keep_every_steps=self._settings.keep_every_steps
         )
         for deletion in plan:
+            if deletion.name == self._resuming.in_use:  # asked for since the plan was made
+                continue
             await self._committer.make_way(deletion.name)
             left = await self._transfers.persistently(self._keys, deletion.name)
             await self._transfers.persistently(self._store.delete, left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,8 @@ class Catalog:
         self._changed = asyncio.Event()
         self.newest_durable: Tracked | None = None
         self.newest_durable_step: int | None = None
+        self.on_durable: Callable[[Tracked], None] = lambda tracked: None
+        """Called with each checkpoint that was committed, or was found committed."""
 
     def get(self, name: str) -> Tracked | None:
         """Return what is known of a name."""
@@ -103,6 +106,7 @@ class Catalog:
         if step is not None and step >= (self.newest_durable_step if self.newest_durable_step is not None else -1):
             self.newest_durable, self.newest_durable_step = tracked, step
         self.move(tracked, State.COMMITTED, step=tracked.checkpoint.step if tracked.checkpoint else None, **fields)
+        self.on_durable(tracked)
 
     def forget(self, name: str) -> None:
         """A directory is gone and nothing is left to do for it."""

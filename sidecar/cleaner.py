@@ -102,7 +102,7 @@ class Cleaner:
         committed = [
             Kept(name, step_of(name), protected="the run resumes from it" if name == self._resuming.in_use else None)
             for name in newest_first(folders)
-            if name not in self._resuming.quarantined and await self._committer.standing(name) is not None
+            if await self._is_sound(name)
         ]
         plan = plan_store_deletion(
             committed, keep_newest=self._settings.keep_store, keep_every_steps=self._settings.keep_every_steps
@@ -114,6 +114,11 @@ class Cleaner:
             left = await self._transfers.persistently(self._keys, deletion.name)
             await self._transfers.persistently(self._store.delete, left)
             self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
+
+    async def _is_sound(self, name: str) -> bool:
+        """Whether a checkpoint is committed, and nothing is known against this commit of it."""
+        there = await self._committer.standing(name)
+        return there is not None and there.commit is not None and not self._resuming.is_quarantined(name, there.crc64nvme)
 
     def _keys(self, name: str) -> list[str]:
         return [stored.key for stored in self._store.list(keys.folder(name))]

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import functools
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import structlog
 
 from sidecar.catalog import Catalog, Tracked
 from sidecar.core.manifest import Commit
-from sidecar.core.resume import PassedOver, matches_train_call, may_replace, newest_first
+from sidecar.core.resume import PassedOver, differs_from_its_commit, matches_train_call, may_replace, newest_first
 from sidecar.core.states import PENDING, State
 from sidecar.downloader import Downloader
 from sidecar.errors import CheckpointChanged, CorruptObject, NotFound
 from sidecar.events import Events
+from sidecar.quarantine import UNREADABLE, Quarantine
 from sidecar.transfer import Health
-from sidecar.volume import Volume, publish
-from trainer_hook.contract import ContractError, Node, step_of
+from sidecar.volume import Volume
+from trainer_hook.contract import META_RESTORED, ContractError, Node, step_of
 
 log = structlog.get_logger()
 
@@ -93,7 +93,10 @@ class Resuming:
         self._ready = asyncio.Event()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._quarantine = _Quarantine(volume.journal / "quarantine.json")
+        self._unended: set[asyncio.Task[None]] = set()
+        """The task and those that it replaced and that still end their threads."""
+        self._quarantine = Quarantine(volume.journal / "quarantine.json")
+        catalog.on_durable = self._durable
         self._status = ResumeStatus()
         self._asked_s = 0.0
 
@@ -114,6 +117,13 @@ class Resuming:
         """Committed checkpoints that failed verification, by name, and why."""
         return self._quarantine.reasons()
 
+    def is_quarantined(self, name: str, crc: str) -> bool:
+        """Whether exactly this commit, named by its checksum, failed verification."""
+        return self._quarantine.reason(name, crc) is not None
+
+    def _durable(self, tracked: Tracked) -> None:
+        self._quarantine.release(tracked.name, committed_at_s=tracked.committed_at_s)
+
     def opened(self, downloader: Downloader) -> None:
         """The store answers and the volume was scanned once: requests can be worked on."""
         self.downloader = downloader
@@ -127,8 +137,11 @@ class Resuming:
             if self._task is not None:
                 self._task.cancel()
             self._asked_s = time.monotonic()
-            self._set(ResumeStatus(ResumeState.CHOOSING, requested=checkpoint, train_call=train_call))
-            self._task = asyncio.create_task(self._answer(checkpoint, train_call))
+            self._show(ResumeStatus(ResumeState.CHOOSING, requested=checkpoint, train_call=train_call))
+            before = frozenset(self._unended)
+            self._task = asyncio.create_task(self._answer_after(before, checkpoint, train_call))
+            self._unended.add(self._task)
+            self._task.add_done_callback(self._unended.discard)
         return self.status
 
     def begin_early(self) -> None:
@@ -152,15 +165,22 @@ class Resuming:
         if self._task is not None:
             self._task.cancel()
 
+    async def _answer_after(self, before: frozenset[asyncio.Task[None]], wanted: str, train_call: int | None) -> None:
+        # A cancelled download ends its threads and finishes what it is publishing: both in the folder that we use next.
+        if before:
+            await asyncio.wait(before)
+        await self._answer(wanted, train_call)
+
     async def _answer(self, wanted: str, train_call: int | None) -> None:
         try:
             if not self._enabled:
                 self._end(ResumeState.NONE, detail="CKPT_RESUME=off")
                 return
             await self._look_at_volume()
-            local = self._newest_local(train_call) if wanted == LATEST else None
-            names = await self._candidates(wanted, patience_s=None if local is None else LOCAL_PATIENCE_S)
-            await self._try_each(names, train_call, local, latest=wanted == LATEST)
+            if wanted == LATEST:
+                await self._answer_latest(train_call)
+            elif not await self._try(wanted, train_call):
+                self._end(ResumeState.NONE)
         except CheckpointChanged as changed:
             self._end(ResumeState.FAILED, detail=f"the trainer wrote {changed.path} itself: ask again, or delete it first")
         except OSError as error:
@@ -170,35 +190,47 @@ class Resuming:
             log.exception("resume_failed")
             self._end(ResumeState.FAILED, detail=f"{type(error).__name__}: {error}")
 
-    async def _candidates(self, wanted: str, *, patience_s: float | None) -> list[str]:
-        """Return the names to try, newest first; none when the store does not answer within ``patience_s``."""
-        try:
-            async with asyncio.timeout(patience_s):
-                await self._ready.wait()
-                assert self.downloader is not None
-                return [wanted] if wanted != LATEST else newest_first(await self.downloader.committed())
-        except TimeoutError:
-            log.warning(
-                "resume_without_store", hint="the newest checkpoint on the volume is used", trouble=self._health.trouble
-            )
-            return []
-
-    async def _try_each(self, names: list[str], train_call: int | None, local: Tracked | None, *, latest: bool) -> None:
-        for name in names:
+    async def _answer_latest(self, train_call: int | None) -> None:
+        fallback = await self._newest_local(train_call, restored=True)
+        names = await self._in_store(patience_s=None if fallback is None else LOCAL_PATIENCE_S)
+        local = await self._newest_local(train_call, committed=names or [])
+        for name in names or []:
             if local is not None and _step(local) >= _step_of(name):
                 break
             if await self._try(name, train_call):
                 return
         # Looked up again: the trainer may have finished one while the store was read.
-        local = self._newest_local(train_call) if latest else None
+        local = await self._newest_local(train_call, restored=names is None, committed=names or [])
         if local is not None:
             self._use_local(local)
         else:
             self._end(ResumeState.NONE)
 
-    def _newest_local(self, train_call: int | None) -> Tracked | None:
-        # Only where this node's part is the whole checkpoint, and only what this pod's trainer wrote: the rest is
-        # compared with the store first.
+    async def _in_store(self, *, patience_s: float | None) -> list[str] | None:
+        """Return the names to try, newest first; ``None`` when the store does not answer within ``patience_s``."""
+        try:
+            async with asyncio.timeout(patience_s):
+                return newest_first(await (await self._reader()).committed())
+        except TimeoutError:
+            log.warning(
+                "resume_without_store", hint="the newest checkpoint on the volume is used", trouble=self._health.trouble
+            )
+            return None
+
+    async def _reader(self) -> Downloader:
+        await self._ready.wait()
+        assert self.downloader is not None
+        return self.downloader
+
+    async def _newest_local(
+        self, train_call: int | None, *, restored: bool = False, committed: Sequence[str] = ()
+    ) -> Tracked | None:
+        """Return the newest checkpoint of the volume that can be used as it is.
+
+        Only where this node's part is the whole checkpoint, and only what this pod's trainer wrote: the rest is compared
+        with the store first. ``restored`` takes in what was downloaded and verified before, for when the store is away;
+        ``committed`` are names of which the store may know better.
+        """
         usable = [
             t
             for t in self._catalog.all()
@@ -206,18 +238,36 @@ class Resuming:
             and t.checkpoint is not None
             and t.checkpoint.resume_step is not None
             and t.checkpoint.node.count == 1
-            and t.checkpoint.restored_from is None
+            and (restored or t.checkpoint.restored_from is None)
             and matches_train_call(t.checkpoint.meta, train_call)
-            and self._volume.marker_signature(t.name) == t.version
         ]
-        return max(usable, key=_step, default=None)
+        for tracked in sorted(usable, key=_step, reverse=True):
+            assert tracked.checkpoint is not None
+            unchanged = await asyncio.to_thread(self._volume.is_unchanged, tracked.checkpoint)
+            if unchanged and not (tracked.name in committed and await self._is_torn(tracked)):
+                return tracked
+            hint = "files were changed or deleted since it was finished"
+            log.warning("local_checkpoint_not_used", checkpoint=tracked.name, hint=hint)
+        return None
+
+    async def _is_torn(self, local: Tracked) -> bool:
+        """Whether the store has the same finished checkpoint with other files than the volume.
+
+        Files that were deleted before this life of the sidecar looked leave no trace on the volume.
+        """
+        if local.state is State.COMMITTED or local.checkpoint is None:  # in this life, from these files
+            return False
+        try:
+            found = await (await self._reader()).commit(local.name)
+        except ContractError:
+            return False
+        return found is not None and differs_from_its_commit(local.checkpoint, found[0])
 
     async def _try(self, name: str, train_call: int | None) -> bool:
         """Return whether the checkpoint was made usable."""
-        assert self.downloader is not None
-        crc = None
+        reader, crc = await self._reader(), None
         try:
-            found = await self.downloader.commit(name)
+            found = await reader.commit(name)
             if found is None:
                 self._pass_over(name, "not committed: without its commit it is not known to be complete")
                 return False
@@ -227,9 +277,10 @@ class Resuming:
             if (reason := self._quarantine.reason(name, crc)) is not None:
                 self._pass_over(name, reason)
                 return False
-            await self._fetch(commit, crc)
+            await self._fetch(reader, commit, crc)
+            self._quarantine.release(name)
         except (ContractError, CorruptObject, NotFound) as error:
-            self._quarantine.add(name, crc or "unreadable", str(error))
+            self._quarantine.add(name, crc or UNREADABLE, str(error))
             self._events.happened(
                 "checkpoint_quarantined", level="error", checkpoint=name, reason=str(error), hint="the next older one is tried"
             )
@@ -237,34 +288,36 @@ class Resuming:
             return False
         return True
 
-    async def _fetch(self, commit: Commit, crc: str) -> None:
-        assert self.downloader is not None
+    async def _fetch(self, reader: Downloader, commit: Commit, crc: str) -> None:
         name = commit.name
         self._set(replace(self._status, checkpoint=name, step=commit.step, total_bytes=commit.size_bytes, done_bytes=0))
-        offer = await self.downloader.offer(commit, crc)
+        offer = await reader.offer(commit, crc)
         known = self._catalog.get(name)
         unknown = self._volume.marker_signature(name) not in (None, known.version if known else None)
         if unknown or not may_replace(known.checkpoint if known else None, commit):
             raise CheckpointChanged(name)
         source = "local"
-        if not (self._volume.marker_signature(name) and await self.downloader.is_local(offer, self._node)):
+        if not (self._volume.marker_signature(name) and await reader.is_local(offer, self._node)):
             source = "store"
             self._set(replace(self._status, state=ResumeState.DOWNLOADING))
             self._events.happened("resume_download_started", checkpoint=name, size_bytes=commit.size_bytes)
-            await self.downloader.download(offer, self._node, self._progressed)
+            # Told by threads that outlive a cancelled request, too.
+            await reader.download(offer, self._node, functools.partial(self._progressed, asyncio.current_task()))
         self._end(ResumeState.READY, checkpoint=name, step=commit.step, source=source, meta=dict(commit.meta))
 
     def _use_local(self, tracked: Tracked) -> None:
         assert tracked.checkpoint is not None
-        meta = dict(tracked.checkpoint.meta)
+        meta = {key: value for key, value in tracked.checkpoint.meta.items() if key != META_RESTORED}
         self._end(ResumeState.READY, checkpoint=tracked.name, step=tracked.checkpoint.step, source="local", meta=meta)
 
     def _pass_over(self, name: str, reason: str) -> None:
         passed = (*self._status.passed_over, PassedOver(name, reason))
         self._set(replace(self._status, passed_over=passed, checkpoint=None, step=None))
 
-    def _progressed(self, done_bytes: int, total_bytes: int) -> None:
-        self._set(replace(self._status, done_bytes=done_bytes, total_bytes=total_bytes))
+    def _progressed(self, request: asyncio.Task[Any] | None, done_bytes: int, total_bytes: int) -> None:
+        if request is not self._task:
+            return
+        self._show(replace(self._status, done_bytes=done_bytes, total_bytes=total_bytes))
         self._events.happened(
             "resume_download_progress",
             quiet=True,
@@ -283,6 +336,8 @@ class Resuming:
         meta: dict[str, Any] | None = None,
         detail: str | None = None,
     ) -> None:
+        if asyncio.current_task() is not self._task:
+            return
         path = str(self._volume.root / checkpoint) if checkpoint else None
         self._set(
             replace(
@@ -307,36 +362,14 @@ class Resuming:
         return None if self._ready.is_set() else "the store was not reached yet; trying again"
 
     def _set(self, status: ResumeStatus) -> None:
+        """Change the answer, unless another request has taken the place of the one that calls."""
+        if asyncio.current_task() is self._task:
+            self._show(status)
+
+    def _show(self, status: ResumeStatus) -> None:
         self._status = status
         self._news.set()
         self._news = asyncio.Event()
-
-
-class _Quarantine:
-    """Commits that failed verification, by name and checksum: one that is written anew starts with a clean slate."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: dict[str, dict[str, str]] = {}
-        try:
-            known = json.loads(path.read_bytes())
-            self._known = {str(n): {"crc": str(v["crc"]), "reason": str(v["reason"])} for n, v in known.items()}
-        except (OSError, ValueError, TypeError, AttributeError, KeyError):
-            self._known = {}
-
-    def reason(self, name: str, crc: str) -> str | None:
-        known = self._known.get(name)
-        return known["reason"] if known and known["crc"] == crc else None
-
-    def reasons(self) -> dict[str, str]:
-        return {name: known["reason"] for name, known in self._known.items()}
-
-    def add(self, name: str, crc: str, reason: str) -> None:
-        self._known[name] = {"crc": crc, "reason": reason}
-        try:
-            publish(self._path, json.dumps(self._known).encode())
-        except OSError as error:
-            log.warning("quarantine_not_written", error=str(error))
 
 
 def _step(tracked: Tracked) -> int:

@@ -194,6 +194,19 @@ class Volume:
         """
         return _examine(self.root / name, name)
 
+    def is_unchanged(self, checkpoint: Finished) -> bool:
+        """Whether a checkpoint's directory still holds, under the same marker, exactly the files that were finished."""
+        if self.marker_signature(checkpoint.name) != checkpoint.version:
+            return False
+        try:
+            return all(self._is_same(checkpoint.name, file) for file in checkpoint.files)
+        except OSError:
+            return False
+
+    def _is_same(self, name: str, then: FoundFile) -> bool:
+        now = os.lstat(self.root / name / then.path)
+        return (now.st_ino, now.st_size, now.st_mtime_ns) == (then.inode, then.size_bytes, then.mtime_ns)
+
     def pins(self) -> list[Path]:
         """Return the pins that an earlier life of the sidecar left; those that it did not finish are dropped."""
         with os.scandir(self._pins) as entries:

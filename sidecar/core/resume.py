@@ -9,7 +9,7 @@ from typing import Any
 from sidecar.core import checksum
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry
-from trainer_hook.contract import FINAL, META_TRAIN_CALL, ContractError, Node, step_of
+from trainer_hook.contract import FINAL, META_TRAIN_CALL, ContractError, Node, rfc3339, step_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +96,12 @@ def may_replace(local: Finished | None, commit: Commit) -> bool:
         commit: What is to be downloaded.
     """
     return local is None or local.restored_from is not None or local.attempt == commit.attempt
+
+
+def differs_from_its_commit(local: Finished, commit: Commit) -> bool:
+    """Whether a lone node's checkpoint is the one that was committed, finished once, and yet has not the same files now."""
+    is_the_same = (local.attempt, rfc3339(local.created_at_s)) == (commit.attempt, commit.created_at)
+    return is_the_same and (len(local.files), local.size_bytes) != (commit.files, commit.size_bytes)
 
 
 def files_for(node: Node, manifests: Sequence[Manifest]) -> list[FileEntry]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,17 +11,57 @@ from hypothesis import strategies as st
 
 from sidecar.core import keys
 from sidecar.core.commit import commit_of
+from sidecar.core.local import Finished, FoundFile
 from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry, NodeOf, decode_commit, decode_manifest, encode
 from sidecar.core.resume import (
     check_listing,
     check_manifest,
     check_node_set,
+    differs_from_its_commit,
     files_for,
     matches_train_call,
     newest_first,
 )
 from tests import strategies
-from trainer_hook.contract import ContractError, Node, step_of
+from trainer_hook.contract import ContractError, Node, epoch_seconds, step_of
+
+SAME = Commit(
+    name="checkpoint-20",
+    step=20,
+    attempt="a",
+    created_at="2026-03-01T12:00:00.000Z",
+    committed_at=None,
+    reason=None,
+    world_size=None,
+    meta={},
+    files=2,
+    size_bytes=30,
+    manifests=(ManifestEntry(key=keys.manifest("checkpoint-20", "a", Node()), size_bytes=1, crc64nvme="0" * 16),),
+)
+LOCAL = Finished(
+    name="checkpoint-20",
+    version="v",
+    step=20,
+    reason=None,
+    attempt="a",
+    node=Node(),
+    created_at_s=epoch_seconds("2026-03-01T12:00:00.000Z"),
+    world_size=None,
+    files=(FoundFile("model", 10, 1, 1), FoundFile("optimizer", 20, 1, 2)),
+    meta={},
+)
+
+
+def test_a_checkpoint_that_lost_a_file_after_it_was_committed_differs_from_its_commit() -> None:
+    assert not differs_from_its_commit(LOCAL, SAME)
+    assert differs_from_its_commit(replace(LOCAL, files=LOCAL.files[:1]), SAME)
+    assert differs_from_its_commit(replace(LOCAL, files=(*LOCAL.files[:1], FoundFile("optimizer", 19, 1, 2))), SAME)
+
+
+def test_a_checkpoint_that_was_finished_anew_is_not_measured_by_the_commit_before() -> None:
+    anew = replace(LOCAL, files=LOCAL.files[:1], created_at_s=LOCAL.created_at_s + 1)
+    assert not differs_from_its_commit(anew, SAME)
+    assert not differs_from_its_commit(replace(anew, created_at_s=LOCAL.created_at_s, attempt="b"), SAME)
 
 
 @st.composite

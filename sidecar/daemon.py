@@ -33,7 +33,7 @@ from sidecar.store.protocol import Capabilities, Store, Verification
 from sidecar.uploader import Uploader
 from sidecar.volume import publish
 from sidecar.watch import Hints
-from trainer_hook.contract import API_SOCKET, TOKEN
+from trainer_hook.contract import API_SOCKET, TERMINATING, TOKEN
 
 log = structlog.get_logger()
 
@@ -54,6 +54,8 @@ class Daemon:
         self._hints = Hints(settings.dir)
         self._opened = asyncio.Event()
         self._scanned = asyncio.Event()
+        self._owned = asyncio.Event()
+        """This sidecar is the only one of its volume."""
 
     async def run(self) -> int:
         """Run until told to end. Returns the exit code.
@@ -86,24 +88,48 @@ class Daemon:
             runtime.transfers.close()
             self._hints.stop()
             with contextlib.suppress(OSError):
-                (self._settings.dir / API_SOCKET).unlink()
+                if self._owned.is_set():
+                    (self._settings.dir / API_SOCKET).unlink()
         return code
 
     def _prepare_volume(self) -> None:
         try:
             self.runtime.volume.prepare()
-            publish(self._settings.dir / TOKEN, self.runtime.token.encode(), mode=0o640)
+            if self.runtime.volume.lock():
+                self._use_volume()
         except OSError as error:
             raise ConfigurationError(
                 f"CKPT_DIR={self._settings.dir}: {error.strerror}: "
                 f"mount the volume that the trainer writes to, writable for user {os.geteuid()}"
             ) from None
+        self.runtime.scanner.enabled = self._owned.is_set()
+
+    def _use_volume(self) -> None:
+        publish(self._settings.dir / TOKEN, self.runtime.token.encode(), mode=0o640)
         self.runtime.termination.clear_stale()
+        self._owned.set()
+
+    async def _wait_for_volume(self) -> None:
+        """Wait until the sidecar that has the volume ends: at a pod's replacement it still flushes."""
+        if self._owned.is_set():
+            return
+        runtime = self.runtime
+        runtime.health.trouble = "another sidecar still uses this volume; it is waited for"
+        runtime.events.happened("volume_waited_for", level="warning", hint="the pod that is being replaced still flushes")
+        while not runtime.volume.lock():  # noqa: ASYNC110 - nobody tells when a lock is freed
+            await asyncio.sleep(TICK_S)
+        if runtime.termination.going is None:  # the notice of the one that was here is not ours
+            (self._settings.dir / TERMINATING).unlink(missing_ok=True)
+        self._use_volume()
+        runtime.health.trouble = None
+        runtime.scanner.enabled = True
+        runtime.events.happened("volume_taken_over")
 
     def _servers(self) -> list[Server]:
         settings = self._settings
         sockets = [listen("127.0.0.1", settings.api_port, setting="CKPT_API_PORT")]
-        sockets += _listen_unix(settings)
+        if self._owned.is_set():  # its name on the volume belongs to whoever has the volume
+            sockets += _listen_unix(settings)
         servers = [Server(create_app(self.runtime), sockets)]
         if settings.metrics_bind:
             host, _, port = settings.metrics_bind.rpartition(":")
@@ -112,11 +138,18 @@ class Daemon:
         return servers
 
     def _services(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._watch(), self._use_store()]
+        return [self._watch(), self._use_store(), self._serve_socket_later(self._owned.is_set())]
+
+    async def _serve_socket_later(self, is_served: bool) -> None:
+        if not is_served:
+            await self._owned.wait()
+            if sockets := _listen_unix(self._settings):
+                await Server(create_app(self.runtime), sockets).serve()
 
     async def _watch(self) -> None:
         """Scan at each hint, and every ``SCAN_S`` without one."""
         runtime = self.runtime
+        await self._wait_for_volume()
         self._hints.start()
         await runtime.scanner.take_over_pins()
         while True:
@@ -131,6 +164,7 @@ class Daemon:
     async def _use_store(self) -> None:
         """Reach the store, then upload, commit, clean and serve resumes until cancelled."""
         runtime, settings = self.runtime, self._settings
+        await self._owned.wait()
         capabilities = await self._open_store()
         runtime.capabilities = capabilities
         if capabilities.verification is Verification.OFF:
@@ -219,7 +253,8 @@ class Daemon:
             if tracked.state is not State.GIVEN_UP:
                 runtime.catalog.move(tracked, State.GIVEN_UP, reason=why, sent_bytes=tracked.sent_bytes)
         written = report.exit_report(runtime.catalog, runtime.termination, quarantined=runtime.resuming.quarantined)
-        report.write(runtime.volume, written)
+        if self._owned.is_set():
+            report.write(runtime.volume, written)
         runtime.resuming.close()
         return int(written["exit_code"])
 

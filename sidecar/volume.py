@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import structlog
+
 from sidecar.core.local import Finished, FoundCheckpoint, FoundFile, FoundMarker
 from sidecar.errors import CheckpointChanged, CheckpointRejected
 from trainer_hook.contract import (
@@ -31,6 +33,8 @@ from trainer_hook.contract import (
     SYSTEM_DIR,
     is_checkpoint_name,
 )
+
+log = structlog.get_logger()
 
 _KINDS = {
     stat.S_IFLNK: "symbolic link",
@@ -57,6 +61,9 @@ stale handle, is trouble of a moment: it says nothing about the checkpoint, whic
 _FLOCK = struct.Struct("hhqqi0q")
 """``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
 _CANNOT_LINK = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EACCES, errno.ENOSPC, errno.EDQUOT})
+
+
+LOCK = f"{SYSTEM_DIR}/lock"
 
 
 def publish(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -146,6 +153,7 @@ class Volume:
         self.incoming = root / INCOMING
         self.journal = root / JOURNAL
         self._pins = root / PINS
+        self._lock_fd: int | None = None
 
     def prepare(self) -> None:
         """Create what this system owns.
@@ -158,6 +166,27 @@ class Volume:
             # Trainer and sidecar may be different users of one group; who made the directory opens it to both.
             if path.stat().st_uid == os.geteuid():
                 path.chmod(0o2775 if path.name != "ranks" else 0o2777)
+
+    def lock(self) -> bool:
+        """Become the one sidecar of this volume, until the process ends. Returns false while another one is.
+
+        A file system that has no locks is taken for ours.
+
+        Raises:
+            OSError: The lock's file cannot be made.
+        """
+        if self._lock_fd is not None:
+            return True
+        fd = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        except OSError as error:
+            log.warning("volume_not_locked", error=str(error), hint="never run two sidecars on this volume")
+        self._lock_fd = fd
+        return True
 
     def names(self) -> list[str]:
         """Return the directories that have a checkpoint's name."""

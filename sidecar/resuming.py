@@ -199,8 +199,9 @@ class Resuming:
                 break
             if await self._try(name, train_call):
                 return
-        # Looked up again: the trainer may have finished one while the store was read.
-        local = await self._newest_local(train_call, restored=names is None, committed=names or [])
+        # Looked up again: the trainer may have finished one while the store was read. And what was once downloaded and
+        # verified is better than to begin from scratch.
+        local = await self._newest_local(train_call, restored=True, committed=names or [])
         if local is not None:
             self._use_local(local)
         else:
@@ -228,7 +229,7 @@ class Resuming:
         """Return the newest checkpoint of the volume that can be used as it is.
 
         Only where this node's part is the whole checkpoint, and only what this pod's trainer wrote: the rest is compared
-        with the store first. ``restored`` takes in what was downloaded and verified before, for when the store is away;
+        with the store first. ``restored`` takes in what was downloaded and verified before, for when the store has no answer;
         ``committed`` are names of which the store may know better.
         """
         usable = [

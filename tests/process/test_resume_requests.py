@@ -104,6 +104,24 @@ class Away(SlowToEnd):
         return []
 
 
+class Empty(SlowToEnd):
+    async def committed(self) -> list[str]:
+        return []
+
+
+def test_what_was_downloaded_before_is_used_when_the_store_has_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        runtime = new_life(tmp_path / "volume")
+        marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef"}}
+        write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE, marker)
+        runtime.resuming.opened(Empty(runtime))
+        runtime.resuming.request()
+        answer = await runtime.resuming.progress(timeout_s=5)
+        assert (answer.state, answer.checkpoint, answer.source) == (ResumeState.READY, "checkpoint-20", "local")
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
 def test_what_was_downloaded_before_is_used_when_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         monkeypatch.setattr(resuming, "LOCAL_PATIENCE_S", 0.05)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from sidecar.core import checksum, keys
-from sidecar.core.commit import Decision, Mend, Object, Ready, Wait, commit_of, decide, manifest_entry
+from sidecar.core.commit import Decision, Mend, Object, Ready, Wait, attempt_of, commit_of, decide, manifest_entry
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest, NodeOf, decode_commit, decode_manifest, encode
 from sidecar.errors import AlreadyExists, NotFound, StoreError
@@ -131,15 +131,30 @@ class Committer:
             await self._transfers.once(self._store.delete, [entry.key for entry in sent.entries.values()])
 
     async def make_way(self, name: str) -> None:
-        """Take back what is committed, so that the step can be written anew: commit, then manifests (I4)."""
+        """Take back what is committed, so that the step can be written anew: the commit, then the manifests it names (I4).
+
+        Manifests that it does not name are somebody's work in progress: other nodes of our attempt publish theirs while
+        we are still at it.
+        """
+        there = await self.standing(name)
+        if there is None:
+            return
         await self._transfers.persistently(self._store.delete, [keys.commit(name)])
-        stale = await self._transfers.persistently(lambda: [o.key for o in self._store.list(keys.manifests(name))])
-        documents = [key for key in stale if key.endswith(".json") and key.count("/") == 3]
-        await self._transfers.persistently(self._store.delete, documents)
+        await self._transfers.persistently(self._store.delete, await self._named_by(name, there))
 
     async def take_back_commit(self, name: str) -> None:
-        """Make a checkpoint invisible to resume, before its content changes (I4)."""
-        await self._transfers.persistently(self._store.delete, [keys.commit(name)])
+        """Make a checkpoint invisible to resume, before its content changes (I4).
+
+        The other nodes' manifests go, too: a commit of our new part with their old ones would be of no moment that ever was.
+        """
+        await self.make_way(name)
+
+    async def _named_by(self, name: str, there: Standing) -> list[str]:
+        if there.commit is not None:
+            return [entry.key for entry in there.commit.manifests if attempt_of(entry.key, name) is not None]
+        # Nothing says any more what it named; whoever still needs his manifest publishes it again.
+        stored = await self._transfers.persistently(self._listing, name)
+        return [key for key in stored if attempt_of(key, name) is not None]
 
     async def publish_manifest(self, manifest: Manifest) -> None:
         """Write this node's manifest: from now on its part counts as uploaded."""
@@ -182,9 +197,12 @@ class Committer:
         return {o.key: Object(o.size_bytes, o.etag) for o in self._store.list(keys.folder(name))}
 
     async def _sweep(self, name: str, manifests: Sequence[Manifest], listing: dict[str, Object]) -> None:
-        # What an earlier attempt left under this step and the commit does not name.
+        # What an earlier version of the step left and nobody names.
         named = {entry.key for manifest in manifests for entry in manifest.files} | {keys.commit(name)}
         named |= {keys.manifest(name, m.attempt, Node(m.node.index, m.node.count)) for m in manifests}
+        foreign = [key for key in listing if attempt_of(key, name) not in (None, manifests[0].attempt)]
+        for key in foreign:
+            named |= {key, *await self._files_named_by(key)}
         leftover = [key for key in listing if key not in named]
         if leftover:
             await self._transfers.persistently(self._store.delete, leftover)
@@ -192,6 +210,14 @@ class Committer:
             await self._transfers.once(self._abort_unfinished, name)
         except StoreError as error:  # they cost money, not data; the bucket's lifecycle rule removes them, too
             log.warning("unfinished_uploads_not_aborted", checkpoint=name, error=str(error))
+
+    async def _files_named_by(self, key: str) -> set[str]:
+        # The manifest of another attempt, which may be at work at this very moment.
+        try:
+            manifest = decode_manifest(await self._transfers.persistently(self._store.get, key), key=key)
+        except (NotFound, ContractError):
+            return set()
+        return {entry.key for entry in manifest.files}
 
     def _abort_unfinished(self, name: str) -> None:
         # The step is committed: whatever is unfinished below it was begun anew since.

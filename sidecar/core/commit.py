@@ -39,7 +39,7 @@ class Mend:
     """This node has to send files again, each under the key given, and write its manifest anew."""
 
     files: Mapping[str, str]
-    """Path to key."""
+    """Path to key. Empty: the manifest alone is missing."""
     reason: str
 
 
@@ -62,7 +62,8 @@ def decide(manifests: Sequence[Manifest], listing: Mapping[str, Object], *, me: 
     claims = _claims(manifests)
     mine = by_index.get(me.index)
     if mine is None:
-        return Wait("this node's own manifest is not in the store")
+        # Whoever took back an earlier version of the step took it along: the files are there, so it costs one request.
+        return Mend({}, "this node's own manifest is not in the store any more")
     moved = {
         entry.path: keys.node_file(mine.name, mine.attempt, me, entry.path)
         for entry in mine.files
@@ -141,6 +142,14 @@ def manifest_entry(manifest: Manifest, raw: bytes) -> ManifestEntry:
         size_bytes=len(raw),
         crc64nvme=checksum.to_text(checksum.checksum(raw)),
     )
+
+
+def attempt_of(key: str, name: str) -> str | None:
+    """Return the attempt whose manifest lies under ``key``, or ``None`` if the key is not that of a manifest of ``name``."""
+    inside = key.removeprefix(keys.manifests(name))
+    attempt, slash, document = inside.partition("/")
+    is_manifest = inside != key and slash and "/" not in document and document.endswith(".json")
+    return attempt if is_manifest else None
 
 
 def is_stale(*, ours: str, our_created_at: str | None, theirs: str, their_created_at: str | None) -> bool:

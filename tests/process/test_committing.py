@@ -1,0 +1,139 @@
+"""The documents of a checkpoint in the store, as several nodes write and take them back at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterable
+
+import pytest
+
+from sidecar.committing import Committer, manifest_of
+from sidecar.core import checksum, keys
+from sidecar.core.commit import Mend, Ready, Wait
+from sidecar.core.local import Finished
+from sidecar.core.manifest import FileEntry
+from sidecar.store.memory import MemoryStore
+from sidecar.transfer import Health, RateGate, Transfers
+from trainer_hook.contract import Node
+
+NAME = "checkpoint-20"
+
+
+@pytest.fixture
+async def transfers() -> AsyncIterator[Transfers]:
+    running = Transfers(concurrency=2, gate=RateGate(None), health=Health())
+    yield running
+    running.close()
+
+
+class Pod:
+    """One node's part of a step, sent in whole by one call."""
+
+    def __init__(self, store: MemoryStore, transfers: Transfers, index: int, count: int = 2) -> None:
+        self.store, self.node = store, Node(index, count)
+        self.committer = Committer(store, transfers)
+
+    def checkpoint(self, attempt: str) -> Finished:
+        return Finished(NAME, "v", 20, "periodic", attempt, self.node, 1.8e9, None, (), {})
+
+    def key(self, attempt: str) -> str:
+        return keys.manifest(NAME, attempt, self.node)
+
+    async def publish(self, content: bytes, attempt: str, *, path: str | None = None) -> None:
+        path = path or f"shard-{self.node.index}"
+        key = keys.shared_file(NAME, path)
+        etag = self.store.put(key, content).etag
+        crc = checksum.to_text(checksum.checksum(content))
+        entry = FileEntry(path=path, key=key, size_bytes=len(content), crc64nvme=crc, etag=etag)
+        await self.committer.publish_manifest(manifest_of(self.checkpoint(attempt), [entry]))
+
+
+class HeldDelete(MemoryStore):
+    """Holds the deletion of one key back until told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_key: str | None = None
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = list(keys)
+        if self.held_key in wanted:
+            self.held_key = None
+            self.reached.set()
+            self.go_on.wait(20)
+        super().delete(wanted)
+
+
+async def test_a_node_that_makes_way_late_leaves_what_the_others_published_meanwhile(transfers: Transfers) -> None:
+    store = HeldDelete()
+    fast, slow = (Pod(store, transfers, index) for index in (0, 1))
+    for pod in (fast, slow):
+        await pod.publish(b"old", "a")
+    assert isinstance(await fast.committer.try_commit(fast.checkpoint("a")), Ready)
+
+    store.held_key = keys.commit(NAME)
+    late = asyncio.create_task(slow.committer.make_way(NAME))
+    await asyncio.to_thread(store.reached.wait, 10)
+    await fast.committer.make_way(NAME)
+    await fast.publish(b"new", "b")
+    store.go_on.set()
+    await late
+    await slow.publish(b"new", "b")
+
+    assert isinstance(await slow.committer.try_commit(slow.checkpoint("b")), Ready)
+    assert store.get(fast.key("b"))
+
+
+async def test_a_node_whose_manifest_was_taken_publishes_it_again(transfers: Transfers) -> None:
+    store = MemoryStore()
+    pod = Pod(store, transfers, 0, count=1)
+    await pod.publish(b"new", "b")
+    store.delete([pod.key("b")])
+    decision = await pod.committer.try_commit(pod.checkpoint("b"))
+    assert isinstance(decision, Mend)
+    assert not decision.files
+
+
+async def test_no_commit_mixes_a_part_that_is_written_again_with_old_parts_of_the_others(transfers: Transfers) -> None:
+    store = MemoryStore()
+    pods = [Pod(store, transfers, index, count=3) for index in range(3)]
+    for pod in pods:
+        await pod.publish(b"v1", "a")
+    assert isinstance(await pods[0].committer.try_commit(pods[0].checkpoint("a")), Ready)
+
+    await pods[0].committer.take_back_commit(NAME)
+    await pods[0].publish(b"v2", "a")
+    assert await pods[0].committer.try_commit(pods[0].checkpoint("a")) == Wait("waiting for node 1, 2 of 3")
+    await pods[2].publish(b"v2", "a")
+    assert await pods[2].committer.try_commit(pods[2].checkpoint("a")) == Wait("waiting for node 1 of 3")
+    await pods[1].publish(b"v2", "a")
+    assert isinstance(await pods[1].committer.try_commit(pods[1].checkpoint("a")), Ready)
+    assert {store.get(keys.shared_file(NAME, f"shard-{index}")) for index in range(3)} == {b"v2"}
+
+
+async def test_a_commit_that_cannot_be_read_is_taken_back_with_every_manifest(transfers: Transfers) -> None:
+    store = MemoryStore()
+    pod = Pod(store, transfers, 0)
+    await pod.publish(b"v1", "a")
+    store.put(keys.commit(NAME), b"{")
+    await pod.committer.make_way(NAME)
+    assert [stored.key for stored in store.list(keys.folder(NAME))] == [keys.shared_file(NAME, "shard-0")]
+
+
+async def test_a_commit_sweeps_what_nobody_names_and_nothing_of_an_attempt_that_is_at_work(transfers: Transfers) -> None:
+    store = MemoryStore()
+    ours, theirs = Pod(store, transfers, 0, count=1), Pod(store, transfers, 1)
+    await theirs.publish(b"theirs", "later", path="theirs")
+    store.put(keys.shared_file(NAME, "nobody's"), b"left over")
+    store.put(keys.manifest(NAME, "a", Node(0, 9)), b"of a job of another size")
+    await ours.publish(b"ours", "a", path="ours")
+    assert isinstance(await ours.committer.try_commit(ours.checkpoint("a")), Ready)
+    assert {stored.key for stored in store.list(keys.folder(NAME))} == {
+        keys.commit(NAME),
+        ours.key("a"),
+        theirs.key("later"),
+        keys.shared_file(NAME, "ours"),
+        keys.shared_file(NAME, "theirs"),
+    }

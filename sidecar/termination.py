@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
-from sidecar.core.lifecycle import margin_s
+from sidecar.core.lifecycle import is_success_of_this_pod, margin_s
 from sidecar.volume import Volume, publish
 from trainer_hook.contract import (
+    EXIT_REPORT,
+    SYSTEM_DIR,
     TERMINATING,
     TRAINER_STATE,
     ContractError,
@@ -23,6 +28,9 @@ from trainer_hook.contract import (
 )
 
 log = structlog.get_logger()
+
+POD = f"{SYSTEM_DIR}/pod.json"
+"""Which pod used the volume last, and since when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,24 @@ class Termination:
         self._started_at_s = time.time()
         self.going: Going | None = None
         self.sigterms = 0
+        self._trainer_before: bytes | None = None
+        """What ``trainer.json`` said when this life began."""
+        self._pod_since_s = self._started_at_s
+        self._ended_in_order_at_s: float | None = None
+
+    def begin(self, pod: str) -> None:
+        """Sort what earlier lives left on the volume: of this pod, and of others before it."""
+        self.clear_stale()
+        self._trainer_before = self._volume.read_small(TRAINER_STATE)
+        self._ended_in_order_at_s = _ended_in_order_at_s(self._volume.read_small(EXIT_REPORT))
+        since_s = _pod_since_s(self._volume.read_small(POD), pod)
+        if since_s is not None:
+            self._pod_since_s = since_s
+            return
+        try:
+            publish(self._volume.root / POD, json.dumps({"pod": pod, "since": rfc3339(self._started_at_s)}).encode())
+        except OSError as error:
+            log.warning("pod_not_written", path=POD, error=error.strerror)
 
     def notice(self, source: str, *, at_s: float | None = None) -> bool:
         """The pod is going. Returns whether that is news."""
@@ -61,18 +87,29 @@ class Termination:
 
     def expire(self) -> bool:
         """Drop a notice that no SIGTERM followed within the grace period: the pod stays. Returns whether there was one."""
-        left_s = self.left_s()
-        if self.sigterms or left_s is None or left_s > 0:
+        if self.sigterms or not self._is_overdue():
             return False
-        self.going = None
-        (self._volume.root / TERMINATING).unlink(missing_ok=True)
+        self._drop()
         return True
 
     def sigterm(self) -> None:
         """The sidecar itself was told to end."""
-        self.expire()  # an old notice must not have used up this one's time
         self.sigterms += 1
+        if self.sigterms == 1 and self._is_overdue():
+            self._drop()  # an old notice must not have used up this one's time
         self.notice("sigterm")
+
+    def _is_overdue(self) -> bool:
+        left_s = self.left_s()
+        return left_s is not None and left_s <= 0
+
+    def _drop(self) -> None:
+        self.going = None
+        self._unlink_notice()
+
+    def _unlink_notice(self) -> None:
+        with contextlib.suppress(OSError):  # a volume that is away or read-only: the clock is what counts
+            (self._volume.root / TERMINATING).unlink(missing_ok=True)
 
     def look(self) -> bool:
         """Take notice of the hook's ``terminating`` file. Returns whether it is news."""
@@ -92,7 +129,7 @@ class Termination:
             return
         notice = parse_notice(raw)
         if notice.at is None or epoch_seconds(notice.at) < self._started_at_s - self._grace_s:
-            (self._volume.root / TERMINATING).unlink(missing_ok=True)
+            self._unlink_notice()
 
     def deadline_s(self) -> float | None:
         """Return the monotonic instant by which everything must be done, or ``None`` while nobody gave notice."""
@@ -112,3 +149,42 @@ class Termination:
             return None if raw is None else parse_trainer_state(raw)
         except ContractError:
             return None
+
+    def trainer_succeeded(self) -> bool:
+        """Whether the trainer of this pod said that it succeeded."""
+        trainer = self.trainer()
+        return (
+            trainer is not None
+            and trainer.state == "succeeded"
+            and is_success_of_this_pod(
+                updated_at_s=_epoch_s(trainer.updated_at),
+                changed=self._volume.read_small(TRAINER_STATE) != self._trainer_before,
+                pod_since_s=self._pod_since_s,
+                ended_in_order_at_s=self._ended_in_order_at_s,
+            )
+        )
+
+
+def _pod_since_s(raw: bytes | None, pod: str) -> float | None:
+    known = _fields(raw)
+    return _epoch_s(known.get("since")) if known.get("pod") == pod else None
+
+
+def _ended_in_order_at_s(raw: bytes | None) -> float | None:
+    report = _fields(raw)
+    return _epoch_s(report.get("written_at")) if report.get("exit_code") == 0 else None
+
+
+def _fields(raw: bytes | None) -> dict[str, Any]:
+    try:
+        fields = json.loads(raw or b"{}")
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _epoch_s(text: Any) -> float | None:
+    try:
+        return epoch_seconds(text) if isinstance(text, str) else None
+    except ContractError:
+        return None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.lifecycle import Phase, Situation, margin_s, next_phase
+from sidecar.core.lifecycle import CONTAINERS_START_WITHIN_S, Phase, Situation, is_success_of_this_pod, margin_s, next_phase
 
 ORDER = list(Phase)
 
@@ -135,6 +135,36 @@ def test_a_notice_that_turns_out_to_be_void_leads_back_to_running() -> None:
 def test_a_trainer_that_seems_to_live_again_does_not_stop_the_flush_after_sigterm() -> None:
     flushing = replace(IDLE, sigterm=True, trainer_alive=False, everything_durable=False)
     assert walk(flushing, replace(flushing, trainer_alive=True)) == [Phase.FLUSHING, Phase.FLUSHING]
+
+
+instants = st.floats(1.7e9, 1.9e9)
+
+
+@given(instants, instants, st.none() | instants)
+def test_a_success_that_was_said_before_the_pod_was_there_is_of_an_earlier_run(
+    said_s: float, since_s: float, ended_s: float | None
+) -> None:
+    is_ours = is_success_of_this_pod(updated_at_s=said_s, changed=False, pod_since_s=since_s, ended_in_order_at_s=ended_s)
+    assert not is_ours or said_s >= since_s - CONTAINERS_START_WITHIN_S
+
+
+@given(instants, instants, st.floats(0, 1e6))
+def test_a_success_that_a_life_ended_upon_is_not_believed_by_the_next(said_s: float, since_s: float, later_s: float) -> None:
+    assert not is_success_of_this_pod(
+        updated_at_s=said_s, changed=False, pod_since_s=since_s, ended_in_order_at_s=said_s + later_s
+    )
+
+
+@given(st.none() | instants, instants, st.none() | instants)
+def test_a_success_that_is_said_now_is_believed_whatever_its_clock(
+    said_s: float | None, since_s: float, ended_s: float | None
+) -> None:
+    assert is_success_of_this_pod(updated_at_s=said_s, changed=True, pod_since_s=since_s, ended_in_order_at_s=ended_s)
+
+
+@given(instants, st.floats(0, 1e6))
+def test_a_sidecar_that_was_down_while_its_trainer_succeeded_believes_it(since_s: float, later_s: float) -> None:
+    assert is_success_of_this_pod(updated_at_s=since_s + later_s, changed=False, pod_since_s=since_s, ended_in_order_at_s=None)
 
 
 @given(st.floats(1, 86_400))

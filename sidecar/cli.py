@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sidecar import __version__
 from sidecar.client import Client, Refused, Unreachable
+
+if TYPE_CHECKING:
+    from sidecar.settings import Settings
 
 EXIT_FAILED, EXIT_CONFIGURATION, EXIT_GIVEN_UP = 1, 2, 3
 
@@ -74,30 +79,43 @@ def _run(_: argparse.Namespace) -> int:
     import socket
     from pathlib import Path
 
-    from sidecar.daemon import Daemon
-    from sidecar.errors import ConfigurationError, StoreError
-    from sidecar.logging import configure
+    from sidecar.errors import ConfigurationError
     from sidecar.settings import from_environment
-    from sidecar.store.opening import open_from
-
-    async def life() -> int:
-        configure(settings.log)
-        store = open_from(settings)
-        try:
-            return await Daemon(settings, store).run()
-        finally:
-            store.close()
 
     try:
         mountinfo = Path("/proc/self/mountinfo").read_text(errors="replace")
         settings = from_environment(os.environ, mountinfo=mountinfo, hostname=socket.gethostname())
-        code = asyncio.run(life())
-    except (ConfigurationError, StoreError) as error:
+    except ConfigurationError as error:
         print(f"checkpoint-sidecar: {error}", file=sys.stderr, flush=True)
+        return EXIT_CONFIGURATION
+    asyncio.run(_life(settings))
+    raise AssertionError("a life ends with the process")
+
+
+async def _life(settings: Settings) -> NoReturn:
+    # Neither the event loop is closed nor the interpreter ended: both wait for every thread, also for one that is inside
+    # a request to a dead store or a call to a volume that hangs, and kubelet's patience ends first.
+    from sidecar.daemon import Daemon
+    from sidecar.errors import ConfigurationError, StoreError
+    from sidecar.logging import configure
+    from sidecar.store.opening import open_from
+
+    code = EXIT_FAILED
+    try:
+        configure(settings.log)
+        store = open_from(settings)
+        code = await Daemon(settings, store).run()
+        store.close()
+    except (ConfigurationError, StoreError) as error:
+        print(f"checkpoint-sidecar: {error}", file=sys.stderr)
         code = EXIT_CONFIGURATION
-    sys.stdout.flush()
-    # A thread that is still inside a request to a dead store must not hold the pod.
-    os._exit(code)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -12,8 +12,9 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
 
 import structlog
 
@@ -33,7 +34,7 @@ from sidecar.store.protocol import Capabilities, Store, Verification
 from sidecar.uploader import Uploader
 from sidecar.volume import publish
 from sidecar.watch import Hints
-from trainer_hook.contract import API_SOCKET, TERMINATING, TOKEN
+from trainer_hook.contract import API_SOCKET, TOKEN
 
 log = structlog.get_logger()
 
@@ -42,6 +43,14 @@ SCAN_S = 1.0
 TICK_S = 0.2
 """How often the phase is decided again while the pod is going."""
 STORE_AGAIN_S = 5.0
+SERVICE_AGAIN_S = 1.0
+"""How long a service that ended by a mistake or a failing volume rests before it is started again."""
+LAST_LOOK_S = 1.0
+"""How long the last look at the volume may take before the phases go on without it; a volume may hang."""
+CALLS_END_S = 0.2
+"""What answers under way are given at the end."""
+REPORT_S = 0.25
+"""How long the exit may be held by writing its report: a volume may hang."""
 
 
 class Daemon:
@@ -53,9 +62,8 @@ class Daemon:
         self.runtime = Runtime(settings, store_url=store.url)
         self._hints = Hints(settings.dir)
         self._opened = asyncio.Event()
-        self._scanned = asyncio.Event()
-        self._owned = asyncio.Event()
-        """This sidecar is the only one of its volume."""
+        self._look: asyncio.Task[None] | None = None
+        """The last look at the volume. On a volume that hangs it is left behind."""
 
     async def run(self) -> int:
         """Run until told to end. Returns the exit code.
@@ -72,64 +80,52 @@ class Daemon:
         for setting in self._settings.without_effect():
             log.warning("setting_without_effect", setting=setting, hint="this version does not do it yet")
         log.info("sidecar_started", store=self._store.url, dir=str(self._settings.dir), api_port=self._settings.api_port)
+        services = asyncio.create_task(_together(self._services()))
+        api = asyncio.create_task(_together([server.serve() for server in servers]))
+        done = asyncio.create_task(self._until_done())
         try:
-            async with asyncio.TaskGroup() as services:
-                tasks = [services.create_task(work) for work in self._services()]
-                tasks += [services.create_task(server.serve()) for server in servers]
-                await self._until_done()
-                code = self._finish()
-                for server in servers:
-                    server.stop()
-                for task in tasks[: len(tasks) - len(servers)]:
-                    task.cancel()
+            await asyncio.wait({services, api, done}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (services, api, done):
+                if task.done():
+                    task.result()
+            code = await self._finish()
+            await self._end_calls(servers, api)
         except* SidecarError as group:
             raise _first(group) from None
+        except* Exception:
+            log.exception("sidecar_failed")
+            await self._finish()
+            raise
         finally:
+            for task in (services, api, done):
+                task.cancel()
             runtime.transfers.close()
             self._hints.stop()
             with contextlib.suppress(OSError):
-                if self._owned.is_set():
-                    (self._settings.dir / API_SOCKET).unlink()
+                (self._settings.dir / API_SOCKET).unlink()
         return code
+
+    async def _end_calls(self, servers: list[Server], api: asyncio.Task[None]) -> None:
+        # The margin before SIGKILL is half a second where the grace period is short: nobody is waited for longer.
+        for server in servers:
+            server.stop()
+        await asyncio.wait({api}, timeout=CALLS_END_S)
 
     def _prepare_volume(self) -> None:
         try:
             self.runtime.volume.prepare()
-            if self.runtime.volume.lock():
-                self._use_volume()
+            publish(self._settings.dir / TOKEN, self.runtime.token.encode(), mode=0o640)
         except OSError as error:
             raise ConfigurationError(
                 f"CKPT_DIR={self._settings.dir}: {error.strerror}: "
                 f"mount the volume that the trainer writes to, writable for user {os.geteuid()}"
             ) from None
-        self.runtime.scanner.enabled = self._owned.is_set()
-
-    def _use_volume(self) -> None:
-        publish(self._settings.dir / TOKEN, self.runtime.token.encode(), mode=0o640)
-        self.runtime.termination.clear_stale()
-        self._owned.set()
-
-    async def _wait_for_volume(self) -> None:
-        """Wait until the sidecar that has the volume ends: at a pod's replacement it still flushes."""
-        if self._owned.is_set():
-            return
-        runtime = self.runtime
-        runtime.health.trouble = "another sidecar still uses this volume; it is waited for"
-        runtime.events.happened("volume_waited_for", level="warning", hint="the pod that is being replaced still flushes")
-        while not runtime.volume.lock():  # noqa: ASYNC110 - nobody tells when a lock is freed
-            await asyncio.sleep(TICK_S)
-        if runtime.termination.going is None:  # the notice of the one that was here is not ours
-            (self._settings.dir / TERMINATING).unlink(missing_ok=True)
-        self._use_volume()
-        runtime.health.trouble = None
-        runtime.scanner.enabled = True
-        runtime.events.happened("volume_taken_over")
+        self.runtime.termination.begin(self._settings.attempt)
 
     def _servers(self) -> list[Server]:
         settings = self._settings
         sockets = [listen("127.0.0.1", settings.api_port, setting="CKPT_API_PORT")]
-        if self._owned.is_set():  # its name on the volume belongs to whoever has the volume
-            sockets += _listen_unix(settings)
+        sockets += _listen_unix(settings)
         servers = [Server(create_app(self.runtime), sockets)]
         if settings.metrics_bind:
             host, _, port = settings.metrics_bind.rpartition(":")
@@ -138,24 +134,19 @@ class Daemon:
         return servers
 
     def _services(self) -> list[Coroutine[Any, Any, None]]:
-        return [self._watch(), self._use_store(), self._serve_socket_later(self._owned.is_set())]
-
-    async def _serve_socket_later(self, is_served: bool) -> None:
-        if not is_served:
-            await self._owned.wait()
-            if sockets := _listen_unix(self._settings):
-                await Server(create_app(self.runtime), sockets).serve()
+        self._hints.start()
+        return [_kept_up("watch", self._watch), self._use_store()]
 
     async def _watch(self) -> None:
         """Scan at each hint, and every ``SCAN_S`` without one."""
         runtime = self.runtime
-        await self._wait_for_volume()
-        self._hints.start()
-        await runtime.scanner.take_over_pins()
+        if not runtime.scanned.is_set():
+            await runtime.scanner.take_over_pins()
         while True:
             await runtime.scanner.scan()
-            self._scanned.set()
+            runtime.scanned.set()
             if runtime.termination.expire():
+                runtime.transfers.calm()
                 runtime.events.happened("termination_void", hint="no SIGTERM followed the notice: the pod stays")
             if runtime.termination.look():
                 self._told()
@@ -164,12 +155,11 @@ class Daemon:
     async def _use_store(self) -> None:
         """Reach the store, then upload, commit, clean and serve resumes until cancelled."""
         runtime, settings = self.runtime, self._settings
-        await self._owned.wait()
         capabilities = await self._open_store()
         runtime.capabilities = capabilities
         if capabilities.verification is Verification.OFF:
             log.warning("uploads_are_not_verified", hint="CKPT_VERIFY=off: a store that damages bytes is found out at resume")
-        await self._scanned.wait()
+        await runtime.scanned.wait()
         runtime.resuming.opened(Downloader(self._store, runtime.volume, runtime.transfers))
         if settings.resume == "eager" and not runtime.volume.held_leases():
             runtime.resuming.begin_early()
@@ -197,9 +187,12 @@ class Daemon:
             events=runtime.events,
         )
         self._opened.set()
-        async with asyncio.TaskGroup() as workers:
-            workers.create_task(uploader.run())
-            workers.create_task(cleaner.run())
+        await _together(
+            [
+                _kept_up("uploader", uploader.run),
+                _kept_up("cleaner", cleaner.run),
+            ]
+        )
 
     async def _open_store(self) -> Capabilities:
         while True:
@@ -218,33 +211,60 @@ class Daemon:
     async def _until_done(self) -> None:
         runtime = self.runtime
         while runtime.phase is not Phase.DONE:
-            phase = next_phase(runtime.phase, self._situation())
+            phase = await self._next_phase()
             if phase is not runtime.phase:
-                if phase is Phase.FLUSHING or phase is Phase.DONE:
-                    await runtime.scanner.scan()  # what the trainer finished with its last breath
-                    phase = next_phase(runtime.phase, self._situation())
                 before, runtime.phase = runtime.phase, phase
                 runtime.events.happened(
                     "phase_changed", phase=phase.value, before=before.value, left_s=_rounded(runtime.termination.left_s())
                 )
-            await asyncio.sleep(TICK_S)
+            if phase is not Phase.DONE:
+                left_s = runtime.termination.left_s()
+                await asyncio.sleep(TICK_S if left_s is None else min(TICK_S, max(0.01, left_s)))
+
+    async def _next_phase(self) -> Phase:
+        before, now = self.runtime.phase, self._situation()
+        phase = next_phase(before, now)
+        if phase is before or phase not in (Phase.FLUSHING, Phase.DONE) or now.cut_short or now.deadline_passed:
+            return phase
+        # What the trainer finished with its last breath; nobody is done before it was looked for.
+        looked = await self._look_once_more()
+        phase = next_phase(before, self._situation())
+        return before if phase is Phase.DONE and not looked and not self._is_out_of_time() else phase
+
+    def _is_out_of_time(self) -> bool:
+        now = self._situation()
+        return now.cut_short or now.deadline_passed
+
+    async def _look_once_more(self) -> bool:
+        """Return whether a look at the volume that began now has ended."""
+        is_new = self._look is None
+        look = self._look or asyncio.create_task(self.runtime.scanner.scan())
+        self._look = look
+        left_s = self.runtime.termination.left_s()
+        await asyncio.wait({look}, timeout=LAST_LOOK_S if left_s is None else min(LAST_LOOK_S, max(0.0, left_s)))
+        if not look.done():
+            return False
+        self._look = None
+        if (error := look.exception()) is not None:
+            log.warning("last_look_failed", error=str(error))
+        return is_new and error is None
 
     def _situation(self) -> Situation:
         runtime, left_s = self.runtime, self.runtime.termination.left_s()
-        trainer = runtime.termination.trainer()
         return Situation(
-            ready=self._opened.is_set() and self._scanned.is_set(),
+            ready=self._opened.is_set() and runtime.scanned.is_set(),
             notice=runtime.termination.going is not None,
             sigterm=runtime.termination.sigterms > 0,
             trainer_alive=runtime.trainer_alive(),
-            trainer_succeeded=trainer is not None and trainer.state == "succeeded",
+            trainer_succeeded=runtime.termination.trainer_succeeded(),
             classic=self._settings.mode == "classic",
             everything_durable=runtime.everything_durable(),
             deadline_passed=left_s is not None and left_s <= 0,
             cut_short=runtime.termination.sigterms > 1,
         )
 
-    def _finish(self) -> int:
+    async def _finish(self) -> int:
+        """Say what is durable and what is not, to everybody who waits or asks later. Returns the exit code."""
         runtime = self.runtime
         why = "a second SIGTERM cut the flush short" if runtime.termination.sigterms > 1 else "the deadline passed first"
         if runtime.health.trouble is not None:
@@ -252,10 +272,16 @@ class Daemon:
         for tracked in runtime.catalog.pending():
             if tracked.state is not State.GIVEN_UP:
                 runtime.catalog.move(tracked, State.GIVEN_UP, reason=why, sent_bytes=tracked.sent_bytes)
-        written = report.exit_report(runtime.catalog, runtime.termination, quarantined=runtime.resuming.quarantined)
-        if self._owned.is_set():
-            report.write(runtime.volume, written)
+        written = report.exit_report(
+            runtime.catalog, runtime.termination, quarantined=runtime.resuming.quarantined, unseen=runtime.unseen()
+        )
+        runtime.ended.set()
         runtime.resuming.close()
+        # A thread of its own: those of the event loop may all be inside a volume that hangs.
+        writer = ThreadPoolExecutor(1, thread_name_prefix="report")
+        writing = asyncio.get_running_loop().run_in_executor(writer, report.write, runtime.volume, written)
+        await asyncio.wait({writing}, timeout=REPORT_S)
+        writer.shutdown(wait=False)
         return int(written["exit_code"])
 
     def _on_sigterm(self) -> None:
@@ -268,6 +294,22 @@ class Daemon:
         source = going.source if going else None
         self.runtime.events.happened("termination_noticed", source=source, left_s=_rounded(self.runtime.termination.left_s()))
         self._hints.wake()
+
+
+async def _kept_up(name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> NoReturn:
+    """Run a service for ever: no mistake in one of them is a reason to stop making checkpoints durable."""
+    while True:
+        try:
+            await service()
+        except Exception:
+            log.exception("service_failed", service=name, again_in_s=SERVICE_AGAIN_S)
+        await asyncio.sleep(SERVICE_AGAIN_S)
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for work in works:
+            group.create_task(work)
 
 
 def _listen_unix(settings: Settings) -> list[socket.socket]:

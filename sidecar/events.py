@@ -42,6 +42,11 @@ class Events:
         self._news.set()
         self._news = asyncio.Event()
 
+    @property
+    def newest(self) -> int:
+        """Number of the latest event, 0 before the first."""
+        return self._number
+
     def after(self, number: int) -> list[Event]:
         """Return the kept events with a higher number."""
         return [event for event in self._kept if event.number > number]

@@ -21,43 +21,50 @@ log = structlog.get_logger()
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """Where Kubernetes reads the reason of a container's end, up to 4,096 bytes."""
+_LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", "unseen", "grace_used_s")
 EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP = 0, 2, 3
 
 
-def exit_report(catalog: Catalog, termination: Termination, *, quarantined: dict[str, str]) -> dict[str, Any]:
-    """Return the report as it is written to ``.ckpt/exit-report.json``."""
+def exit_report(
+    catalog: Catalog, termination: Termination, *, quarantined: dict[str, str], unseen: str | None = None
+) -> dict[str, Any]:
+    """Return the report as it is written to ``.ckpt/exit-report.json``.
+
+    Args:
+        catalog: All checkpoints that are known.
+        termination: Since when the pod was known to be going.
+        quarantined: Committed checkpoints that failed verification, and why.
+        unseen: Why there may be finished checkpoints that nobody knows of, if there may.
+    """
     durable = sorted((t for t in catalog.all() if t.state is State.COMMITTED), key=lambda t: t.name)
     given_up = [t for t in catalog.all() if t.state in PENDING or t.state in (State.GIVEN_UP, State.LOST)]
     going = termination.going
     return {
         "format": 1,
         "written_at": rfc3339(time.time()),
-        "exit_code": EXIT_GIVEN_UP if given_up else EXIT_DONE,
+        "exit_code": EXIT_GIVEN_UP if given_up or unseen else EXIT_DONE,
         "notice": None if going is None else {"source": going.source, "at": rfc3339(going.at_s)},
         "grace_used_s": None if going is None else round(time.monotonic() - going.began_s, 3),
         "newest_durable_step": catalog.newest_durable_step,
         "durable": [t.name for t in durable],
         "given_up": [_given_up(t) for t in given_up],
+        "unseen": unseen,
         "rejected": {t.name: t.reason for t in catalog.all() if t.state is State.REJECTED},
         "quarantined": quarantined,
     }
 
 
 def write(volume: Volume, report: dict[str, Any]) -> None:
-    """Write the report to the volume and the termination message; a full disk only costs the file."""
-    content = json.dumps(report, indent=1).encode() + b"\n"
-    try:
-        publish(volume.root / EXIT_REPORT, content)
-    except OSError as error:
-        log.warning("exit_report_not_written", error=error.strerror)
+    """Write the log line, the termination message and the file on the volume, which may be full, away or hanging: last."""
+    level = log.error if report["given_up"] or report["unseen"] else log.info
+    level("exit_report", **{key: report[key] for key in _LOGGED if key != "unseen" or report[key]})
     with contextlib.suppress(OSError):
         if TERMINATION_LOG.is_file() and os.access(TERMINATION_LOG, os.W_OK):
             TERMINATION_LOG.write_text(_sentence(report)[:2000])
-    level = log.error if report["given_up"] else log.info
-    level(
-        "exit_report",
-        **{key: report[key] for key in ("exit_code", "newest_durable_step", "durable", "given_up", "grace_used_s")},
-    )
+    try:
+        publish(volume.root / EXIT_REPORT, json.dumps(report, indent=1).encode() + b"\n")
+    except OSError as error:
+        log.warning("exit_report_not_written", error=error.strerror)
 
 
 def _given_up(tracked: Tracked) -> dict[str, Any]:
@@ -75,6 +82,8 @@ def _given_up(tracked: Tracked) -> dict[str, Any]:
 
 def _sentence(report: dict[str, Any]) -> str:
     durable = f"newest durable step: {report['newest_durable_step']}"
+    if not report["given_up"] and report["unseen"]:
+        return f"not everything finished is known to be durable: {report['unseen']}; {durable}"
     if not report["given_up"]:
         return f"everything finished is durable; {durable}"
     lost = "; ".join(f"{entry['checkpoint']} ({entry['reason']})" for entry in report["given_up"])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from sidecar.catalog import Catalog, Tracked
 from sidecar.core.lifecycle import Phase
@@ -18,6 +20,8 @@ from sidecar.store.protocol import Capabilities
 from sidecar.termination import Termination
 from sidecar.transfer import Health, RateGate, Transfers
 from sidecar.volume import Volume
+
+T = TypeVar("T")
 
 UNLEASED_QUIET_S = 2.0
 """A trainer without leases counts as alive while it wrote to an unfinished checkpoint this lately (classic mode)."""
@@ -34,6 +38,10 @@ class Runtime:
         self.phase = Phase.STARTING
         self.capabilities: Capabilities | None = None
         """What the store can do; ``None`` until it was reached."""
+        self.scanned = asyncio.Event()
+        """What an earlier life held was taken over, and the volume was looked at once."""
+        self.ended = asyncio.Event()
+        """The exit code is decided: whoever still waits for an answer is given one."""
         self.events = Events()
         self.catalog = Catalog(self.events)
         self.volume = Volume(settings.dir)
@@ -59,7 +67,10 @@ class Runtime:
             return True
         if self.settings.mode != "classic" or self.termination.trainer() is not None:
             return False
-        newest_s = max(self.volume.unfinished().values(), default=0.0)
+        try:
+            newest_s = max(self.volume.unfinished().values(), default=0.0)
+        except OSError:  # the volume is away: nothing is seen to be written there
+            return False
         return time.time() - newest_s < UNLEASED_QUIET_S
 
     def attempt(self) -> str:
@@ -69,21 +80,47 @@ class Runtime:
 
     def everything_durable(self) -> bool:
         """Whether nothing that the trainer finished, or is finishing at this instant, is still to be uploaded."""
-        return not self.catalog.pending() and not self.scanner.unsettled
+        return not self.catalog.pending() and self.unseen() is None
+
+    def unseen(self) -> str | None:
+        """Return why there may be something finished that nobody knows of yet, or ``None``."""
+        if not self.scanned.is_set():
+            return "the volume was not looked at yet"
+        if self.scanner.unsettled:
+            return "a checkpoint on the volume is still being looked at"
+        try:
+            self.volume.names()
+        except OSError as error:
+            return f"the volume cannot be read: {error.strerror}"
+        return None
 
     async def _look_at_volume(self) -> None:
         """See everything that the trainer finished up to now."""
-        await self.scanner.scan()
+        await self.look()
         while self.scanner.unsettled:
             await self.settled()
 
     async def settled(self) -> None:
         """Wait for the next change of a checkpoint, or until a marker that is being written may be looked at again."""
         try:
-            async with asyncio.timeout(SETTLE_S if self.scanner.unsettled else None):
+            async with asyncio.timeout(SETTLE_S if self.unseen() else None):
                 await self.catalog.changed()
         except TimeoutError:
-            await self.scanner.scan()
+            await self.look()
+
+    async def look(self) -> None:
+        """Look at the volume once. A look that nobody waits for any more goes on: what it found half-way is not forgotten."""
+        await asyncio.shield(asyncio.create_task(self.scanner.scan()))
+
+    async def unless_ended(self, waiting: Coroutine[Any, Any, T]) -> T | None:
+        """Return what ``waiting`` returns, or ``None`` when the sidecar ends first."""
+        task, end = asyncio.create_task(waiting), asyncio.create_task(self.ended.wait())
+        try:
+            await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            end.cancel()
 
     def newest(self) -> Tracked | None:
         """Return the newest finished checkpoint that this pod knows."""

@@ -110,7 +110,9 @@ class Uploader:
         )
 
     async def run(self) -> None:
-        """Upload until cancelled."""
+        """Upload until cancelled. Run again after a mistake, it begins with what the journals say."""
+        self._active.clear()
+        self._stream = Stream(self._transfers)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             tasks.create_task(self._early.run())

@@ -7,16 +7,19 @@ import json
 import secrets
 import uuid
 from collections.abc import AsyncIterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from sidecar import __version__
 from sidecar.api import metrics, models, views
-from sidecar.api.problems import Missing, Problem, install, responses
+from sidecar.api.flushing import Asked
+from sidecar.api.problems import Problem, install, responses
 from sidecar.core.lifecycle import Phase
 from sidecar.core.resume import newest_first
+from sidecar.downloader import Downloader
+from sidecar.events import Event
 from sidecar.resuming import LATEST
 from sidecar.runtime import Runtime
 from sidecar.volume import publish
@@ -24,6 +27,8 @@ from trainer_hook.contract import REQUEST, ContractError, encode_request, is_che
 from trainer_hook.contract import Request as TrainerRequest
 
 WAIT_MAX_S = 60.0
+STORE_PATIENCE_S = 20.0
+"""How long a call waits for a store that does not answer: the threads belong to the uploads."""
 
 
 def _runtime(request: Request) -> Runtime:
@@ -99,6 +104,8 @@ async def checkpoints(
 @calls.get("/v1/checkpoints/{name}", summary="One checkpoint", responses=responses(404, 503))
 async def checkpoint(runtime: Running, name: str) -> models.Checkpoint:
     """Looks on the volume first, then in the store."""
+    if not is_checkpoint_name(name):
+        raise Problem(404, "No such checkpoint", f"{name[:80]!r} is no checkpoint's name: checkpoint-<step> or final")
     tracked = runtime.catalog.get(name)
     if tracked is not None:
         return views.local_checkpoint(tracked)
@@ -122,31 +129,39 @@ async def begin_resume(runtime: Running, wanted: models.ResumeRequest) -> models
 @calls.get("/v1/resume", summary="Progress of the resume")
 async def resume(runtime: Running, wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0) -> models.Resume:
     """At the end the local path, or null with the reasons."""
-    return views.resume(await runtime.resuming.progress(timeout_s=wait_s))
+    await runtime.unless_ended(runtime.resuming.progress(timeout_s=wait_s))
+    return views.resume(runtime.resuming.status)
 
 
 @calls.post(
     "/v1/flush", dependencies=Changing, summary="Wait until all that is finished is durable", responses=responses(401, 504)
 )
 async def flush(runtime: Running, wanted: models.FlushRequest) -> models.Flushed:
-    """504 names what is missing when the time is over; the uploads go on."""
-    await runtime.scanner.scan()
+    """504 names what is missing when the time is over, and what was given up or lost while the call waited."""
+    asked = Asked(runtime)
+    in_time = True
+    await runtime.unless_ended(runtime.look())
     try:
         async with asyncio.timeout(wanted.timeout_s):
-            while not runtime.everything_durable():
-                await runtime.settled()
+            await runtime.unless_ended(asked.all_settled())
     except TimeoutError:
-        missing = [Missing(checkpoint=t.checkpoint, state=t.state, reason=t.reason) for t in views.queue(runtime)]
+        in_time = False
+    missing = asked.missing()
+    if missing:
         trouble = f": {runtime.health.trouble}" if runtime.health.trouble else ""
-        detail = (
-            f"{len(missing)} finished checkpoints are not durable after {wanted.timeout_s} s{trouble}; uploads go on, ask again"
-        )
-        raise Problem(504, "Not durable yet", detail, missing=missing) from None
+        when = f"after {wanted.timeout_s} s" if not in_time else "and more will not become of them"
+        names = ", ".join(m.checkpoint for m in missing[:8])
+        hint = "uploads go on, ask again" if not in_time else "the log and /v1/checkpoints?where=local say why"
+        raise Problem(504, "Not durable", f"{names}: not durable {when}{trouble}; {hint}", missing=missing)
     return models.Flushed(durable=[c.name for c in (await checkpoints(runtime, "local")).checkpoints if c.in_store])
 
 
 @calls.post(
-    "/v1/save", status_code=202, dependencies=Changing, summary="Ask the trainer to save now", responses=responses(401, 409)
+    "/v1/save",
+    status_code=202,
+    dependencies=Changing,
+    summary="Ask the trainer to save now",
+    responses=responses(401, 409, 503),
 )
 async def save(runtime: Running, wanted: models.SaveRequest) -> models.Saving:
     """The hook saves at its next step; 409 when no trainer with a hook is running."""
@@ -155,7 +170,14 @@ async def save(runtime: Running, wanted: models.SaveRequest) -> models.Saving:
             409, "No trainer", "no training process with the hook holds a lease: start it with 'python -m trainer_hook run --'"
         )
     asked = TrainerRequest(uuid.uuid4().hex, "save-and-stop" if wanted.stop else "save")
-    publish(runtime.settings.dir / REQUEST, encode_request(asked))
+    try:
+        publish(runtime.settings.dir / REQUEST, encode_request(asked))
+    except OSError as error:
+        raise Problem(
+            503,
+            "Volume not writable",
+            f"{REQUEST}: {error.strerror}; free space on the volume or mend its mount, then ask again",
+        ) from None
     return models.Saving(id=asked.id, action=asked.action)
 
 
@@ -185,11 +207,29 @@ async def events(runtime: Running, last_event_id: Annotated[int | None, Header()
 
 async def _event_lines(runtime: Runtime, after: int | None) -> AsyncIterator[str]:
     yield ": connected\n\n"
-    async for event in runtime.events.stream(after):
-        if event is None:
+    stream = runtime.events.stream(after)
+    seen = runtime.events.newest if after is None else after
+    while (waited := await runtime.unless_ended(_next_of(stream))) is not None:
+        if waited.event is None:
             yield ": still here\n\n"
         else:
-            yield f"id: {event.number}\nevent: {event.name}\ndata: {json.dumps(event.fields)}\n\n"
+            seen = waited.event.number
+            yield _event_line(waited.event)
+    for event in runtime.events.after(seen):  # the last ones
+        yield _event_line(event)
+
+
+def _event_line(event: Event) -> str:
+    return f"id: {event.number}\nevent: {event.name}\ndata: {json.dumps(event.fields)}\n\n"
+
+
+class _Waited(NamedTuple):
+    event: Event | None
+    """``None`` is a heartbeat."""
+
+
+async def _next_of(stream: AsyncIterator[Event | None]) -> _Waited:
+    return _Waited(await anext(stream))
 
 
 async def _stored(runtime: Runtime, only: str | None = None) -> list[models.Checkpoint]:
@@ -197,6 +237,18 @@ async def _stored(runtime: Runtime, only: str | None = None) -> list[models.Chec
     if downloader is None or runtime.health.trouble is not None:
         trouble = runtime.health.trouble or "it was not reached yet"
         raise Problem(503, "Store not reachable", f"{trouble}; where=local lists the volume alone")
+    reading = asyncio.create_task(_commits(downloader, only))
+    # Not awaited when it is cancelled: a request ends when its thread does.
+    done, _ = await asyncio.wait({reading}, timeout=STORE_PATIENCE_S)
+    if not done:
+        reading.cancel()
+        raise Problem(
+            503, "Store not reachable", f"no answer within {STORE_PATIENCE_S:.0f} s; where=local lists the volume alone"
+        )
+    return reading.result()
+
+
+async def _commits(downloader: Downloader, only: str | None) -> list[models.Checkpoint]:
     names = [only] if only else [n for n in await downloader.committed() if is_checkpoint_name(n)]
     found = []
     for name in names:

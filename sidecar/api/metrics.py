@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from sidecar.api import views
 from sidecar.core.lifecycle import Phase
 from sidecar.core.states import State
 from sidecar.runtime import Runtime
@@ -42,7 +43,7 @@ class _Metrics(Collector):
             ("steps_at_risk", "Steps that a kill now would cost"): risk.steps_at_risk,
             ("predicted_flush_seconds", "Seconds to make a checkpoint durable at the measured rate"): risk.predicted_flush_s,
             ("throughput_bytes_per_second", "Measured rate of uploads"): runtime.transfers.sent.bytes_per_s(),
-            ("volume_free_bytes", "Free bytes of the shared volume"): runtime.volume.free_bytes(),
+            ("volume_free_bytes", "Free bytes of the shared volume"): views.volume(runtime).free_bytes,
             ("quarantined", "Committed checkpoints that failed verification"): len(runtime.resuming.quarantined),
         }
         for (name, text), value in values.items():

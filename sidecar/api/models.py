@@ -74,8 +74,8 @@ class Transfer(BaseModel):
 class Volume(BaseModel):
     """The shared volume."""
 
-    free_bytes: int
-    total_bytes: int
+    free_bytes: int | None = Field(description="null while the volume cannot be read")
+    total_bytes: int | None
 
 
 class Status(BaseModel):

@@ -23,7 +23,7 @@ class Server:
 
     def __init__(self, app: FastAPI, sockets: list[socket.socket]) -> None:
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, server_header=False
+            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=0, server_header=False
         )
         self._server = _Uvicorn(config)
         self._sockets = sockets
@@ -33,7 +33,7 @@ class Server:
         await self._server.serve(sockets=self._sockets)
 
     def stop(self) -> None:
-        """End; answers under way are given a second."""
+        """End. Whoever waits is given an answer before; a stream that nobody reads is cut off."""
         self._server.should_exit = True
 
 

@@ -33,10 +33,18 @@ def status(runtime: Runtime) -> models.Status:
         throughput_bytes_per_s=runtime.transfers.sent.bytes_per_s(),
         sent_bytes=runtime.transfers.sent_bytes,
         retries=runtime.transfers.retries,
-        volume=models.Volume(free_bytes=runtime.volume.free_bytes(), total_bytes=runtime.volume.total_bytes()),
+        volume=volume(runtime),
         rejected={t.name: t.reason or "" for t in runtime.catalog.all() if t.state is State.REJECTED},
         quarantined=runtime.resuming.quarantined,
     )
+
+
+def volume(runtime: Runtime) -> models.Volume:
+    """Return the space on the volume, as far as it can be read."""
+    try:
+        return models.Volume(free_bytes=runtime.volume.free_bytes(), total_bytes=runtime.volume.total_bytes())
+    except OSError:
+        return models.Volume(free_bytes=None, total_bytes=None)
 
 
 def queue(runtime: Runtime) -> list[models.Transfer]:

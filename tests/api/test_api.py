@@ -61,6 +61,8 @@ def test_the_openapi_document_describes_every_call_and_its_errors(running: Sidec
     [
         ("GET", "/nowhere", None, 404),
         ("GET", "/v1/checkpoints/checkpoint-99", None, 404),
+        ("GET", "/v1/checkpoints/%2e%2e", None, 404),
+        ("GET", "/v1/checkpoints/a%00b", None, 404),
         ("DELETE", "/v1/status", None, 405),
         ("POST", "/v1/resume", {"checkpoint": "../../etc"}, 422),
         ("POST", "/v1/resume", {"chekpoint": "latest"}, 422),
@@ -76,6 +78,7 @@ def test_errors_are_problem_documents_that_say_what_to_do(
     assert (problem["http_status"], problem["status"]) == (status, status)
     assert problem["title"]
     assert len(problem["detail"]) > 20
+    assert not running.status()["degraded"]
 
 
 def test_the_same_api_answers_on_the_unix_socket(running: Sidecar) -> None:
@@ -104,6 +107,23 @@ def test_flush_that_is_not_in_time_names_what_is_missing(tmp_path: Path) -> None
         done = slow.command("flush", "--timeout", "0.2")
         assert done.returncode == 3
         assert "checkpoint-sidecar flush" in done.stderr
+
+
+def test_flush_waits_for_a_checkpoint_that_starts_over(tmp_path: Path) -> None:
+    settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_BANDWIDTH_LIMIT": "1000"}
+    with sidecar(tmp_path / "volume", settings) as slow:
+        slow.ready()
+        folder = write_checkpoint(slow.volume, "checkpoint-20", {"a": b"x" * 1500, "b": b"x" * 1500}, {})
+        until(lambda: slow.events("checkpoint_uploading"))
+        answers: list[dict[str, object]] = []
+        asking = threading.Thread(target=lambda: answers.append(slow.call("POST", "/v1/flush", {"timeout_s": 25})))
+        asking.start()
+        time.sleep(0.3)
+        (folder / "b").write_bytes(b"y" * 1500)
+        asking.join()
+        # Sent anew or refused until its marker is written again: never passed over in silence.
+        is_durable = bool(slow.events("checkpoint_committed"))
+        assert (answers[0]["http_status"] == 200) == is_durable
 
 
 def test_metrics_are_in_prometheus_format_and_alone_on_their_own_port(running: Sidecar) -> None:

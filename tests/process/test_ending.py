@@ -1,0 +1,233 @@
+"""How a life of the sidecar ends, whatever hangs, fails or is still asked of it, and what it does not take for an end."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar import daemon
+from sidecar.termination import Termination
+from sidecar.volume import Volume
+from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
+from trainer_hook.contract import rfc3339
+
+
+def file_store(tmp_path: Path) -> dict[str, str]:
+    return {"CKPT_STORE": f"file://{tmp_path / 'store'}"}
+
+
+def slow_volume(tmp_path: Path, call: str, seconds: float) -> dict[str, str]:
+    """Return settings under which ``os.<call>`` below ``.ckpt/pins`` takes this long."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        f"import os, time\nreal = os.{call}\n"
+        f"def slow(*a, **k):\n    if any('/pins/' in str(x) for x in a): time.sleep({seconds})\n    return real(*a, **k)\n"
+        f"os.{call} = slow\n"
+    )
+    return {"PYTHONPATH": f"{site}:{Path.cwd()}"}
+
+
+@contextmanager
+def flushing(running: Sidecar, *, timeout_s: float) -> Iterator[list[Any]]:
+    """Ask for a flush meanwhile; the list has the answer afterwards."""
+    answers: list[Any] = []
+
+    def ask() -> None:
+        answers.append(running.call("POST", "/v1/flush", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.3)
+    yield answers
+    asking.join()
+
+
+def ended_after_s(running: Sidecar) -> tuple[int, float]:
+    began_s = time.monotonic()
+    return running.terminate(timeout_s=60), time.monotonic() - began_s
+
+
+def test_a_volume_that_hangs_does_not_hold_the_exit_past_the_deadline(tmp_path: Path) -> None:
+    settings = file_store(tmp_path) | {"CKPT_GRACE_SECONDS": "3"} | slow_volume(tmp_path, "link", 20)
+    with sidecar(tmp_path / "volume", settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-1", {"a": b"x"}, {})
+        time.sleep(0.7)
+        code, took_s = ended_after_s(running)
+        assert took_s < 3
+        assert code == 3
+        assert "still being looked at" in running.report["unseen"]
+
+
+def test_nor_past_a_second_sigterm(tmp_path: Path) -> None:
+    settings = file_store(tmp_path) | {"CKPT_GRACE_SECONDS": "60"} | slow_volume(tmp_path, "link", 20)
+    with sidecar(tmp_path / "volume", settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-1", {"a": b"x"}, {})
+        time.sleep(0.7)
+        running.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        code, took_s = ended_after_s(running)
+        assert took_s < 2
+        assert code == 3
+
+
+def test_open_calls_are_answered_before_the_deadline_and_hold_nothing(tmp_path: Path) -> None:
+    settings = file_store(tmp_path) | {"CKPT_GRACE_SECONDS": "3", "CKPT_BANDWIDTH_LIMIT": "1"}
+    with sidecar(tmp_path / "volume", settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-1", {"a": b"x" * 100, "b": b"x" * 100}, {})
+        until(lambda: running.events("checkpoint_uploading"))
+        stream = http.client.HTTPConnection("127.0.0.1", running.port, timeout=20)
+        stream.request("GET", "/v1/events")
+        told = stream.getresponse()
+        with flushing(running, timeout_s=100) as answers:
+            code, took_s = ended_after_s(running)
+        assert took_s < 3
+        assert code == 3
+        assert b"checkpoint_given_up" in told.read()
+        stream.close()
+        # What was given up is not pending any more, and it is not durable either.
+        assert answers[0]["http_status"] == 504
+        assert [(m["checkpoint"], m["state"]) for m in answers[0]["missing"]] == [("checkpoint-1", "given-up")]
+
+
+def test_in_the_first_moments_nobody_says_that_all_is_durable(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    with sidecar(volume, file_store(tmp_path) | {"CKPT_BANDWIDTH_LIMIT": "1"}) as running:
+        running.ready()
+        folder = write_checkpoint(volume, "checkpoint-20", {"a": b"0" * 500, "model": b"A" * 100}, {})
+        until(lambda: running.events("checkpoint_uploading"))
+        running.kill()
+    shutil.rmtree(folder)  # rotated: what is held is the only copy
+    with sidecar(volume, file_store(tmp_path) | slow_volume(tmp_path, "fwalk", 2)) as running:
+        running.up()
+        problem = running.call("POST", "/v1/flush", {"timeout_s": 0.3})
+        assert problem["http_status"] == 504
+        assert problem["missing"]
+        assert running.terminate() == 0
+        assert running.report["durable"] == ["checkpoint-20"]
+
+
+def test_a_volume_that_is_away_ends_nothing_and_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    volume, away = tmp_path / "volume", tmp_path / "away"
+    with sidecar(volume, file_store(tmp_path) | {"CKPT_MODE": "classic", "CKPT_GRACE_SECONDS": "2"}) as running:
+        running.ready()
+        volume.rename(away)
+        time.sleep(1.5)
+        assert running.status()["volume"] == {"free_bytes": None, "total_bytes": None}
+        problem = running.call("POST", "/v1/flush", {"timeout_s": 0.3})
+        assert "cannot be read" in problem["missing"][0]["reason"]
+        away.rename(volume)
+        write_checkpoint(volume, "checkpoint-1", {"a": b"x"}, {})
+        running.committed("checkpoint-1")
+        assert running.call("POST", "/v1/flush", {"timeout_s": 5})["durable"] == ["checkpoint-1"]
+        volume.rename(away)
+        assert running.terminate() == 3
+    [reported] = running.events("exit_report")
+    assert "cannot be read" in reported["unseen"]
+
+
+async def test_a_service_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "SERVICE_AGAIN_S", 0.0)
+    lives = 0
+
+    async def service() -> None:
+        nonlocal lives
+        lives += 1
+        if lives == 3:
+            raise KeyboardInterrupt  # the test's way out
+        raise OSError(116, "Stale file handle")
+
+    with pytest.raises(KeyboardInterrupt):
+        await daemon._kept_up("service", service)
+
+
+def test_after_a_void_notice_the_store_is_not_hammered(tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", file_store(tmp_path) | {"CKPT_GRACE_SECONDS": "1"}) as running:
+        running.ready()
+        running.call("POST", "/v1/drain")
+        until(lambda: running.events("termination_void"))
+        shutil.rmtree(tmp_path / "store")
+        (tmp_path / "store").write_text("not a folder")
+        write_checkpoint(running.volume, "checkpoint-1", {"a": b"x"}, {})
+        until(lambda: [e for e in running.events("store_request_failed") if e["again_in_s"] > 1.5])
+
+
+def tell(volume: Path, state: str, at_s: float) -> None:
+    (volume / ".ckpt").mkdir(parents=True, exist_ok=True)
+    (volume / ".ckpt/trainer.json").write_text(json.dumps({"state": state, "step": 5, "updated_at": rfc3339(at_s)}))
+
+
+def test_a_classic_sidecar_does_not_end_by_the_success_of_an_earlier_run(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    tell(volume, "succeeded", time.time() - 3600)
+    with sidecar(volume, file_store(tmp_path) | {"CKPT_MODE": "classic"}) as running:
+        running.ready()
+        time.sleep(1)
+        assert running.process.poll() is None
+        write_checkpoint(volume, "checkpoint-1", {"a": b"x"}, {})
+        running.committed("checkpoint-1")
+        tell(volume, "succeeded", time.time())
+        assert running.wait() == 0
+    with sidecar(volume, file_store(tmp_path) | {"CKPT_MODE": "classic"}) as running:  # another run in the same place
+        running.ready()
+        time.sleep(1)
+        assert running.process.poll() is None
+
+
+def test_a_classic_sidecar_that_was_killed_after_the_success_of_its_trainer_still_ends(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    settings = file_store(tmp_path) | {"CKPT_MODE": "classic"}
+    with sidecar(volume, settings | {"CKPT_BANDWIDTH_LIMIT": "1"}) as running:
+        running.ready()
+        write_checkpoint(volume, "checkpoint-1", {"a": b"x" * 500, "b": b"x"}, {})
+        tell(volume, "succeeded", time.time())
+        until(lambda: running.events("checkpoint_uploading"))
+        running.kill()
+    with sidecar(volume, settings) as running:
+        assert running.wait() == 0
+        assert running.report["durable"] == ["checkpoint-1"]
+
+
+def test_sigterm_counts_although_the_notice_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".ckpt").mkdir()
+    going = Termination(Volume(tmp_path), grace_s=1.0)
+    going.notice("prestop", at_s=time.time() - 10)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    going.sigterm()
+    assert going.sigterms == 1
+    left_s = going.left_s()
+    assert left_s is not None
+    assert left_s > 0
+
+
+def test_a_stale_notice_that_cannot_be_removed_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    volume = Volume(tmp_path)
+    volume.prepare()
+    (tmp_path / ".ckpt/terminating").write_text(json.dumps({"at": "2026-01-01T00:00:00Z", "source": "sigterm"}))
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", read_only)
+    monkeypatch.setattr(os, "rename", read_only)
+    going = Termination(volume, grace_s=1.0)
+    going.begin("pod")
+    assert not going.look()

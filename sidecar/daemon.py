@@ -33,6 +33,7 @@ from sidecar.settings import Settings
 from sidecar.store.protocol import Capabilities, Store, Verification
 from sidecar.uploader import Uploader
 from sidecar.volume import publish
+from sidecar.volume_lock import hold_volume
 from sidecar.watch import Hints
 from trainer_hook.contract import API_SOCKET, TOKEN
 
@@ -72,10 +73,9 @@ class Daemon:
             ConfigurationError: The volume, the store or the port cannot be used.
         """
         runtime = self.runtime
-        self._prepare_volume()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_sigterm)
+        if not await self._take_volume():
+            return report.EXIT_DONE
+        _on_signals(self._on_sigterm)
         servers = self._servers()
         for setting in self._settings.without_effect():
             log.warning("setting_without_effect", setting=setting, hint="this version does not do it yet")
@@ -111,9 +111,14 @@ class Daemon:
             server.stop()
         await asyncio.wait({api}, timeout=CALLS_END_S)
 
-    def _prepare_volume(self) -> None:
+    async def _take_volume(self) -> bool:
+        """Prepare the volume, once it is ours alone. Returns false if we were told to end first."""
+        told_to_end = asyncio.Event()
+        _on_signals(told_to_end.set)
         try:
             self.runtime.volume.prepare()
+            if not await hold_volume(self._settings.dir, told_to_end=told_to_end):
+                return False
             publish(self._settings.dir / TOKEN, self.runtime.token.encode(), mode=0o640)
         except OSError as error:
             raise ConfigurationError(
@@ -121,6 +126,7 @@ class Daemon:
                 f"mount the volume that the trainer writes to, writable for user {os.geteuid()}"
             ) from None
         self.runtime.termination.begin(self._settings.attempt)
+        return True
 
     def _servers(self) -> list[Server]:
         settings = self._settings
@@ -294,6 +300,12 @@ class Daemon:
         source = going.source if going else None
         self.runtime.events.happened("termination_noticed", source=source, left_s=_rounded(self.runtime.termination.left_s()))
         self._hints.wake()
+
+
+def _on_signals(handler: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, handler)
 
 
 async def _kept_up(name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> NoReturn:

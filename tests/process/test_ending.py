@@ -231,3 +231,29 @@ def test_a_stale_notice_that_cannot_be_removed_is_ignored(tmp_path: Path, monkey
     going = Termination(volume, grace_s=1.0)
     going.begin("pod")
     assert not going.look()
+
+
+def test_a_second_sidecar_on_the_volume_waits_until_the_first_has_ended(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    with sidecar(volume, file_store(tmp_path)) as first:
+        first.ready()
+        token = (volume / ".ckpt/token").read_text()
+        with sidecar(volume, file_store(tmp_path)) as second:
+            until(lambda: second.events("volume_in_use"))
+            assert (volume / ".ckpt/token").read_text() == token
+            write_checkpoint(volume, "checkpoint-1", {"a": b"x"}, {})
+            first.committed("checkpoint-1")
+            assert not second.events("sidecar_started")
+            assert first.terminate() == 0
+            second.ready()
+            assert (volume / ".ckpt/token").read_text() != token
+
+
+def test_a_sidecar_that_waits_for_the_volume_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", file_store(tmp_path)) as first:
+        first.ready()
+        with sidecar(tmp_path / "volume", file_store(tmp_path)) as second:
+            until(lambda: second.events("volume_in_use"))
+            assert second.terminate() == 0
+        assert not (first.volume / ".ckpt/terminating").exists()
+        assert first.terminate() == 0

@@ -44,7 +44,8 @@ async def hold_volume(root: Path, *, told_to_end: asyncio.Event) -> bool:
             continue
         os.close(fd)
         return False
-    return True  # fd stays open on purpose: the kernel gives the lock back however this process ends
+    # fd stays open on purpose: the kernel gives the lock back however this process ends.
+    return not told_to_end.is_set()
 
 
 def _is_taken(fd: int) -> bool:

@@ -63,3 +63,19 @@ def test_a_node_that_dies_before_its_part_is_there_leaves_the_older_step(place: 
         answer = running.up().resume()
         assert answer["checkpoint"] == "checkpoint-5"
         assert contents(running.volume / "checkpoint-5") == {"part-0": b"5", "part-1": b"5"}
+
+
+def test_a_step_that_is_written_again_is_invisible_until_every_node_has_written_it_again(place: Place, tmp_path: Path) -> None:
+    again = MARKER | {"created_at": "2026-01-01T01:00:00Z"}
+    with sidecar(tmp_path / "0", of_node(place, 0)) as first, sidecar(tmp_path / "1", of_node(place, 1)) as second:
+        for running in (first.ready(), second.ready()):
+            write_checkpoint(running.volume, "checkpoint-5", {f"part-{running.volume.name}": b"v1"}, MARKER)
+        first.committed("checkpoint-5")
+        second.committed("checkpoint-5")
+        write_checkpoint(first.volume, "checkpoint-5", {"part-0": b"v2"}, again)
+        until(lambda: any("waiting for node 1" in (waiting["reason"] or "") for waiting in first.status()["queue"]))
+        assert keys.commit("checkpoint-5") not in place.keys("checkpoint-5/")
+        write_checkpoint(second.volume, "checkpoint-5", {"part-1": b"v2"}, again)
+        until(lambda: len(first.events("checkpoint_committed")) == 2)
+        until(lambda: len(second.events("checkpoint_committed")) == 2)
+    assert {place.store.get(f"checkpoint-5/part-{index}") for index in (0, 1)} == {b"v2"}

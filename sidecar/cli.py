@@ -63,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     flush = add("flush", _flush, "wait until all that is finished is durable; exit code 3 when it is not in time")
     flush.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS")
     add("save", _save, "ask the trainer to save now").add_argument("--stop", action="store_true", help="and to end")
+    add("limit", _limit, "change the bandwidth limit of the running sidecar at once").add_argument(
+        "rate", help="such as 200MB/s, or none"
+    )
     add("drain", _drain, "say that the pod is going; for preStop, returns at once")
     add("probe", _probe, "health probe for exec: exit code 0 or 1", as_json=False).add_argument(
         "--ready", action="store_true", help="also ask whether the store is reachable"
@@ -173,6 +176,16 @@ def _flush(options: argparse.Namespace) -> int:
 def _save(options: argparse.Namespace) -> int:
     answer = Client().post("/v1/save", {"stop": options.stop})
     _print(options, answer, lambda a: f"asked the trainer to {a['action'].replace('-', ' ')} at its next step")
+    return 0
+
+
+def _limit(options: argparse.Namespace) -> int:
+    answer = Client().post("/v1/bandwidth", {"limit": None if options.rate == "none" else options.rate})
+    _print(
+        options,
+        answer,
+        lambda a: f"limit of uploads: {a['limit_bytes_per_s'] or 'none'}{' bytes/s' if a['limit_bytes_per_s'] else ''}",
+    )
     return 0
 
 

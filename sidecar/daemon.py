@@ -181,6 +181,7 @@ class Daemon:
             examine_again=runtime.scanner.examine_again,
             attempt=runtime.attempt,
             going=lambda: runtime.termination.going is not None,
+            alone=settings.node is not None and settings.node.count == 1,
             is_quarantined=lambda name: name in runtime.resuming.quarantined,
         )
         cleaner = Cleaner(

@@ -61,8 +61,6 @@ class Scanner:
         self._one_at_a_time = asyncio.Lock()
         self._examining = False
         self._readable = True
-        self.enabled = True
-        """False while another sidecar has the volume: nothing is looked at, and everything counts as unsettled."""
         self._seen: dict[str, str] = {}
         """Marker version by name, of all that was examined."""
         self._unsettled: dict[str, tuple[str, float]] = {}
@@ -123,8 +121,7 @@ class Scanner:
     def unsettled(self) -> bool:
         """Whether something has to be looked at again soon."""
         return (
-            not self.enabled
-            or bool(self._unsettled or self._again)
+            bool(self._unsettled or self._again)
             or self._examining
             or self._trouble.any_is_fresh()
             or self._pin_trouble.any_is_fresh()
@@ -133,8 +130,7 @@ class Scanner:
     async def scan(self) -> None:
         """Look at the volume once. One that cannot be read is said once, and looked at again at the next scan."""
         async with self._one_at_a_time:
-            if self.enabled:
-                await self._scan()
+            await self._scan()
 
     async def _scan(self) -> None:
         try:

@@ -47,6 +47,11 @@ class RateGate:
         self._closed = False
         self._free_at_s = 0.0
 
+    @property
+    def bytes_per_s(self) -> int | None:
+        """The limit."""
+        return self._bytes_per_s
+
     def limit(self, bytes_per_s: int | None) -> None:
         """Change the limit; ``None`` lifts it."""
         with self._condition:

@@ -19,6 +19,7 @@ from sidecar.catalog import Catalog, Tracked
 from sidecar.committing import Committer, Standing, manifest_of
 from sidecar.core import keys
 from sidecar.core.commit import Mend, Ready, Wait
+from sidecar.core.leftovers import is_leftover
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry
 from sidecar.core.order import Waiting, overtakes, send_order, superseded
@@ -74,7 +75,9 @@ class Uploader:
         attempt: Callable[[], str],
         going: Callable[[], bool],
         is_quarantined: Callable[[str], bool],
+        alone: bool,
     ) -> None:
+        self._alone = alone
         self._is_quarantined = is_quarantined
         self._store = store
         self._can = capabilities
@@ -113,6 +116,7 @@ class Uploader:
         """Upload until cancelled. Run again after a mistake, it begins with what the journals say."""
         self._active.clear()
         self._stream = Stream(self._transfers)
+        await self._abort_leftovers()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             tasks.create_task(self._early.run())
@@ -128,6 +132,25 @@ class Uploader:
         while True:
             await self._catalog.changed()
             self._news.set()
+
+    async def _abort_leftovers(self) -> None:
+        """Abort uploads that nobody continues, before any is begun: those of a life whose journal is gone."""
+        known = {u.upload_id for path in self._volume.journal.glob("*.jsonl") for u in Journal(path).uploads.values()}
+        try:
+            pending = await self._transfers.once(lambda: list(self._store.pending_uploads("")))
+            for upload in pending:
+                if is_leftover(
+                    upload.key,
+                    upload.upload_id,
+                    age_s=time.time() - upload.begun_at_s,
+                    known=known,
+                    alone=self._alone,
+                    newest_committed_step=self._catalog.newest_durable_step,
+                ):
+                    log.info("leftover_upload_aborted", key=upload.key)
+                    await self._transfers.once(self._store.abort_upload, upload.key, upload.upload_id)
+        except StoreError as error:  # they cost money, not data
+            log.warning("leftover_uploads_not_aborted", error=str(error), hint="grant s3:ListBucketMultipartUploads")
 
     # What goes first.
 

@@ -63,9 +63,6 @@ _FLOCK = struct.Struct("hhqqi0q")
 _CANNOT_LINK = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EACCES, errno.ENOSPC, errno.EDQUOT})
 
 
-LOCK = f"{SYSTEM_DIR}/lock"
-
-
 def publish(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Write a file whole or not at all: temp file beside it, fsync, rename, fsync of the directory.
 
@@ -153,7 +150,6 @@ class Volume:
         self.incoming = root / INCOMING
         self.journal = root / JOURNAL
         self._pins = root / PINS
-        self._lock_fd: int | None = None
 
     def prepare(self) -> None:
         """Create what this system owns.
@@ -166,27 +162,6 @@ class Volume:
             # Trainer and sidecar may be different users of one group; who made the directory opens it to both.
             if path.stat().st_uid == os.geteuid():
                 path.chmod(0o2775 if path.name != "ranks" else 0o2777)
-
-    def lock(self) -> bool:
-        """Become the one sidecar of this volume, until the process ends. Returns false while another one is.
-
-        A file system that has no locks is taken for ours.
-
-        Raises:
-            OSError: The lock's file cannot be made.
-        """
-        if self._lock_fd is not None:
-            return True
-        fd = os.open(self.root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return False
-        except OSError as error:
-            log.warning("volume_not_locked", error=str(error), hint="never run two sidecars on this volume")
-        self._lock_fd = fd
-        return True
 
     def names(self) -> list[str]:
         """Return the directories that have a checkpoint's name."""

@@ -181,6 +181,14 @@ async def save(runtime: Running, wanted: models.SaveRequest) -> models.Saving:
     return models.Saving(id=asked.id, action=asked.action)
 
 
+@calls.post("/v1/bandwidth", dependencies=Changing, summary="Change the bandwidth limit at once", responses=responses(401, 422))
+async def change_bandwidth(runtime: Running, wanted: models.BandwidthRequest) -> models.Bandwidth:
+    """Until the sidecar ends; CKPT_BANDWIDTH_LIMIT is what it begins with."""
+    runtime.transfers.gate.limit(wanted.limit)
+    runtime.events.happened("bandwidth_limited", bytes_per_s=wanted.limit)
+    return models.Bandwidth(limit_bytes_per_s=wanted.limit)
+
+
 @calls.post("/v1/drain", dependencies=Changing, summary="Termination has begun", responses=responses(401))
 async def drain(runtime: Running, source: Literal["prestop", "api"] = "api") -> models.Draining:
     """Starts the clock of the grace period; returns at once."""

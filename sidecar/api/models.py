@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from sidecar.settings import amount_bytes
 
 
 class _Request(BaseModel):
@@ -92,6 +94,8 @@ class Status(BaseModel):
     newest_finished_step: int | None = None
     queue: list[Transfer] = Field(description="What is not durable yet, in the order in which it will be")
     at_risk: AtRisk
+    bandwidth_limit_bytes_per_s: int | None
+    concurrency: int = Field(description="Large requests at once, adapted to what is fast")
     throughput_bytes_per_s: float | None = None
     sent_bytes: int = Field(description="Since the sidecar started")
     retries: int
@@ -167,6 +171,20 @@ class Flushed(BaseModel):
     """All that is finished is durable."""
 
     durable: list[str]
+
+
+class BandwidthRequest(_Request):
+    """How fast uploads may be from now on."""
+
+    limit: Annotated[int, BeforeValidator(amount_bytes), Field(gt=0)] | None = Field(
+        None, description="Bytes per second of all uploads together, such as 200MB/s; null: no limit"
+    )
+
+
+class Bandwidth(BaseModel):
+    """How fast uploads may be."""
+
+    limit_bytes_per_s: int | None
 
 
 class SaveRequest(_Request):

@@ -30,6 +30,8 @@ def status(runtime: Runtime) -> models.Status:
         newest_finished_step=newest.checkpoint.step if newest and newest.checkpoint else None,
         queue=queue(runtime),
         at_risk=models.AtRisk(**asdict(runtime.risk())),
+        bandwidth_limit_bytes_per_s=runtime.transfers.gate.bytes_per_s,
+        concurrency=runtime.transfers.adapted.limit,
         throughput_bytes_per_s=runtime.transfers.sent.bytes_per_s(),
         sent_bytes=runtime.transfers.sent_bytes,
         retries=runtime.transfers.retries,

@@ -140,6 +140,20 @@ def test_the_bandwidth_limit_is_kept_within_five_percent(tmp_path: Path) -> None
         assert size_bytes / took_s == pytest.approx(limit, rel=0.05)
 
 
+def test_a_limit_that_is_changed_applies_at_once(tmp_path: Path) -> None:
+    settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_BANDWIDTH_LIMIT": "1MB/s"}
+    with sidecar(tmp_path / "volume", settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-10", {"model": big(40_000_000)}, {})
+        until(lambda: running.events("checkpoint_uploading"))
+        assert running.call("POST", "/v1/bandwidth", {"limit": "fast"})["http_status"] == 422
+        assert running.command("limit", "none").returncode == 0
+        began_s = time.monotonic()
+        running.committed("checkpoint-10")
+        assert time.monotonic() - began_s < 10
+        assert running.status()["bandwidth_limit_bytes_per_s"] is None
+
+
 def test_a_checkpoint_that_the_store_refuses_does_not_hold_up_others(tmp_path: Path) -> None:
     store = tmp_path / "store"
     settings = {"CKPT_STORE": f"file://{store}", "CKPT_CONCURRENCY": "1"}

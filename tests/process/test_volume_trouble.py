@@ -74,6 +74,7 @@ def new_life(volume: Path, **settings: str) -> Runtime:
         from_environment({"CKPT_DIR": str(volume), "CKPT_STORE": "file:///nowhere"} | settings), store_url="file:///nowhere"
     )
     runtime.volume.prepare()
+    runtime.scanned.set()
     return runtime
 
 

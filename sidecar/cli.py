@@ -181,11 +181,7 @@ def _save(options: argparse.Namespace) -> int:
 
 def _limit(options: argparse.Namespace) -> int:
     answer = Client().post("/v1/bandwidth", {"limit": None if options.rate == "none" else options.rate})
-    _print(
-        options,
-        answer,
-        lambda a: f"limit of uploads: {a['limit_bytes_per_s'] or 'none'}{' bytes/s' if a['limit_bytes_per_s'] else ''}",
-    )
+    _print(options, answer, lambda a: f"limit of all uploads, bytes per second: {a['limit_bytes_per_s'] or 'none'}")
     return 0
 
 

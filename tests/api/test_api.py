@@ -29,6 +29,7 @@ CALLS = {
     ("post", "/v1/resume"),
     ("post", "/v1/flush"),
     ("post", "/v1/save"),
+    ("post", "/v1/bandwidth"),
     ("post", "/v1/drain"),
     ("get", "/v1/events"),
 }

@@ -58,6 +58,8 @@ class Fault:
     kind: Kind
     at: float = 0.5
     seconds: float = 1.0
+    on_cut: Callable[[], object] = lambda: None
+    """Called before a connection is ended."""
 
 
 Plan = Callable[[Request], Fault | None]

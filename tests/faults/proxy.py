@@ -33,9 +33,10 @@ _STALLS_THAT_END = {Kind.STALL_UPLOAD_CLOSE, Kind.STALL_DOWNLOAD_CLOSE}
 class Cut(Exception):
     """The plan ends the client's connection here."""
 
-    def __init__(self, *, reset: bool) -> None:
+    def __init__(self, fault: Fault, *, reset: bool) -> None:
         super().__init__()
         self.reset = reset
+        fault.on_cut()
 
 
 @dataclass
@@ -177,8 +178,8 @@ class FaultProxy:
         """Answer one request. Returns whether the connection stays."""
         request, kind = exchange.request, exchange.fault.kind if exchange.fault else None
         self._stopping.wait(self.latency_s)
-        if kind is Kind.RESET_BEFORE:
-            raise Cut(reset=True)
+        if kind is Kind.RESET_BEFORE and exchange.fault:
+            raise Cut(exchange.fault, reset=True)
         if kind is Kind.SLOW_DOWN_EARLY:
             return self._refuse(client, exchange, *_ERRORS[kind], stays=False)
         if kind is Kind.LATENCY and exchange.fault:
@@ -235,7 +236,7 @@ class FaultProxy:
         if fault and fault.kind is Kind.LOST_ANSWER:
             for _ in blocks:
                 pass
-            raise Cut(reset=False)
+            raise Cut(fault, reset=False)
         if fault and has_body and "download" in fault.kind:
             blocks = self._harmed(blocks, fault, 1000 if head.length is None else head.length)
         has_end = not has_body or head.is_chunked or head.length is not None
@@ -269,7 +270,7 @@ class FaultProxy:
         if fault.kind in _STALLS | _STALLS_THAT_END:
             self._stopping.wait(fault.seconds)
         if fault.kind not in _STALLS | _CORRUPTIONS:
-            raise Cut(reset=fault.kind in _RESETS)
+            raise Cut(fault, reset=fault.kind in _RESETS)
 
 
 def _chunk_to(peer: Peer) -> Callable[[bytes], None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from time import sleep
@@ -109,7 +111,7 @@ def test_uploads_killed_at_random_instants_end_as_if_they_had_not_been(seed: int
 
 
 class Trap:
-    """A plan that kills a sidecar at the instant a certain request of its comes in; the store may get it or not."""
+    """A plan that kills a sidecar when a certain request of its arrives: before the store gets it, or after it answered."""
 
     def __init__(self, operation: str, key: str, *, passes: bool) -> None:
         self._operation, self._key, self._passes = operation, key, passes
@@ -119,9 +121,12 @@ class Trap:
     def __call__(self, request: Request) -> Fault | None:
         if self.shut or self.prey is None or request.operation != self._operation or self._key not in request.key:
             return None
+        return Fault(Kind.LOST_ANSWER if self._passes else Kind.RESET_BEFORE, on_cut=self._kill)
+
+    def _kill(self) -> None:
+        assert self.prey
         self.shut = True
         self.prey.process.kill()
-        return None if self._passes else Fault(Kind.RESET_BEFORE)
 
 
 @pytest.mark.parametrize("passes", [True, False], ids=["and-the-store-gets-it", "and-the-store-does-not"])
@@ -146,11 +151,12 @@ def test_an_upload_killed_at_a_turning_point_ends_as_if_it_had_not_been(
         series.write(model_bytes=17 * MIB)
         with sidecar(tmp_path / "volume", SETTINGS | moto_bucket.settings(endpoint)) as running:
             trap.prey = running
-            running.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait()
+            assert trap.shut, running.log()
         with sidecar(tmp_path / "volume", SETTINGS | moto_bucket.settings(endpoint)) as running:
             running.committed("checkpoint-1")
             assert running.terminate() == 0
-    assert trap.shut
     ends_well(series, proxy, moto_bucket, kills=1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +13,8 @@ from sidecar.core import checksum, keys
 from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
 from sidecar.core.resume import check_listing, check_manifest, check_node_set, files_for
 from sidecar.errors import CorruptObject, NotFound, Stopped
-from sidecar.fetching import Fetching
+from sidecar.fetching import Fetching, holds
 from sidecar.store.protocol import Store
-from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer import CORRUPT_TRIES, Transfers
 from sidecar.volume import Volume, publish
 from trainer_hook.contract import (
@@ -120,7 +118,7 @@ class Downloader:
         """Whether the volume already holds all files of an offer with the recorded checksums."""
         place = self._volume.root / offer.name
         for entry in files_for(node, offer.manifests):
-            if not await self._transfers.once(_holds, place / entry.path, entry):
+            if not await self._transfers.once(holds, place / entry.path, entry):
                 return False
         return True
 
@@ -153,20 +151,16 @@ class Downloader:
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(min(FILES_AT_ONCE, self._transfers.most)):
-                    workers.create_task(self._fetch_each(left, incoming, fetching, progress))
+                    workers.create_task(self._fetch_each(left, incoming, fetching))
         except* (CorruptObject, NotFound, OSError, Stopped) as group:
             raise _first(group) from None
         finally:
             await fetching.end()
         return await _to_its_end(self._publish, offer, node, incoming, replacing)
 
-    async def _fetch_each(self, entries: Iterator[FileEntry], incoming: Path, fetching: Fetching, progress: _Progress) -> None:
+    async def _fetch_each(self, entries: Iterator[FileEntry], incoming: Path, fetching: Fetching) -> None:
         for entry in entries:
-            target = incoming / entry.path
-            if await self._transfers.once(_holds, target, entry):
-                progress.add(entry.size_bytes)
-            else:
-                await fetching.fetch(entry, target)
+            await fetching.fetch(entry, incoming / entry.path)
 
     def _drop_others(self, incoming: Path, entries: Sequence[FileEntry]) -> None:
         wanted = {entry.path for entry in entries}
@@ -211,21 +205,6 @@ def _local_marker(offer: Offer, node: Node) -> bytes:
     encoded = encode_marker(marker)
     # Every file was verified: a list that is too long for a marker can be left out.
     return encoded if len(encoded) <= MAX_MARKER_BYTES else encode_marker(replace(marker, files=None))
-
-
-def _holds(path: Path, entry: FileEntry) -> bool:
-    """Whether a local file has an entry's size and checksum."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return False
-    crc = 0
-    with os.fdopen(fd, "rb", buffering=0) as file:
-        if os.fstat(fd).st_size != entry.size_bytes:
-            return False
-        while block := file.read(BLOCK_BYTES):
-            crc = checksum.checksum(block, crc)
-    return checksum.to_text(crc) == entry.crc64nvme
 
 
 async def _to_its_end(call: Callable[..., T], *args: Any) -> T:

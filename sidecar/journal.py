@@ -84,12 +84,7 @@ class Journal:
                     progress.parts[line["number"]] = Part(line["number"], line["size_bytes"], line["etag"])
                     progress.checksums[line["number"]] = line["crc"]
                 case "stored":
-                    entry = FileEntry.model_validate(line["entry"])
-                    self.entries[entry.path] = entry
-                    self.stamps[entry.path] = line["stamp"]
-                    if line["first_crc"] is not None:
-                        self.first_crcs[entry.path] = line["first_crc"]
-                    self.uploads.pop(entry.path, None)
+                    self._remember(FileEntry.model_validate(line["entry"]), line["stamp"], line["first_crc"])
                 case "dropped":
                     for known in (self.entries, self.uploads, self.stamps, self.first_crcs):
                         known.pop(line["path"], None)
@@ -101,19 +96,29 @@ class Journal:
         except (KeyError, TypeError, ValueError):
             return
 
+    def _remember(self, entry: FileEntry, stamp: str, first_crc: int | None) -> None:
+        self.entries[entry.path] = entry
+        self.stamps[entry.path] = stamp
+        if first_crc is not None:
+            self.first_crcs[entry.path] = first_crc
+        self.uploads.pop(entry.path, None)
+
     def _append(self, *lines: dict[str, Any]) -> None:
         with self._lock:
             for line in lines:
                 self._apply(line)
-            if not self._writable:
-                return
-            try:
-                if self._file is None:
-                    self._file = self.path.open("ab", buffering=0)
-                self._file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-            except OSError as error:
-                self._writable = False
-                log.warning("journal_not_written", journal=self.path.name, error=os.strerror(error.errno or 0))
+            self._write(*lines)
+
+    def _write(self, *lines: dict[str, Any]) -> None:
+        if not self._writable:
+            return
+        try:
+            if self._file is None:
+                self._file = self.path.open("ab", buffering=0)
+            self._file.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+        except OSError as error:
+            self._writable = False
+            log.warning("journal_not_written", journal=self.path.name, error=os.strerror(error.errno or 0))
 
     def begun(self, file: FoundFile, *, upload_id: str, key: str, part_bytes: int) -> None:
         """A multipart upload was begun for a file."""
@@ -125,7 +130,9 @@ class Journal:
 
     def stored(self, entry: FileEntry, *, stamp: str, first_crc: int | None = None) -> None:
         """A file is in the store whole, and was verified. ``first_crc`` is the checksum of its first part."""
-        self._append(_stored(entry, stamp, first_crc))
+        with self._lock:
+            self._remember(entry, stamp, first_crc)
+            self._write(_stored(entry, stamp, first_crc))
 
     def dropped(self, path: str) -> None:
         """What was known of a file is void: it is sent again from the start."""

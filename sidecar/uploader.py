@@ -21,7 +21,7 @@ from sidecar.core import keys
 from sidecar.core.commit import Mend, Ready, Wait
 from sidecar.core.leftovers import is_leftover
 from sidecar.core.local import Finished
-from sidecar.core.manifest import Commit, FileEntry
+from sidecar.core.manifest import Commit, FileEntry, Manifest
 from sidecar.core.order import Waiting, overtakes, send_order, superseded
 from sidecar.core.rewrite import Keep, Replace, Same, rewrite
 from sidecar.core.states import PENDING, State
@@ -259,7 +259,9 @@ class Uploader:
 
     async def _take_to_store(self, active: _Active, checkpoint: Finished) -> None:
         tracked = active.tracked
-        there = await self._committer.standing(checkpoint.name)
+        there, before = await asyncio.gather(
+            self._committer.standing(checkpoint.name), self._committer.own_manifest(checkpoint)
+        )
         if checkpoint.restored_from is not None:
             self._recognise(tracked, checkpoint.restored_from, there)
             return
@@ -269,7 +271,7 @@ class Uploader:
             return
         fence = Fence(self._committer, checkpoint.name, checkpoint.attempt)
         sending = self._sending(checkpoint.name, pin, journal, fence=fence, tracked=tracked)
-        await self._adopt(checkpoint, pin, journal)
+        await self._adopt(checkpoint, pin, journal, before)
         if not self._is_current(tracked):
             return
         self._say_uploading(tracked, sending)
@@ -348,11 +350,8 @@ class Uploader:
             found.append(entry.with_checksum(crcs[0]))
         return found
 
-    async def _adopt(self, checkpoint: Finished, pin: Pin, journal: Journal) -> None:
+    async def _adopt(self, checkpoint: Finished, pin: Pin, journal: Journal, before: Manifest | None) -> None:
         """Take over files that an earlier life sent: those whose content on disk has the checksum recorded then."""
-        if all(file.path in journal.entries for file in checkpoint.files):
-            return
-        before = await self._committer.own_manifest(checkpoint)
         mended = self._mended.pop(checkpoint.version, frozenset())
         known = {entry.path: entry for entry in before.files if entry.path not in mended} if before else {}
         bodies = self._bodies(checkpoint.name, pin)

@@ -236,6 +236,8 @@ class _Watcher:
 
 
 def _read_head(connection: socket.socket, method: str) -> http.client.HTTPResponse:
+    # Some servers send headers and body apart and wait for the first to be acknowledged, which a kernel likes to delay.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
     answer = http.client.HTTPResponse(connection, method=method)
     try:
         answer.begin()

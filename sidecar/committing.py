@@ -143,13 +143,6 @@ class Committer:
         await self._transfers.persistently(self._store.delete, [keys.commit(name)])
         await self._transfers.persistently(self._store.delete, await self._named_by(name, there))
 
-    async def take_back_commit(self, name: str) -> None:
-        """Make a checkpoint invisible to resume, before its content changes (I4).
-
-        The other nodes' manifests go, too: a commit of our new part with their old ones would be of no moment that ever was.
-        """
-        await self.make_way(name)
-
     async def _named_by(self, name: str, there: Standing) -> list[str]:
         if there.commit is not None:
             return [entry.key for entry in there.commit.manifests if attempt_of(entry.key, name) is not None]

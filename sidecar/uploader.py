@@ -14,6 +14,7 @@ from pathlib import Path
 
 import structlog
 
+from sidecar.already_there import AlreadyThere
 from sidecar.bodies import Bodies, Source
 from sidecar.catalog import Catalog, Tracked
 from sidecar.committing import Committer, Standing, manifest_of
@@ -21,9 +22,9 @@ from sidecar.core import keys
 from sidecar.core.commit import Mend, Ready, Wait
 from sidecar.core.leftovers import is_leftover
 from sidecar.core.local import Finished
-from sidecar.core.manifest import Commit, FileEntry, Manifest
+from sidecar.core.manifest import FileEntry
 from sidecar.core.order import Waiting, overtakes, send_order, superseded
-from sidecar.core.rewrite import Keep, Replace, Same, rewrite
+from sidecar.core.rewrite import Keep, Same
 from sidecar.core.states import PENDING, State
 from sidecar.early import EarlyUploads
 from sidecar.errors import CheckpointChanged, CheckpointRejected, StoreError, UnreadableFile
@@ -37,7 +38,7 @@ from sidecar.unchanged import Unchanged
 from sidecar.unfinished import Unfinished
 from sidecar.volume import Pin, Volume, version_id
 from sidecar.watch import Hints
-from trainer_hook.contract import ContractError, epoch_seconds, rfc3339
+from trainer_hook.contract import ContractError, epoch_seconds
 
 log = structlog.get_logger()
 
@@ -78,7 +79,6 @@ class Uploader:
         alone: bool,
     ) -> None:
         self._alone = alone
-        self._is_quarantined = is_quarantined
         self._store = store
         self._can = capabilities
         self._volume = volume
@@ -88,6 +88,7 @@ class Uploader:
         self._skip_superseded = skip_superseded
         self._examine_again = examine_again
         self._committer = Committer(store, transfers)
+        self._already_there = AlreadyThere(self._committer, transfers, self._bodies, is_quarantined=is_quarantined)
         self._stream = Stream(transfers)
         self._unchanged = Unchanged()
         self._news = asyncio.Event()
@@ -95,8 +96,6 @@ class Uploader:
         self._active: dict[str, _Active] = {}
         self._first: str | None = None
         """Name of the upload that is let through before everything that may not overtake it."""
-        self._outdated: set[str] = set()
-        """Names that another attempt committed while we were writing to the same keys."""
         self._moved: dict[str, dict[str, str]] = {}
         """Paths whose key another node owns, by version of the checkpoint (I6)."""
         self._mended: dict[str, frozenset[str]] = {}
@@ -242,7 +241,6 @@ class Uploader:
         except CheckpointRejected as error:
             self._catalog.move(tracked, State.LOST, reason=str(error))
         except Outdated as error:
-            self._outdated.add(tracked.name)
             log.warning("upload_starts_again", checkpoint=tracked.name, error=str(error))
             self._restart(tracked, str(error))
         except (StoreError, UnreadableFile, OSError) as error:
@@ -271,7 +269,8 @@ class Uploader:
             return
         fence = Fence(self._committer, checkpoint.name, checkpoint.attempt)
         sending = self._sending(checkpoint.name, pin, journal, fence=fence, tracked=tracked)
-        await self._adopt(checkpoint, pin, journal, before)
+        mended = self._mended.pop(checkpoint.version, frozenset())
+        await self._already_there.adopt(checkpoint, pin, journal, before, but=mended)
         if not self._is_current(tracked):
             return
         self._say_uploading(tracked, sending)
@@ -305,62 +304,14 @@ class Uploader:
             await self._ended.wait()
 
     async def _may_be_written(self, tracked: Tracked, checkpoint: Finished, pin: Pin, there: Standing) -> bool:
-        """Decide about a commit that stands; make way for ours if it is the later one (I4)."""
-        commit = there.commit
-        if commit is None or self._is_quarantined(checkpoint.name) or await self._committer.damaged(commit):
-            await self._committer.make_way(checkpoint.name)
-            return True
-        part = await self._committer.part(commit, checkpoint.node)
-        files = await self._checksums(checkpoint, pin, part.files) if part is not None else None
-        created_at = rfc3339(checkpoint.created_at_s)
-        match rewrite(attempt=checkpoint.attempt, created_at=created_at, files=files, theirs=commit, part=part):
+        match await self._already_there.decide(checkpoint, pin, there):
             case Same():
                 self._durable(tracked, checkpoint, at=_committed_at(there), began_s=None)
                 return False
             case Keep(reason, torn):
-                if checkpoint.name in self._outdated:
-                    await self._take_back_if_damaged(commit)
                 self._catalog.move(tracked, State.REJECTED if torn else State.SUPERSEDED, reason=reason)
                 return False
-            case Replace():
-                if commit.attempt == checkpoint.attempt:
-                    await self._committer.take_back_commit(checkpoint.name)
-                else:
-                    await self._committer.make_way(checkpoint.name)
         return True
-
-    async def _take_back_if_damaged(self, commit: Commit) -> None:
-        """Better invisible than broken: some of our last requests may have hit what the other attempt had committed."""
-        self._outdated.discard(commit.name)
-        damaged = await self._committer.damaged(commit)
-        if damaged:
-            hint = "two attempts wrote this step at the same time; an older step is used, and the next one will be durable"
-            log.error("commit_taken_back", checkpoint=commit.name, damaged=damaged[:8], hint=hint)
-            await self._committer.take_back_commit(commit.name)
-
-    async def _checksums(self, checkpoint: Finished, pin: Pin, theirs: tuple[FileEntry, ...]) -> list[FileEntry] | None:
-        """Return our files as entries, or ``None`` when paths and sizes tell already that they are others."""
-        ours = {file.path: file.size_bytes for file in checkpoint.files}
-        if ours != {entry.path: entry.size_bytes for entry in theirs}:
-            return None
-        bodies = self._bodies(checkpoint.name, pin)
-        found = []
-        for entry in theirs:
-            crcs = await self._transfers.once(bodies.checksums, entry.path, [(0, entry.size_bytes)])
-            found.append(entry.with_checksum(crcs[0]))
-        return found
-
-    async def _adopt(self, checkpoint: Finished, pin: Pin, journal: Journal, before: Manifest | None) -> None:
-        """Take over files that an earlier life sent: those whose content on disk has the checksum recorded then."""
-        mended = self._mended.pop(checkpoint.version, frozenset())
-        known = {entry.path: entry for entry in before.files if entry.path not in mended} if before else {}
-        bodies = self._bodies(checkpoint.name, pin)
-        for file in checkpoint.files:
-            entry = known.get(file.path)
-            if entry is None or entry.size_bytes != file.size_bytes or file.path in journal.entries:
-                continue
-            if await self._transfers.once(bodies.is_still, file.path, [(0, file.size_bytes)], [entry.crc]):
-                journal.stored(entry, stamp=file.stamp)
 
     # What came of it.
 

@@ -103,7 +103,7 @@ async def test_no_commit_mixes_a_part_that_is_written_again_with_old_parts_of_th
         await pod.publish(b"v1", "a")
     assert isinstance(await pods[0].committer.try_commit(pods[0].checkpoint("a")), Ready)
 
-    await pods[0].committer.take_back_commit(NAME)
+    await pods[0].committer.make_way(NAME)
     await pods[0].publish(b"v2", "a")
     assert await pods[0].committer.try_commit(pods[0].checkpoint("a")) == Wait("waiting for node 1, 2 of 3")
     await pods[2].publish(b"v2", "a")

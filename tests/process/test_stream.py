@@ -168,3 +168,29 @@ def test_a_checkpoint_that_the_store_refuses_does_not_hold_up_others(tmp_path: P
         running.committed("checkpoint-9")
         (store / "checkpoint-10/a").rmdir()
         running.committed("checkpoint-10")
+
+
+def test_an_attempt_that_still_sends_what_a_later_one_has_committed_leaves_no_broken_commit(tmp_path: Path) -> None:
+    store = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_RESUME": "on-demand"}
+    contents = {attempt: {f"f{n}": attempt.encode() * 800 for n in range(6)} for attempt in ("a", "b")}
+    markers = {"a": "2026-01-01T00:00:00Z", "b": "2026-01-01T01:00:00Z"}
+
+    def write(volume: Path, attempt: str) -> None:
+        write_checkpoint(volume, "checkpoint-20", contents[attempt], {"attempt": attempt, "created_at": markers[attempt]})
+
+    with sidecar(tmp_path / "old", store | {"CKPT_BANDWIDTH_LIMIT": "300"}) as old:
+        old.ready()
+        write(old.volume, "a")
+        until(lambda: old.events("checkpoint_uploading"))
+        with sidecar(tmp_path / "new", store) as new:
+            new.ready()
+            write(new.volume, "b")
+            new.committed("checkpoint-20")
+            assert new.terminate() == 0
+        [ended] = until(lambda: old.events("checkpoint_superseded"), timeout_s=60)
+        assert "attempt b" in ended["reason"]
+    with sidecar(tmp_path / "third", store) as third:
+        answer = third.ready().resume()
+        assert answer["passed_over"] == [] or "not committed" in answer["passed_over"][0]["reason"]
+        if answer["state"] == "ready":
+            assert (third.volume / "checkpoint-20/f5").read_bytes() == contents["b"]["f5"]

@@ -15,7 +15,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.exceptions import ClientError
 
 from sidecar.core import checksum
-from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, StoreUnavailable
+from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, StoreError, StoreUnavailable
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.store.s3_bodies import Bodies, Incoming
 from sidecar.store.s3_client import Clients, S3Options
@@ -57,9 +57,23 @@ class S3Store:
 
     def probe(self) -> Capabilities:  # noqa: D102
         self._takes_conditions = True
-        capabilities = probe(self, self._options.verify)
+        capabilities = self._probe_both_addresses()
         self.verification, self._takes_conditions = capabilities.verification, capabilities.conditional_put
         return capabilities
+
+    def _probe_both_addresses(self) -> Capabilities:
+        try:
+            return probe(self, self._options.verify)
+        except AccessRefused as refused:
+            if not self._options.endpoint_url:
+                raise
+            # Most servers want the bucket in the path; some take it in the host alone.
+            self._clients.address_by("virtual")
+            try:
+                return probe(self, self._options.verify)
+            except StoreError:
+                self._clients.address_by("path")
+                raise refused from None
 
     def get(self, key: str) -> bytes:  # noqa: D102
         with self._translated(key):

@@ -28,6 +28,7 @@ from sidecar.store.wire import Wire
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+Addressing = Literal["path", "virtual", "auto"]
 SECRET_POLL_S = 5.0
 _SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
@@ -73,6 +74,13 @@ class Clients:
         self._looked_s = 0.0
         self._made: Access | None = None
         self._closed = False
+        self._addressing: Addressing = "path" if options.endpoint_url else "auto"
+
+    def address_by(self, style: Literal["path", "virtual"]) -> None:
+        """Name the bucket in the path or in the host from now on."""
+        with self._lock:
+            self._addressing = style
+            self._retire()
 
     def current(self) -> Access:
         """Return the access for the next request.
@@ -89,7 +97,7 @@ class Clients:
                 secrets = _read_secrets(self._options.credentials_dir)
                 if self._made is None or secrets != self._secrets:
                     self._retire()
-                    self._made, self._secrets = _make_access(self._options, secrets), secrets
+                    self._made, self._secrets = _make_access(self._options, secrets, self._addressing), secrets
             return self._made
 
     def forget(self) -> None:
@@ -111,7 +119,7 @@ class Clients:
         self._made = None
 
 
-def _make_access(options: S3Options, secrets: Sequence[str | None]) -> Access:
+def _make_access(options: S3Options, secrets: Sequence[str | None], addressing: Addressing) -> Access:
     key_id, secret, token = secrets if secrets else (None, None, None)
     session = boto3.session.Session(aws_access_key_id=key_id, aws_secret_access_key=secret, aws_session_token=token)
     client: S3Client = session.client(
@@ -119,7 +127,7 @@ def _make_access(options: S3Options, secrets: Sequence[str | None]) -> Access:
         endpoint_url=options.endpoint_url,
         region_name=options.region or ("us-east-1" if options.endpoint_url else None),
         verify=_trusted(options),
-        config=_config(options),
+        config=_config(options, addressing),
     )
     client.meta.events.register("needs-retry.s3", _again_in_s)  # type: ignore[arg-type]
     client.meta.events.register("before-call.s3.DeleteObjects", _add_md5)
@@ -130,7 +138,7 @@ def _make_access(options: S3Options, secrets: Sequence[str | None]) -> Access:
     return Access(client, Signer(client, session.get_credentials(), bucket=options.bucket), wire)
 
 
-def _config(options: S3Options) -> Config:
+def _config(options: S3Options, addressing: Addressing) -> Config:
     return Config(
         connect_timeout=options.connect_timeout_s,
         read_timeout=options.read_timeout_s,
@@ -140,7 +148,7 @@ def _config(options: S3Options) -> Config:
         response_checksum_validation="when_required",
         tcp_keepalive=True,
         user_agent_extra="checkpoint-sidecar",
-        s3={"payload_signing_enabled": False, "addressing_style": "path" if options.endpoint_url else "auto"},
+        s3={"payload_signing_enabled": False, "addressing_style": addressing},
     )
 
 

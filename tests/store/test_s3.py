@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -373,6 +374,27 @@ def test_a_store_without_conditional_writes_is_found_out(opener: Opener, moto: s
         assert not opener(endpoint).probe().conditional_put
 
 
+def test_a_store_that_wants_the_bucket_in_the_host_is_found_out(
+    opener: Opener, moto: str, plain: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rule(request: Request) -> Answer | None:
+        host = next(value for name, value in request.headers.items() if name.lower() == "host")
+        if not host.startswith(f"{BUCKET}.store.test"):
+            return s3_error(403, "SecondLevelDomainForbidden")
+        request.headers = {n: v for n, v in request.headers.items() if n.lower() != "host"} | {"Host": urlsplit(moto).netloc}
+        request.path = f"/{BUCKET}{request.path}"
+        return None
+
+    resolve = socket.getaddrinfo
+    local = lambda host, *rest, **more: resolve("127.0.0.1" if host.endswith("store.test") else host, *rest, **more)  # noqa: E731
+    monkeypatch.setattr(socket, "getaddrinfo", local)
+    with Proxy(moto, rule).running() as endpoint:
+        store = opener(endpoint.replace("127.0.0.1", "store.test"))
+        store.probe()
+        plain.put(store, "k", b"weights" * 1000)
+        assert read_all(store, "k") == b"weights" * 1000
+
+
 # The protocol's small print.
 
 
@@ -416,7 +438,7 @@ def test_encryption_is_asked_for_with_every_object(opener: Opener, moto: str, pl
         store.put("a", b"x")
         plain.put(store, "b", b"x")
         store.begin_upload("c")
-    sent = [request.headers for request in proxy.seen]
+    sent = [request.headers for request in proxy.seen if request.method != "GET"]
     assert all(headers["x-amz-server-side-encryption"] == "aws:kms" for headers in sent)
     assert all(headers["x-amz-server-side-encryption-aws-kms-key-id"] == "key-1" for headers in sent)
 

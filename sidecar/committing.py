@@ -201,8 +201,6 @@ class Committer:
         leftover = [key for key in listing if key not in named]
         if leftover:
             await self._transfers.persistently(self._store.delete, leftover)
-        if not leftover and manifests[0].node.count == 1:
-            return  # a lone node's journals know its uploads, and what they do not know was aborted at the start
         try:
             await self._transfers.once(self._abort_unfinished, name)
         except StoreError as error:  # they cost money, not data; the bucket's lifecycle rule removes them, too
@@ -217,7 +215,7 @@ class Committer:
         return {entry.key for entry in manifest.files}
 
     def _abort_unfinished(self, name: str) -> None:
-        # The step is committed: whatever is unfinished below it was begun anew since.
+        # The step is committed: whatever is unfinished below it was begun anew since, such as one whose answer was lost.
         for pending in list(self._store.pending_uploads(keys.folder(name))):
             self._store.abort_upload(pending.key, pending.upload_id)
 

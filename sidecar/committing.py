@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from sidecar.core import checksum, keys
-from sidecar.core.commit import Decision, Mend, Object, Ready, Wait, attempt_of, commit_of, decide, manifest_entry
+from sidecar.core.commit import Decision, Mend, Object, Ready, Wait, attempt_of, commit_of, decide
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest, NodeOf, decode_commit, decode_manifest, encode
 from sidecar.errors import AlreadyExists, NotFound, StoreError
@@ -28,13 +28,6 @@ class Standing:
 
     commit: Commit | None
     crc64nvme: str
-
-    def names(self, manifest: Manifest) -> bool:
-        """Whether this commit names exactly this manifest."""
-        if self.commit is None:
-            return False
-        ours = manifest_entry(manifest, encode(manifest))
-        return ours in self.commit.manifests
 
 
 def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:
@@ -58,6 +51,8 @@ class Committer:
     def __init__(self, store: Store, transfers: Transfers) -> None:
         self._store = store
         self._transfers = transfers
+        self._published: tuple[bytes, Manifest] | None = None
+        """The manifest that was written last: with thousands of files it is not read twice for nothing."""
 
     async def standing(self, name: str) -> Standing | None:
         """Return the commit of a checkpoint, or ``None`` if there is none."""
@@ -153,7 +148,9 @@ class Committer:
     async def publish_manifest(self, manifest: Manifest) -> None:
         """Write this node's manifest: from now on its part counts as uploaded."""
         key = keys.manifest(manifest.name, manifest.attempt, Node(manifest.node.index, manifest.node.count))
-        await self._transfers.persistently(self._store.put, key, encode(manifest))
+        raw = encode(manifest)
+        await self._transfers.persistently(self._store.put, key, raw)
+        self._published = raw, manifest
 
     async def try_commit(self, checkpoint: Finished) -> Decision:
         """Commit if nothing is missing, and say what is otherwise."""
@@ -183,7 +180,8 @@ class Committer:
             key = keys.manifest(checkpoint.name, checkpoint.attempt, node)
             try:
                 raw[index] = await self._transfers.persistently(self._store.get, key)
-                manifests.append(decode_manifest(raw[index], key=key))
+                known = self._published is not None and self._published[0] == raw[index]
+                manifests.append(self._published[1] if known and self._published else decode_manifest(raw[index], key=key))
             except (NotFound, ContractError):
                 continue
         return manifests, raw

@@ -30,6 +30,8 @@ log = structlog.get_logger()
 
 LOOK_S = 0.5
 """How often the directories are looked at."""
+LOOKING_SHARE = 10
+"""Thousands of files take long to look at: so many times longer nobody looks again."""
 LEAST_BYTES = 8 << 20
 """With less than this closed, the marker is likely to be quicker."""
 REST_S = 5.0
@@ -93,11 +95,12 @@ class EarlyUploads:
         """Look for closed files until cancelled."""
         async with asyncio.TaskGroup() as watchers:
             while True:
+                began_s = time.monotonic()
                 try:
                     await self._look(watchers)
                 except OSError as error:
                     log.warning("unfinished_checkpoints_not_readable", error=str(error))
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(max(LOOK_S, LOOKING_SHARE * (time.monotonic() - began_s)))
 
     async def hand_over(self, name: str) -> Journal:
         """Stop sending early, wait for what is under way, and return what is in the store; its file can be deleted."""

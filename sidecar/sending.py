@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeVar
 
@@ -47,7 +47,8 @@ class Upload:
     part_bytes: int
     ranges: list[Range]
     known: Known | None = None
-    begin: asyncio.Lock = field(default_factory=asyncio.Lock)
+    begin: asyncio.Lock | None = None
+    """Of files in parts, while one of them begins the upload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,8 @@ class Sending:
         self._on_progress = on_progress
         self._on_change = on_change
         self._files: dict[str, FoundFile] = {}
+        self._missing: set[str] = set()
+        """Paths of files that are not in the store, or not confirmed."""
         self._moved: Mapping[str, str] = {}
         self._large: deque[Piece] = deque()
         self._small: deque[Piece] = deque()
@@ -122,10 +125,7 @@ class Sending:
 
     def entries(self) -> list[FileEntry] | None:
         """Return the entries of all files, or ``None`` while some are not in the store or not confirmed."""
-        there = self.journal.entries
-        if any(path not in there or path in self.journal.unconfirmed for path in self._files):
-            return None
-        return [there[path] for path in self._files]
+        return None if self._missing else [self.journal.entries[path] for path in self._files]
 
     def sent_bytes(self) -> int:
         """Return how much of the checkpoint is in the store."""
@@ -165,7 +165,7 @@ class Sending:
         Raises:
             CheckpointChanged, CheckpointRejected, StoreError: Why a piece could not be carried. No thread is left behind.
         """
-        while self.in_flight or not (self._error or self._closed or self.entries() is not None):
+        while self.in_flight or not (self._error or self._closed or not self._missing):
             await self._changed.wait()
         if self._error is not None:
             raise self._error
@@ -207,6 +207,10 @@ class Sending:
         if known is not None and (journal.stamps.get(path) != file.stamp or known.key != key):
             journal.dropped(path)
         upload = self._upload(file, key)
+        if path in journal.unconfirmed or path not in journal.entries:
+            self._missing.add(path)
+        else:
+            self._missing.discard(path)
         if path in journal.unconfirmed:
             self._large.append(Piece(upload, Step.CONFIRM))
         elif path not in journal.entries:
@@ -307,6 +311,7 @@ class Sending:
 
     async def _begun(self, upload: Upload) -> FileProgress:
         path = upload.file.path
+        upload.begin = upload.begin or asyncio.Lock()
         async with upload.begin:
             if path not in self.journal.uploads:
                 upload_id = await self._persistently(self._store.begin_upload, upload.key)
@@ -359,3 +364,4 @@ class Sending:
             part_bytes=part_bytes,
         )
         self.journal.stored(entry, stamp=upload.file.stamp, first_crc=first_crc)
+        self._missing.discard(entry.path)

@@ -284,6 +284,7 @@ class Uploader:
             journal.close()
             active.sending, active.ending = None, True
             self._news.set()
+        del sending  # thousands of files weigh something
         await self._those_ahead_are_through(tracked)
         if self._is_current(tracked):
             await self._publish(tracked, checkpoint, entries, began_s=began_s)

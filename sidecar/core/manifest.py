@@ -5,7 +5,6 @@ Both are JSON, format 1, read strictly: what does not parse is corrupt, and a co
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -120,7 +119,7 @@ class Commit(_Document):
 
 def encode(document: Manifest | Commit) -> bytes:
     """Return the bytes to store. Equal documents give equal bytes."""
-    return json.dumps(document.model_dump(mode="json", exclude_none=True), ensure_ascii=False, indent=1).encode() + b"\n"
+    return document.model_dump_json(exclude_none=True, indent=1).encode() + b"\n"
 
 
 def decode_manifest(raw: bytes, *, key: str) -> Manifest:

@@ -1,0 +1,99 @@
+"""What the journal remembers across lives, and what it takes over from files that were sent early."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sidecar.core.local import FoundFile
+from sidecar.core.manifest import FileEntry
+from sidecar.errors import CheckpointChanged, CheckpointRejected
+from sidecar.journal import Journal
+from sidecar.store.protocol import Part
+from sidecar.unfinished import QUIET_S, Unfinished, closed_files
+
+
+def found(path: str, *, size_bytes: int = 10, mtime_ns: int = 1, inode: int = 1) -> FoundFile:
+    return FoundFile(path, size_bytes, mtime_ns, inode)
+
+
+def entry(path: str) -> FileEntry:
+    return FileEntry(path=path, key=f"checkpoint-1/{path}", size_bytes=10, crc64nvme="0" * 16)
+
+
+def filled(path: Path) -> Journal:
+    """A journal with one file that is whole and one of which a part is there."""
+    journal = Journal(path)
+    journal.stored(entry("whole"), stamp=found("whole").stamp, first_crc=7)
+    journal.begun(found("half"), upload_id="u", key="checkpoint-1/half", part_bytes=5)
+    journal.part("half", Part(1, 5, "etag"), crc=3)
+    journal.close()
+    return journal
+
+
+def test_another_life_knows_what_was_sent_also_after_a_line_was_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    before = filled(path)
+    with path.open("ab") as file:
+        file.write(b'{"event": "part", "path": "ha')
+    after = Journal(path)
+    assert after.entries == before.entries
+    assert after.uploads == before.uploads
+    assert after.stamps == before.stamps
+    assert after.first_crcs == {"whole": 7}
+
+
+def test_what_was_sent_early_is_taken_over_to_be_confirmed(tmp_path: Path) -> None:
+    early, journal = filled(tmp_path / "early.jsonl"), Journal(tmp_path / "j.jsonl")
+    assert journal.take_over(early, [found("whole"), found("half")]) == []
+    again = Journal(tmp_path / "j.jsonl")
+    assert again.unconfirmed == {"whole", "half"}
+    assert set(again.entries) == {"whole"}
+    assert again.uploads["half"].checksums == {1: 3}
+
+
+def test_files_that_are_others_now_are_not_taken_over_and_their_uploads_are_named(tmp_path: Path) -> None:
+    early, journal = filled(tmp_path / "early.jsonl"), Journal(tmp_path / "j.jsonl")
+    stale = journal.take_over(early, [found("whole", mtime_ns=2), found("half", inode=2)])
+    assert [upload.upload_id for upload in stale] == ["u"]
+    assert journal.entries == {}
+    assert journal.uploads == {}
+
+
+def test_a_journal_that_cannot_be_written_is_kept_in_memory(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "no such folder" / "j.jsonl")
+    journal.stored(entry("whole"), stamp="s")
+    assert set(journal.entries) == {"whole"}
+
+
+# Files that are being written.
+
+
+def test_a_file_counts_as_closed_when_the_kernel_said_so_or_nobody_touched_it_for_a_while(tmp_path: Path) -> None:
+    for name in ("open", "closed", "old"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "link").symlink_to("old")
+    now_s = (tmp_path / "open").stat().st_mtime
+    os.utime(tmp_path / "old", (now_s - QUIET_S - 1, now_s - QUIET_S - 1))
+    assert [f.path for f in closed_files(tmp_path, {str(tmp_path / "closed"): now_s + 1})] == ["closed"]
+    # "old" has an old time of its own making: when it was made is what counts.
+    assert [f.path for f in closed_files(tmp_path, {str(tmp_path / "closed"): now_s + 1}, quiet_only=True)] == []
+    assert closed_files(tmp_path / "gone", {}) == []
+
+
+def test_an_unfinished_file_is_opened_only_as_the_one_that_was_seen(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"weights")
+    [seen] = closed_files(tmp_path, {str(tmp_path / "model"): 1e12})
+    source = Unfinished(tmp_path)
+    source.see(seen)
+    with source.open("model") as fd:
+        assert os.read(fd, 100) == b"weights"
+    with pytest.raises(CheckpointChanged), source.open("model"):
+        (tmp_path / "model").write_bytes(b"changed while it was read")
+    with pytest.raises(CheckpointChanged), source.open("model"):
+        pass
+    (tmp_path / "model").unlink()
+    with pytest.raises(CheckpointRejected), source.open("model"):
+        pass

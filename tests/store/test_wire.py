@@ -1,0 +1,170 @@
+"""The wire against servers that are made for one misbehaviour each."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sidecar.store.slice import FileSlice, OpenGate
+from sidecar.store.wire import Answer, Request, Wire
+
+MIB = 1 << 20
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@contextmanager
+def server(*conversations: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Have each connection, in order of arrival, served by one of these; yield the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            for conversation in conversations:
+                connection, _ = listening.accept()
+                with connection:
+                    conversation(connection)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/k"
+        thread.join(5)
+
+
+def read_request(connection: socket.socket) -> bytes:
+    """Read a whole request and return its body."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(65_536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    lengths = [line.split(b":")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")]
+    left = (int(lengths[0]) if lengths else 0) - len(body)
+    while left > 0:
+        block = connection.recv(min(left, MIB))
+        body, left = body + block, left - len(block)
+    return body
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    made = Wire(tls=ssl.create_default_context(), connect_timeout_s=2.0, stall_s=2.0)
+    yield made
+    made.close()
+
+
+@contextmanager
+def body_of(content: bytes) -> Iterator[FileSlice]:
+    fd = os.memfd_create("body")
+    try:
+        os.write(fd, content)
+        yield FileSlice(fd, 0, len(content), gate=OpenGate(), name="body")
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 32 << 10, (32 << 10) + 1, 3 * MIB + 5])
+def test_a_body_arrives_as_it_is_with_its_checksum(wire: Wire, size_bytes: int) -> None:
+    content, arrived = os.urandom(size_bytes), []
+
+    def take(connection: socket.socket) -> None:
+        arrived.append(read_request(connection))
+        connection.sendall(OK)
+
+    with server(take) as url, body_of(content) as body:
+        assert wire.exchange(Request("PUT", url, {}, body)).content == b"ok"
+        assert body.crc64nvme == body.crc64nvme_ahead()
+    assert arrived == [content]
+
+
+def test_a_kept_connection_that_the_server_has_closed_is_replaced_unseen(wire: Wire) -> None:
+    def once(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(OK)
+
+    with server(once, once) as url:
+        for _ in range(2):
+            with body_of(b"x" * MIB) as body:
+                assert wire.exchange(Request("PUT", url, {}, body)).status == 200
+            time.sleep(0.1)
+
+
+def test_a_connection_that_dies_with_the_second_request_is_replaced_and_the_body_sent_again(wire: Wire) -> None:
+    arrived = []
+
+    def dies(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(OK)
+        connection.recv(1000)  # takes some of the next one, and goes
+
+    def lives(connection: socket.socket) -> None:
+        arrived.append(read_request(connection))
+        connection.sendall(OK)
+
+    with server(dies, lives) as url:
+        for content in (b"first", b"second" * MIB):
+            with body_of(content) as body:
+                assert wire.exchange(Request("PUT", url, {}, body)).status == 200
+    assert arrived == [b"second" * MIB]
+
+
+def test_a_refusal_that_comes_before_all_was_sent_is_read(wire: Wire) -> None:
+    def refuses(connection: socket.socket) -> None:
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy")
+        time.sleep(0.5)
+
+    with server(refuses) as url, body_of(b"x" * 64 * MIB) as body:
+        answer = wire.exchange(Request("PUT", url, {}, body))
+        assert (answer.status, answer.content) == (503, b"busy")
+        assert body.tell() < 64 * MIB
+
+
+def test_a_server_that_stops_taking_is_given_up_after_the_stall(wire: Wire) -> None:
+    with server(lambda connection: time.sleep(4)) as url, body_of(b"x" * 64 * MIB) as body:
+        began_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            wire.exchange(Request("PUT", url, {}, body))
+        assert 1.5 < time.monotonic() - began_s < 3.5
+
+
+def test_closing_ends_an_exchange_at_once(wire: Wire) -> None:
+    with server(lambda connection: time.sleep(1)) as url, body_of(b"x" * 64 * MIB) as body:
+        threading.Timer(0.3, wire.close).start()
+        began_s = time.monotonic()
+        with pytest.raises(OSError):
+            wire.exchange(Request("PUT", url, {}, body))
+        assert time.monotonic() - began_s < 0.9
+        with pytest.raises(OSError):
+            wire.exchange(Request("GET", url, {}))
+
+
+def test_an_answer_that_is_not_read_to_its_end_costs_its_connection_and_nothing_else(wire: Wire) -> None:
+    def long(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b"x" * 1000)
+        connection.recv(1000)
+
+    def short(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(OK)
+
+    with server(long, short) as url:
+        with wire.fetch(Request("GET", url, {})) as answer:
+            assert isinstance(answer, http.client.HTTPResponse)
+            assert answer.read(10) == b"x" * 10
+        assert wire.exchange(Request("GET", url, {})).content == b"ok"
+
+
+def test_a_fetch_that_is_refused_gives_the_whole_answer(wire: Wire) -> None:
+    def refuses(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 404 Not Found\r\nX-Reason: none\r\nContent-Length: 4\r\n\r\ngone")
+
+    with server(refuses) as url, wire.fetch(Request("GET", url, {})) as answer:
+        assert answer == Answer(404, {"x-reason": "none", "content-length": "4"}, b"gone")

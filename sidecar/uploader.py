@@ -7,6 +7,7 @@ stream, in the order of the queue, so that a newer checkpoint goes first at once
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -264,30 +265,32 @@ class Uploader:
             self._recognise(tracked, checkpoint.restored_from, there)
             return
         pin = await asyncio.to_thread(self._volume.pin, checkpoint)
-        journal = await self._journal(checkpoint)
-        if there is not None and not await self._may_be_written(tracked, checkpoint, pin, there):
-            return
-        fence = Fence(self._committer, checkpoint.name, checkpoint.attempt)
-        sending = self._sending(checkpoint.name, pin, journal, fence=fence, tracked=tracked)
-        mended = self._mended.pop(checkpoint.version, frozenset())
-        await self._already_there.adopt(checkpoint, pin, journal, before, but=mended)
-        if not self._is_current(tracked):
-            return
-        self._say_uploading(tracked, sending)
-        sending.add(checkpoint.files, moved=self._moved.get(checkpoint.version))
-        active.sending = sending
-        self._news.set()
-        began_s = time.monotonic()
-        try:
-            entries = await sending.finished()
-        finally:
-            journal.close()
-            active.sending, active.ending = None, True
-            self._news.set()
-        del sending  # thousands of files weigh something
+        with contextlib.closing(await self._journal(checkpoint)) as journal:
+            if there is not None and not await self._may_be_written(tracked, checkpoint, pin, there):
+                return
+            mended = self._mended.pop(checkpoint.version, frozenset())
+            await self._already_there.adopt(checkpoint, pin, journal, before, but=mended)
+            began_s = time.monotonic()
+            entries = await self._send(active, checkpoint, pin, journal)
         await self._those_ahead_are_through(tracked)
         if self._is_current(tracked):
             await self._publish(tracked, checkpoint, entries, began_s=began_s)
+
+    async def _send(self, active: _Active, checkpoint: Finished, pin: Pin, journal: Journal) -> list[FileEntry]:
+        """Let the stream send what is missing; what comes back counts only if the checkpoint is still wanted."""
+        if not self._is_current(active.tracked):
+            return []
+        fence = Fence(self._committer, checkpoint.name, checkpoint.attempt)
+        sending = self._sending(checkpoint.name, pin, journal, fence=fence, tracked=active.tracked)
+        self._say_uploading(active.tracked, sending)
+        sending.add(checkpoint.files, moved=self._moved.get(checkpoint.version))
+        active.sending = sending
+        self._news.set()
+        try:
+            return await sending.finished()
+        finally:
+            active.sending, active.ending = None, True
+            self._news.set()
 
     async def _publish(self, tracked: Tracked, checkpoint: Finished, entries: list[FileEntry], *, began_s: float) -> None:
         if tracked.state is State.PAUSED:

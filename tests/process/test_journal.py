@@ -48,6 +48,7 @@ def test_another_life_knows_what_was_sent_also_after_a_line_was_cut_off(tmp_path
 def test_what_was_sent_early_is_taken_over_to_be_confirmed(tmp_path: Path) -> None:
     early, journal = filled(tmp_path / "early.jsonl"), Journal(tmp_path / "j.jsonl")
     assert journal.take_over(early, [found("whole"), found("half")]) == []
+    journal.close()
     again = Journal(tmp_path / "j.jsonl")
     assert again.unconfirmed == {"whole", "half"}
     assert set(again.entries) == {"whole"}

@@ -24,7 +24,7 @@ from sidecar.core.commit import Mend, Ready, Wait
 from sidecar.core.leftovers import is_leftover
 from sidecar.core.local import Finished
 from sidecar.core.manifest import FileEntry
-from sidecar.core.order import Waiting, overtakes, send_order, superseded
+from sidecar.core.order import Waiting, overtakes, send_order, superseded, upload_order
 from sidecar.core.rewrite import Keep, Same
 from sidecar.core.states import PENDING, State
 from sidecar.early import EarlyUploads
@@ -55,8 +55,13 @@ class _Active:
 
     tracked: Tracked
     sending: Sending | None = None
-    ending: bool = False
-    """All was sent; manifest and commit are what is left."""
+    is_sent: bool = False
+    """Manifest and commit are what is left."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing is left to begin but manifest and commit."""
+        return self.is_sent or (self.sending is not None and self.sending.is_ending)
 
 
 class Uploader:
@@ -130,8 +135,8 @@ class Uploader:
 
     async def _listen(self) -> None:
         while True:
+            self._news.set()  # first: what changed while nobody was listening is news, too
             await self._catalog.changed()
-            self._news.set()
 
     async def _abort_leftovers(self) -> None:
         """Abort uploads that nobody continues, before any is begun: those of a life whose journal is gone."""
@@ -175,7 +180,7 @@ class Uploader:
                 self._active[tracked.name] = _Active(tracked)
                 tasks.create_task(self._upload(self._active[tracked.name]))
             active = self._active[tracked.name]
-            if active.tracked is not tracked or (active.sending is None and not active.ending):
+            if active.tracked is not tracked or (active.sending is None and not active.is_sent):
                 return  # those behind begin when this one has nothing left to hand out
             if active.sending is not None and active.sending.has_more and not active.sending.standing.refused:
                 return
@@ -289,7 +294,7 @@ class Uploader:
         try:
             return await sending.finished()
         finally:
-            active.sending, active.ending = None, True
+            active.sending, active.is_sent = None, True
             self._news.set()
 
     async def _publish(self, tracked: Tracked, checkpoint: Finished, entries: list[FileEntry], *, began_s: float) -> None:
@@ -301,11 +306,11 @@ class Uploader:
 
     async def _those_ahead_are_through(self, tracked: Tracked) -> None:
         """Let what goes first, and has nothing left to send but what is under way, be committed first."""
-        while True:
-            ahead = self._active.get(self._first) if self._first != tracked.name and self._first else None
-            if ahead is None or not (ahead.ending or (ahead.sending is not None and ahead.sending.is_ending)):
-                return
+        while any(other.is_ending and self._goes_first(other.tracked, tracked) for other in self._active.values()):
             await self._ended.wait()
+
+    def _goes_first(self, one: Tracked, other: Tracked) -> bool:
+        return one is not other and upload_order(map(self._waiting, (other, one)))[0].name == one.name
 
     async def _may_be_written(self, tracked: Tracked, checkpoint: Finished, pin: Pin, there: Standing) -> bool:
         match await self._already_there.decide(checkpoint, pin, there):

@@ -55,6 +55,8 @@ class _Early:
     """Whether anything may be sent before the marker; ``None`` until the store was asked."""
     quiet_only: bool = False
     rest_until_s: float = 0.0
+    ending: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is handed over or abandoned."""
 
 
 class EarlyUploads:
@@ -104,11 +106,13 @@ class EarlyUploads:
 
     async def hand_over(self, name: str) -> Journal:
         """Stop sending early, wait for what is under way, and return what is in the store; its file can be deleted."""
-        early = self._known.pop(name, None)
-        self._hints.forget(self._volume.root / name)
+        early = self._known.get(name)
         if early is None:
             return Journal(self._journal_path(name))
-        await self._stop(early)
+        async with early.ending:  # if it is just being abandoned, nothing of it must be removed later
+            self._known.pop(name, None)
+            self._hints.forget(self._volume.root / name)
+            await self._stop(early)
         return early.journal
 
     async def _look(self, watchers: asyncio.TaskGroup) -> None:
@@ -189,15 +193,19 @@ class EarlyUploads:
 
     async def _abandon(self, early: _Early) -> None:
         """The directory is gone, or older than what is durable: remove what was sent of it."""
-        del self._known[early.name]
-        await self._stop(early)
-        self._hints.forget(self._volume.root / early.name)
-        try:
-            if early.allowed and await self._committer.is_untouched(early.name, attempt=self._attempt()):
-                await self._committer.discard(early.journal)
-        except StoreError as error:
-            log.warning("early_upload_not_removed", checkpoint=early.name, error=str(error))
-        early.journal.delete()
+        async with early.ending:
+            if self._known.get(early.name) is not early:
+                return
+            await self._stop(early)
+            try:
+                if early.allowed and await self._committer.is_untouched(early.name, attempt=self._attempt()):
+                    await self._committer.discard(early.journal)
+            except StoreError as error:
+                log.warning("early_upload_not_removed", checkpoint=early.name, error=str(error))
+            early.journal.delete()
+            early.journal = Journal(early.journal.path)
+            self._hints.forget(self._volume.root / early.name)
+            self._known.pop(early.name, None)
 
     def _journal_path(self, name: str) -> Path:
         return self._volume.journal / f"{name}@early.jsonl"

@@ -101,7 +101,7 @@ class Settings(BaseModel):
     bandwidth_limit: Annotated[Bytes, Field(gt=0)] | None = None
     """Bytes per second of all uploads together."""
     concurrency: Annotated[int, Field(ge=1, le=64)] = 16
-    """Requests at once, at most. Large ones begin with four and become more while that is faster."""
+    """Requests at once, at most. Large ones begin with two to four and become more while that is faster."""
     part_size: Annotated[Bytes, Field(ge=5 << 20, le=5 << 30)] = 16 << 20
     """Bytes per multipart part, before it grows to keep within the store's number of parts."""
 

@@ -152,7 +152,7 @@ class Transfers:
         self.sent = Throughput()
         self.sent_bytes = 0
         self.retries = 0
-        self.adapted = Concurrency.begin(most=concurrency, now_s=time.monotonic())
+        self.adapted = Concurrency.begin(most=concurrency, cores=len(os.sched_getaffinity(0)), now_s=time.monotonic())
         self._hurried = asyncio.Event()
         self._threads = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
 

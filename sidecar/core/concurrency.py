@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-START = 4
+FEWEST_AT_START, MOST_AT_START = 2, 4
 """Enough for most links; more is tried."""
 WINDOW_S = 1.0
 """Shortest time over which a rate is measured."""
@@ -33,9 +33,9 @@ class Concurrency:
     slowed_s: float = float("-inf")
 
     @staticmethod
-    def begin(*, most: int, now_s: float) -> Concurrency:
-        """Return the state before anything was sent."""
-        return Concurrency(min(START, most), most, now_s)
+    def begin(*, most: int, cores: int, now_s: float) -> Concurrency:
+        """Return the state before anything was sent: more requests than cores only compete, unless the link is long."""
+        return Concurrency(min(most, max(FEWEST_AT_START, min(MOST_AT_START, cores))), most, now_s)
 
     def sent(self, size_bytes: int, *, now_s: float) -> Concurrency:
         """A request of ``size_bytes`` succeeded."""

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.concurrency import REST_S, SLOWED_REST_S, START, Concurrency
+from sidecar.core.concurrency import REST_S, SLOWED_REST_S, Concurrency
 
 MIB = 1 << 20
+CORES = 4
 mosts = st.integers(1, 64)
 happenings = st.lists(st.tuples(st.floats(0, 30), st.sampled_from(["sent", "slowed", "idle"]), st.integers(0, 64 * MIB)))
 
@@ -23,7 +24,7 @@ def run(state: Concurrency, rate_of: Callable[[int], float], *, seconds: float, 
 
 @given(mosts, happenings)
 def test_the_limit_stays_between_one_and_what_is_allowed(most: int, times: list[tuple[float, str, int]]) -> None:
-    state, now_s = Concurrency.begin(most=most, now_s=0.0), 0.0
+    state, now_s = Concurrency.begin(most=most, cores=CORES, now_s=0.0), 0.0
     for waited_s, what, size_bytes in times:
         now_s += waited_s
         if what == "sent":
@@ -35,24 +36,24 @@ def test_the_limit_stays_between_one_and_what_is_allowed(most: int, times: list[
 
 @given(mosts)
 def test_a_link_that_more_requests_make_faster_gets_all_that_are_allowed(most: int) -> None:
-    state = run(Concurrency.begin(most=most, now_s=0.0), lambda limit: limit * 100e6, seconds=60)
+    state = run(Concurrency.begin(most=most, cores=CORES, now_s=0.0), lambda limit: limit * 100e6, seconds=60)
     assert state.limit == most
 
 
 @given(mosts)
 def test_a_full_link_gets_no_more_requests(most: int) -> None:
-    state = run(Concurrency.begin(most=most, now_s=0.0), lambda _: 1e9, seconds=REST_S - 5)
-    assert state.limit == min(START, most)
+    state = run(Concurrency.begin(most=most, cores=CORES, now_s=0.0), lambda _: 1e9, seconds=REST_S - 5)
+    assert state.limit == min(CORES, most)
 
 
 def test_the_limit_settles_where_the_link_is_full() -> None:
-    state = run(Concurrency.begin(most=64, now_s=0.0), lambda limit: min(limit, 12) * 80e6, seconds=25)
+    state = run(Concurrency.begin(most=64, cores=CORES, now_s=0.0), lambda limit: min(limit, 12) * 80e6, seconds=25)
     assert 9 <= state.limit <= 14
 
 
 @given(mosts)
 def test_a_store_that_asks_to_slow_down_gets_half_and_is_left_alone_for_a_while(most: int) -> None:
-    fast = run(Concurrency.begin(most=most, now_s=0.0), lambda limit: limit * 100e6, seconds=60)
+    fast = run(Concurrency.begin(most=most, cores=CORES, now_s=0.0), lambda limit: limit * 100e6, seconds=60)
     slowed = fast.slowed_down(now_s=60.0).slowed_down(now_s=60.2)  # two answers to one burst
     assert slowed.limit == max(1, fast.limit // 2)
     later = run(slowed, lambda limit: limit * 100e6, seconds=SLOWED_REST_S - 2, now_s=60.2)
@@ -61,6 +62,11 @@ def test_a_store_that_asks_to_slow_down_gets_half_and_is_left_alone_for_a_while(
 
 
 def test_time_in_which_nothing_waited_says_nothing() -> None:
-    state = Concurrency.begin(most=64, now_s=0.0).sent(MIB, now_s=0.5).idle(now_s=100.0)
+    state = Concurrency.begin(most=64, cores=CORES, now_s=0.0).sent(MIB, now_s=0.5).idle(now_s=100.0)
     assert state.sent_bytes == 0
     assert state.since_s == 100.0
+
+
+@given(mosts, st.integers(1, 256))
+def test_it_begins_with_two_to_four_and_never_more_than_are_allowed(most: int, cores: int) -> None:
+    assert Concurrency.begin(most=most, cores=cores, now_s=0.0).limit == min(most, max(2, min(4, cores)))

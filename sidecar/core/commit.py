@@ -150,8 +150,3 @@ def attempt_of(key: str, name: str) -> str | None:
     attempt, slash, document = inside.partition("/")
     is_manifest = inside != key and slash and "/" not in document and document.endswith(".json")
     return attempt if is_manifest else None
-
-
-def is_stale(*, ours: str, our_created_at: str | None, theirs: str, their_created_at: str | None) -> bool:
-    """Whether our attempt is the older of two that wrote the same step: a zombie must not replace what came later."""
-    return ours != theirs and our_created_at is not None and their_created_at is not None and our_created_at < their_created_at

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.core import checksum, keys
-from sidecar.core.commit import Mend, Object, Ready, Wait, attempt_of, commit_of, decide, is_stale
+from sidecar.core.commit import Mend, Object, Ready, Wait, attempt_of, commit_of, decide
 from sidecar.core.manifest import FileEntry, Manifest, NodeOf, decode_commit, encode
 from sidecar.core.resume import check_listing, check_manifest, check_node_set, files_for
 from tests import strategies
@@ -357,20 +357,3 @@ def test_the_key_of_a_manifest_says_whose_it_is(attempt: str, index: int) -> Non
 )
 def test_files_are_no_manifests_whatever_their_name(key: str) -> None:
     assert attempt_of(key, NAME) is None
-
-
-@pytest.mark.parametrize(
-    ("ours", "our_time", "theirs", "their_time", "stale"),
-    [
-        ("a1", "2026-03-01T12:00:00.000Z", "a2", "2026-03-01T13:00:00.000Z", True),
-        ("a2", "2026-03-01T13:00:00.000Z", "a1", "2026-03-01T12:00:00.000Z", False),
-        ("a1", "2026-03-01T12:00:00.000Z", "a1", "2026-03-01T13:00:00.000Z", False),
-        ("a1", "2026-03-01T12:00:00.000Z", "a2", "2026-03-01T12:00:00.000Z", False),
-        ("a1", None, "a2", "2026-03-01T13:00:00.000Z", False),
-        ("a1", "2026-03-01T12:00:00.000Z", "a2", None, False),
-    ],
-)
-def test_only_an_attempt_that_is_known_to_be_older_is_stale(
-    ours: str, our_time: str | None, theirs: str, their_time: str | None, stale: bool
-) -> None:
-    assert is_stale(ours=ours, our_created_at=our_time, theirs=theirs, their_created_at=their_time) is stale

@@ -7,18 +7,18 @@ import asyncio
 import structlog
 
 from sidecar.catalog import Catalog, Tracked
-from sidecar.committing import Committer
 from sidecar.core import keys
 from sidecar.core.resume import newest_first
 from sidecar.core.retention import Kept, plan_local_deletion, plan_store_deletion
 from sidecar.core.states import State
 from sidecar.errors import StoreError
 from sidecar.events import Events
-from sidecar.resuming import Resuming
+from sidecar.resume.resuming import Resuming
 from sidecar.settings import Settings
 from sidecar.store.protocol import Store
 from sidecar.transfer import Transfers
-from sidecar.volume import Volume
+from sidecar.upload.committing import Committer
+from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_OWNER, SCRIPT_OWNED, step_of
 
 log = structlog.get_logger()

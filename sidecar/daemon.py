@@ -24,17 +24,17 @@ from sidecar.api.server import Server, listen
 from sidecar.cleaner import Cleaner
 from sidecar.core.lifecycle import Phase, Situation, next_phase
 from sidecar.core.states import State
-from sidecar.downloader import Downloader
 from sidecar.errors import ConfigurationError, SidecarError, StoreError
+from sidecar.resume.downloader import Downloader
 from sidecar.run_identity import claim
 from sidecar.runtime import Runtime
 from sidecar.scanner import SETTLE_S
 from sidecar.settings import Settings
 from sidecar.store.protocol import Capabilities, Store, Verification
-from sidecar.uploader import Uploader
-from sidecar.volume import publish
-from sidecar.volume_lock import hold_volume
-from sidecar.watch import Hints
+from sidecar.upload.uploader import Uploader
+from sidecar.volume.files import publish
+from sidecar.volume.lock import hold_volume
+from sidecar.volume.watch import Hints
 from trainer_hook.contract import API_SOCKET, TOKEN
 
 log = structlog.get_logger()

@@ -14,7 +14,8 @@ import structlog
 from sidecar.catalog import Catalog, Tracked
 from sidecar.core.states import PENDING, State
 from sidecar.termination import Termination
-from sidecar.volume import Volume, publish
+from sidecar.volume.files import publish
+from sidecar.volume.volume import Volume
 from trainer_hook.contract import EXIT_REPORT, rfc3339
 
 log = structlog.get_logger()

@@ -13,13 +13,13 @@ from sidecar.core.lifecycle import Phase
 from sidecar.core.local import Identity
 from sidecar.core.risk import Risk, risk
 from sidecar.events import Events
-from sidecar.resuming import Resuming
+from sidecar.resume.resuming import Resuming
 from sidecar.scanner import SETTLE_S, Scanner
 from sidecar.settings import Settings
 from sidecar.store.protocol import Capabilities
 from sidecar.termination import Termination
 from sidecar.transfer import Health, RateGate, Transfers
-from sidecar.volume import Volume
+from sidecar.volume.volume import Volume
 
 T = TypeVar("T")
 

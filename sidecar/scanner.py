@@ -14,7 +14,8 @@ from sidecar.core.local import FoundCheckpoint, Identity, is_whole, judge
 from sidecar.core.resume import newest_first
 from sidecar.core.states import REPORTED, SETTLED, State
 from sidecar.errors import CheckpointRejected
-from sidecar.volume import Disappeared, Volume
+from sidecar.volume.pins import Disappeared
+from sidecar.volume.volume import Volume
 from trainer_hook.contract import ContractError
 
 log = structlog.get_logger()
@@ -74,7 +75,7 @@ class Scanner:
 
     async def take_over_pins(self) -> None:
         """Continue with what an earlier life of the sidecar held, also where the trainer has deleted it since."""
-        self._pins_left = await asyncio.to_thread(self._volume.pins)
+        self._pins_left = await asyncio.to_thread(self._volume.pins.left)
         await self._take_pins()
         with contextlib.suppress(OSError):  # they are small
             await asyncio.to_thread(self._volume.drop_stray_journals)
@@ -94,19 +95,19 @@ class Scanner:
         version, known = pinned.marker.signature, self._catalog.get(pinned.name)
         current = self._volume.look_at_marker(pinned.name)
         is_newest = current in (None, version) and (known is None or known.version == version)
-        if is_newest and self._volume.holds_its_version(place, pinned):
+        if is_newest and self._volume.pins.holds_its_version(place, pinned):
             await self._take(pinned)
         else:
             # Taken later, when the newer version is gone from the volume, it would replace that one in the store.
             log.info("pin_dropped", pin=place.name, reason="the checkpoint was written anew since")
-            await asyncio.to_thread(self._volume.drop_pin, place)
+            await asyncio.to_thread(self._volume.pins.drop, place)
             self._volume.drop_journal(place)
 
     async def _examine_pin(self, place: Path) -> FoundCheckpoint | None:
         try:
-            return await asyncio.to_thread(self._volume.examine_pin, place)
+            return await asyncio.to_thread(self._volume.pins.examine, place)
         except FileNotFoundError:
-            await asyncio.to_thread(self._volume.drop_pin, place)
+            await asyncio.to_thread(self._volume.pins.drop, place)
         except CheckpointRejected as error:  # left as it is: it may be the only copy
             log.error("pin_not_readable", pin=place.name, error=str(error), hint="make its files readable and start again")
         except OSError as error:
@@ -217,11 +218,11 @@ class Scanner:
             self._seen[found.name] = found.marker.signature
             return
         if known is not None and known.checkpoint is not None:
-            await asyncio.to_thread(self._volume.unpin, known.checkpoint)
+            await asyncio.to_thread(self._volume.pins.release, known.checkpoint)
         try:
             checkpoint = judge(found, self._identity)
             # Held at once, before the trainer's next rotation.
-            pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pin, checkpoint)
+            pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pins.hold, checkpoint)
         except Disappeared as error:
             self._catalog.move(self._catalog.finished(checkpoint, held=False), State.LOST, reason=str(error))
         except (ContractError, CheckpointRejected) as error:
@@ -245,5 +246,5 @@ class Scanner:
             return  # of what is uploaded, this node's part is in the store
         if known.state in SETTLED:
             self._catalog.forget(name)
-        elif known.checkpoint is not None and not self._volume.is_held(known.checkpoint):
+        elif known.checkpoint is not None and not self._volume.pins.holds(known.checkpoint):
             self._catalog.move(known, State.LOST, reason="deleted before it was uploaded, and it could not be held by links")

@@ -11,7 +11,8 @@ from typing import Any
 import structlog
 
 from sidecar.core.lifecycle import is_success_of_this_pod, margin_s
-from sidecar.volume import Volume, publish
+from sidecar.volume.files import publish
+from sidecar.volume.volume import Volume
 from trainer_hook.contract import (
     EXIT_REPORT,
     SYSTEM_DIR,

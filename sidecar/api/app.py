@@ -18,11 +18,11 @@ from sidecar.api.flushing import Asked
 from sidecar.api.problems import Problem, install, responses
 from sidecar.core.lifecycle import Phase
 from sidecar.core.resume import newest_first
-from sidecar.downloader import Downloader
 from sidecar.events import Event
-from sidecar.resuming import LATEST
+from sidecar.resume.downloader import Downloader
+from sidecar.resume.resuming import LATEST
 from sidecar.runtime import Runtime
-from sidecar.volume import publish
+from sidecar.volume.files import publish
 from trainer_hook.contract import REQUEST, ContractError, encode_request, is_checkpoint_name
 from trainer_hook.contract import Request as TrainerRequest
 

@@ -10,7 +10,7 @@ from sidecar.catalog import Tracked
 from sidecar.core.manifest import Commit
 from sidecar.core.order import upload_order
 from sidecar.core.states import State
-from sidecar.resuming import ResumeStatus
+from sidecar.resume.resuming import ResumeStatus
 from sidecar.runtime import Runtime
 from trainer_hook.contract import rfc3339
 

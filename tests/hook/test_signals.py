@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.volume import Volume
+from sidecar.volume.volume import Volume
 from tests.hook.job import ROOT, plain_environ
 from tests.process.sidecar_process import until
 from trainer_hook import lease

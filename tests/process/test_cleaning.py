@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.cleaner import Cleaner
 from sidecar.core.order import superseded
-from sidecar.resuming import ResumeStatus
+from sidecar.resume.resuming import ResumeStatus
 from sidecar.runtime import Runtime
 from sidecar.store.memory import MemoryStore
 from tests.process.sidecar_process import write_checkpoint

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from sidecar.committing import Committer, manifest_of
 from sidecar.core import checksum, keys
 from sidecar.core.commit import Mend, Ready, Wait
 from sidecar.core.local import Finished
 from sidecar.core.manifest import FileEntry
 from sidecar.store.memory import MemoryStore
 from sidecar.transfer import Health, RateGate, Transfers
+from sidecar.upload.committing import Committer, manifest_of
 from trainer_hook.contract import Node
 
 NAME = "checkpoint-20"

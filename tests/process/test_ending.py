@@ -18,7 +18,7 @@ import pytest
 
 from sidecar import daemon
 from sidecar.termination import Termination
-from sidecar.volume import Volume
+from sidecar.volume.volume import Volume
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 from trainer_hook.contract import rfc3339
 

@@ -10,9 +10,9 @@ import pytest
 from sidecar.core.local import FoundFile
 from sidecar.core.manifest import FileEntry
 from sidecar.errors import CheckpointChanged, CheckpointRejected
-from sidecar.journal import Journal
 from sidecar.store.protocol import Part
-from sidecar.unfinished import QUIET_S, Unfinished, closed_files
+from sidecar.upload.journal import Journal
+from sidecar.volume.unfinished import QUIET_S, Unfinished, closed_files
 
 
 def found(path: str, *, size_bytes: int = 10, mtime_ns: int = 1, inode: int = 1) -> FoundFile:

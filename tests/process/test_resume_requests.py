@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sidecar import resuming
 from sidecar.core import keys
 from sidecar.core.manifest import Commit, ManifestEntry
-from sidecar.downloader import Downloader, Offer
-from sidecar.resuming import ResumeState
+from sidecar.resume import resuming
+from sidecar.resume.downloader import Downloader, Offer
+from sidecar.resume.resuming import ResumeState
 from sidecar.runtime import Runtime
 from sidecar.store.memory import MemoryStore
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint

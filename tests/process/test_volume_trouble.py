@@ -160,7 +160,7 @@ def test_trouble_while_a_held_file_is_opened_does_not_lose_its_checkpoint(tmp_pa
         tracked = runtime.catalog.get("checkpoint-20")
         assert tracked
         assert tracked.checkpoint
-        pin = runtime.volume.pin(tracked.checkpoint)
+        pin = runtime.volume.pins.hold(tracked.checkpoint)
         failing("/pins/", errno.EMFILE)
         with pytest.raises(OSError, match="Too many open files"), pin.open("a"):
             pass

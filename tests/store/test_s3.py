@@ -201,7 +201,7 @@ def test_a_wrong_clock_is_named_with_the_difference(opener: Opener) -> None:
     date = email.utils.formatdate(time.time() + 7200, usegmt=True)
     with (
         always(s3_error(403, "RequestTimeTooSkewed", Date=date)).running() as endpoint,
-        pytest.raises(AccessRefused, match=r"clock is (7199|7200|7201) s behind"),
+        pytest.raises(AccessRefused, match=r"clock is (7[12][0-9]{2}) s behind"),
     ):
         opener(endpoint).get("k")
 

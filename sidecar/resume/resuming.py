@@ -16,12 +16,12 @@ from sidecar.catalog import Catalog, Tracked
 from sidecar.core.manifest import Commit
 from sidecar.core.resume import PassedOver, differs_from_its_commit, matches_train_call, may_replace, newest_first
 from sidecar.core.states import PENDING, State
-from sidecar.downloader import Downloader
 from sidecar.errors import CheckpointChanged, CorruptObject, NotFound
 from sidecar.events import Events
-from sidecar.quarantine import UNREADABLE, Quarantine
+from sidecar.resume.downloader import Downloader
+from sidecar.resume.quarantine import UNREADABLE, Quarantine
 from sidecar.transfer import Health
-from sidecar.volume import Volume
+from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_RESTORED, ContractError, Node, step_of
 
 log = structlog.get_logger()

@@ -14,9 +14,9 @@ from sidecar.core.commit import Decision, Mend, Object, Ready, Wait, attempt_of,
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest, NodeOf, decode_commit, decode_manifest, encode
 from sidecar.errors import AlreadyExists, NotFound, StoreError
-from sidecar.journal import Journal
 from sidecar.store.protocol import Store
 from sidecar.transfer import Transfers
+from sidecar.upload.journal import Journal
 from trainer_hook.contract import ContractError, Node, rfc3339
 
 log = structlog.get_logger()

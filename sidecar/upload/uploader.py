@@ -15,10 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from sidecar.already_there import AlreadyThere
-from sidecar.bodies import Bodies, Source
 from sidecar.catalog import Catalog, Tracked
-from sidecar.committing import Committer, Standing, manifest_of
 from sidecar.core import keys
 from sidecar.core.commit import Mend, Ready, Wait
 from sidecar.core.leftovers import is_leftover
@@ -27,18 +24,22 @@ from sidecar.core.manifest import FileEntry
 from sidecar.core.order import Waiting, overtakes, send_order, superseded, upload_order
 from sidecar.core.rewrite import Keep, Same
 from sidecar.core.states import PENDING, State
-from sidecar.early import EarlyUploads
 from sidecar.errors import CheckpointChanged, CheckpointRejected, StoreError, UnreadableFile
-from sidecar.fence import Fence, Outdated
-from sidecar.journal import Journal
-from sidecar.sending import Sending
 from sidecar.store.protocol import Capabilities, Store
-from sidecar.stream import Stream
 from sidecar.transfer import Transfers
-from sidecar.unchanged import Unchanged
-from sidecar.unfinished import Unfinished
-from sidecar.volume import Pin, Volume, version_id
-from sidecar.watch import Hints
+from sidecar.upload.already_there import AlreadyThere
+from sidecar.upload.bodies import Bodies, Source
+from sidecar.upload.committing import Committer, Standing, manifest_of
+from sidecar.upload.early import EarlyUploads
+from sidecar.upload.fence import Fence, Outdated
+from sidecar.upload.journal import Journal
+from sidecar.upload.sending import Sending
+from sidecar.upload.stream import Stream
+from sidecar.upload.unchanged import Unchanged
+from sidecar.volume.pins import Pin, version_id
+from sidecar.volume.unfinished import Unfinished
+from sidecar.volume.volume import Volume
+from sidecar.volume.watch import Hints
 from trainer_hook.contract import ContractError, epoch_seconds
 
 log = structlog.get_logger()
@@ -269,7 +270,7 @@ class Uploader:
         if checkpoint.restored_from is not None:
             self._recognise(tracked, checkpoint.restored_from, there)
             return
-        pin = await asyncio.to_thread(self._volume.pin, checkpoint)
+        pin = await asyncio.to_thread(self._volume.pins.hold, checkpoint)
         with contextlib.closing(await self._journal(checkpoint)) as journal:
             if there is not None and not await self._may_be_written(tracked, checkpoint, pin, there):
                 return
@@ -403,7 +404,7 @@ class Uploader:
 
     def _let_go(self, tracked: Tracked) -> None:
         if tracked.checkpoint is not None:
-            self._volume.unpin(tracked.checkpoint)
+            self._volume.pins.release(tracked.checkpoint)
             self._journal_path(tracked.checkpoint).unlink(missing_ok=True)
             self._moved.pop(tracked.checkpoint.version, None)
             self._mended.pop(tracked.checkpoint.version, None)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from sidecar.core.backoff import delay_s
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError
-from sidecar.sending import Piece, Sending
 from sidecar.transfer import Transfers
+from sidecar.upload.sending import Piece, Sending
 
 AGAIN_S = delay_s(5, random_0_1=1.0)
 """How long a piece that failed while something else went first is left alone."""

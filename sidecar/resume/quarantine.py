@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from sidecar.volume import publish
+from sidecar.volume.files import publish
 
 log = structlog.get_logger()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from sidecar.committing import Committer
 from sidecar.errors import Stopped
+from sidecar.upload.committing import Committer
 
 LOOK_S = 2.0
 """Longest time for which the latest look at the commit counts."""

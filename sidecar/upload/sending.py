@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeVar
 
-from sidecar.bodies import Bodies, Range
 from sidecar.core import checksum, keys
 from sidecar.core.local import FoundFile
 from sidecar.core.manifest import FileEntry
 from sidecar.core.parts import part_ranges, part_size
 from sidecar.errors import CorruptObject, NotFound, StoreError
-from sidecar.journal import FileProgress, Journal
 from sidecar.store.protocol import Capabilities, Store, Stored, Verification
 from sidecar.transfer import CORRUPT_TRIES, Standing, Transfers
-from sidecar.unchanged import Known, Unchanged
+from sidecar.upload.bodies import Bodies, Range
+from sidecar.upload.journal import FileProgress, Journal
+from sidecar.upload.unchanged import Known, Unchanged
 
 T = TypeVar("T")
 SMALL_BYTES = 1 << 20

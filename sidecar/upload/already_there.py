@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 
 import structlog
 
-from sidecar.bodies import Bodies, Source
-from sidecar.committing import Committer, Standing
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest
 from sidecar.core.rewrite import Keep, Replace, Same, rewrite
-from sidecar.journal import Journal
 from sidecar.transfer import Transfers
+from sidecar.upload.bodies import Bodies, Source
+from sidecar.upload.committing import Committer, Standing
+from sidecar.upload.journal import Journal
 from trainer_hook.contract import rfc3339
 
 log = structlog.get_logger()

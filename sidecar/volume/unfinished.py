@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from sidecar.core.local import FoundFile
-from sidecar.errors import CheckpointChanged, CheckpointRejected
+from sidecar.volume.files import opened_as_seen
 from trainer_hook.contract import ContractError, check_path
 
 QUIET_S = 2.0
@@ -53,26 +53,6 @@ class Unfinished:
         """Remember what a file is that will be opened."""
         self._seen[file.path] = file
 
-    @contextmanager
-    def open(self, path: str) -> Iterator[int]:
-        """Open a file for reading.
-
-        Raises:
-            CheckpointChanged: It is another one, or was written while it was open.
-            CheckpointRejected: It is gone.
-        """
-        try:
-            fd = os.open(self._folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise CheckpointRejected(f"{self._folder.name}/{path}: {error.strerror}") from error
-        try:
-            self._expect(fd, path)
-            yield fd
-            self._expect(fd, path)
-        finally:
-            os.close(fd)
-
-    def _expect(self, fd: int, path: str) -> None:
-        status = os.fstat(fd)
-        if FoundFile(path, status.st_size, status.st_mtime_ns, status.st_ino) != self._seen[path]:
-            raise CheckpointChanged(f"{self._folder.name}/{path}")
+    def open(self, path: str) -> AbstractContextManager[int]:
+        """Open a file for reading, as the same file that was seen; raises what ``opened_as_seen`` does."""
+        return opened_as_seen(self._folder, self._seen[path], whose=self._folder.name)

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from sidecar.core import checksum
 from sidecar.errors import CheckpointChanged, StoreUnavailable
-from sidecar.journal import FileProgress
 from sidecar.store.protocol import Capabilities, Part, Store, Stored, Verification
 from sidecar.store.slice import BLOCK_BYTES, FileSlice, Gate
+from sidecar.upload.journal import FileProgress
 
 Range = tuple[int, int]
 """Offset and length in bytes."""

@@ -15,15 +15,15 @@ from pathlib import Path
 import structlog
 
 from sidecar.catalog import Catalog
-from sidecar.committing import Committer
 from sidecar.core.local import FoundFile
 from sidecar.core.order import Waiting
 from sidecar.errors import SidecarError, StoreError
-from sidecar.journal import Journal
-from sidecar.sending import Sending
-from sidecar.unfinished import Unfinished, closed_files
-from sidecar.volume import Volume
-from sidecar.watch import Hints
+from sidecar.upload.committing import Committer
+from sidecar.upload.journal import Journal
+from sidecar.upload.sending import Sending
+from sidecar.volume.unfinished import Unfinished, closed_files
+from sidecar.volume.volume import Volume
+from sidecar.volume.watch import Hints
 from trainer_hook.contract import FINAL, step_of
 
 log = structlog.get_logger()
@@ -167,7 +167,7 @@ class EarlyUploads:
         try:
             while early.sending is sending and sending.entries() is None:
                 await sending.finished()
-        except SidecarError as error:
+        except (SidecarError, OSError) as error:
             log.info("early_upload_rests", checkpoint=early.name, reason=str(error))
             early.quiet_only = True
             early.rest_until_s = asyncio.get_running_loop().time() + REST_S
@@ -188,7 +188,7 @@ class EarlyUploads:
             self._on_change()
             try:
                 await sending.finished()
-            except SidecarError:
+            except (SidecarError, OSError):
                 return
 
     async def _abandon(self, early: _Early) -> None:

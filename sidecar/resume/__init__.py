@@ -1,0 +1,1 @@
+"""From the store to the volume: which checkpoint, its files verified, published whole."""

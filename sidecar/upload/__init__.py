@@ -1,0 +1,1 @@
+"""From the volume to the store: newest first, in pieces over one stream, committed when it is all there."""

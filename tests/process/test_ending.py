@@ -22,6 +22,9 @@ from sidecar.volume.volume import Volume
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 from trainer_hook.contract import rfc3339
 
+BUSY_S = 1.5
+"""What a machine that runs other tests may take longer; what hangs here would hang for many times that."""
+
 
 def file_store(tmp_path: Path) -> dict[str, str]:
     return {"CKPT_STORE": f"file://{tmp_path / 'store'}"}
@@ -66,7 +69,7 @@ def test_a_volume_that_hangs_does_not_hold_the_exit_past_the_deadline(tmp_path: 
         write_checkpoint(running.volume, "checkpoint-1", {"a": b"x"}, {})
         time.sleep(0.7)
         code, took_s = ended_after_s(running)
-        assert took_s < 3
+        assert took_s < 3 + BUSY_S
         assert code == 3
         assert "still being looked at" in running.report["unseen"]
 
@@ -95,7 +98,7 @@ def test_open_calls_are_answered_before_the_deadline_and_hold_nothing(tmp_path: 
         told = stream.getresponse()
         with flushing(running, timeout_s=100) as answers:
             code, took_s = ended_after_s(running)
-        assert took_s < 3
+        assert took_s < 3 + BUSY_S
         assert code == 3
         assert b"checkpoint_given_up" in told.read()
         stream.close()

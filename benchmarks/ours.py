@@ -33,7 +33,7 @@ def download(store: Store, prefix: str, scratch: Path, check: Callable[[Path], N
     """Let a sidecar bring the newest checkpoint to an empty volume: from the request to ready; ``check`` gets its folder."""
     with running(store, prefix, scratch, CKPT_RESUME="on-demand") as sidecar:
         cost = sidecar.resume()
-        check(sidecar.volume.volume / CHECKPOINT)
+        check(sidecar.volume / CHECKPOINT)
         return cost
 
 
@@ -47,7 +47,7 @@ def running(store: Store, prefix: str, scratch: Path, **settings: str) -> Iterat
     finally:
         sidecar.process.kill()
         sidecar.process.wait()
-        shutil.rmtree(sidecar.volume.volume)
+        shutil.rmtree(sidecar.volume)
 
 
 class Sidecar:

@@ -8,7 +8,6 @@ import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from http.client import HTTPResponse
 from typing import TYPE_CHECKING, Any
 
 from boto3.s3.transfer import TransferConfig
@@ -23,6 +22,7 @@ from sidecar.store.s3_errors import refused_deletion, translated
 from sidecar.store.s3_probe import probe
 from sidecar.store.s3_signing import UNSIGNED
 from sidecar.store.slice import FileSlice
+from sidecar.store.wire_answer import OpenAnswer
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -354,14 +354,14 @@ def _conditions(offset: int, length: int | None, etag: str | None) -> dict[str, 
     return (ranged if offset or length is not None else {}) | ({"If-Match": f'"{etag}"'} if etag is not None else {})
 
 
-def _range_bytes(key: str, answer: HTTPResponse, offset: int, *, ranged: bool) -> int:
+def _range_bytes(key: str, answer: OpenAnswer, offset: int, *, ranged: bool) -> int:
     """Return how many bytes the answer holds; those asked for, not others."""
-    begins = (answer.getheader("Content-Range") or "").removeprefix("bytes ").partition("-")[0]
+    begins = answer.headers.get("content-range", "").removeprefix("bytes ").partition("-")[0]
     if ranged and offset and begins != str(offset):
         raise StoreUnavailable(
             f"{key}: asked for bytes from {offset} on, the store answered {answer.status} from {begins or 0} on"
         )
-    return int(answer.getheader("Content-Length") or 0)
+    return int(answer.headers.get("content-length", 0))
 
 
 def _may_be_our_own_write(error: ClientError) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,6 +15,7 @@ from sidecar.store.s3_errors import translated
 from sidecar.store.s3_signing import UNSIGNED
 from sidecar.store.slice import FileSlice
 from sidecar.store.wire import Answer
+from sidecar.store.wire_answer import OpenAnswer
 
 
 class Bodies:
@@ -43,7 +43,7 @@ class Bodies:
         return answer.headers.get("etag", "")
 
     @contextmanager
-    def get(self, key: str, headers: Mapping[str, str]) -> Iterator[http.client.HTTPResponse]:
+    def get(self, key: str, headers: Mapping[str, str]) -> Iterator[OpenAnswer]:
         """Open an object, or the range that the headers name."""
         access = self._access()
         with access.wire.fetch(access.signer.request("GET", key, headers=headers)) as answer:
@@ -55,7 +55,7 @@ class Bodies:
 class Incoming:
     """A body that cannot end early without being noticed."""
 
-    def __init__(self, name: str, stream: http.client.HTTPResponse, *, left: int) -> None:
+    def __init__(self, name: str, stream: OpenAnswer, *, left: int) -> None:
         self._name = name
         self._stream = stream
         self._left = left

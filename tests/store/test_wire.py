@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import socket
 import ssl
@@ -15,6 +14,7 @@ import pytest
 
 from sidecar.store.slice import FileSlice, OpenGate
 from sidecar.store.wire import Answer, Request, Wire
+from sidecar.store.wire_answer import OpenAnswer
 
 MIB = 1 << 20
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -156,7 +156,7 @@ def test_an_answer_that_is_not_read_to_its_end_costs_its_connection_and_nothing_
 
     with server(long, short) as url:
         with wire.fetch(Request("GET", url, {})) as answer:
-            assert isinstance(answer, http.client.HTTPResponse)
+            assert isinstance(answer, OpenAnswer)
             assert answer.read(10) == b"x" * 10
         assert wire.exchange(Request("GET", url, {})).content == b"ok"
 

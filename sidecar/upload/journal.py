@@ -186,4 +186,4 @@ def _part(path: str, part: Part, crc: int) -> dict[str, Any]:
 
 
 def _stored(entry: FileEntry, stamp: str, first_crc: int | None) -> dict[str, Any]:
-    return {"event": "stored", "stamp": stamp, "first_crc": first_crc, "entry": entry.model_dump(mode="json")}
+    return {"event": "stored", "stamp": stamp, "first_crc": first_crc, "entry": dict(entry)}

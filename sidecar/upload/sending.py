@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ from sidecar.store.protocol import Capabilities, Store, Stored, Verification
 from sidecar.transfer import CORRUPT_TRIES, Standing, Transfers
 from sidecar.upload.bodies import Bodies, Range
 from sidecar.upload.journal import FileProgress, Journal
+from sidecar.upload.small import SmallFiles
 from sidecar.upload.unchanged import Known, Unchanged
 
 T = TypeVar("T")
@@ -51,9 +53,9 @@ class Upload:
     """Of files in parts, while one of them begins the upload."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Piece:
-    """What one request carries."""
+    """What one request carries; a small one stands for those that one thread carries after it, too."""
 
     upload: Upload
     step: Step
@@ -193,6 +195,8 @@ class Sending:
                 await self._confirm(piece.upload)
             case Step.COMPARE:
                 await self._compare(piece.upload)
+            case Step.WHOLE if piece.is_small:
+                await self._send_small(piece)
             case Step.WHOLE:
                 await self._send_whole(piece.upload)
             case Step.PART:
@@ -293,6 +297,30 @@ class Sending:
                 return
         raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one, each time it was sent")
 
+    async def _send_small(self, piece: Piece) -> None:
+        await self._fence()
+        reads_back, began_s = self._can.verification is Verification.READ_BACK, time.monotonic()
+        files = SmallFiles(
+            piece.upload, self._next_small, bodies=self._bodies, reads_back=reads_back, stored=self._record_small
+        )
+        try:
+            await self._persistently(files.send)
+        finally:
+            piece.upload = files.current or piece.upload
+            if files.done:
+                self._arrived(files.sent_bytes, began_s=began_s)
+            self._missing.difference_update(upload.file.path for upload in files.done)
+            if not self.has_more:
+                self._on_change()  # others may begin
+
+    def _next_small(self) -> Upload | None:
+        """Return the next small file, unless something else goes first. Called from threads."""
+        if self.standing.behind or not self.has_more:
+            return None
+        with contextlib.suppress(IndexError):
+            return self._small.popleft().upload
+        return None
+
     async def _send_part(self, upload: Upload, number: int) -> None:
         path = upload.file.path
         await self._fence()
@@ -355,6 +383,14 @@ class Sending:
         self._on_progress(self._sent_bytes)
 
     def _stored(self, upload: Upload, stored: Stored, crc: int, *, part_bytes: int, first_crc: int) -> None:
+        self._record(upload, stored, crc, part_bytes=part_bytes, first_crc=first_crc)
+        self._missing.discard(upload.file.path)
+
+    def _record_small(self, upload: Upload, stored: Stored, crc: int) -> None:
+        self._record(upload, stored, crc, part_bytes=0, first_crc=crc)
+
+    def _record(self, upload: Upload, stored: Stored, crc: int, *, part_bytes: int, first_crc: int) -> None:
+        """Write down that a file is in the store. Called from threads, too."""
         entry = FileEntry(
             path=upload.file.path,
             key=upload.key,
@@ -364,4 +400,3 @@ class Sending:
             part_bytes=part_bytes,
         )
         self.journal.stored(entry, stamp=upload.file.stamp, first_crc=first_crc)
-        self._missing.discard(entry.path)

@@ -8,6 +8,7 @@ import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from boto3.s3.transfer import TransferConfig
@@ -19,6 +20,7 @@ from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, 
 from sidecar.store.s3_bodies import Bodies, Incoming
 from sidecar.store.s3_client import Clients, S3Options
 from sidecar.store.s3_errors import refused_deletion, translated
+from sidecar.store.s3_listing import Page, pages
 from sidecar.store.s3_probe import probe
 from sidecar.store.s3_signing import UNSIGNED
 from sidecar.store.slice import FileSlice
@@ -77,7 +79,7 @@ class S3Store:
 
     def get(self, key: str) -> bytes:  # noqa: D102
         with self._translated(key):
-            return self.client.get_object(Bucket=self._options.bucket, Key=self._root + key)["Body"].read()
+            return self._bodies.read(self._root + key, operation="GetObject")
 
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:  # noqa: D102
         condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_if_absent and self._takes_conditions else {}
@@ -137,21 +139,22 @@ class S3Store:
         return Stored(key, answer["ContentLength"], _etag(answer["ETag"]))
 
     def list(self, prefix: str) -> Iterator[Stored]:  # noqa: D102
-        with self._translated(prefix or self.url):
-            for page in self.client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._options.bucket, Prefix=self._root + prefix
-            ):
-                for found in page.get("Contents", []):
-                    if key := found["Key"].removeprefix(self._root):  # consoles create an object for the prefix itself
-                        yield Stored(key, found["Size"], _etag(found["ETag"]))
+        for page in self._pages(prefix):
+            for found in page.objects:
+                if key := found.key.removeprefix(self._root):  # consoles create an object for the prefix itself
+                    yield replace(found, key=key)
 
     def list_folders(self) -> Iterator[str]:  # noqa: D102
-        with self._translated(self.url):
-            for page in self.client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._options.bucket, Prefix=self._root, Delimiter="/"
-            ):
-                for found in page.get("CommonPrefixes", []):
-                    yield found["Prefix"].removeprefix(self._root).rstrip("/")
+        for page in self._pages("", delimiter="/"):
+            for prefix in page.prefixes:
+                yield prefix.removeprefix(self._root).rstrip("/")
+
+    def _pages(self, prefix: str, *, delimiter: str = "") -> Iterator[Page]:
+        def ask(query: dict[str, str]) -> bytes:
+            return self._bodies.read(operation="ListObjectsV2", query=query)
+
+        with self._translated(prefix or self.url):
+            yield from pages(ask, prefix=self._root + prefix, delimiter=delimiter)
 
     def delete(self, keys: Iterable[str]) -> None:  # noqa: D102
         left = list(keys)

@@ -1,7 +1,8 @@
-"""Objects' bodies on their way to and from an S3 server: one signed request each, over the wire."""
+"""Objects' bodies, and what else is read, on their way to and from an S3 server: one signed request each, over the wire."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -10,7 +11,7 @@ from xml.etree import ElementTree
 from botocore.exceptions import ClientError
 
 from sidecar.errors import StoreUnavailable
-from sidecar.store.s3_client import Access
+from sidecar.store.s3_client import AGAIN, AGAIN_IN_S, Access
 from sidecar.store.s3_errors import translated
 from sidecar.store.s3_signing import UNSIGNED
 from sidecar.store.slice import FileSlice
@@ -50,6 +51,18 @@ class Bodies:
             if isinstance(answer, Answer):
                 raise client_error(answer, "GetObject")
             yield answer
+
+    def read(self, key: str = "", *, operation: str, query: Mapping[str, str] | None = None) -> bytes:
+        """Return a small object, or what the bucket answers to a query. A lone 5xx gets a second try, as with boto3."""
+        access = self._access()
+        for again in (True, False):
+            answer = access.wire.exchange(access.signer.request("GET", key, query=query))
+            if not (again and answer.status in AGAIN):
+                break
+            time.sleep(AGAIN_IN_S)
+        if answer.status >= 300:
+            raise client_error(answer, operation)
+        return answer.content
 
 
 class Incoming:

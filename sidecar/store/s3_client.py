@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Addressing = Literal["path", "virtual", "auto"]
 SECRET_POLL_S = 5.0
+AGAIN, AGAIN_IN_S = frozenset({500, 502, 503, 504}), 0.2
+"""Answers that get a second try, and after how long."""
 _SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
@@ -183,7 +185,7 @@ def _again_in_s(
         return None
     if isinstance(caught_exception, ConnectionClosedError):
         return 0.0
-    return 0.2 if response is not None and response[0].status_code in (500, 502, 503, 504) else None
+    return AGAIN_IN_S if response is not None and response[0].status_code in AGAIN else None
 
 
 def _add_md5(params: dict[str, Any], **_: object) -> None:

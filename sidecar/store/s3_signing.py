@@ -54,7 +54,7 @@ class Signer:
 
         Args:
             method: ``PUT`` or ``GET``.
-            key: The object's whole key in the bucket.
+            key: The object's whole key in the bucket; empty for the bucket itself.
             query: Not yet encoded.
             headers: What is sent besides the signature; all of it is signed.
             body: What is sent after the headers.
@@ -67,7 +67,7 @@ class Signer:
         """
         if self._credentials is None:
             raise NoCredentialsError
-        path = self._folder + quote(key, safe=SAFE_IN_PATHS)
+        path = self._folder + quote(key, safe=SAFE_IN_PATHS) if key else self._folder.rstrip("/") or "/"
         asked = "&".join(
             sorted(f"{quote(name, safe='~')}={quote(str(value), safe='~')}" for name, value in (query or {}).items())
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,8 +32,6 @@ from trainer_hook.contract import (
 T = TypeVar("T")
 PARTIAL = "partial"
 """Folder below ``.ckpt/incoming`` of files that are not whole yet."""
-FILES_AT_ONCE = 16
-"""Small files cost round trips; of large ranges fewer are fetched at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +79,25 @@ class Downloader:
         Raises:
             ContractError: A document or object is missing, or not what was recorded.
         """
-        manifests = []
-        for entry in commit.manifests:
-            raw = await self._manifest(entry)
-            manifests.append(decode_manifest(raw, key=entry.key))
-        check_node_set(commit, manifests)
-        sizes = await self._transfers.persistently(
-            lambda: {o.key: o.size_bytes for o in self._store.list(keys.folder(commit.name))}
+        raw, sizes = await asyncio.gather(
+            asyncio.gather(*map(self._manifest, commit.manifests)), self._transfers.persistently(self._sizes, commit.name)
         )
+        manifests = [decode_manifest(r, key=entry.key) for r, entry in zip(raw, commit.manifests, strict=True)]
+        check_node_set(commit, manifests)
         check_listing(manifests, sizes)
         return Offer(commit, commit_crc, tuple(manifests))
 
     async def _twice_the_same(self, key: str) -> bytes:
         """Return a document that nothing else names, read until two answers in a row agree: the wire may have damaged one."""
-        before = await self._transfers.persistently(self._store.get, key)
-        for _ in range(CORRUPT_TRIES):
-            raw = await self._transfers.persistently(self._store.get, key)
+        before, raw = await asyncio.gather(*[self._transfers.persistently(self._store.get, key) for _ in range(2)])
+        for _ in range(CORRUPT_TRIES - 1):
             if raw == before:
                 break
-            before = raw
+            before, raw = raw, await self._transfers.persistently(self._store.get, key)
         return raw
+
+    def _sizes(self, name: str) -> dict[str, int]:
+        return {found.key: found.size_bytes for found in self._store.list(keys.folder(name))}
 
     async def _manifest(self, entry: ManifestEntry) -> bytes:
         for tries_left in reversed(range(CORRUPT_TRIES)):
@@ -148,20 +145,13 @@ class Downloader:
         self._drop_others(incoming, entries)
         progress = _Progress(sum(entry.size_bytes for entry in entries), on_progress)
         fetching = Fetching(self._store, self._transfers, self._volume.incoming / PARTIAL, progress.add)
-        left = iter(entries)
         try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(min(FILES_AT_ONCE, self._transfers.most)):
-                    workers.create_task(self._fetch_each(left, incoming, fetching))
+            await fetching.fetch(entries, incoming)
         except* (CorruptObject, NotFound, OSError, Stopped) as group:
             raise _first(group) from None
         finally:
             await fetching.end()
         return await _to_its_end(self._publish, offer, node, incoming, replacing)
-
-    async def _fetch_each(self, entries: Iterator[FileEntry], incoming: Path, fetching: Fetching) -> None:
-        for entry in entries:
-            await fetching.fetch(entry, incoming / entry.path)
 
     def _drop_others(self, incoming: Path, entries: Sequence[FileEntry]) -> None:
         wanted = {entry.path for entry in entries}

@@ -7,8 +7,10 @@ import hashlib
 import json
 import os
 import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +31,10 @@ log = structlog.get_logger()
 T = TypeVar("T")
 LARGE_BYTES = 1 << 20
 LARGE_AT_ONCE = 4
+FILES_AT_ONCE = 16
+"""Small files cost round trips; of large ranges fewer are fetched at once."""
+MOMENT_S = 0.05
+"""So long a thread goes on to the next small file: the way to the event loop and back costs more than the file."""
 PATIENCE_S = 2.0
 """How long threads are waited for that should end."""
 
@@ -42,23 +48,52 @@ class Fetching:
         self._folder = folder
         self._on_progress = on_progress
         self._threads = _Threads()
+        self._requests = asyncio.Semaphore(min(FILES_AT_ONCE, transfers.most))
         self._large = asyncio.Semaphore(min(LARGE_AT_ONCE, transfers.most))
+        self._folders: set[Path] = set()
+        """Those that were made."""
 
-    async def fetch(self, entry: FileEntry, target: Path) -> None:
-        """Fetch a file, unless it is there, compare it with its checksum and move it to ``target``.
+    async def fetch(self, entries: Iterable[FileEntry], place: Path) -> None:
+        """Fetch files, unless they are there, compare each with its checksum and put it below ``place``.
 
         Raises:
-            CorruptObject: It is something else, also when fetched again.
-            NotFound: It disappeared.
+            CorruptObject: One is something else, also when fetched again.
+            NotFound: One disappeared.
             OSError: The volume is full or not writable.
         """
-        if entry.size_bytes <= LARGE_BYTES:
-            await self._transfers.persistently(self._threads.counted(self._fetch_small), entry, target)
-            self._on_progress(entry.size_bytes)
-        elif await self._transfers.once(self._threads.counted(holds), target, entry):
-            self._on_progress(entry.size_bytes)
-        else:
-            await self._fetch_large_file(entry, target)
+        small, large = deque[FileEntry](), deque[FileEntry]()
+        for entry in entries:
+            (small if entry.size_bytes <= LARGE_BYTES else large).append(entry)
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(LARGE_AT_ONCE, len(large))):
+                workers.create_task(self._fetch_large_files(large, place))
+            for _ in range(min(FILES_AT_ONCE, len(small))):
+                workers.create_task(self._fetch_small_files(small, place))
+
+    async def _fetch_large_files(self, left: deque[FileEntry], place: Path) -> None:
+        while left:
+            entry = left.popleft()
+            if await self._transfers.once(self._threads.counted(holds), place / entry.path, entry):
+                self._on_progress(entry.size_bytes)
+            else:
+                await self._fetch_large_file(entry, place / entry.path)
+
+    async def _fetch_small_files(self, left: deque[FileEntry], place: Path) -> None:
+        while left:
+            async with self._requests:
+                turn = _Turn(left)
+                await self._transfers.persistently(self._threads.counted(self._fetch_in_turn), turn, place)
+            self._on_progress(turn.done_bytes)
+
+    def _fetch_in_turn(self, turn: _Turn, place: Path) -> None:
+        """Fetch small files for a moment. Called again after an error, it fetches the one that failed, and no other."""
+        while (entry := turn.current) is not None:
+            try:
+                self._fetch_small(entry, place / entry.path)
+            except BaseException:
+                turn.until_s = 0.0
+                raise
+            turn.next()
 
     def _fetch_small(self, entry: FileEntry, target: Path) -> None:
         """All in one thread: for small files, going from one to the other would cost more than the file."""
@@ -73,7 +108,9 @@ class Fetching:
         if (got := checksum.to_text(checksum.checksum(content))) != entry.crc64nvme:
             raise CorruptObject(entry.key, want=f"crc64nvme {entry.crc64nvme}", got=f"crc64nvme {got}")
         self._threads.check()
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.parent not in self._folders:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._folders.add(target.parent)
         # Not in one piece: nobody looks here before all is there, and what is there is compared again after a crash.
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
         try:
@@ -110,7 +147,8 @@ class Fetching:
 
     async def _fetch_range(self, partial: Partial, offset: int, length: int) -> None:
         try:
-            crc = await self._transfers.persistently(self._threads.counted(self._read), partial, offset, length)
+            async with self._requests:
+                crc = await self._transfers.persistently(self._threads.counted(self._read), partial, offset, length)
         finally:
             self._large.release()
         partial.arrived(offset, length, crc)
@@ -242,6 +280,25 @@ def holds(path: Path, entry: FileEntry) -> bool:
         return os.fstat(fd).st_size == entry.size_bytes and _crc_of(fd, 0, entry.size_bytes) == entry.crc
     finally:
         os.close(fd)
+
+
+class _Turn:
+    """The small files that one thread takes one after another."""
+
+    def __init__(self, left: deque[FileEntry]) -> None:
+        self.current: FileEntry | None = None
+        self.until_s = time.monotonic() + MOMENT_S
+        self.done_bytes = 0
+        self._left = left
+        self.next()
+
+    def next(self) -> None:
+        """The current one is there; take another while there is time."""
+        self.done_bytes += self.current.size_bytes if self.current else 0
+        self.current = None
+        if time.monotonic() < self.until_s:
+            with suppress(IndexError):  # other threads take, too
+                self.current = self._left.popleft()
 
 
 class _Threads:

@@ -45,16 +45,23 @@ class SmallFiles:
         return sum(upload.file.size_bytes for upload in self.done)
 
     def send(self) -> None:
-        """Send files until the moment is over. Called again after an error, it begins with the one that failed.
+        """Send files until the moment is over. Called again after an error, it sends the one that failed, and no other.
 
         Raises:
             CorruptObject: The store has something else than what was sent.
             CheckpointChanged, CheckpointRejected, StoreError: As ``Bodies.put_file`` does.
         """
         while (upload := self.current) is not None:
-            stored, crc = self._bodies.put_file(upload.file.path, upload.key, upload.file.size_bytes)
-            if self._reads_back and self._bodies.read_back(upload.key, stored.etag) != crc:
-                raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one in the store")
-            self._stored(upload, stored, crc)
+            try:
+                self._send(upload)
+            except BaseException:
+                self._until_s = 0.0
+                raise
             self.done.append(upload)
             self.current = self._more() if time.monotonic() < self._until_s else None
+
+    def _send(self, upload: Upload) -> None:
+        stored, crc = self._bodies.put_file(upload.file.path, upload.key, upload.file.size_bytes)
+        if self._reads_back and self._bodies.read_back(upload.key, stored.etag) != crc:
+            raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one in the store")
+        self._stored(upload, stored, crc)

@@ -80,6 +80,9 @@ class RateGate:
         Raises:
             Stopped: The gate is closed.
         """
+        if self._bytes_per_s is None:  # without the lock, which all threads would share for each block
+            self.check()
+            return
         with self._condition:
             if self._bytes_per_s is not None:
                 now_s = time.monotonic()

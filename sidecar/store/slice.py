@@ -137,7 +137,7 @@ class FileSlice(io.RawIOBase):
             UnreadableFile: The volume failed.
             Stopped: The gate was closed.
         """
-        block = memoryview(buffer).cast("B")
+        block = buffer if type(buffer) is memoryview and buffer.format == "B" else memoryview(buffer).cast("B")
         wanted = min(self.size_bytes - self._position, BLOCK_BYTES, len(block))
         if not wanted:
             return 0

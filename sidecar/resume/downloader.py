@@ -13,7 +13,8 @@ from sidecar.core import checksum, keys
 from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
 from sidecar.core.resume import check_listing, check_manifest, check_node_set, files_for
 from sidecar.errors import CorruptObject, NotFound, Stopped
-from sidecar.resume.fetching import Fetching, holds
+from sidecar.resume.fetching import Fetching
+from sidecar.resume.partial import holds
 from sidecar.store.protocol import Store
 from sidecar.transfer import CORRUPT_TRIES, Transfers
 from sidecar.volume.files import publish

@@ -70,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     add("probe", _probe, "health probe for exec: exit code 0 or 1", as_json=False).add_argument(
         "--ready", action="store_true", help="also ask whether the store is reachable"
     )
+    hook = add("install-hook", _install_hook, "copy the trainer's side into a folder, to be used by PYTHONPATH alone")
+    hook.add_argument("folder", metavar="DIR", help="such as a folder on the shared volume")
     demo = add("demo", _demo, "a training run loses its pod and its volume, and resumes exactly")
     demo.add_argument("--store", choices=["s3", "file"], default="s3", help="an S3 server in memory, or a folder")
     demo.add_argument("--script", default="examples/train_hf.py", metavar="FILE")
@@ -193,6 +195,22 @@ def _drain(options: argparse.Namespace) -> int:
 
 def _probe(options: argparse.Namespace) -> int:
     Client(timeout_s=4).get("/readyz" if options.ready else "/healthz")
+    return 0
+
+
+def _install_hook(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from sidecar.hook_install import NotInstalled, install
+
+    try:
+        done = install(Path(options.folder).absolute())
+    except NotInstalled as error:
+        print(f"checkpoint-sidecar install-hook: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    answer = {"folder": str(done.folder), "version": done.version, "is_new": done.is_new}
+    text = f"{done.folder}: {done.version}{'' if done.is_new else ', as before'}; PYTHONPATH={done.folder} CKPT_HOOK=auto"
+    _print(options, answer, lambda _: text)
     return 0
 
 

@@ -10,7 +10,7 @@ from trainer_hook.log import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, MutableMapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -18,10 +18,20 @@ if TYPE_CHECKING:
 
 def _on_transformers_trainer(module: Any) -> None:
     from trainer_hook import transformers
-    from trainer_hook.session import open_session
-    from trainer_hook.settings import from_environment
+    from trainer_hook.session import current_session
 
-    transformers.patch(module, open_session(from_environment(os.environ)))
+    if not _is_helper():
+        current_session()  # hears signals from now on, before the first train()
+    transformers.patch(module, current_session)
+
+
+def _is_helper() -> bool:
+    """Whether multiprocessing started this interpreter: a DataLoader's worker, which nothing must change, or a rank.
+
+    A rank tells itself apart when it calls ``train()``.
+    """
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and (process.parent_process() is not None or hasattr(process.current_process(), "_inheriting"))
 
 
 def _on_accelerate_launch(module: Any) -> None:
@@ -67,3 +77,13 @@ def activate() -> None:
     """Begin to watch imports. Doing it again changes nothing."""
     if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+        give_workers_the_grace_period(os.environ)
+
+
+def give_workers_the_grace_period(environ: MutableMapping[str, str]) -> None:
+    """Have torchrun kill its workers that long after SIGTERM. It reads the variable since 2.12; older ones know only 30 s."""
+    if not environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        try:
+            environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(float(environ.get("CKPT_GRACE_SECONDS") or 30)))
+        except (ValueError, OverflowError):  # said when the settings are read
+            return

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -91,7 +92,7 @@ class StopSignal:
         while numbers := reader.recv(64):
             if signal.SIGTERM in numbers:
                 self._told("sigterm")
-                if not self._training and not callable(self._previous):
+                if not self._training and not callable(self._previous) and not _ranks_below():
                     # The main thread may be waiting in C code for other ranks: its handler would never run.
                     end_surely(self._exit_code, within_s=_NOT_TRAINING_S)
 
@@ -158,6 +159,14 @@ class StopSignal:
         # A notice from before this process was born was for an earlier one.
         if (epoch_seconds(notice.at) if notice.at else written_s) >= self._born_s:
             self._told(notice.source or "prestop")
+
+
+def _ranks_below() -> bool:
+    """Whether multiprocessing has children that the interpreter's exit waits for, such as ranks that save just in time."""
+    process = sys.modules.get("multiprocessing.process")
+    children = list(process._children) if process is not None else []
+    # Not is_alive(): it reaps, and the main thread may be waiting for the same child.
+    return any(not child.daemon and getattr(child._popen, "returncode", 0) is None for child in children)
 
 
 class Requests:

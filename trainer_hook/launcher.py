@@ -7,19 +7,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainer_hook.settings import SettingError, Settings, from_environment
+from trainer_hook.boot import give_workers_the_grace_period
+from trainer_hook.settings import SettingError, from_environment
 
 INJECT = Path(__file__).resolve().parent / "inject"
 EXIT_CONFIGURATION, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 2, 126, 127
 
 
-def environment_for(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
+def environment_for(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment in which every Python below activates the hook."""
     paths = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
-    added = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "CKPT_HOOK": "auto"}
-    # torchrun kills its workers this long after SIGTERM; it reads the variable since 2.12, older ones know only 30 s.
-    added["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or str(int(settings.grace_seconds))
-    return {**environ, **added}
+    changed = {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "CKPT_HOOK": "auto"}
+    give_workers_the_grace_period(changed)
+    return changed
 
 
 def run(command: Sequence[str]) -> int:
@@ -33,7 +33,7 @@ def run(command: Sequence[str]) -> int:
     if not settings.dir.is_dir():
         return _fail(f"CKPT_DIR={settings.dir} is not a directory: mount the shared volume there", EXIT_CONFIGURATION)
     try:
-        os.execvpe(command[0], list(command), environment_for(os.environ, settings))  # noqa: S606 - the user's own command
+        os.execvpe(command[0], list(command), environment_for(os.environ))  # noqa: S606 - the user's own command
     except FileNotFoundError:
         return _fail(f"{command[0]}: command not found", EXIT_NOT_FOUND)
     except OSError as error:

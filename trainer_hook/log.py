@@ -21,6 +21,8 @@ def warn(text: str) -> None:
 
 
 def _write(text: str) -> None:
+    if sys.stderr is None:  # print would take standard output instead
+        return
     try:
         print(f"{PREFIX} {text}", file=sys.stderr, flush=True)  # noqa: T201
     except (OSError, ValueError):  # a closed stream must not stop training

@@ -17,7 +17,7 @@ from trainer_hook.contract import SYSTEM_DIR, TRAINER_STATE, TrainerState, encod
 from trainer_hook.jit import Requests, StopSignal
 from trainer_hook.log import say, warn
 from trainer_hook.publish import publish
-from trainer_hook.settings import Settings
+from trainer_hook.settings import Settings, from_environment
 
 DEGRADED_PATIENCE_S = 30.0
 FLUSH_POLL_S = 5.0
@@ -106,6 +106,22 @@ class Session:
             if trouble:
                 time.sleep(1)
         return None
+
+
+_current: Session | None = None
+
+
+def current_session() -> Session:
+    """Return the one session of this process, opened when it is first asked for. A forked child is given its parent's.
+
+    Raises:
+        SettingError: A variable is not valid.
+        OSError: The volume is not there.
+    """
+    global _current
+    if _current is None:
+        _current = open_session(from_environment(os.environ))
+    return _current
 
 
 def open_session(settings: Settings) -> Session:

@@ -22,14 +22,20 @@ STATE_EVERY_S = 2.0
 EXIT_WITHIN_S = 10.0
 
 
-def patch(trainer_module: Any, session: Session) -> None:
-    """Wrap ``Trainer.train`` of an imported ``transformers.trainer``."""
+def patch(trainer_module: Any, current_session: Callable[[], Session]) -> None:
+    """Wrap ``Trainer.train`` of an imported ``transformers.trainer``.
+
+    Args:
+        trainer_module: The module.
+        current_session: Gives this process's session; opens it in a process that multiprocessing started to train.
+    """
     trainer_class = trainer_module.Trainer
     original = trainer_class.train
 
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if os.getpid() != session.pid or _is_search(args, kwargs) or getattr(self, "_checkpoint_hook", False):
+        session = _session_for(current_session)
+        if session is None or _is_search(args, kwargs) or getattr(self, "_checkpoint_hook", False):
             return original(self, resume_from_checkpoint, *args, **kwargs)
         self._checkpoint_hook = True
         try:
@@ -40,6 +46,16 @@ def patch(trainer_module: Any, session: Session) -> None:
             self._checkpoint_hook = False
 
     trainer_class.train = train
+
+
+def _session_for(current_session: Callable[[], Session]) -> Session | None:
+    """Return the session that a ``train()`` call belongs to; ``None`` where it is left alone, as in forked children."""
+    try:
+        session = current_session()
+    except Exception as error:
+        warn(f"the hook is off: {type(error).__name__}: {error}")
+        return None
+    return session if os.getpid() == session.pid else None
 
 
 def _is_search(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -111,7 +111,7 @@ def test_an_error_inside_is_one_warning_line_and_the_interpreter_lives(tmp_path:
 def fake_transformers(folder: Path) -> Path:
     """Make a package that looks enough like transformers to be hooked."""
     package = folder / "transformers"
-    package.mkdir()
+    package.mkdir(parents=True)
     (package / "__init__.py").touch()
     trainer = "class Trainer:\n    def train(self, resume_from_checkpoint=None, trial=None):\n        return 'trained'\n"
     (package / "trainer.py").write_text(trainer)

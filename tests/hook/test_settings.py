@@ -148,16 +148,15 @@ def test_the_process_becomes_the_command(tmp_path: Path) -> None:
 
 
 def test_the_injected_folder_stands_first_and_only_once() -> None:
-    first = environment_for({"PYTHONPATH": f"/a{os.pathsep}/b"}, Settings())
+    first = environment_for({"PYTHONPATH": f"/a{os.pathsep}/b"})
     assert first["PYTHONPATH"].split(os.pathsep) == [str(INJECT), "/a", "/b"]
-    again = environment_for(first, Settings())
+    again = environment_for(first)
     assert again["PYTHONPATH"] == first["PYTHONPATH"]
-    assert environment_for({}, Settings())["PYTHONPATH"] == str(INJECT)
-    assert environment_for({"HOME": "/h"}, Settings())["HOME"] == "/h"
+    assert environment_for({})["PYTHONPATH"] == str(INJECT)
+    assert environment_for({"HOME": "/h"})["HOME"] == "/h"
 
 
 def test_torchrun_is_given_the_grace_period_unless_it_has_a_timeout_of_its_own() -> None:
     name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-    settings = from_environment({"CKPT_GRACE_SECONDS": "120"})
-    assert environment_for({}, settings)[name] == "120"
-    assert environment_for({name: "7"}, settings)[name] == "7"
+    assert environment_for({"CKPT_GRACE_SECONDS": "120"})[name] == "120"
+    assert environment_for({name: "7"})[name] == "7"

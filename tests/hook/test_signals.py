@@ -264,3 +264,21 @@ def test_a_forked_child_that_outlives_the_process_does_not_keep_the_lease(volume
             assert Path(f"/proc/{orphan}").exists()
         finally:
             os.kill(orphan, signal.SIGKILL)
+
+
+def test_a_parent_waits_for_the_ranks_that_it_started(volume: Path) -> None:
+    code = """
+import multiprocessing
+from trainer_hook import jit
+jit._NOT_TRAINING_S = 0.2
+def rank():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(1)
+    print('saved', flush=True)
+stop.install()
+child = multiprocessing.get_context("fork").Process(target=rank)
+child.start()
+print('up', flush=True)
+child.join()
+"""
+    assert outcome(code, volume, signalled=True) == (143, "up\nsaved\n")

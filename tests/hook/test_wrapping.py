@@ -25,7 +25,7 @@ def trainer() -> type[Trainer]:
 
 
 def patched(trainer: Any, *, pid: int) -> Any:
-    patch(SimpleNamespace(Trainer=trainer), SimpleNamespace(pid=pid))  # type: ignore[arg-type]
+    patch(SimpleNamespace(Trainer=trainer), lambda: SimpleNamespace(pid=pid))  # type: ignore[arg-type, return-value]
     return trainer()
 
 

@@ -1,4 +1,7 @@
-"""Found by every Python that has this folder on its PYTHONPATH. Runs the next sitecustomize on the path, too."""
+"""Found by every Python that has this folder on its PYTHONPATH. Runs the next sitecustomize on the path, too.
+
+It lies inside the package ``trainer_hook``, or, alone, in a folder that ``checkpoint-sidecar install-hook`` made.
+"""
 
 import os
 import sys
@@ -8,17 +11,33 @@ def _checkpoint_hook() -> None:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 5 ms in every interpreter
     if os.environ.get("CKPT_HOOK") == "auto":
         try:
-            root = os.path.dirname(os.path.dirname(here))  # noqa: PTH120
-            added = [] if root in sys.path else [root]
-            sys.path += added
-            try:
-                from trainer_hook.boot import activate
-            finally:
-                sys.path[len(sys.path) - len(added) :] = []
-            activate()
+            _activate(_root(here))
         except Exception as error:
-            sys.stderr.write(f"[checkpoint] WARNING: the hook is off: {type(error).__name__}: {error}\n")
+            _warn(f"the hook is off: {type(error).__name__}: {error}")
     _run_next(here)
+
+
+def _root(here: str) -> str:
+    installed = os.path.join(here, "trainer_hook-current")  # noqa: PTH118
+    # Resolved once: what is installed later is for interpreters that start later.
+    return os.path.realpath(installed) if os.path.isdir(installed) else os.path.dirname(os.path.dirname(here))  # noqa: PTH112, PTH120
+
+
+def _activate(root: str) -> None:
+    added = [] if root in sys.path else [root]
+    sys.path[:0] = added
+    try:
+        from trainer_hook.boot import activate
+    finally:
+        del sys.path[: len(added)]
+    activate()
+
+
+def _warn(text: str) -> None:
+    try:
+        sys.stderr.write(f"[checkpoint] WARNING: {text}\n")
+    except Exception:  # no stream, or a closed one: nobody to tell, and no reason not to start
+        return
 
 
 def _run_next(here: str) -> None:

@@ -35,6 +35,16 @@ class Answer:
     """False: the question could not be answered (no store, no space, no time)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """The outcome of a flush."""
+
+    missing: tuple[dict[str, Any], ...] = ()
+    """``checkpoint``, ``state`` and ``reason`` of what is not durable, or never will be."""
+    durable: tuple[str, ...] = ()
+    """When nothing is missing: what on the volume is in the store, too."""
+
+
 class Client:
     """One connection per call."""
 
@@ -69,18 +79,16 @@ class Client:
                 progress = self._first_call("/v1/resume", body, until_s=until_s)
         return _answer(progress)
 
-    def flush(self, *, timeout_s: float) -> list[dict[str, Any]]:
-        """Wait until all that is finished is durable. Returns what is missing when the time is over.
+    def flush(self, *, timeout_s: float) -> Flushed:
+        """Wait until all that is finished is durable, or the time is over.
 
         Raises:
             OSError: Nobody answers, or not to us.
         """
         status, answer = self._call("POST", "/v1/flush", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10)
         if status == _NOT_IN_TIME:
-            missing: list[dict[str, Any]] = answer.get("missing") or []
-            return missing
-        _expect_success(status, answer)
-        return []
+            return Flushed(missing=tuple(answer.get("missing") or ()))
+        return Flushed(durable=tuple(_expect_success(status, answer).get("durable") or ()))
 
     def degraded(self) -> str | None:
         """Return why the store cannot be used at the moment, if so.

@@ -14,13 +14,11 @@ from trainer_hook import lease
 from trainer_hook.agreement import Agreement, new_attempt
 from trainer_hook.client import Client
 from trainer_hook.contract import SYSTEM_DIR, TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339
+from trainer_hook.ending import end_after_failure, exit_failed, wait_until_durable, watch_exit
 from trainer_hook.jit import Requests, StopSignal
-from trainer_hook.log import say, warn
+from trainer_hook.log import warn
 from trainer_hook.publish import publish
 from trainer_hook.settings import Settings, from_environment
-
-DEGRADED_PATIENCE_S = 30.0
-FLUSH_POLL_S = 5.0
 
 
 @dataclass(slots=True)
@@ -75,37 +73,15 @@ class Session:
         if self.stop.told_at_s is not None:  # the script's own last part was cut short: it is run again
             self.tell_state("preempted", self.last_step)
             return
+        if exit_failed():  # the container is restarted: this is not the job's success
+            self.tell_state("failed", self.last_step)
+            return
         self.tell_state("succeeded", self.last_step)
         if self.agreement.world.local_rank == 0:
             with self.stop.training():  # a signal ends the wait, not the interpreter in the middle of its exit
-                missing = self._wait_until_durable()
+                missing = wait_until_durable(self.client, self.stop)
             if missing and self.settings.fail_without_store:
-                warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {missing}")
-                sys.stderr.flush()
-                os._exit(1)
-
-    def _wait_until_durable(self) -> str | None:
-        """Return what was given up, if anything."""
-        trouble_since_s: float | None = None
-        while self.stop.told_at_s is None:
-            try:
-                missing = self.client.flush(timeout_s=FLUSH_POLL_S)
-                if not missing:
-                    say("everything is durable")
-                    return None
-                trouble = self.client.degraded()
-            except OSError as error:
-                missing, trouble = [], f"no sidecar answers ({error})"
-            now_s = time.monotonic()
-            trouble_since_s = (trouble_since_s or now_s) if trouble else None
-            names = ", ".join(m["checkpoint"] for m in missing) or "the last checkpoints"
-            if trouble and trouble_since_s is not None and now_s - trouble_since_s >= DEGRADED_PATIENCE_S:
-                warn(f"ends without waiting any longer for {names}: {trouble}")
-                return f"{names}: {trouble}"
-            say(f"waiting until {names} is durable" + (f": {trouble}" if trouble else ""))
-            if trouble:
-                time.sleep(1)
-        return None
+                end_after_failure(missing)
 
 
 _current: Session | None = None
@@ -136,6 +112,7 @@ def open_session(settings: Settings) -> Session:
     # Registered early, so that it runs after whatever the script registers.
     atexit.register(session.at_exit)
     _watch_for_failure(session)
+    watch_exit()
     return session
 
 

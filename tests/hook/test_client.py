@@ -15,7 +15,7 @@ import pytest
 from tests.hook.job import Answers
 from tests.process.sidecar_process import free_port
 from trainer_hook import client as client_module
-from trainer_hook.client import Answer, Client, SidecarAbsent
+from trainer_hook.client import Answer, Client, Flushed, SidecarAbsent
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +146,7 @@ def test_the_token_on_the_volume_is_sent_with_what_changes_something(answers: An
     (volume / ".ckpt").mkdir()
     (volume / ".ckpt/token").write_text("secret\n")
     client = Client(answers.url, volume)
-    assert client.flush(timeout_s=1) == []
+    assert client.flush(timeout_s=1) == Flushed()
     assert client.degraded() is None
     assert [token for _, token, _ in answers.asked] == ["Bearer secret", ""]
 
@@ -154,7 +154,7 @@ def test_the_token_on_the_volume_is_sent_with_what_changes_something(answers: An
 def test_flush_tells_what_is_missing(answers: Answers, volume: Path) -> None:
     missing = [{"checkpoint": "checkpoint-5", "state": "uploading"}]
     answers.by_call["POST /v1/flush"] = (504, {"title": "Not durable yet", "detail": "1", "missing": missing})
-    assert Client(answers.url, volume).flush(timeout_s=1) == missing
+    assert Client(answers.url, volume).flush(timeout_s=1) == Flushed(missing=tuple(missing))
 
 
 def test_degraded_gives_its_reason(answers: Answers, volume: Path) -> None:

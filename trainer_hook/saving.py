@@ -30,6 +30,7 @@ from trainer_hook.publish import RankRecords, finish, finished_on, listed_files,
 from trainer_hook.resume import META_STOPPED_EARLY
 from trainer_hook.schedule import surplus
 from trainer_hook.session import Session
+from trainer_hook.step_tail import META_UNFINISHED
 
 STAGING = f"{SYSTEM_DIR}/saving"
 """Where a later ``train()`` call saves before its directory gets the name that counts the earlier calls' steps."""
@@ -54,6 +55,8 @@ class Saver:
         self._last_bytes = 0
         self._warned_full = False
         self.step_seconds: float | None = None
+        self.unfinished: tuple[str, ...] = ()
+        """What a just-in-time save leaves undone of its step."""
 
     def name(self, global_step: int) -> str:
         """Return the name of a step of this call: steps count on through all ``train()`` calls of the script."""
@@ -150,6 +153,8 @@ class Saver:
     def _marker(self, folder: Path, reason: str, more: Mapping[str, Any]) -> Marker:
         session, world = self._session, self._world
         meta = {META_TRAIN_CALL: session.train_calls, "base_step": session.base_step, **more}
+        if reason == "jit" and self.unfinished:
+            meta[META_UNFINISHED] = list(self.unfinished)
         step = step_of(folder.name)
         return Marker(
             step=step if step is not None else session.base_step + self._trainer.state.global_step,

@@ -17,6 +17,7 @@ from trainer_hook.resume import Choice, Resumer, is_finished, read_state
 from trainer_hook.saving import Saver
 from trainer_hook.schedule import Schedule
 from trainer_hook.session import Session
+from trainer_hook.step_tail import StepTail, no_step_too_many, unfinished_of
 
 STATE_EVERY_S = 2.0
 EXIT_WITHIN_S = 10.0
@@ -39,7 +40,7 @@ def patch(trainer_module: Any, current_session: Callable[[], Session]) -> None:
             return original(self, resume_from_checkpoint, *args, **kwargs)
         self._checkpoint_hook = True
         try:
-            return _Call(session, self, trainer_module).run(
+            return _Call(session, self, trainer_module, ignore_keys=_third(args, kwargs)).run(
                 lambda resume: original(self, resume, *args, **kwargs), resume_from_checkpoint
             )
         finally:
@@ -63,15 +64,20 @@ def _is_search(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return kwargs.get("trial") is not None or bool(args and args[0] is not None)
 
 
+def _third(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[1] if len(args) > 1 else kwargs.get("ignore_keys_for_eval")
+
+
 class _Call:
     """One ``train()`` call."""
 
-    def __init__(self, session: Session, trainer: Any, module: Any) -> None:
+    def __init__(self, session: Session, trainer: Any, module: Any, *, ignore_keys: list[str] | None) -> None:
         self._session = session
         self._trainer = trainer
         self._agreement = session.join()
         self._saver = Saver(session, trainer)
         self._callback = _callback_class(module)(session, trainer, self._saver)
+        self._ignore_keys = ignore_keys
 
     def run(self, train: Callable[[Any], Any], theirs: Any) -> Any:
         session, trainer = self._session, self._trainer
@@ -83,7 +89,7 @@ class _Call:
         output = self._finished_output(choice)
         with session.stop.training():
             if output is None:
-                output = self._train(train, theirs if choice is None else str(choice.path))
+                output = self._train(train, theirs, choice)
                 self._saver.save_final(trainer.state.global_step)
             if not self._agreement.all_agree(session.stop.told_at_s is None or not session.settings.jit):
                 _leave(session, trainer.state.global_step)
@@ -93,15 +99,18 @@ class _Call:
         session.outcome = "succeeded"
         return output
 
-    def _train(self, train: Callable[[Any], Any], resume: Any) -> Any:
+    def _train(self, train: Callable[[Any], Any], theirs: Any, choice: Choice | None) -> Any:
         trainer, callback = self._trainer, self._callback
+        if choice is not None and (left := unfinished_of(choice.meta)):
+            callback.catch_up = functools.partial(callback.tail.catch_up, left, choice.path, ignore_keys=self._ignore_keys)
         trainer.add_callback(callback)
         try:
             with (
-                _after(trainer, "_maybe_log_save_evaluate", callback.save_what_is_due),
+                _around(trainer, "_maybe_log_save_evaluate", callback.tail.doing, then=callback.save_what_is_due),
                 _before_own_saves(trainer, self._saver),
+                contextlib.nullcontext() if choice is None else no_step_too_many(trainer),
             ):
-                return train(resume)
+                return train(theirs if choice is None else str(choice.path))
         except RuntimeError as error:
             # The group's SIGTERM ends DataLoader workers, too: fetching the next batch fails, the last step stands.
             if self._session.stop.told_at_s is None or "DataLoader worker" not in str(error):
@@ -109,6 +118,7 @@ class _Call:
             callback.stop(trainer.model_wrapped, trainer.state.global_step)
         finally:
             trainer.remove_callback(callback)
+            vars(trainer).pop("_load_rng_state", None)
 
     def _replace_builtin_jit(self) -> None:
         if not self._session.settings.jit:
@@ -150,6 +160,8 @@ class _Call:
 
         session = self._session
         final = Resumer(session.settings, session.client, self._agreement).final(session.train_calls)
+        if final is None and unfinished_of(choice.meta):
+            return None
         # What training ended with may be an earlier, better model than the last checkpoint's: final/ is what it ended with.
         self._trainer._load_from_checkpoint(str(final or choice.path))
         self._trainer.state = TrainerState.load_from_json(str(choice.path / "trainer_state.json"))
@@ -160,13 +172,16 @@ class _Call:
 
 
 @contextlib.contextmanager
-def _after(trainer: Any, method: str, then: Callable[[], None]) -> Iterator[None]:
-    """Have ``then`` run after each call of a method of one trainer."""
+def _around(
+    trainer: Any, method: str, during: Callable[[], contextlib.AbstractContextManager[None]], *, then: Callable[[], None]
+) -> Iterator[None]:
+    """Have each call of a method of one trainer run inside ``during``, and ``then`` after it."""
     original = getattr(trainer, method)
 
     @functools.wraps(original)
     def both(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
+        with during():
+            result = original(*args, **kwargs)
         then()
         return result
 
@@ -227,12 +242,19 @@ def _callback_class(module: Any) -> type:
             self._told_state_s = 0.0
             self._first: tuple[int, float] | None = None
             self._due: str | None = None
+            self.tail = StepTail(trainer)
+            self.catch_up: Callable[[], None] = lambda: None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._saved_s = time.monotonic()
             self._session.tell_state("running", self._session.base_step + state.global_step)
+            self.catch_up()
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.tail.step_begins()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.tail.step_ends()
             step = state.global_step
             self._measure(step)
             wish = self._agreement.tick("train", self._wish)
@@ -242,11 +264,15 @@ def _callback_class(module: Any) -> type:
                 self._due = "manual" if wish.manual else "periodic"
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.tail.epoch_ends()
             if self._schedule.due_at_epoch_end():
                 self._due = "periodic"
 
         def save_what_is_due(self) -> None:
             """Runs after the evaluation and the script's own save of a step: both may draw random numbers."""
+            if self.tail.goes_on:  # the epoch's own evaluation is still to come
+                return
+            self.tail.done()
             state, control = self._trainer.state, self._trainer.control
             ends = control.should_training_stop
             reason, self._due = self._due or ("periodic" if ends else None), None
@@ -286,11 +312,16 @@ def _callback_class(module: Any) -> type:
             say("stops here: " + ("the pod is going" if told_s is not None else "it was asked for"))
             if not step:
                 say("no step was finished yet: there is nothing to save")
-            elif not self._saver.save(model if model is not None else self._trainer.model, step, "jit"):
+            elif not self._save_just_in_time(model if model is not None else self._trainer.model, step):
                 warn("the just-in-time checkpoint could not be saved; the newest finished one stands")
             if told_s is not None:
                 say(f"exits {self._session.settings.preempted_exit_code}, {time.monotonic() - told_s:.2f} s after the notice")
             _leave(self._session, step)
+
+        def _save_just_in_time(self, model: Any, step: int) -> bool:
+            self.tail.rewind()
+            self._saver.unfinished = self.tail.unfinished
+            return self._saver.save(model, step, "jit")
 
     return CheckpointHook
 

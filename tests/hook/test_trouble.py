@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.hook.job import Answers, finished, marker, script, training
+from tests.hook.job import Answers, finished, script, training
 from tests.process.sidecar_process import free_port, until
 
 
@@ -20,19 +20,6 @@ def test_sigterm_before_training_ends_the_script_at_once(volume: Path, answers: 
         assert running.terminate(timeout_s=5) == 143, running.log()
         assert running.steps() == []
         assert finished(volume) == []
-
-
-@pytest.mark.slow
-def test_sigterm_during_an_evaluation_saves_the_last_step(volume: Path, answers: Answers) -> None:
-    told = script(args={"eval_strategy": "steps", "eval_steps": 4}, eval_sleep_s=1.0)
-    with training(told, volume, answers.settings) as running:
-        running.said("prediction step\n")
-        began_s = time.monotonic()
-        assert running.terminate(timeout_s=10) == 143, running.log()
-        assert time.monotonic() - began_s < 5, "an evaluation of 8 s is not waited for"
-        assert running.steps()[-1] == 4
-        assert (finished(volume), marker(volume, "checkpoint-4")["reason"]) == (["checkpoint-4"], "jit")
-        assert "evaluated" not in running.log()
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ TOLD = {
     "calls": 1,
     "subclass": False,
     "width": 16,
+    "eval_draws": False,
+    "same_trainer": False,
     "rows": 64,
 }
 TOLD |= json.loads(sys.argv[1])
@@ -47,6 +49,8 @@ class Net(torch.nn.Module):
     def forward(self, x, labels):
         if not self.training:
             time.sleep(TOLD["eval_sleep_s"])
+            if TOLD["eval_draws"]:  # as a generation that samples does
+                torch.rand(3)
         logits = self.body(x)
         return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
@@ -90,8 +94,9 @@ def main():
     arguments = TrainingArguments(**(defaults | quiet | TOLD["args"]))
     tell("made")
     time.sleep(TOLD["before_s"])
+    trainer = None
     for call in range(TOLD["calls"]):
-        trainer = trainer_of(net, arguments)
+        trainer = trainer if trainer and TOLD["same_trainer"] else trainer_of(net, arguments)
         outcome = trainer.train(resume_from_checkpoint=TOLD["resume"])
         tell(f"rank {RANK} call {call} ended at {outcome.global_step}")
     tell(f"limits {trainer.args.save_only_model} {trainer.args.save_total_limit} {trainer.args.output_dir}")

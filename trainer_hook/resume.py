@@ -135,6 +135,13 @@ class Resumer:
         marker = _marker(path)
         return path if self._agreement.all_agree(marker.meta.get(META_TRAIN_CALL, 0) == train_call) else None
 
+    def bring(self, name: str) -> str | None:
+        """Have every node bring one checkpoint to its volume. Returns why not all ranks can use it, as this rank sees it."""
+        reason = self._fetch(name) if self._agreement.world.local_rank == 0 else None
+        self._agreement.all_agree(True)  # the other ranks of this node wait for its directory
+        reason = reason or self._incomplete(self._volume / name)
+        return None if self._agreement.all_agree(reason is None) else reason or "another rank cannot use it"
+
     def _ask(self, train_call: int) -> Answer:
         try:
             answer = self._client.resume("latest", train_call=train_call, timeout_s=self._settings.resume_timeout_s, tell=say)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainer_hook.agreement import Wish
+from trainer_hook.best_model import brought_at_end, is_new_best, look_on_volume
+from trainer_hook.finished import leave_to_next_call, take_over, training_outcome
 from trainer_hook.jit import end_surely
 from trainer_hook.log import say, warn
-from trainer_hook.resume import Choice, Resumer, is_finished, read_state
+from trainer_hook.resume import STATE, Choice, Resumer, is_finished, read_state
 from trainer_hook.saving import Saver
 from trainer_hook.schedule import Schedule
 from trainer_hook.session import Session
@@ -75,6 +77,7 @@ class _Call:
         self._session = session
         self._trainer = trainer
         self._agreement = session.join()
+        self._resumer = Resumer(session.settings, session.client, self._agreement)
         self._saver = Saver(session, trainer)
         self._callback = _callback_class(module)(session, trainer, self._saver)
         self._ignore_keys = ignore_keys
@@ -101,11 +104,15 @@ class _Call:
 
     def _train(self, train: Callable[[Any], Any], theirs: Any, choice: Choice | None) -> Any:
         trainer, callback = self._trainer, self._callback
-        if choice is not None and (left := unfinished_of(choice.meta)):
-            callback.catch_up = functools.partial(callback.tail.catch_up, left, choice.path, ignore_keys=self._ignore_keys)
+        volume = self._session.settings.dir
+        if choice is None:
+            take_over(trainer, self._resumer)
+        else:
+            callback.resumed = functools.partial(self._resumed, choice)
         trainer.add_callback(callback)
         try:
             with (
+                brought_at_end(trainer, volume, self._resumer, self._agreement.all_agree),
                 _around(trainer, "_maybe_log_save_evaluate", callback.tail.doing, then=callback.save_what_is_due),
                 _before_own_saves(trainer, self._saver),
                 contextlib.nullcontext() if choice is None else no_step_too_many(trainer),
@@ -120,6 +127,12 @@ class _Call:
             trainer.remove_callback(callback)
             vars(trainer).pop("_load_rng_state", None)
 
+    def _resumed(self, choice: Choice) -> None:
+        """Runs when training begins again, before the first batch."""
+        look_on_volume(self._trainer, self._session.settings.dir, self._saver.name)
+        if left := unfinished_of(choice.meta):
+            self._callback.tail.catch_up(left, choice.path, ignore_keys=self._ignore_keys)
+
     def _replace_builtin_jit(self) -> None:
         if not self._session.settings.jit:
             return
@@ -130,7 +143,7 @@ class _Call:
             say("enable_jit_checkpoint is replaced by this system's own just-in-time checkpoint")
 
     def _choose(self, theirs: Any) -> Choice | None:
-        choice = Resumer(self._session.settings, self._session.client, self._agreement).choose(self._session.train_calls)
+        choice = self._resumer.choose(self._session.train_calls)
         named = _named_by_script(self._trainer, theirs)
         if choice is not None and named is not None:
             given = read_state(named).get("global_step", 0)
@@ -159,16 +172,26 @@ class _Call:
         from transformers.trainer_utils import TrainOutput
 
         session = self._session
-        final = Resumer(session.settings, session.client, self._agreement).final(session.train_calls)
+        final = self._resumer.final(session.train_calls)
         if final is None and unfinished_of(choice.meta):
             return None
         # What training ended with may be an earlier, better model than the last checkpoint's: final/ is what it ended with.
-        self._trainer._load_from_checkpoint(str(final or choice.path))
-        self._trainer.state = TrainerState.load_from_json(str(choice.path / "trainer_state.json"))
-        say(f"training had finished at {choice.name}: {(final or choice.path).name} is loaded, nothing is left to train")
+        ended = final or choice.path
+        self._trainer._load_from_checkpoint(str(ended))
+        self._trainer.state = TrainerState.load_from_json(str(ended / STATE))
+        leave_to_next_call(self._trainer, choice)
+        say(f"training had finished at {choice.name}: {ended.name} is loaded, nothing is left to train")
         if final is None:
+            self._end_with_best()
             self._saver.save_final(self._trainer.state.global_step)
-        return TrainOutput(self._trainer.state.global_step, 0.0, {})
+        return TrainOutput(self._trainer.state.global_step, *training_outcome(read_state(ended)))
+
+    def _end_with_best(self) -> None:
+        trainer, volume = self._trainer, self._session.settings.dir
+        look_on_volume(trainer, volume, self._saver.name)
+        if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
+            with brought_at_end(trainer, volume, self._resumer, self._agreement.all_agree):
+                trainer._load_best_model()
 
 
 @contextlib.contextmanager
@@ -243,12 +266,12 @@ def _callback_class(module: Any) -> type:
             self._first: tuple[int, float] | None = None
             self._due: str | None = None
             self.tail = StepTail(trainer)
-            self.catch_up: Callable[[], None] = lambda: None
+            self.resumed: Callable[[], None] = lambda: None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._saved_s = time.monotonic()
             self._session.tell_state("running", self._session.base_step + state.global_step)
-            self.catch_up()
+            self.resumed()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.tail.step_begins()
@@ -288,6 +311,8 @@ def _callback_class(module: Any) -> type:
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._saver.publish_own(_own_folder(self._trainer), state.global_step)
+            if is_new_best(self._trainer):
+                self._due = self._due or "periodic"
 
         def _wish(self) -> Wish:
             request = self._session.requests.poll()

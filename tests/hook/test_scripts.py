@@ -89,6 +89,7 @@ def test_a_finished_run_is_not_trained_a_step_further(again: Callable[..., Any],
         assert running.steps() == []
         assert "rank 0 call 0 ended at 20" in running.log()
         assert running.weights() == finished_run.weights()
+        assert outcomes(running.log()) == outcomes(finished_run.log())
         assert trainer_state(running.volume)["state"] == "succeeded"
         assert marker(running.volume, "final")["step"] == 20
 
@@ -152,6 +153,34 @@ def test_two_train_calls_are_counted_on_and_each_resumes_where_it_was(tmp_path: 
         assert second.steps() == list(range(first.steps()[-1] + 1, 11))
         assert f"weights {second.weights()}" in unhooked(args=arguments, calls=2)
         assert marker(tmp_path / "empty", "final")["step"] == 20
+
+
+def test_the_second_train_of_a_trainer_has_its_optimizer_although_the_first_is_not_run_again(
+    volume: Path, answers: Answers, unhooked: Callable[..., str]
+) -> None:
+    told = {"args": {"max_steps": 5}, "calls": 2, "same_trainer": True}
+    with training(script(**told, sleep_s=0.3), volume, answers.settings) as first:
+        first.said("rank 0 call 0 ended at 5")
+        until(lambda: first.steps().count(2) == 2)
+        first.process.kill()
+        first.wait()
+    assert finished(volume) == ["final", "checkpoint-5"]
+    offer = ready("checkpoint-5", train_call=0, base_step=0)
+    answers.by_call["POST /v1/resume"] = lambda asked: (
+        (202, {"state": "none"}) if asked.get("train_call") == 1 else offer(asked)
+    )
+    with training(script(**told), volume, answers.settings) as second:
+        assert second.wait() == 0, second.log()
+        assert "takes over the optimizer from checkpoint-5" in second.log()
+        assert second.steps() == [1, 2, 3, 4, 5]
+        alone = unhooked(**told)
+        assert f"weights {second.weights()}" in alone
+        assert outcomes(second.log()) == outcomes(alone), "also of the call that was not run again"
+
+
+def outcomes(log: str) -> list[str]:
+    """Return what ``train()`` returned; without the one number that the library's printing takes out on its way."""
+    return [line.replace("'total_flos', ", "") for line in re.findall(r"^rank 0 loss .*$", log, re.MULTILINE)]
 
 
 def test_the_librarys_own_jit_checkpoint_is_replaced_with_a_message(volume: Path, answers: Answers) -> None:

@@ -99,6 +99,7 @@ def main():
         trainer = trainer if trainer and TOLD["same_trainer"] else trainer_of(net, arguments)
         outcome = trainer.train(resume_from_checkpoint=TOLD["resume"])
         tell(f"rank {RANK} call {call} ended at {outcome.global_step}")
+        tell(f"rank {RANK} loss {outcome.training_loss} of {sorted(outcome.metrics)}")
     tell(f"limits {trainer.args.save_only_model} {trainer.args.save_total_limit} {trainer.args.output_dir}")
     digest = hashlib.sha256()
     for name, tensor in sorted(net.state_dict().items()):

@@ -71,19 +71,34 @@ class Cleaner:
 
     async def clean_volume(self) -> None:
         """Delete durable local checkpoints that are not to be kept."""
+        await self._clean_volume(min_free_bytes=self._settings.min_free)
+
+    async def make_room(self, wanted_bytes: int) -> list[str]:
+        """Delete durable local checkpoints, oldest first, until so much is free. Returns their names.
+
+        Raises:
+            OSError: The volume cannot be asked.
+        """
+        return await self._clean_volume(min_free_bytes=wanted_bytes, keep_least=0)
+
+    async def _clean_volume(self, *, min_free_bytes: int, keep_least: int = 1) -> list[str]:
         durable = [t for t in self._catalog.all() if t.state is State.COMMITTED and not _is_scripts(t)]
         plan = plan_local_deletion(
             [self._kept(t) for t in durable],
             keep_newest=self._settings.keep_local,
             free_bytes=self._volume.free_bytes(),
-            min_free_bytes=self._settings.min_free,
+            min_free_bytes=min_free_bytes,
+            keep_least=keep_least,
         )
+        deleted = []
         versions = {t.name: t.version for t in durable}
         for deletion in plan:
             # Each deletion takes its time: what was written anew or handed out meanwhile is another thing than was planned.
             if deletion.name != self._resuming.in_use and self._is_there(deletion.name, versions[deletion.name]):
                 await asyncio.to_thread(self._volume.delete, deletion.name)
                 log.info("local_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
+                deleted.append(deletion.name)
+        return deleted
 
     def _is_there(self, name: str, version: str) -> bool:
         return self._volume.marker_signature(name) == version

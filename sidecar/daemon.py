@@ -193,6 +193,7 @@ class Daemon:
             resuming=runtime.resuming,
             events=runtime.events,
         )
+        runtime.make_room = cleaner.make_room
         self._opened.set()
         await _together(
             [

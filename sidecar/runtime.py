@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from sidecar.catalog import Catalog, Tracked
@@ -38,6 +38,8 @@ class Runtime:
         self.phase = Phase.STARTING
         self.capabilities: Capabilities | None = None
         """What the store can do; ``None`` until it was reached."""
+        self.make_room: Callable[[int], Awaitable[list[str]]] | None = None
+        """Drops durable checkpoints from the volume until so many bytes are free; ``None`` until the store was reached."""
         self.scanned = asyncio.Event()
         """What an earlier life held was taken over, and the volume was looked at once."""
         self.ended = asyncio.Event()

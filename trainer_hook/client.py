@@ -90,6 +90,15 @@ class Client:
             return Flushed(missing=tuple(answer.get("missing") or ()))
         return Flushed(durable=tuple(_expect_success(status, answer).get("durable") or ()))
 
+    def make_room(self, wanted_bytes: int, *, timeout_s: float) -> list[str]:
+        """Have durable checkpoints leave the volume until so much is free. Returns their names.
+
+        Raises:
+            OSError: Nobody answers, or not to us.
+        """
+        answer = _expect_success(*self._call("POST", "/v1/room", {"bytes": wanted_bytes}, timeout_s=timeout_s))
+        return [str(name) for name in answer.get("deleted") or ()]
+
     def degraded(self) -> str | None:
         """Return why the store cannot be used at the moment, if so.
 

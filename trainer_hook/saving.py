@@ -28,13 +28,13 @@ from trainer_hook.contract import (
 from trainer_hook.log import say, warn
 from trainer_hook.publish import RankRecords, finish, finished_on, listed_files, remove
 from trainer_hook.resume import META_STOPPED_EARLY
+from trainer_hook.room import SPARE, Room, state_bytes
 from trainer_hook.schedule import surplus
 from trainer_hook.session import Session
 from trainer_hook.step_tail import META_UNFINISHED
 
 STAGING = f"{SYSTEM_DIR}/saving"
 """Where a later ``train()`` call saves before its directory gets the name that counts the earlier calls' steps."""
-ROOM = 1.05
 
 
 class Saver:
@@ -53,7 +53,7 @@ class Saver:
             (self._volume / LEASES).mkdir(parents=True, exist_ok=True)
         self._said: set[str] = set()
         self._last_bytes = 0
-        self._warned_full = False
+        self._room = Room(self._volume, session.client)
         self.step_seconds: float | None = None
         self.unfinished: tuple[str, ...] = ()
         """What a just-in-time save leaves undone of its step."""
@@ -105,15 +105,13 @@ class Saver:
         return True
 
     def _has_room(self) -> bool:
-        space = os.statvfs(self._volume)
-        free = space.f_bavail * space.f_frsize
-        if free >= self._last_bytes * ROOM:
-            self._warned_full = False
-            return True
-        if not self._warned_full:
-            self._warned_full = True
-            warn(f"saves are skipped: {self._volume} has {free:,} bytes free, the last checkpoint took {self._last_bytes:,}")
-        return False
+        return self._room.fits(self._last_bytes or state_bytes(self._trainer))
+
+    def make_room(self) -> None:
+        """Before a save that is tried in any case: what is durable makes way for it."""
+        if self._world.local_rank == 0:
+            with contextlib.suppress(OSError):
+                self._room.make(int(SPARE * (self._last_bytes or state_bytes(self._trainer))))
 
     def _write(self, model: Any, global_step: int) -> None:
         run_dir = self._volume / STAGING if self._staged else self._volume
@@ -223,6 +221,7 @@ class Saver:
                 self._records.clear(FINAL)
             except OSError:
                 ready = False
+            self.make_room()
         if not self._agreement.all_agree(ready):
             return
         try:

@@ -346,6 +346,7 @@ def _callback_class(module: Any) -> type:
         def _save_just_in_time(self, model: Any, step: int) -> bool:
             self.tail.rewind()
             self._saver.unfinished = self.tail.unfinished
+            self._saver.make_room()
             return self._saver.save(model, step, "jit")
 
     return CheckpointHook

@@ -189,6 +189,18 @@ async def change_bandwidth(runtime: Running, wanted: models.BandwidthRequest) ->
     return models.Bandwidth(limit_bytes_per_s=wanted.limit)
 
 
+@calls.post(
+    "/v1/room", dependencies=Changing, summary="Drop what is durable until so much is free", responses=responses(401, 422, 503)
+)
+async def make_room(runtime: Running, wanted: models.RoomRequest) -> models.Room:
+    """Oldest first, and only durable ones: not what the run resumes from, nor what the script rotates itself."""
+    try:
+        deleted = await runtime.make_room(wanted.bytes) if runtime.make_room is not None else []
+        return models.Room(free_bytes=runtime.volume.free_bytes(), deleted=deleted)
+    except OSError as error:
+        raise Problem(503, "Volume not readable", f"{error.strerror}: look at the volume's mount, then ask again") from None
+
+
 @calls.post("/v1/drain", dependencies=Changing, summary="Termination has begun", responses=responses(401))
 async def drain(runtime: Running, source: Literal["prestop", "api"] = "api") -> models.Draining:
     """Starts the clock of the grace period; returns at once."""

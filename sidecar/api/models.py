@@ -187,6 +187,19 @@ class Bandwidth(BaseModel):
     limit_bytes_per_s: int | None
 
 
+class RoomRequest(_Request):
+    """What the next checkpoint needs."""
+
+    bytes: Annotated[int, BeforeValidator(amount_bytes), Field(ge=0)] = Field(description="Such as 20GB")
+
+
+class Room(BaseModel):
+    """What is free now."""
+
+    free_bytes: int
+    deleted: list[str] = Field(description="Checkpoints that left the volume; all of them are durable")
+
+
 class SaveRequest(_Request):
     """What to ask of the trainer."""
 

@@ -25,19 +25,22 @@ class Deletion:
     reason: str
 
 
-def plan_local_deletion(durable: Iterable[Kept], *, keep_newest: int, free_bytes: int, min_free_bytes: int) -> list[Deletion]:
+def plan_local_deletion(
+    durable: Iterable[Kept], *, keep_newest: int, free_bytes: int, min_free_bytes: int, keep_least: int = 1
+) -> list[Deletion]:
     """Return which durable local directories go: all but the ``keep_newest`` newest, and all but one when space is short.
 
     Args:
         durable: Committed checkpoints on the volume.
         keep_newest: At least 1.
         free_bytes: Free space of the volume now.
-        min_free_bytes: The disk guard, ``CKPT_MIN_FREE``.
+        min_free_bytes: The disk guard, ``CKPT_MIN_FREE``, or what the next checkpoint needs.
+        keep_least: How many of the newest stay even then. 0: the next checkpoint is worth more than a local copy.
     """
     steps = sorted((c for c in durable if c.step is not None), key=_step, reverse=True)
     plan = [Deletion(c.name, f"durable, and {keep_newest} newer kept") for c in steps[keep_newest:] if c.protected is None]
     missing = min_free_bytes - free_bytes - sum(c.size_bytes for c in steps[keep_newest:] if c.protected is None)
-    for checkpoint in reversed(steps[1:keep_newest]):
+    for checkpoint in reversed(steps[keep_least:keep_newest]):
         if missing <= 0:
             break
         if checkpoint.protected is None:

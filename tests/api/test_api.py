@@ -30,6 +30,7 @@ CALLS = {
     ("post", "/v1/flush"),
     ("post", "/v1/save"),
     ("post", "/v1/bandwidth"),
+    ("post", "/v1/room"),
     ("post", "/v1/drain"),
     ("get", "/v1/events"),
 }

@@ -139,6 +139,7 @@ class Answers:
             "POST /v1/resume": (202, {"state": "none"}),
             "GET /v1/resume": (200, {"state": "none"}),
             "POST /v1/flush": (200, {"durable": []}),
+            "POST /v1/room": (200, {"free_bytes": 0, "deleted": []}),
             "GET /v1/status": (200, {"degraded": False}),
             "GET /v1/checkpoints": (200, {"checkpoints": []}),
         }

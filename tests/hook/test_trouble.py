@@ -69,14 +69,14 @@ def test_a_full_volume_does_not_stop_training(small_volume: Path, answers: Answe
 
 
 @pytest.mark.slow
-def test_the_very_first_save_may_fail(small_volume: Path, answers: Answers) -> None:
+def test_the_very_first_save_may_not_fit(small_volume: Path, answers: Answers) -> None:
     with training(
         script(args={"max_steps": 6}, width=60000), small_volume, answers.settings | {"CKPT_SAVE_STEPS": "3"}
     ) as running:
         assert running.wait() == 0, running.log()
         assert running.steps()[-1] == 6
-        assert "checkpoint-3 could not be saved" in running.log()
-        assert "training goes on" in running.log()
+        assert "saves are skipped" in running.log()
+        assert "final/ could not be saved" in running.log(), "it is tried in any case"
         assert finished(small_volume) == []
         assert "Traceback" not in running.log()
 

@@ -54,6 +54,28 @@ def test_what_is_durable_and_not_to_be_kept_goes(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_room_is_made_of_what_is_durable_oldest_first_and_of_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        runtime = new_life(tmp_path / "volume", CKPT_KEEP_LOCAL="9")
+        await durable(runtime, 10, 20)
+        write_checkpoint(tmp_path / "volume", "checkpoint-30", {"m": b"v1"}, {})
+        write_checkpoint(tmp_path / "volume", "checkpoint-5", {"m": b"v1"}, {"meta": {"owner": "script"}})
+        await runtime.scanner.scan()
+        own = runtime.catalog.get("checkpoint-5")
+        assert own
+        runtime.catalog.durable(own, at_s=time.time())
+        cleaner = cleaner_of(runtime)
+        monkeypatch.setattr(runtime.volume, "free_bytes", lambda: 100)
+        assert await cleaner.make_room(100) == []
+        assert await cleaner.make_room(101) == ["checkpoint-10"]
+        assert await cleaner.make_room(10_000) == ["checkpoint-20"], "also the newest: it is in the store"
+        assert on_volume(runtime) == {"checkpoint-5", "checkpoint-30"}
+
+    asyncio.run(scenario())
+
+
 def test_a_version_that_nobody_has_seen_yet_is_not_deleted(tmp_path: Path) -> None:
     async def scenario() -> None:
         runtime = new_life(tmp_path / "volume", CKPT_KEEP_LOCAL="2")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.contract import TOKEN
+from trainer_hook.progress import Bar
 
 ABSENT_AFTER_S = 30.0
 """A sidecar that refuses connections for this long is not there."""
@@ -52,14 +53,17 @@ class Client:
         self._url = url
         self._token_path = volume / TOKEN
 
-    def resume(self, checkpoint: str, *, train_call: int | None, timeout_s: float, tell: Callable[[str], None]) -> Answer:
+    def resume(
+        self, checkpoint: str, *, train_call: int | None, timeout_s: float, tell: Callable[[str], None], bar: Bar | None = None
+    ) -> Answer:
         """Ask for a checkpoint and wait until it is on the volume.
 
         Args:
             checkpoint: ``latest`` or a name.
             train_call: Only checkpoints of this ``train()`` call; ``None``: any.
             timeout_s: Longest wait.
-            tell: Called with progress, at most every five seconds.
+            tell: Called with progress, at most every five seconds, while there is no bar.
+            bar: Drawn where it can be.
 
         Raises:
             SidecarAbsent: Nobody answers within ``ABSENT_AFTER_S``.
@@ -69,14 +73,18 @@ class Client:
         progress = self._first_call("/v1/resume", body, until_s=until_s)
         told_s = time.monotonic()
         while progress.get("state") in ("choosing", "downloading", "idle") and time.monotonic() < until_s:
-            if time.monotonic() - told_s > 5:
+            drawn = bar is not None and bar(progress)
+            if not drawn and time.monotonic() - told_s > 5:
                 told_s = time.monotonic()
                 tell(_progress_text(progress))
             try:
-                progress = _expect_success(*self._call("GET", "/v1/resume?wait_s=2", None, timeout_s=10))
+                wait_s = 0.5 if bar else 2
+                progress = _expect_success(*self._call("GET", f"/v1/resume?wait_s={wait_s}", None, timeout_s=10))
             except OSError:  # the sidecar restarts: it continues where it was
                 time.sleep(_TRY_AGAIN_S)
                 progress = self._first_call("/v1/resume", body, until_s=until_s)
+        if bar is not None:
+            bar.close()
         return _answer(progress)
 
     def flush(self, *, timeout_s: float) -> Flushed:

@@ -12,6 +12,7 @@ from trainer_hook.agreement import Agreement
 from trainer_hook.client import Answer, Client, SidecarAbsent
 from trainer_hook.contract import FINAL, MARKER, META_TRAIN_CALL, ContractError, Marker, parse_marker, step_of
 from trainer_hook.log import say, warn
+from trainer_hook.progress import bar
 from trainer_hook.publish import finished_on
 from trainer_hook.settings import Settings
 
@@ -32,6 +33,8 @@ class Choice:
     name: str
     path: Path
     meta: Mapping[str, Any]
+    source: str | None = None
+    """``store`` or ``local``, where the sidecar says it."""
 
     @property
     def base_step(self) -> int:
@@ -117,7 +120,7 @@ class Resumer:
         while answer.checkpoint is not None:
             reason = self._problem(answer.checkpoint)
             if self._agreement.all_agree(reason is None):
-                return Choice(answer.checkpoint, self._volume / answer.checkpoint, answer.meta)
+                return Choice(answer.checkpoint, self._volume / answer.checkpoint, answer.meta, answer.source)
             if reason is not None:
                 warn(f"{answer.checkpoint} is passed over: {reason}")
             answer = self._agreement.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
@@ -135,6 +138,14 @@ class Resumer:
         marker = _marker(path)
         return path if self._agreement.all_agree(marker.meta.get(META_TRAIN_CALL, 0) == train_call) else None
 
+    def lacks(self, folder: Path) -> list[str]:
+        """Return what a directory that the script names lacks for this rank, if it is a Trainer's checkpoint at all."""
+        world = self._agreement.world
+        files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+        if not files or STATE not in files:
+            return []
+        return missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=world.size)
+
     def bring(self, name: str) -> str | None:
         """Have every node bring one checkpoint to its volume. Returns why not all ranks can use it, as this rank sees it."""
         reason = self._fetch(name) if self._agreement.world.local_rank == 0 else None
@@ -142,9 +153,13 @@ class Resumer:
         reason = reason or self._incomplete(self._volume / name)
         return None if self._agreement.all_agree(reason is None) else reason or "another rank cannot use it"
 
+    def _request(self, name: str, train_call: int | None) -> Answer:
+        timeout_s = self._settings.resume_timeout_s
+        return self._client.resume(name, train_call=train_call, timeout_s=timeout_s, tell=say, bar=bar())
+
     def _ask(self, train_call: int) -> Answer:
         try:
-            answer = self._client.resume("latest", train_call=train_call, timeout_s=self._settings.resume_timeout_s, tell=say)
+            answer = self._request("latest", train_call)
         except SidecarAbsent as absent:
             return self._local(train_call, str(absent))
         for name, reason in answer.passed_over:
@@ -158,7 +173,7 @@ class Resumer:
         step = step_of(refused.checkpoint or "") or 0
         try:
             for name in self._client.older_checkpoints(step):
-                answer = self._client.resume(name, train_call=train_call, timeout_s=self._settings.resume_timeout_s, tell=say)
+                answer = self._request(name, train_call)
                 if answer.checkpoint is not None:
                     return answer
         except (SidecarAbsent, OSError) as error:
@@ -189,7 +204,7 @@ class Resumer:
     def _fetch(self, name: str) -> str | None:
         """Have this node's sidecar bring a checkpoint. Returns why it cannot."""
         try:
-            answer = self._client.resume(name, train_call=None, timeout_s=self._settings.resume_timeout_s, tell=say)
+            answer = self._request(name, None)
         except SidecarAbsent as absent:
             return None if _marker(self._volume / name).files else str(absent)
         if answer.checkpoint is not None:
@@ -206,7 +221,8 @@ class Resumer:
         changed = [f.path for f in marker.files or () if files.get(f.path) != f.size_bytes]
         missing = missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=marker.world_size) + shards
         if missing or changed:
-            return f"{', '.join(dict.fromkeys([*missing, *changed]))} missing or incomplete: it cannot be resumed exactly"
+            why = "; was it saved with save_only_model?" if {"optimizer.pt", "scheduler.pt"} <= {*missing} else ""
+            return f"{', '.join(dict.fromkeys([*missing, *changed]))} missing or incomplete: it cannot be resumed exactly{why}"
         if marker.world_size not in (None, world.size):
             say(f"{folder.name}: saved by {marker.world_size} processes, now {world.size}; the random state differs")
         return None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from trainer_hook import exactness
 from trainer_hook.agreement import Wish
 from trainer_hook.best_model import brought_at_end, is_new_best, look_on_volume
 from trainer_hook.finished import leave_to_next_call, take_over, training_outcome
@@ -116,6 +117,7 @@ class _Call:
                 _around(trainer, "_maybe_log_save_evaluate", callback.tail.doing, then=callback.save_what_is_due),
                 _before_own_saves(trainer, self._saver),
                 contextlib.nullcontext() if choice is None else no_step_too_many(trainer),
+                contextlib.nullcontext() if choice is None else exactness.told(trainer),
             ):
                 return train(theirs if choice is None else str(choice.path))
         except RuntimeError as error:
@@ -143,8 +145,16 @@ class _Call:
             say("enable_jit_checkpoint is replaced by this system's own just-in-time checkpoint")
 
     def _choose(self, theirs: Any) -> Choice | None:
+        began_s = time.monotonic()
         choice = self._resumer.choose(self._session.train_calls)
         named = _named_by_script(self._trainer, theirs)
+        if named is not None and (lacking := self._resumer.lacks(named)):
+            what = f"{named} has no {', '.join(lacking)}; was it saved with save_only_model? It cannot be resumed exactly"
+            if choice is None:
+                warn(f"{what}: Trainer takes its weights and begins the rest anew")
+            else:
+                say(f"{what}: {choice.name} is used")
+                named = None
         if choice is not None and named is not None:
             given = read_state(named).get("global_step", 0)
             if given >= choice.step_in_call:
@@ -156,7 +166,8 @@ class _Call:
         if choice.base_step != self._session.base_step and self._session.train_calls == 0:
             self._session.base_step = choice.base_step
         self._session.saved.add(choice.name)
-        say(f"resumes from {choice.name}")
+        where = {"store": "from the store", "local": "still on the volume"}.get(choice.source or "", "")
+        say(f"resumes from {choice.name} ({where}{', ' if where else ''}{time.monotonic() - began_s:.1f} s)")
         return choice
 
     def _finished_output(self, choice: Choice | None) -> Any:

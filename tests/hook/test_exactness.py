@@ -1,0 +1,74 @@
+"""Why a resume is not exact is said, and only then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer_hook.exactness import known_reasons, told
+
+
+class EarlyStoppingCallback:
+    """Named as the library's own."""
+
+
+def trainer(fetch: Callable[[], Any] = list, **arguments: Any) -> Any:
+    given = {"ignore_data_skip": False, "restore_callback_states_from_checkpoint": False, "dataloader_num_workers": 0}
+    return SimpleNamespace(
+        args=SimpleNamespace(**given | arguments),
+        callback_handler=SimpleNamespace(callbacks=arguments.get("callbacks", [])),
+        get_batch_samples=fetch,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"ignore_data_skip": True}, "ignore_data_skip"),
+        ({"dataloader_num_workers": 2}, "worker processes"),
+        ({"callbacks": [EarlyStoppingCallback()]}, "EarlyStoppingCallback forgets"),
+    ],
+)
+def test_what_the_arguments_tell_is_said(arguments: dict[str, Any], said: str) -> None:
+    [reason] = known_reasons(trainer(**arguments))
+    assert said in reason
+
+
+def test_callbacks_that_are_restored_forget_nothing() -> None:
+    callbacks = [EarlyStoppingCallback()]
+    assert known_reasons(trainer(restore_callback_states_from_checkpoint=True, callbacks=callbacks)) == []
+
+
+def draws_torch() -> None:
+    import torch
+
+    torch.rand(1)
+
+
+def draws_numpy() -> None:
+    import numpy as np
+
+    np.random.rand()
+
+
+def draws_python() -> None:
+    import random
+
+    random.random()
+
+
+@pytest.mark.parametrize(("fetch", "is_said"), [(list, False), (draws_torch, True), (draws_numpy, True), (draws_python, True)])
+def test_batches_that_draw_random_numbers_are_found_out(fetch: Any, is_said: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    one = type("Trainer", (), {"get_batch_samples": lambda self: fetch()})()
+    vars(one).update(vars(trainer()), get_batch_samples=None)
+    del one.get_batch_samples
+    with told(one):
+        one.get_batch_samples()
+        assert capsys.readouterr().err == "", "the first fetch of a pass also shuffles"
+        for _ in range(3):
+            one.get_batch_samples()
+    assert capsys.readouterr().err.count("this resume is not bit-identical: the dataset or its collator draws") == is_said
+    assert "get_batch_samples" not in vars(one)

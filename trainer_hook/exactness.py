@@ -14,8 +14,8 @@ _HAVE_STATE = ("EarlyStoppingCallback",)
 """Callbacks of the library that decide by what they have seen."""
 
 
-def known_reasons(trainer: Any) -> list[str]:
-    """Return why a resume will not be bit-identical, as far as the script's arguments tell."""
+def known_reasons(trainer: Any, step: int) -> list[str]:
+    """Return why a resume at a step will not be bit-identical, as far as the script's arguments tell."""
     args, reasons = trainer.args, []
     if args.ignore_data_skip:
         reasons.append("ignore_data_skip begins the data anew")
@@ -26,13 +26,17 @@ def known_reasons(trainer: Any) -> list[str]:
             reasons.append(f"{', '.join(forgetful)} forgets what it has seen: set restore_callback_states_from_checkpoint=True")
     if args.dataloader_num_workers:
         reasons.append("if the dataset draws random numbers in its worker processes, they are others now")
+    # TRL's trainers that generate keep what they generated for several steps, and save none of it.
+    every = getattr(trainer, "num_iterations", 1) * (getattr(args, "steps_per_generation", None) or 0)
+    if hasattr(trainer, "_buffered_inputs") and every and step * args.gradient_accumulation_steps % every:
+        reasons.append("completions that serve several steps are generated anew, as this is in the middle of them")
     return reasons
 
 
 @contextlib.contextmanager
-def told(trainer: Any) -> Iterator[None]:
+def told(trainer: Any, step: int) -> Iterator[None]:
     """Tell the reasons once: those that are known, and whether fetching a batch turns out to draw random numbers."""
-    say_why_not(known_reasons(trainer))
+    say_why_not(known_reasons(trainer, step))
     original = getattr(trainer, "get_batch_samples", None)
     if original is None:
         yield

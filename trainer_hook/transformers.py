@@ -117,7 +117,7 @@ class _Call:
                 _around(trainer, "_maybe_log_save_evaluate", callback.tail.doing, then=callback.save_what_is_due),
                 _before_own_saves(trainer, self._saver),
                 contextlib.nullcontext() if choice is None else no_step_too_many(trainer),
-                contextlib.nullcontext() if choice is None else exactness.told(trainer),
+                contextlib.nullcontext() if choice is None else exactness.told(trainer, choice.step_in_call),
             ):
                 return train(theirs if choice is None else str(choice.path))
         except RuntimeError as error:

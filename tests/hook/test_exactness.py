@@ -33,13 +33,20 @@ def trainer(fetch: Callable[[], Any] = list, **arguments: Any) -> Any:
     ],
 )
 def test_what_the_arguments_tell_is_said(arguments: dict[str, Any], said: str) -> None:
-    [reason] = known_reasons(trainer(**arguments))
+    [reason] = known_reasons(trainer(**arguments), 7)
     assert said in reason
+
+
+@pytest.mark.parametrize(("step", "is_said"), [(7, True), (8, False)])
+def test_completions_that_serve_several_steps_are_exact_only_between_them(step: int, is_said: bool) -> None:
+    one = trainer(steps_per_generation=2, gradient_accumulation_steps=1)
+    one.num_iterations, one._buffered_inputs = 2, None
+    assert bool(known_reasons(one, step)) == is_said
 
 
 def test_callbacks_that_are_restored_forget_nothing() -> None:
     callbacks = [EarlyStoppingCallback()]
-    assert known_reasons(trainer(restore_callback_states_from_checkpoint=True, callbacks=callbacks)) == []
+    assert known_reasons(trainer(restore_callback_states_from_checkpoint=True, callbacks=callbacks), 7) == []
 
 
 def draws_torch() -> None:
@@ -65,7 +72,7 @@ def test_batches_that_draw_random_numbers_are_found_out(fetch: Any, is_said: boo
     one = type("Trainer", (), {"get_batch_samples": lambda self: fetch()})()
     vars(one).update(vars(trainer()), get_batch_samples=None)
     del one.get_batch_samples
-    with told(one):
+    with told(one, 7):
         one.get_batch_samples()
         assert capsys.readouterr().err == "", "the first fetch of a pass also shuffles"
         for _ in range(3):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.hook.conftest import pod
 from tests.hook.job import SCRIPTS, Answers, Training, finished, marker, script, trainer_state, training
+from tests.hook.test_scripts import ready
 from tests.process.sidecar_process import free_port, until
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
@@ -123,3 +124,19 @@ def test_trl_sft_trainer_is_saved_and_resumed(tmp_path: Path) -> None:
     with training([*command, "0"], tmp_path / "alone", hooked=False) as alone:
         assert alone.wait() == 0, alone.log()
         assert re.findall("weights .*", alone.log()) == re.findall("weights .*", second.log())
+
+
+def test_trl_grpo_trainer_which_generates_is_saved_and_resumed_exactly(volume: Path, answers: Answers) -> None:
+    command = [sys.executable, str(SCRIPTS / "family.py"), "grpo"]
+    with training([*command, "0.3"], volume, answers.settings) as first:
+        first.at_step(3)
+        assert first.terminate() == 143, first.log()
+    jit = f"checkpoint-{first.steps()[-1]}"
+    assert finished(volume) == [jit]
+    answers.by_call["POST /v1/resume"] = ready(jit, **marker(volume, jit)["meta"])
+    with training([*command, "0"], volume, answers.settings) as second:
+        assert second.wait() == 0, second.log()
+        assert second.steps() == list(range(first.steps()[-1] + 1, 11))
+    with training([*command, "0"], volume.parent / "unhooked", hooked=False) as alone:
+        assert alone.wait() == 0, alone.log()
+    assert second.weights() == alone.weights()

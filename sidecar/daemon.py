@@ -304,10 +304,15 @@ class Daemon:
         self._hints.wake()
 
 
+_TOLD_TO_END = (signal.SIGTERM, signal.SIGINT)
+
+
 def _on_signals(handler: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _TOLD_TO_END:
         loop.add_signal_handler(number, handler)
+    # Those that came while the process started are handled now.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_TO_END)
 
 
 async def _kept_up(name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> NoReturn:

@@ -46,6 +46,25 @@ WATCHED: dict[str, Callable[[Any], None]] = {
 }
 
 
+def default_action(number: int, _: object) -> None:
+    """Do as PID 1 what the kernel does for every other process."""
+    if os.getpid() == 1:
+        os._exit(128 + number)
+    import signal
+
+    signal.signal(number, signal.SIG_DFL)  # a forked child
+    os.kill(os.getpid(), number)
+
+
+def _end_by_sigterm() -> None:
+    # The kernel throws signals away that PID 1 of a container has no handler for: a script that still loads its model
+    # would not notice that the pod is going, and be waited for until the grace period is over.
+    import signal
+
+    if os.environ.get("CKPT_JIT") != "0" and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, default_action)
+
+
 class _Finder:
     """Finds nothing itself: lets the others find, and wraps the loader of a watched module."""
 
@@ -75,6 +94,8 @@ def _wrap(loader: Any, then: Callable[[Any], None]) -> None:
 
 def activate() -> None:
     """Begin to watch imports. Doing it again changes nothing."""
+    if os.getpid() == 1:
+        _end_by_sigterm()
     if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
         give_workers_the_grace_period(os.environ)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from trainer_hook.boot import default_action
 from trainer_hook.contract import (
     REQUEST,
     TERMINATING,
@@ -69,7 +70,8 @@ class StopSignal:
         if threading.current_thread() is not threading.main_thread():
             warn("the library was imported in a thread, where no signal can be had: only .ckpt/terminating ends training")
             return
-        self._previous = signal.signal(signal.SIGTERM, self._handle)
+        previous = signal.signal(signal.SIGTERM, self._handle)
+        self._previous = signal.SIG_DFL if previous is default_action else previous
         self._listen()
         os.register_at_fork(after_in_child=self._forget)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from pathlib import Path
 from trainer_hook.contract import (
     LEASES,
     MARKER,
+    SYSTEM_DIR,
+    TOKEN,
     ContractError,
     ListedFile,
     Marker,
@@ -24,13 +27,14 @@ from trainer_hook.contract import (
 )
 
 
-def publish(path: Path, content: bytes, *, durable: bool = False) -> None:
+def publish(path: Path, content: bytes, *, durable: bool = False, group: int | None = None) -> None:
     """Write a file by temp file and rename.
 
     Args:
         path: The file; its directory must exist.
         content: All of it.
         durable: Also fsync file and directory. Data files need none: the sidecar reads through the same page cache.
+        group: May write to the file, if it is the file's group.
 
     Raises:
         OSError: Nothing is left behind.
@@ -39,6 +43,8 @@ def publish(path: Path, content: bytes, *, durable: bool = False) -> None:
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o664)
         with os.fdopen(fd, "wb") as file:
+            if (status := os.fstat(fd)).st_gid == group:
+                os.fchmod(fd, status.st_mode | stat.S_IWGRP)
             file.write(content)
             if durable:
                 file.flush()
@@ -70,17 +76,44 @@ def _files(folder: Path, root: Path) -> Iterator[ListedFile]:
                 yield ListedFile(check_path(path), entry.stat(follow_symlinks=False).st_size)
 
 
+def make_system_folders(volume: Path) -> None:
+    """Create what both containers write to, open to a sidecar of another user of this group.
+
+    Raises:
+        OSError: The volume is not writable.
+    """
+    for path, mode in ((SYSTEM_DIR, 0o2775), (LEASES, 0o2777)):
+        (volume / path).mkdir(parents=True, exist_ok=True)
+        _add_mode(volume / path, mode)
+
+
 def open_to_group(folder: Path) -> None:
-    """Let the sidecar's user read: some writers make files only their owner can read (safetensors: 0600)."""
+    """Let the sidecar's user read: some writers make files only their owner can read (safetensors: 0600).
+
+    Where it is another user of a common group, that group may write, too: the kernel lets nobody make hard links to files
+    that he may not write (``fs.protected_hardlinks``), and without write access to the directory nobody can make room.
+    """
+    group = _sidecar_group(folder.parent)
     for place, _, names in os.walk(folder):
-        _add_mode(Path(place), 0o755)
+        _add_mode(Path(place), 0o755, group=group)
         for name in names:
-            _add_mode(Path(place, name), 0o644)
+            _add_mode(Path(place, name), 0o644, group=group)
 
 
-def _add_mode(path: Path, mode: int) -> None:
+def _sidecar_group(volume: Path) -> int | None:
     try:
-        there = path.lstat().st_mode & 0o7777
+        made_by_it = (volume / TOKEN).lstat()
+    except OSError:
+        return None
+    return None if made_by_it.st_uid == os.geteuid() else made_by_it.st_gid
+
+
+def _add_mode(path: Path, mode: int, *, group: int | None = None) -> None:
+    try:
+        status = path.lstat()
+        there = status.st_mode & 0o7777
+        if status.st_gid == group:
+            mode |= stat.S_IWGRP
         if there | mode != there and not path.is_symlink():
             path.chmod(there | mode)
     except OSError:
@@ -94,7 +127,7 @@ def finish(folder: Path, marker: Marker) -> None:
         OSError: The volume is full or not writable.
     """
     open_to_group(folder)
-    publish(folder / MARKER, encode_marker(marker), durable=True)
+    publish(folder / MARKER, encode_marker(marker), durable=True, group=_sidecar_group(folder.parent))
 
 
 def remove(folder: Path) -> None:

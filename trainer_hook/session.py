@@ -13,11 +13,11 @@ from types import TracebackType
 from trainer_hook import lease
 from trainer_hook.agreement import Agreement, new_attempt
 from trainer_hook.client import Client
-from trainer_hook.contract import SYSTEM_DIR, TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339
+from trainer_hook.contract import TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339
 from trainer_hook.ending import end_after_failure, exit_failed, wait_until_durable, watch_exit
 from trainer_hook.jit import Requests, StopSignal
 from trainer_hook.log import warn
-from trainer_hook.publish import publish
+from trainer_hook.publish import make_system_folders, publish
 from trainer_hook.settings import Settings, from_environment
 
 
@@ -102,7 +102,7 @@ def current_session() -> Session:
 
 def open_session(settings: Settings) -> Session:
     """Begin to listen for signals and arrange the last act. In the main thread, as early as possible."""
-    (settings.dir / SYSTEM_DIR).mkdir(parents=True, exist_ok=True)
+    make_system_folders(settings.dir)
     if settings.asynchronous:
         warn("CKPT_ASYNC=1 is not available yet: saves block training")
     stop = StopSignal(settings.dir, exit_code=settings.preempted_exit_code)

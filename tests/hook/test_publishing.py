@@ -12,8 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_hook import publish as publishing
-from trainer_hook.contract import ContractError, Marker, parse_marker
-from trainer_hook.publish import RankRecords, finish, finished_on, listed_files, open_to_group, publish, remove
+from trainer_hook.contract import LEASES, MARKER, SYSTEM_DIR, TOKEN, ContractError, Marker, parse_marker
+from trainer_hook.publish import (
+    RankRecords,
+    finish,
+    finished_on,
+    listed_files,
+    make_system_folders,
+    open_to_group,
+    publish,
+    remove,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -183,3 +192,29 @@ def test_records_of_another_attempt_or_another_step_or_of_nonsense_do_not_count(
         assert not first.wrote("checkpoint-5")
     first.clear("checkpoint-5")
     assert [path.name for path in (volume / ".ckpt/ranks").iterdir()] == ["checkpoint-50.1.done"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.parametrize(("uid", "gid", "file_mode"), [(os.geteuid(), 3000, 0o644), (4000, 3000, 0o664), (4000, 5000, 0o644)])
+def test_a_sidecar_of_another_user_of_the_group_may_link_and_delete(uid: int, gid: int, file_mode: int, volume: Path) -> None:
+    make_system_folders(volume)
+    publish(volume / TOKEN, b"x")
+    os.chown(volume / TOKEN, uid, gid)
+    folder = checkpoint(volume)
+    for path in (folder, folder / "model"):
+        os.chown(path, os.geteuid(), 3000)
+        path.chmod(0o2700 if path == folder else 0o600)  # 2: what is made in it is of its group
+    finish(folder, Marker())
+    for path in (folder / "model", folder / MARKER):
+        assert path.stat().st_mode & 0o7777 == file_mode
+    assert folder.stat().st_mode & 0o7777 == file_mode | 0o2111
+
+
+def test_the_folder_of_this_system_is_open_to_its_group_whoever_makes_it(volume: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        make_system_folders(volume)
+    finally:
+        os.umask(before)
+    assert (volume / SYSTEM_DIR).stat().st_mode & 0o2775 == 0o2775
+    assert (volume / LEASES).stat().st_mode & 0o2777 == 0o2777

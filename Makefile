@@ -8,16 +8,22 @@ STORE  ?= s3
 JSON   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint types format bench bench-all bench-peers clean
+.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-all bench-peers clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.trainer  ## a training run is preempted, loses its volume, resumes exactly (JSON=1: one JSON line; STORE=file: no S3 server)
 	@$(BIN)/checkpoint-sidecar demo --store $(STORE) $(if $(filter 1,$(JSON)),--json)
 
+compose-demo:  ## the same in containers (Docker with Compose; STORE=ceph: not MinIO; COMPOSE_ARGS=--help)
+	@$(PYTHON) -m sidecar.demo.compose $(if $(filter ceph,$(STORE)),--store ceph) $(if $(filter 1,$(JSON)),--json) $(COMPOSE_ARGS)
+
 test: $(VENV)/.trainer  ## unit, property, store and process tests, under five minutes
-	$(BIN)/python -m pytest -n 4 -m "not slow and not rgw" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 4 -m "not slow and not rgw and not docker" $(PYTEST_ARGS)
+
+test-docker: $(VENV)/.trainer  ## the images, and the compose scenario against Ceph RGW (Docker with Compose)
+	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.trainer  ## the rest: long process tests, and everything that needs Ceph RGW (tests/rgw/up)
 	$(BIN)/python -m pytest -m "slow or rgw" $(PYTEST_ARGS)

@@ -39,9 +39,10 @@ class Process:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(line.rstrip("\n"))
-            self._on_line(self.lines[-1])
+        with self._process.stdout as output:
+            for line in output:
+                self.lines.append(line.rstrip("\n"))
+                self._on_line(self.lines[-1])
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if it still runs."""
@@ -69,26 +70,16 @@ class Process:
             self._process.wait()
 
 
-class Pod:
-    """One pod: an empty volume, a sidecar, a trainer."""
+class SidecarLog:
+    """What the sidecar of one pod logged, told on the timeline; and what the hook beside it said."""
 
-    def __init__(self, timeline: Timeline, volume: Path, settings: Mapping[str, str]) -> None:
-        volume.mkdir(parents=True)
+    def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._changed = threading.Condition()
-        self.volume = volume
         self.events: list[dict[str, Any]] = []
-        self._environ = os.environ | dict(settings)
-        self._environ |= {"CKPT_DIR": str(volume), "CKPT_API_PORT": str(free_port()), "PYTHONUNBUFFERED": "1"}
-        self.sidecar = Process([sys.executable, "-m", "sidecar", "run"], self._environ, self._on_sidecar)
-        self.trainer: Process | None = None
 
-    def train(self, command: list[str]) -> Process:
-        """Start the training script under the hook."""
-        self.trainer = Process([sys.executable, "-m", "trainer_hook", "run", "--", *command], self._environ, self._on_trainer)
-        return self.trainer
-
-    def _on_sidecar(self, line: str) -> None:
+    def on_sidecar(self, line: str) -> None:
+        """Take a line of the sidecar's output."""
         try:
             event = json.loads(line)
         except ValueError:
@@ -101,7 +92,8 @@ class Pod:
             self.events.append(event)
             self._changed.notify_all()
 
-    def _on_trainer(self, line: str) -> None:
+    def on_trainer(self, line: str) -> None:
+        """Take a line of the trainer's output."""
         if line.startswith("[checkpoint]"):
             self._timeline.say("hook", line.removeprefix("[checkpoint]").strip())
 
@@ -121,6 +113,24 @@ class Pod:
         if event is None:
             raise TimeoutError(f"the sidecar did not report {name} {fields or ''} within {timeout_s} s")
         return event
+
+
+class Pod(SidecarLog):
+    """One pod: an empty volume, a sidecar, a trainer."""
+
+    def __init__(self, timeline: Timeline, volume: Path, settings: Mapping[str, str]) -> None:
+        volume.mkdir(parents=True)
+        super().__init__(timeline)
+        self.volume = volume
+        self._environ = os.environ | dict(settings)
+        self._environ |= {"CKPT_DIR": str(volume), "CKPT_API_PORT": str(free_port()), "PYTHONUNBUFFERED": "1"}
+        self.sidecar = Process([sys.executable, "-m", "sidecar", "run"], self._environ, self.on_sidecar)
+        self.trainer: Process | None = None
+
+    def train(self, command: list[str]) -> Process:
+        """Start the training script under the hook."""
+        self.trainer = Process([sys.executable, "-m", "trainer_hook", "run", "--", *command], self._environ, self.on_trainer)
+        return self.trainer
 
     def end_sidecar(self, *, timeout_s: float) -> int:
         """Send SIGTERM, as kubelet does once the trainer has ended, and return the exit code."""

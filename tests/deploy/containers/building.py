@@ -1,0 +1,93 @@
+"""Builds the images as Compose does, without a package index: from wheels that this machine's pip fetched."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from sidecar.demo.compose import Failed, Project, call, compose_command
+
+ROOT = Path(__file__).parents[3]
+FILES = ("compose.yaml", "compose.ceph.yaml")
+BASE = os.environ.get("BASE_IMAGE") or "python:3.11-slim-bookworm"
+IMAGES = {
+    "SIDECAR_IMAGE": "checkpoint-sidecar:test",
+    "TRAINER_IMAGE": "checkpoint-trainer:test",
+    "CEPH_IMAGE": "checkpoint-ceph:test",
+}
+WHEELS_PORT = 41_899
+"""The address of the wheels is a build argument: with the same one every time, layers are found again."""
+
+
+def why_not() -> str | None:
+    """Return why containers cannot be run here."""
+    if shutil.which("docker") is None:
+        return "docker is not installed"
+    try:
+        call(["docker", "info"])
+        compose_command()
+        if not call(["docker", "image", "ls", "-q", BASE]):
+            call(["docker", "pull", "--quiet", BASE], timeout_s=600)
+    except Failed as error:
+        return f"{error} (deploy/images/base makes a base image without a registry; name it in BASE_IMAGE and CEPH_BASE_IMAGE)"
+    return None
+
+
+def is_required() -> bool:
+    return bool(os.environ.get("CI")) or os.environ.get("CKPT_TEST_DOCKER") == "required"
+
+
+def build(folder: Path) -> None:
+    """Build all images, or find them built."""
+    fetch_wheels(folder)
+    with serve(folder) as url:
+        wheels = {"PIP_FIND_LINKS": url, "PIP_NO_INDEX": "1", "TORCH_INDEX_URL": "", "BUILD_NETWORK": "host"}
+        none = {"PIP_INDEX_URL": "", "PIP_EXTRA_INDEX_URL": "", "PIP_TRUSTED_HOST": ""}
+        project = Project("checkpoint-test-build", files=FILES, environ=IMAGES | wheels | none)
+        with ThreadPoolExecutor(3) as pool:
+            list(pool.map(project.build, ["trainer", "sidecar", "s3"]))
+
+
+def fetch_wheels(folder: Path) -> None:
+    """Download what both images install, for the Python of the base image."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["build-system"]["requires"], *project["project"]["optional-dependencies"]["sidecar"]]
+    wanted += ["torch", "transformers", "accelerate"]
+    version = "import sys; print('%d.%d' % sys.version_info[:2])"
+    python = call(["docker", "run", "--rm", "--entrypoint=python3", BASE, "-c", version], timeout_s=600).strip()
+    options = ["--quiet", "--dest", str(folder), "--constraint", str(ROOT / "constraints.txt")]
+    command = [sys.executable, "-m", "pip", "download", *options, "--only-binary=:all:", "--python-version", python, *wanted]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=900)
+
+
+@contextlib.contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """Yield the address at which the files of a folder can be had."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=str(folder))
+    try:
+        server = ThreadingHTTPServer(("127.0.0.1", WHEELS_PORT), handler)
+    except OSError:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""torchrun kills its workers so many seconds after SIGTERM; it reads the variable since 2.12, older ones know only 30 s."""
+
 
 def _on_transformers_trainer(module: Any) -> None:
     from trainer_hook import transformers
@@ -102,9 +105,9 @@ def activate() -> None:
 
 
 def give_workers_the_grace_period(environ: MutableMapping[str, str]) -> None:
-    """Have torchrun kill its workers that long after SIGTERM. It reads the variable since 2.12; older ones know only 30 s."""
-    if not environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+    """Have torchrun kill its workers that long after SIGTERM, unless it was told otherwise."""
+    if not environ.get(SHUTDOWN_TIMEOUT):
         try:
-            environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(int(float(environ.get("CKPT_GRACE_SECONDS") or 30)))
+            environ[SHUTDOWN_TIMEOUT] = str(-int(-float(environ.get("CKPT_GRACE_SECONDS") or 30) // 1))
         except (ValueError, OverflowError):  # said when the settings are read
             return

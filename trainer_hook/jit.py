@@ -21,11 +21,14 @@ from typing import Any
 
 from trainer_hook.boot import default_action
 from trainer_hook.contract import (
+    ANSWER,
     REQUEST,
     TERMINATING,
+    Answer,
     ContractError,
     Notice,
     Request,
+    encode_answer,
     encode_notice,
     epoch_seconds,
     parse_notice,
@@ -172,12 +175,14 @@ def _ranks_below() -> bool:
 
 
 class Requests:
-    """What the sidecar asks of the trainer through ``.ckpt/request.json``. Looked at about once a second."""
+    """What the sidecar asks of the trainer through ``.ckpt/request.json``, and the answer. Looked at about once a second."""
 
     def __init__(self, volume: Path) -> None:
         self._path = volume / REQUEST
+        self._answer_path = volume / ANSWER
         self._looked_s = 0.0
         self._seen = self._read()
+        self._open: Request | None = None
 
     def poll(self) -> Request | None:
         """Return a request that was not seen before."""
@@ -185,11 +190,26 @@ class Requests:
         if now_s - self._looked_s < 2 * _POLL_S:
             return None
         self._looked_s = now_s
+        return self.take()
+
+    def take(self) -> Request | None:
+        """Look now: a save that the ranks have agreed on answers what was asked until then, whichever of them saw it."""
         request = self._read()
         if request is None or (self._seen is not None and request.id == self._seen.id):
             return None
-        self._seen = request
+        self._seen = self._open = request
         return request
+
+    def answer(self, name: str, *, saved: bool) -> None:
+        """Tell the sidecar what became of the request that was taken, if one was. A full disk does not matter here."""
+        asked, self._open = self._open, None
+        if asked is None:
+            return
+        answer = Answer(asked.id, "failed", None, "the trainer could not save; its log says why", rfc3339(time.time()))
+        if saved:
+            answer = Answer(asked.id, "saved", name, None, answer.at)
+        with contextlib.suppress(OSError):
+            publish(self._answer_path, encode_answer(answer))
 
     def _read(self) -> Request | None:
         try:

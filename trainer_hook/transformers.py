@@ -292,10 +292,9 @@ def _callback_class(module: Any) -> type:
             step = state.global_step
             self._measure(step)
             wish = self._agreement.tick("train", self._wish)
-            if wish.stop:
-                self.stop(kwargs.get("model"), step)
-            if wish.save or self._schedule.due_at_step(step):
-                self._due = "manual" if wish.manual else "periodic"
+            self._follow(wish, kwargs.get("model"), step)
+            if self._schedule.due_at_step(step):
+                self._due = self._due or "periodic"
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.tail.epoch_ends()
@@ -312,18 +311,31 @@ def _callback_class(module: Any) -> type:
             reason, self._due = self._due or ("periodic" if ends else None), None
             if reason is not None and state.global_step:
                 early = bool(ends and state.global_step < state.max_steps)
-                self._saver.save(self._trainer.model_wrapped, state.global_step, reason, stopped_early=early)
+                saved = self._saver.save(self._trainer.model_wrapped, state.global_step, reason, stopped_early=early)
+                self._answer(state.global_step, saved=saved)
                 self._saved_s = time.monotonic()
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             # Inside an evaluation the last finished step is still the point to resume from.
-            if self._trainer.is_in_train and self._agreement.tick("evaluate", self._wish).stop:
-                self.stop(kwargs.get("model"), state.global_step)
+            if self._trainer.is_in_train:
+                self._follow(self._agreement.tick("evaluate", self._wish), kwargs.get("model"), state.global_step)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._saver.publish_own(_own_folder(self._trainer), state.global_step)
             if is_new_best(self._trainer):
                 self._due = self._due or "periodic"
+
+        def _follow(self, wish: Wish, model: Any, step: int) -> None:
+            if wish.manual:
+                self._session.requests.take()
+            if wish.stop:
+                self.stop(model, step)
+            if wish.save:
+                self._due = "manual" if wish.manual else self._due or "periodic"
+
+        def _answer(self, step: int, *, saved: bool) -> None:
+            if self._agreement.world.local_rank == 0:
+                self._session.requests.answer(self._saver.name(step), saved=saved)
 
         def _wish(self) -> Wish:
             request = self._session.requests.poll()
@@ -348,8 +360,10 @@ def _callback_class(module: Any) -> type:
             say("stops here: " + ("the pod is going" if told_s is not None else "it was asked for"))
             if not step:
                 say("no step was finished yet: there is nothing to save")
-            elif not self._save_just_in_time(model if model is not None else self._trainer.model, step):
+            saved = bool(step) and self._save_just_in_time(model if model is not None else self._trainer.model, step)
+            if step and not saved:
                 warn("the just-in-time checkpoint could not be saved; the newest finished one stands")
+            self._answer(step, saved=saved)
             if told_s is not None:
                 say(f"exits {self._session.settings.preempted_exit_code}, {time.monotonic() - told_s:.2f} s after the notice")
             _leave(self._session, step)

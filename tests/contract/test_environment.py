@@ -138,6 +138,7 @@ def test_the_systems_files_lie_in_the_systems_directory() -> None:
         contract.TRAINER_STATE,
         contract.TERMINATING,
         contract.REQUEST,
+        contract.ANSWER,
         contract.PINS,
         contract.INCOMING,
         contract.JOURNAL,

@@ -1,4 +1,4 @@
-"""trainer.json, request.json and terminating."""
+"""trainer.json, request.json, answer.json and terminating."""
 
 from __future__ import annotations
 
@@ -11,20 +11,32 @@ from tests.outcome import outcome
 from trainer_hook.contract import (
     ACTIONS,
     NOTICE_SOURCES,
+    Answer,
     ContractError,
     Notice,
     Request,
     TrainerState,
+    encode_answer,
     encode_notice,
     encode_request,
     encode_trainer_state,
     epoch_seconds,
+    parse_answer,
     parse_notice,
     parse_request,
     parse_trainer_state,
 )
 
 requests = st.builds(Request, id=st.text(st.characters(codec="utf-8"), min_size=1), action=st.sampled_from(sorted(ACTIONS)))
+identifiers = st.text(st.characters(codec="utf-8"), min_size=1)
+answers = st.builds(
+    Answer,
+    identifiers,
+    st.just("saved"),
+    strategies.names,
+    reason=st.none() | identifiers,
+    at=st.none() | strategies.timestamps,
+) | st.builds(Answer, identifiers, st.just("failed"), reason=st.none() | identifiers)
 notices = st.builds(Notice, at=st.none() | strategies.timestamps, source=st.none() | st.sampled_from(sorted(NOTICE_SOURCES)))
 
 
@@ -36,6 +48,19 @@ def test_a_trainer_state_that_is_written_reads_as_itself(state: TrainerState) ->
 @given(requests)
 def test_a_request_that_is_written_reads_as_itself(request: Request) -> None:
     assert parse_request(encode_request(request)) == request
+
+
+@given(answers)
+def test_an_answer_that_is_written_reads_as_itself(answer: Answer) -> None:
+    assert parse_answer(encode_answer(answer)) == answer
+
+
+@given(strategies.hostile(answers.map(encode_answer)))
+def test_any_bytes_are_an_answer_or_a_contract_error(raw: bytes) -> None:
+    answer = outcome(parse_answer, raw)
+    if not isinstance(answer, ContractError):
+        assert answer.id
+        assert answer.outcome == "failed" or answer.checkpoint is not None
 
 
 @given(notices)

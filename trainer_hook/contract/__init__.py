@@ -22,6 +22,7 @@ from trainer_hook.contract.marker import (
 )
 from trainer_hook.contract.names import (
     ACTIONS,
+    ANSWER,
     API_SOCKET,
     DEFAULT_API_PORT,
     DEFAULT_DIR,
@@ -41,6 +42,7 @@ from trainer_hook.contract.names import (
     META_RESTORED,
     META_TRAIN_CALL,
     NOTICE_SOURCES,
+    OUTCOMES,
     PINS,
     PREEMPTED_EXIT_CODE,
     REASONS,
@@ -59,12 +61,15 @@ from trainer_hook.contract.names import (
     step_of,
 )
 from trainer_hook.contract.small_files import (
+    Answer,
     Notice,
     Request,
     TrainerState,
+    encode_answer,
     encode_notice,
     encode_request,
     encode_trainer_state,
+    parse_answer,
     parse_notice,
     parse_request,
     parse_trainer_state,
@@ -77,6 +82,7 @@ from trainer_hook.contract.typed_json import (
 
 __all__ = [
     "ACTIONS",
+    "ANSWER",
     "API_SOCKET",
     "DEFAULT_API_PORT",
     "DEFAULT_DIR",
@@ -98,6 +104,7 @@ __all__ = [
     "META_RESTORED",
     "META_TRAIN_CALL",
     "NOTICE_SOURCES",
+    "OUTCOMES",
     "PINS",
     "PREEMPTED_EXIT_CODE",
     "REASONS",
@@ -110,6 +117,7 @@ __all__ = [
     "TOKEN",
     "TRAINER_STATE",
     "TRAINER_STATES",
+    "Answer",
     "ContractError",
     "ListedFile",
     "Marker",
@@ -121,6 +129,7 @@ __all__ = [
     "check_path",
     "check_settings",
     "checkpoint_name",
+    "encode_answer",
     "encode_json",
     "encode_marker",
     "encode_notice",
@@ -129,6 +138,7 @@ __all__ = [
     "epoch_seconds",
     "is_checkpoint_name",
     "node_from_environment",
+    "parse_answer",
     "parse_marker",
     "parse_notice",
     "parse_request",

@@ -15,6 +15,7 @@ LEASES = f"{SYSTEM_DIR}/ranks"
 TRAINER_STATE = f"{SYSTEM_DIR}/trainer.json"
 TERMINATING = f"{SYSTEM_DIR}/terminating"
 REQUEST = f"{SYSTEM_DIR}/request.json"
+ANSWER = f"{SYSTEM_DIR}/answer.json"
 PINS = f"{SYSTEM_DIR}/pins"
 INCOMING = f"{SYSTEM_DIR}/incoming"
 JOURNAL = f"{SYSTEM_DIR}/journal"
@@ -38,6 +39,7 @@ MAX_PATH_BYTES = 900
 REASONS = frozenset({"periodic", "jit", "manual", "final"})
 TRAINER_STATES = frozenset({"running", "preempted", "succeeded", "failed"})
 ACTIONS = frozenset({"save", "save-and-stop"})
+OUTCOMES = frozenset({"saved", "failed"})
 NOTICE_SOURCES = frozenset({"sigterm", "prestop", "spot", "api"})
 
 SCRIPT_OWNED = "script"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer_hook.contract.names import ACTIONS, NOTICE_SOURCES, TRAINER_STATES, ContractError
+from trainer_hook.contract.names import ACTIONS, NOTICE_SOURCES, OUTCOMES, TRAINER_STATES, ContractError, is_checkpoint_name
 from trainer_hook.contract.typed_json import encode_json, integer, json_object, one_of, timestamp, typed
 
 
@@ -26,6 +26,17 @@ class Request:
 
     id: str
     action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Content of ``answer.json``: what became of a request. ``checkpoint`` is ``None`` where nothing was saved."""
+
+    id: str
+    outcome: str
+    checkpoint: str | None = None
+    reason: str | None = None
+    at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +88,25 @@ def parse_request(raw: bytes) -> Request:
 def encode_request(request: Request) -> bytes:
     """Return the JSON of ``request.json``."""
     return encode_json({"id": request.id, "action": request.action})
+
+
+def parse_answer(raw: bytes) -> Answer:
+    """Read ``answer.json``.
+
+    Raises:
+        ContractError: No id, an outcome other than ``saved`` and ``failed``, or saved without a checkpoint.
+    """
+    fields = json_object(raw, what="answer.json")
+    identifier, outcome = typed(fields, "id", str), one_of(fields, "outcome", OUTCOMES)
+    checkpoint = typed(fields, "checkpoint", str)
+    if not identifier or outcome is None or (outcome == "saved" and not (checkpoint and is_checkpoint_name(checkpoint))):
+        raise ContractError("answer.json needs id, outcome and, where it was saved, the checkpoint")
+    return Answer(identifier, outcome, checkpoint, typed(fields, "reason", str), timestamp(fields, "at"))
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """Return the JSON of ``answer.json``."""
+    return encode_json({name: getattr(answer, name) for name in Answer.__slots__})
 
 
 def parse_notice(raw: bytes) -> Notice:

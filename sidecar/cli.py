@@ -62,7 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
     flush = add("flush", _flush, "wait until all that is finished is durable; exit code 3 when it is not in time")
     flush.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS")
-    add("save", _save, "ask the trainer to save now").add_argument("--stop", action="store_true", help="and to end")
+    save = add("save", _save, "ask the trainer to save now, and wait until that is durable; exit code 3 when it is not in time")
+    save.add_argument("--stop", action="store_true", help="and to end")
+    save.add_argument("--no-wait", action="store_true", help="return at once")
+    save.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
     add("limit", _limit, "change the bandwidth limit of the running sidecar at once").add_argument(
         "rate", help="such as 200MB/s, or none"
     )
@@ -176,9 +179,18 @@ def _flush(options: argparse.Namespace) -> int:
 
 
 def _save(options: argparse.Namespace) -> int:
-    answer = Client().post("/v1/save", {"stop": options.stop})
-    _print(options, answer, lambda a: f"asked the trainer to {a['action'].replace('-', ' ')} at its next step")
-    return 0
+    from sidecar.screens import save_text
+
+    client, said = Client(timeout_s=30), ""
+    until_s = time.monotonic() + (0 if options.no_wait else options.timeout)
+    answer = client.post("/v1/save", {"stop": options.stop})
+    while answer["state"] in ("asked", "saved") and (left_s := until_s - time.monotonic()) > 0:
+        answer = client.get(f"/v1/save/{answer['id']}?wait_s={min(2.0, left_s):.3f}")
+        if answer["state"] != "durable" and save_text(answer) != said:
+            said = save_text(answer)
+            print(f"checkpoint-sidecar save: {said}", file=sys.stderr, flush=True)
+    _print(options, answer, save_text)
+    return 0 if options.no_wait or answer["state"] == "durable" else EXIT_GIVEN_UP
 
 
 def _limit(options: argparse.Namespace) -> int:

@@ -23,6 +23,7 @@ from sidecar.api.app import create_app, create_metrics_app
 from sidecar.api.server import Server, listen
 from sidecar.cleaner import Cleaner
 from sidecar.core.lifecycle import Phase, Situation, next_phase
+from sidecar.core.spot import SpotNotice
 from sidecar.core.states import State
 from sidecar.errors import ConfigurationError, SidecarError, StoreError
 from sidecar.resume.downloader import Downloader
@@ -30,6 +31,7 @@ from sidecar.run_identity import claim
 from sidecar.runtime import Runtime
 from sidecar.scanner import SETTLE_S
 from sidecar.settings import Settings
+from sidecar.spot import SpotWatch
 from sidecar.store.protocol import Capabilities, Store, Verification
 from sidecar.upload.uploader import Uploader
 from sidecar.volume.files import publish
@@ -141,7 +143,27 @@ class Daemon:
 
     def _services(self) -> list[Coroutine[Any, Any, None]]:
         self._hints.start()
-        return [_kept_up("watch", self._watch), self._use_store()]
+        services = [_kept_up("watch", self._watch), self._use_store()]
+        if self._settings.spot != "off":
+            spot = SpotWatch(
+                self._settings.spot, self._settings.spot_endpoint, on_notice=self._on_spot_notice, on_hint=self._on_spot_hint
+            )
+            services.append(_kept_up("spot", spot.run))
+        return services
+
+    def _on_spot_notice(self, notice: SpotNotice) -> None:
+        if self.runtime.termination.notice("spot", ends_in_s=notice.ends_in_s):
+            self._told()
+
+    def _on_spot_hint(self, given_at: str) -> None:
+        """A recommendation to leave: what there is is saved, and training goes on until there is a notice."""
+        runtime = self.runtime
+        runtime.events.happened("spot_rebalance_recommended", level="warning", given_at=given_at)
+        if runtime.volume.held_leases():
+            try:
+                runtime.saves.ask(stop=False)
+            except OSError as error:
+                log.warning("save_not_asked", error=error.strerror)
 
     async def _watch(self) -> None:
         """Scan at each hint, and every ``SCAN_S`` without one."""
@@ -156,6 +178,9 @@ class Daemon:
                 runtime.events.happened("termination_void", hint="no SIGTERM followed the notice: the pod stays")
             if runtime.termination.look():
                 self._told()
+            runtime.saves.look()
+            if runtime.phase is Phase.RUNNING:
+                runtime.watch_risk()
             await self._hints.wait(timeout_s=SETTLE_S if runtime.scanner.unsettled else SCAN_S)
 
     async def _use_store(self) -> None:
@@ -180,7 +205,9 @@ class Daemon:
             skip_superseded=settings.superseded == "skip",
             examine_again=runtime.scanner.examine_again,
             attempt=runtime.attempt,
-            going=lambda: runtime.termination.going is not None,
+            left_s=runtime.termination.left_s,
+            trainer_alive=runtime.trainer_alive,
+            on_plan=runtime.planned,
             alone=settings.node is not None and settings.node.count == 1,
             is_quarantined=lambda name: name in runtime.resuming.quarantined,
         )
@@ -278,10 +305,15 @@ class Daemon:
         if runtime.health.trouble is not None:
             why = f"{why}; {runtime.health.trouble}"
         for tracked in runtime.catalog.pending():
-            if tracked.state is not State.GIVEN_UP:
-                runtime.catalog.move(tracked, State.GIVEN_UP, reason=why, sent_bytes=tracked.sent_bytes)
+            planned = runtime.plan.get(tracked.name) if runtime.plan else None
+            reason = f"{why}: {planned.reason}" if planned and planned.reason else why
+            runtime.catalog.move(tracked, State.GIVEN_UP, reason=reason, sent_bytes=tracked.sent_bytes)
         written = report.exit_report(
-            runtime.catalog, runtime.termination, quarantined=runtime.resuming.quarantined, unseen=runtime.unseen()
+            runtime.catalog,
+            runtime.termination,
+            quarantined=runtime.resuming.quarantined,
+            unseen=runtime.unseen(),
+            unfinished=runtime.unfinished(),
         )
         runtime.ended.set()
         runtime.resuming.close()
@@ -293,7 +325,10 @@ class Daemon:
         return int(written["exit_code"])
 
     def _on_sigterm(self) -> None:
-        self.runtime.termination.sigterm()
+        # A native sidecar is signalled after the trainer has ended: while it lives it is the sidecar alone that is started
+        # again, and training goes on. A notice that came before was for both.
+        tell = self._settings.mode == "classic" or not self.runtime.trainer_alive()
+        self.runtime.termination.sigterm(tell_trainer=tell)
         self._told()
 
     def _told(self) -> None:

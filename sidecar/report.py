@@ -22,12 +22,18 @@ log = structlog.get_logger()
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """Where Kubernetes reads the reason of a container's end, up to 4,096 bytes."""
-_LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", "unseen", "grace_used_s")
+_LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", "unfinished", "unseen", "grace_used_s")
+_IF_ANY = ("unfinished", "unseen")
 EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP = 0, 2, 3
 
 
 def exit_report(
-    catalog: Catalog, termination: Termination, *, quarantined: dict[str, str], unseen: str | None = None
+    catalog: Catalog,
+    termination: Termination,
+    *,
+    quarantined: dict[str, str],
+    unseen: str | None = None,
+    unfinished: dict[str, str],
 ) -> dict[str, Any]:
     """Return the report as it is written to ``.ckpt/exit-report.json``.
 
@@ -35,6 +41,7 @@ def exit_report(
         catalog: All checkpoints that are known.
         termination: Since when the pod was known to be going.
         quarantined: Committed checkpoints that failed verification, and why.
+        unfinished: What the trainer began and did not finish, and what became of it.
         unseen: Why there may be finished checkpoints that nobody knows of, if there may.
     """
     durable = sorted((t for t in catalog.all() if t.state is State.COMMITTED), key=lambda t: t.name)
@@ -50,6 +57,7 @@ def exit_report(
         "durable": [t.name for t in durable],
         "given_up": [_given_up(t) for t in given_up],
         "unseen": unseen,
+        "unfinished": unfinished,
         "rejected": {t.name: t.reason for t in catalog.all() if t.state is State.REJECTED},
         "quarantined": quarantined,
     }
@@ -58,7 +66,7 @@ def exit_report(
 def write(volume: Volume, report: dict[str, Any]) -> None:
     """Write the log line, the termination message and the file on the volume, which may be full, away or hanging: last."""
     level = log.error if report["given_up"] or report["unseen"] else log.info
-    level("exit_report", **{key: report[key] for key in _LOGGED if key != "unseen" or report[key]})
+    level("exit_report", **{key: report[key] for key in _LOGGED if key not in _IF_ANY or report[key]})
     with contextlib.suppress(OSError):
         if TERMINATION_LOG.is_file() and os.access(TERMINATION_LOG, os.W_OK):
             TERMINATION_LOG.write_text(_sentence(report)[:2000])
@@ -83,6 +91,8 @@ def _given_up(tracked: Tracked) -> dict[str, Any]:
 
 def _sentence(report: dict[str, Any]) -> str:
     durable = f"newest durable step: {report['newest_durable_step']}"
+    if report["unfinished"]:
+        durable += "; not finished: " + "; ".join(f"{name} ({why})" for name, why in report["unfinished"].items())
     if not report["given_up"] and report["unseen"]:
         return f"not everything finished is known to be durable: {report['unseen']}; {durable}"
     if not report["given_up"]:

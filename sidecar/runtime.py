@@ -9,17 +9,21 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from sidecar.catalog import Catalog, Tracked
+from sidecar.core.flush import Plan, Verdict
 from sidecar.core.lifecycle import Phase
 from sidecar.core.local import Identity
-from sidecar.core.risk import Risk, risk
+from sidecar.core.risk import Risk, fits_now, risk
+from sidecar.core.saving import usual_save
 from sidecar.events import Events
 from sidecar.resume.resuming import Resuming
+from sidecar.saves import Saves
 from sidecar.scanner import SETTLE_S, Scanner
 from sidecar.settings import Settings
 from sidecar.store.protocol import Capabilities
 from sidecar.termination import Termination
 from sidecar.transfer import Health, RateGate, Transfers
 from sidecar.volume.volume import Volume
+from trainer_hook.contract import step_of
 
 T = TypeVar("T")
 
@@ -40,6 +44,10 @@ class Runtime:
         """What the store can do; ``None`` until it was reached."""
         self.make_room: Callable[[int], Awaitable[list[str]]] | None = None
         """Drops durable checkpoints from the volume until so many bytes are free; ``None`` until the store was reached."""
+        self._fits: bool | None = None
+        """Whether a just-in-time save fits the grace period, as it was said last."""
+        self.plan: Plan | None = None
+        """What is sent in the time that is left, while the pod is going."""
         self.scanned = asyncio.Event()
         """What an earlier life held was taken over, and the volume was looked at once."""
         self.ended = asyncio.Event()
@@ -53,6 +61,7 @@ class Runtime:
         )
         self.scanner = Scanner(self.volume, self.catalog, Identity(settings.node, settings.attempt))
         self.termination = Termination(self.volume, grace_s=settings.grace_seconds)
+        self.saves = Saves(self.volume, self.catalog, self.events)
         self.resuming = Resuming(
             volume=self.volume,
             catalog=self.catalog,
@@ -74,6 +83,19 @@ class Runtime:
         except OSError:  # the volume is away: nothing is seen to be written there
             return False
         return time.time() - newest_s < UNLEASED_QUIET_S
+
+    def planned(self, plan: Plan | None) -> None:
+        """Take note of a plan, and say what of it is news."""
+        self.plan = plan
+        if plan is None:
+            return
+        self.events.happened(
+            "flush_planned",
+            level="warning" if any(p.verdict is Verdict.NO_TIME for p in plan.order) else "info",
+            order={p.name: p.verdict.value for p in plan.order},
+            left_s=_rounded(self.termination.left_s()),
+            why={p.name: p.reason for p in plan.order if p.reason},
+        )
 
     def attempt(self) -> str:
         """Return the id of the attempt that the trainer makes now: what the hook says, else what markers without one mean."""
@@ -124,6 +146,18 @@ class Runtime:
             task.cancel()
             end.cancel()
 
+    def unfinished(self) -> dict[str, str]:
+        """Return what the trainer began and did not finish, beyond the newest durable step, and what became of it."""
+        try:
+            names = [name for name in self.volume.names() if self.volume.marker_signature(name) is None]
+        except OSError:
+            return {}
+        durable = self.catalog.newest_durable_step
+        fresh = [name for name in names if (step := step_of(name)) is not None and (durable is None or step > durable)]
+        alive = self.trainer_alive()
+        reason = "the trainer was still writing it" if alive else "the trainer ended before it was finished"
+        return dict.fromkeys(fresh, reason)
+
     def newest(self) -> Tracked | None:
         """Return the newest finished checkpoint that this pod knows."""
         steps = {
@@ -133,17 +167,35 @@ class Runtime:
 
     def risk(self) -> Risk:
         """Return the time at risk now."""
-        trainer, newest, durable = self.termination.trainer(), self.newest(), self.catalog.newest_durable
+        trainer, durable, rate = self.termination.trainer(), self.catalog.newest_durable, self.transfers.rate()
         durable_at_s = durable.checkpoint.created_at_s if durable and durable.checkpoint else None
         return risk(
             durable_at_s=durable_at_s if durable_at_s is not None else self.started_at_s,
             durable_step=self.catalog.newest_durable_step,
             trainer_step=trainer.step if trainer else None,
-            checkpoint_bytes=newest.checkpoint.size_bytes if newest and newest.checkpoint else None,
-            bytes_per_s=self.transfers.sent.bytes_per_s(),
+            usual=usual_save(t.checkpoint for t in self.catalog.all() if t.checkpoint),
+            bytes_per_s=rate.expected if rate else None,
             grace_s=self.settings.grace_seconds,
             now_s=time.time(),
+            limited=self.transfers.gate.bytes_per_s is not None,
         )
+
+    def watch_risk(self) -> None:
+        """Say, once per change, that a just-in-time save does not fit the grace period, or that it does again."""
+        now, grace_s = self.risk(), self.settings.grace_seconds
+        before, self._fits = self._fits, fits_now(self._fits, now, grace_s=grace_s)
+        if self._fits is before or (before is None and self._fits):
+            return
+        told: dict[str, Any] = {
+            "grace_seconds": grace_s,
+            "predicted_durable_s": _rounded(now.predicted_durable_s),
+            "predicted_save_s": _rounded(now.predicted_save_s),
+            "predicted_flush_s": _rounded(now.predicted_flush_s),
+        }
+        if self._fits:
+            self.events.happened("grace_is_enough_again", **told)
+        else:
+            self.events.happened("grace_too_short", level="warning", **told, hint=now.advice)
 
     def _on_health(self, trouble: str | None) -> None:
         if trouble is None:
@@ -151,3 +203,7 @@ class Runtime:
         else:
             hint = "training goes on; uploads are tried again for ever"
             self.events.happened("store_degraded", level="error", error=trouble, hint=hint)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)

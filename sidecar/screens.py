@@ -35,13 +35,19 @@ def status_text(status: dict[str, Any]) -> str:
         f"trainer    {trainer['state'] or 'no hook'}, {trainer['ranks']} ranks alive, step {_known(trainer['step'])}",
         f"durable    step {_known(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
         f"{_known(risk['steps_at_risk'])} steps",
-        f"flush      predicted {_seconds(risk['predicted_flush_s'])} at {size_text(rate)}/s",
+        f"if told    durable after {_seconds(risk['predicted_durable_s'])}: save {_seconds(risk['predicted_save_s'])}, "
+        f"upload {_seconds(risk['predicted_flush_s'])} at {size_text(rate)}/s",
         f"volume     {size_text(status['volume']['free_bytes'])} of {size_text(status['volume']['total_bytes'])} free",
     ]
     if status["termination"]:
         lines.append(
             f"going      {status['termination']['source']}, {status['termination']['deadline_in_s']} s until the deadline"
         )
+    if risk["advice"] and not status["termination"]:
+        lines.append(f"too long   {risk['advice']}")
+    late = [planned for planned in status["flush"] or [] if planned["verdict"] != "fits"]
+    lines += [f"{planned['verdict']:<10} {planned['checkpoint']}: {planned['reason']}" for planned in late]
+    lines += [f"given up   {name}: {reason}" for name, reason in status["given_up"].items()]
     for name, reason in {**status["rejected"], **status["quarantined"]}.items():
         lines.append(f"refused    {name}: {reason}")
     if status["queue"]:
@@ -80,6 +86,14 @@ def resume_text(answer: dict[str, Any]) -> str:
         answer["state"], f"{answer['state']}: {answer['detail']}"
     )
     return "\n".join([*passed, outcome])
+
+
+def save_text(answer: dict[str, Any]) -> str:
+    """Return how far a save on request is."""
+    if answer["state"] == "durable":
+        return f"{answer['checkpoint']} is durable"
+    what = f"{answer['checkpoint']}: {_share(answer)}" if answer["checkpoint"] else answer["action"].replace("-", " ")
+    return f"{answer['state']}: {what}; {answer['detail']}"
 
 
 def _reached(store: dict[str, Any]) -> str:

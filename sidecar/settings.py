@@ -86,6 +86,9 @@ class Settings(BaseModel):
     mode: Literal["native", "classic"] = "native"
     """native: SIGTERM arrives after the trainer ended; classic: with it, and the sidecar ends by itself after success."""
     spot: Literal["aws", "gcp", "azure", "off"] = "off"
+    """Whose metadata service is asked whether the machine is about to be taken away."""
+    spot_endpoint: str | None = None
+    """Where that service is; also ``AWS_EC2_METADATA_SERVICE_ENDPOINT``. Unset: where the cloud has it."""
 
     keep_local: Annotated[int, Field(ge=1)] = 2
     """Durable checkpoints left on the volume, newest first; those that the script rotates itself are not counted."""
@@ -123,13 +126,15 @@ class Settings(BaseModel):
 
     def without_effect(self) -> list[str]:
         """Return the settings that are asked for and that this version knows only by name."""
-        asked = {"CKPT_SPOT": self.spot != "off", "CKPT_RESUME_FOREIGN": self.resume_foreign}
+        asked = {"CKPT_RESUME_FOREIGN": self.resume_foreign}
         return [name for name, is_asked in asked.items() if is_asked]
 
     @model_validator(mode="after")
     def _together(self) -> Settings:
         if not self.dir.is_absolute():
             raise ValueError(f"CKPT_DIR={self.dir} must be an absolute path")
+        if self.spot_endpoint is not None and not self.spot_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"CKPT_SPOT_ENDPOINT={self.spot_endpoint} must be a URL such as http://169.254.169.254")
         if self.sse_kms_key_id and self.sse != "aws:kms":
             raise ValueError("CKPT_SSE_KMS_KEY_ID needs CKPT_SSE=aws:kms")
         if self.credentials_dir is not None and not self.credentials_dir.is_dir():
@@ -156,6 +161,8 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
         for name, value in given.items()
         if name in SIDECAR_SETTINGS and name not in ("CKPT_NODE_INDEX", "CKPT_NODE_COUNT")
     }
+    if fields.get("spot") == "aws" and (endpoint := given.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")):
+        fields.setdefault("spot_endpoint", endpoint)
     fields["attempt"] = _safe(given.get("POD_UID") or pod_uid(mountinfo) or hostname)
     try:
         fields |= _data_connection(given)

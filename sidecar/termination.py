@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -36,11 +36,13 @@ POD = f"{SYSTEM_DIR}/pod.json"
 
 @dataclass(frozen=True, slots=True)
 class Going:
-    """The first notice. ``at_s`` is epoch, ``began_s`` monotonic."""
+    """The first notice. ``at_s`` is epoch, the others are monotonic: the wall clock may jump."""
 
     source: str
     at_s: float
     began_s: float
+    until_s: float
+    """When the time is over: of several notices the one that ends first counts."""
 
 
 class Termination:
@@ -56,6 +58,10 @@ class Termination:
         """What ``trainer.json`` said when this life began."""
         self._pod_since_s = self._started_at_s
         self._ended_in_order_at_s: float | None = None
+        self._void: bytes | None = None
+        """A notice on the volume that no longer counts, where it could not be removed."""
+        self._absent_s = float("-inf")
+        """When no notice was on the volume, last time somebody looked (monotonic)."""
 
     def begin(self, pod: str) -> None:
         """Sort what earlier lives left on the volume: of this pod, and of others before it."""
@@ -71,34 +77,48 @@ class Termination:
         except OSError as error:
             log.warning("pod_not_written", path=POD, error=error.strerror)
 
-    def notice(self, source: str, *, at_s: float | None = None) -> bool:
-        """The pod is going. Returns whether that is news."""
+    def notice(
+        self, source: str, *, at_s: float | None = None, ends_in_s: float | None = None, tell_trainer: bool = True
+    ) -> bool:
+        """The pod is going. Returns whether that is news.
+
+        Args:
+            source: Who says so.
+            at_s: Since when, in epoch seconds; ``None``: now.
+            ends_in_s: How long there is, where that is known better than by the grace period.
+            tell_trainer: Whether the trainer must hear of it, too.
+        """
         now_s = time.time()
         at_s = now_s if at_s is None else min(at_s, now_s)
-        if self.going is not None and self.going.at_s <= at_s:
-            return False
-        news = self.going is None
-        self.going = Going(source, at_s, time.monotonic() - (now_s - at_s))
-        if self._volume.read_small(TERMINATING) is None:
+        # Whatever the wall clock did since, a file that was not there at the last look is not older than that look.
+        began_s = max(time.monotonic() - (now_s - at_s), self._absent_s)
+        until_s = began_s + self._grace_s if ends_in_s is None else time.monotonic() + ends_in_s
+        before = self.going
+        if before is None:
+            self.going = Going(source, at_s, began_s, until_s)
+        else:
+            first = before if before.began_s <= began_s else Going(source, at_s, began_s, until_s)
+            self.going = replace(first, until_s=min(before.until_s, until_s))
+        if tell_trainer and self._volume.read_small(TERMINATING) is None:
             try:
                 publish(self._volume.root / TERMINATING, encode_notice(Notice(rfc3339(at_s), source)))
             except OSError as error:  # a full disk: the trainer has its own signal
                 log.warning("notice_not_written", error=error.strerror)
-        return news
+        return before is None
 
     def expire(self) -> bool:
-        """Drop a notice that no SIGTERM followed within the grace period: the pod stays. Returns whether there was one."""
+        """Drop a notice that no SIGTERM followed in its time: the pod stays. Returns whether there was one."""
         if self.sigterms or not self._is_overdue():
             return False
         self._drop()
         return True
 
-    def sigterm(self) -> None:
+    def sigterm(self, *, tell_trainer: bool = True) -> None:
         """The sidecar itself was told to end."""
         self.sigterms += 1
         if self.sigterms == 1 and self._is_overdue():
             self._drop()  # an old notice must not have used up this one's time
-        self.notice("sigterm")
+        self.notice("sigterm", tell_trainer=tell_trainer)
 
     def _is_overdue(self) -> bool:
         left_s = self.left_s()
@@ -106,6 +126,7 @@ class Termination:
 
     def _drop(self) -> None:
         self.going = None
+        self._void = self._volume.read_small(TERMINATING)
         self._unlink_notice()
 
     def _unlink_notice(self) -> None:
@@ -115,28 +136,29 @@ class Termination:
     def look(self) -> bool:
         """Take notice of the hook's ``terminating`` file. Returns whether it is news."""
         raw = self._volume.read_small(TERMINATING)
-        if raw is None or self.going is not None:
+        if raw is None:
+            self._absent_s, self._void = time.monotonic(), None
+        if raw is None or raw == self._void or self.going is not None:
             return False
         notice = parse_notice(raw)
-        at_s = epoch_seconds(notice.at) if notice.at else None
-        if at_s is not None and at_s < self._started_at_s - self._grace_s:
-            return False  # left behind by an earlier life of this pod
-        return self.notice(notice.source or "sigterm", at_s=at_s)
+        return self.notice(notice.source or "sigterm", at_s=epoch_seconds(notice.at) if notice.at else None)
 
     def clear_stale(self) -> None:
-        """Remove a notice that an earlier life of this pod left: a container that starts is not going."""
+        """Remove a notice that an earlier life of this pod left: a container that starts is not going.
+
+        One whose time is not over counts: the sidecar was started again in the middle of a flush.
+        """
         raw = self._volume.read_small(TERMINATING)
         if raw is None:
             return
         notice = parse_notice(raw)
         if notice.at is None or epoch_seconds(notice.at) < self._started_at_s - self._grace_s:
+            self._void = raw
             self._unlink_notice()
 
     def deadline_s(self) -> float | None:
         """Return the monotonic instant by which everything must be done, or ``None`` while nobody gave notice."""
-        if self.going is None:
-            return None
-        return self.going.began_s + self._grace_s - margin_s(self._grace_s)
+        return None if self.going is None else self.going.until_s - margin_s(self._grace_s)
 
     def left_s(self) -> float | None:
         """Return the seconds until the deadline."""

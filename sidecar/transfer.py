@@ -18,7 +18,7 @@ import structlog
 
 from sidecar.core.backoff import CAP_S, delay_s
 from sidecar.core.concurrency import Concurrency
-from sidecar.core.throughput import Throughput
+from sidecar.core.throughput import Pace, Rate, Throughput, estimated
 from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, Stopped, StoreBusy, StoreError
 
 log = structlog.get_logger()
@@ -46,6 +46,8 @@ class RateGate:
         self._bytes_per_s = bytes_per_s
         self._closed = False
         self._free_at_s = 0.0
+        self.passed_bytes = 0
+        """All that was let through."""
 
     @property
     def bytes_per_s(self) -> int | None:
@@ -93,6 +95,50 @@ class RateGate:
                 while not self._closed and (left_s := mine_s - time.monotonic()) > 0 and self._bytes_per_s is not None:
                     self._condition.wait(left_s)
             self.check()
+            self.passed_bytes += size_bytes
+
+    def wait_while(self, held: Callable[[], bool]) -> None:
+        """Wait until ``held`` is false; ``wake`` makes it be looked at again.
+
+        Raises:
+            Stopped: The gate is closed.
+        """
+        with self._condition:
+            while held() and not self._closed:
+                self._condition.wait()
+            self.check()
+
+    def wake(self) -> None:
+        """Let all who wait look again."""
+        with self._condition:
+            self._condition.notify_all()
+
+
+class Turnstile:
+    """The gate as the bytes of one checkpoint pass it: they are counted, and they can be held in the middle of a request."""
+
+    def __init__(self, gate: RateGate) -> None:
+        self._gate = gate
+        self._counting = threading.Lock()
+        self._held = False
+        self.passed_bytes = 0
+
+    def hold(self, held: bool) -> None:
+        """Let nothing through until it is let go again. What the kernel was given is on its way."""
+        if held is not self._held:
+            self._held = held
+            self._gate.wake()
+
+    def pass_through(self, size_bytes: int) -> None:
+        """Wait until ``size_bytes`` may be sent.
+
+        Raises:
+            Stopped: The gate is closed.
+        """
+        self._gate.wait_while(lambda: self._held)
+        self._gate.pass_through(size_bytes)
+        with self._counting:
+            self.passed_bytes += size_bytes
 
 
 class Health:
@@ -153,6 +199,7 @@ class Transfers:
         self.gate = gate
         self.health = health
         self.sent = Throughput()
+        self.pace = Pace()
         self.sent_bytes = 0
         self.retries = 0
         self.adapted = Concurrency.begin(most=concurrency, cores=len(os.sched_getaffinity(0)), now_s=time.monotonic())
@@ -223,6 +270,10 @@ class Transfers:
         finally:
             for task in tasks:
                 task.cancel()
+
+    def rate(self) -> Rate | None:
+        """Return what to plan with, or ``None`` before anything is known."""
+        return estimated(arrived=self.sent.bytes_per_s(), pace=self.pace, limit=self.gate.bytes_per_s)
 
     def hurry(self) -> None:
         """The pod is going: whoever waits to try again tries now, and waits shorter from then on."""

@@ -69,7 +69,7 @@ def wait_until_durable(client: Client, stop: StopSignal) -> str | None:
             lost |= {m["checkpoint"]: _fate(m) for m in flushed.missing if m.get("state") in NEVER_DURABLE}
             for name in flushed.durable:  # written anew meanwhile
                 lost.pop(name, None)
-            missing = [m["checkpoint"] for m in flushed.missing if m["checkpoint"] not in lost]
+            missing = [_progress(m) for m in flushed.missing if m["checkpoint"] not in lost]
             if not missing:
                 return _ended(lost)
             trouble = client.degraded()
@@ -85,6 +85,13 @@ def wait_until_durable(client: Client, stop: StopSignal) -> str | None:
         if trouble:
             time.sleep(1)
     return None
+
+
+def _progress(missing: dict[str, Any]) -> str:
+    sent_bytes, size_bytes = missing.get("sent_bytes"), missing.get("size_bytes")
+    return str(missing["checkpoint"]) + (
+        f" ({sent_bytes / 1e6:.0f} of {size_bytes / 1e6:.0f} MB)" if sent_bytes is not None and size_bytes else ""
+    )
 
 
 def _fate(missing: dict[str, Any]) -> str:

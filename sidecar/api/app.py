@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import uuid
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal, NamedTuple
 
@@ -22,9 +21,7 @@ from sidecar.events import Event
 from sidecar.resume.downloader import Downloader
 from sidecar.resume.resuming import LATEST
 from sidecar.runtime import Runtime
-from sidecar.volume.files import publish
-from trainer_hook.contract import REQUEST, ContractError, encode_request, is_checkpoint_name
-from trainer_hook.contract import Request as TrainerRequest
+from trainer_hook.contract import REQUEST, ContractError, is_checkpoint_name
 
 WAIT_MAX_S = 60.0
 STORE_PATIENCE_S = 20.0
@@ -163,22 +160,34 @@ async def flush(runtime: Running, wanted: models.FlushRequest) -> models.Flushed
     summary="Ask the trainer to save now",
     responses=responses(401, 409, 503),
 )
-async def save(runtime: Running, wanted: models.SaveRequest) -> models.Saving:
-    """The hook saves at its next step; 409 when no trainer with a hook is running."""
+async def save(
+    runtime: Running, wanted: models.SaveRequest, wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0
+) -> models.Saving:
+    """The hook saves at its next step; ``GET /v1/save/{id}`` says how far it is. 409 when no trainer with a hook is running."""
     if not runtime.volume.held_leases():
         raise Problem(
             409, "No trainer", "no training process with the hook holds a lease: start it with 'python -m trainer_hook run --'"
         )
-    asked = TrainerRequest(uuid.uuid4().hex, "save-and-stop" if wanted.stop else "save")
     try:
-        publish(runtime.settings.dir / REQUEST, encode_request(asked))
+        asked = runtime.saves.ask(stop=wanted.stop)
     except OSError as error:
         raise Problem(
             503,
             "Volume not writable",
             f"{REQUEST}: {error.strerror}; free space on the volume or mend its mount, then ask again",
         ) from None
-    return models.Saving(id=asked.id, action=asked.action)
+    await runtime.unless_ended(runtime.saves.settled(asked, timeout_s=wait_s))
+    return views.saving(runtime, asked)
+
+
+@calls.get("/v1/save/{identifier}", summary="How far a save on request is", responses=responses(404))
+async def saving(runtime: Running, identifier: str, wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0) -> models.Saving:
+    """Waits up to ``wait_s`` until it is durable or failed."""
+    asked = runtime.saves.get(identifier)
+    if asked is None:
+        raise Problem(404, "No such request", f"{identifier[:40]!r} was not asked for here, or long ago; POST /v1/save again")
+    await runtime.unless_ended(runtime.saves.settled(asked, timeout_s=wait_s))
+    return views.saving(runtime, asked)
 
 
 @calls.post("/v1/bandwidth", dependencies=Changing, summary="Change the bandwidth limit at once", responses=responses(401, 422))

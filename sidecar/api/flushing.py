@@ -34,7 +34,7 @@ class Asked:
 
     def missing(self) -> list[Missing]:
         """Return what is not durable, and what never will be; empty exactly when all that is finished is durable."""
-        queue = [Missing(checkpoint=t.checkpoint, state=t.state, reason=t.reason) for t in views.queue(self._runtime)]
+        queue = [Missing.model_validate(t.model_dump()) for t in views.queue(self._runtime)]
         known = {missing.checkpoint for missing in queue}
         ended = [t for t in self._waited_for.values() if t.name not in known and self._is_missing(t)]
         queue += [Missing(checkpoint=t.name, state=t.state, reason=t.reason) for t in ended]

@@ -46,12 +46,15 @@ class Termination(BaseModel):
 
 
 class AtRisk(BaseModel):
-    """What a kill at this instant would cost; null where it is not known yet."""
+    """What a kill at this instant would cost, and how long a just-in-time save takes; null where it is not known yet."""
 
     seconds_at_risk: float | None
     steps_at_risk: int | None
-    predicted_flush_s: float | None
+    predicted_save_s: float | None = Field(description="From SIGTERM until the trainer has written a checkpoint")
+    predicted_flush_s: float | None = Field(description="Until its bytes are in the store at the measured rate")
+    predicted_durable_s: float | None = Field(description="Both together, to be compared with the grace period")
     fits_grace: bool | None
+    advice: str | None = Field(description="What to change where it does not fit")
 
 
 class StoreStatus(BaseModel):
@@ -71,6 +74,16 @@ class Transfer(BaseModel):
     sent_bytes: int
     size_bytes: int
     reason: str | None = None
+
+
+class Planned(BaseModel):
+    """What is expected of a checkpoint in the time that is left."""
+
+    checkpoint: str
+    verdict: Literal["fits", "may-fit", "no-time"]
+    left_bytes: int
+    predicted_s: float | None = Field(description="Until it is durable; null before any rate was measured")
+    reason: str | None = Field(None, description="Why it is not expected to be durable by the deadline")
 
 
 class Volume(BaseModel):
@@ -93,6 +106,8 @@ class Status(BaseModel):
     newest_durable_step: int | None = None
     newest_finished_step: int | None = None
     queue: list[Transfer] = Field(description="What is not durable yet, in the order in which it will be")
+    flush: list[Planned] | None = Field(None, description="While the pod is going: the plan, in the order of sending")
+    given_up: dict[str, str] = Field(description="What was finished and will not be durable, and why")
     at_risk: AtRisk
     bandwidth_limit_bytes_per_s: int | None
     concurrency: int = Field(description="Large requests at once, adapted to what is fast")
@@ -207,10 +222,17 @@ class SaveRequest(_Request):
 
 
 class Saving(BaseModel):
-    """The trainer was asked; it saves at its next step."""
+    """A save that was asked for."""
 
     id: str
     action: str
+    state: Literal["asked", "saved", "durable", "failed"] = Field(
+        description="asked: not answered yet; saved: on its way to the store"
+    )
+    checkpoint: str | None = None
+    detail: str | None = Field(None, description="What is waited for, or why it failed")
+    sent_bytes: int | None = None
+    size_bytes: int | None = None
 
 
 class Draining(BaseModel):

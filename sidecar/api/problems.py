@@ -22,6 +22,8 @@ class Missing(BaseModel):
     checkpoint: str
     state: str
     reason: str | None = None
+    sent_bytes: int | None = None
+    size_bytes: int | None = None
 
 
 class ProblemDocument(BaseModel):

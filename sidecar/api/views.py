@@ -9,9 +9,10 @@ from sidecar.api import models
 from sidecar.catalog import Tracked
 from sidecar.core.manifest import Commit
 from sidecar.core.order import upload_order
-from sidecar.core.states import State
+from sidecar.core.states import REPORTED, State
 from sidecar.resume.resuming import ResumeStatus
 from sidecar.runtime import Runtime
+from sidecar.saves import Save
 from trainer_hook.contract import rfc3339
 
 
@@ -29,6 +30,8 @@ def status(runtime: Runtime) -> models.Status:
         newest_durable_step=runtime.catalog.newest_durable_step,
         newest_finished_step=newest.checkpoint.step if newest and newest.checkpoint else None,
         queue=queue(runtime),
+        flush=flush_plan(runtime),
+        given_up={t.name: t.reason or "" for t in runtime.catalog.all() if t.state in REPORTED},
         at_risk=models.AtRisk(**asdict(runtime.risk())),
         bandwidth_limit_bytes_per_s=runtime.transfers.gate.bytes_per_s,
         concurrency=runtime.transfers.adapted.limit,
@@ -52,7 +55,41 @@ def volume(runtime: Runtime) -> models.Volume:
 def queue(runtime: Runtime) -> list[models.Transfer]:
     """Return what is not durable yet, next first."""
     pending = {t.name: t for t in runtime.catalog.pending()}
-    return [_transfer(pending[w.name]) for w in upload_order(t.waiting for t in pending.values())]
+    names = [w.name for w in upload_order(t.waiting for t in pending.values())]
+    if runtime.plan is not None:
+        rank = runtime.plan.rank()
+        names.sort(key=lambda name: rank.get(name, -1))  # what is all sent is not planned any more
+    return [_transfer(pending[name]) for name in names]
+
+
+def flush_plan(runtime: Runtime) -> list[models.Planned] | None:
+    """Return what is sent in the time that is left, while the pod is going."""
+    if runtime.plan is None:
+        return None
+    return [
+        models.Planned(
+            checkpoint=planned.name,
+            verdict=planned.verdict.value,
+            left_bytes=planned.left_bytes,
+            predicted_s=None if planned.done_in_s is None else round(planned.done_in_s, 3),
+            reason=planned.reason,
+        )
+        for planned in runtime.plan.order
+    ]
+
+
+def saving(runtime: Runtime, save: Save) -> models.Saving:
+    """Return how far a save on request is."""
+    tracked = runtime.catalog.get(save.checkpoint) if save.checkpoint else None
+    return models.Saving(
+        id=save.id,
+        action=save.action,
+        state=save.state,
+        checkpoint=save.checkpoint,
+        detail=save.detail,
+        sent_bytes=tracked.sent_bytes if tracked else None,
+        size_bytes=tracked.checkpoint.size_bytes if tracked and tracked.checkpoint else None,
+    )
 
 
 def termination(runtime: Runtime) -> models.Termination | None:

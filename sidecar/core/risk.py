@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sidecar.core.lifecycle import margin_s
+from sidecar.core.saving import Save
+
+AGREE_S = 1.0
+"""How long several ranks may need to agree that they stop."""
+ROOM = 1.25
+"""How much more than predicted a grace period should have."""
+CALM = 0.9
+"""A save that did not fit fits again only below this share of the time: rates waver."""
 
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """``None`` means not known yet. Seconds and steps that a kill at this instant would cost."""
+    """``None`` means not known yet. Seconds and steps that a kill at this instant would cost, and how long a save takes."""
 
     seconds_at_risk: float | None
     steps_at_risk: int | None
+    predicted_save_s: float | None
+    """From SIGTERM until the trainer has finished a checkpoint: the end of the step, and what the latest save took."""
     predicted_flush_s: float | None
-    """From SIGTERM until a checkpoint of the newest one's size would be durable, without the trainer's own writing."""
+    """Until its bytes are in the store at the measured rate. What is sent while it is written makes it shorter."""
+    predicted_durable_s: float | None
+    """Both together."""
     fits_grace: bool | None
+    advice: str | None
+    """What to change where it does not fit."""
 
 
 def risk(
@@ -23,16 +38,56 @@ def risk(
     durable_at_s: float | None,
     durable_step: int | None,
     trainer_step: int | None,
-    checkpoint_bytes: int | None,
+    usual: Save | None,
     bytes_per_s: float | None,
     grace_s: float,
     now_s: float,
+    limited: bool = False,
 ) -> Risk:
-    """Return the risk from the newest durable step, the trainer's progress and the measured rate. Times are epoch seconds."""
-    flush_s = checkpoint_bytes / bytes_per_s if checkpoint_bytes is not None and bytes_per_s else None
+    """Return the risk. Times are epoch seconds.
+
+    Args:
+        durable_at_s: When the newest durable state was saved.
+        durable_step: Its step.
+        trainer_step: Where the trainer is.
+        usual: What the latest save was like.
+        bytes_per_s: The measured rate.
+        grace_s: The grace period.
+        now_s: Now.
+        limited: ``CKPT_BANDWIDTH_LIMIT`` is set.
+    """
+    save_s = _save_s(usual)
+    flush_s = usual.size_bytes / bytes_per_s if usual is not None and bytes_per_s else None
+    durable_s = None if flush_s is None else (save_s or 0.0) + flush_s
+    fits = None if durable_s is None else durable_s <= grace_s - margin_s(grace_s)
     return Risk(
         seconds_at_risk=None if durable_at_s is None else max(0.0, now_s - durable_at_s),
         steps_at_risk=None if trainer_step is None else max(0, trainer_step - (durable_step or 0)),
+        predicted_save_s=save_s,
         predicted_flush_s=flush_s,
-        fits_grace=None if flush_s is None else flush_s <= grace_s - margin_s(grace_s),
+        predicted_durable_s=durable_s,
+        fits_grace=fits,
+        advice=_advice(durable_s, limited=limited) if durable_s is not None and not fits else None,
+    )
+
+
+def fits_now(before: bool | None, now: Risk, *, grace_s: float) -> bool | None:
+    """Return whether a save fits, as it is said to people: what did not fit must fit with room to fit again."""
+    if before is False and now.fits_grace and now.predicted_durable_s is not None:
+        return now.predicted_durable_s <= CALM * (grace_s - margin_s(grace_s))
+    return before if now.fits_grace is None else now.fits_grace
+
+
+def _save_s(usual: Save | None) -> float | None:
+    if usual is None or usual.took_s is None:
+        return None
+    return (usual.step_seconds or 0.0) + (AGREE_S if usual.ranks > 1 else 0.0) + usual.took_s
+
+
+def _advice(durable_s: float, *, limited: bool) -> str:
+    wanted_s = math.ceil(ROOM * durable_s + margin_s(ROOM * durable_s))
+    faster = "lift CKPT_BANDWIDTH_LIMIT" if limited else "raise CKPT_CONCURRENCY if the link has room"
+    return (
+        f"raise terminationGracePeriodSeconds and CKPT_GRACE_SECONDS to {wanted_s}; or {faster}, "
+        "or save fewer bytes; or save more often, so that less is lost when it does not fit"
     )

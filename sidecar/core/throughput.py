@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 WINDOW_S = 30.0
+SHORT_S, LONG_S = 3.0, 10.0
+"""Busy seconds over which the bytes that left lately are counted."""
+DOUBT = 0.1
+"""What is added on either side of the slowest and the fastest measurement."""
+MEASURED_AFTER_S = 0.5
+"""Busy time before which the bytes that left say nothing: they may still be in the socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Bytes per second to expect, and between which values."""
+
+    low: float
+    expected: float
+    high: float
+
+    def samples(self, count: int) -> list[float]:
+        """Return rates from ``low`` to ``high`` at even distances; at least two. None is 0: nothing is a very low rate."""
+        step = (self.high - self.low) / (count - 1)
+        return [max(self.low + step * number, self.high * 1e-9) for number in range(count)]
+
+    def at_most(self, limit: float | None) -> Rate:
+        """Return the rate under a limit."""
+        return self if limit is None else Rate(min(self.low, limit), min(self.expected, limit), min(self.high, limit))
 
 
 class Throughput:
@@ -31,3 +56,42 @@ class Throughput:
             reached_s = max(reached_s, ended_s)
         total = sum(size for _, _, size in self._sent)
         return total / busy_s if busy_s > 0 and total > 0 else None
+
+
+class Pace:
+    """What leaves this process, looked at now and then: sees a change of the link seconds before a large part has arrived."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, int] | None = None
+        self._busy: deque[tuple[float, int]] = deque()
+
+    def look(self, passed_bytes: int, *, now_s: float, busy: bool) -> None:
+        """Take note of a counter of bytes. ``busy``: something was to be sent since the last look."""
+        if self._last is not None and busy and now_s > self._last[0]:
+            self._busy.append((now_s - self._last[0], passed_bytes - self._last[1]))
+            while sum(took_s for took_s, _ in self._busy) - self._busy[0][0] > LONG_S:
+                self._busy.popleft()
+        self._last = (now_s, passed_bytes)
+
+    def bytes_per_s(self, within_s: float) -> float | None:
+        """Return the rate of the latest ``within_s`` busy seconds, or ``None`` where there are too few."""
+        took_s, passed_bytes = 0.0, 0
+        for part_s, part_bytes in reversed(self._busy):
+            if took_s >= within_s:
+                break
+            took_s, passed_bytes = took_s + part_s, passed_bytes + part_bytes
+        return passed_bytes / took_s if took_s >= MEASURED_AFTER_S else None
+
+
+def estimated(*, arrived: float | None, pace: Pace, limit: float | None) -> Rate | None:
+    """Return the rate to plan with, or ``None`` before anything is known.
+
+    Args:
+        arrived: Bytes per second that arrived lately, from ``Throughput``.
+        pace: What left lately.
+        limit: The bandwidth limit, if there is one.
+    """
+    measured = [rate for rate in (arrived, pace.bytes_per_s(LONG_S), pace.bytes_per_s(SHORT_S)) if rate is not None]
+    if not measured:
+        return None if limit is None else Rate(limit * (1 - 3 * DOUBT), limit, limit)
+    return Rate(min(measured) * (1 - DOUBT), measured[0], max(measured) * (1 + DOUBT)).at_most(limit)

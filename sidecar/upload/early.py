@@ -19,6 +19,7 @@ from sidecar.core.local import FoundFile
 from sidecar.core.order import Waiting
 from sidecar.errors import SidecarError, StoreError
 from sidecar.upload.committing import Committer
+from sidecar.upload.flushing import Writing
 from sidecar.upload.journal import Journal
 from sidecar.upload.sending import Sending
 from sidecar.volume.unfinished import Unfinished, closed_files
@@ -37,6 +38,8 @@ LEAST_BYTES = 8 << 20
 REST_S = 5.0
 """How long a directory is left alone after a file changed under our eyes, or the store failed."""
 
+ABANDONED_S = 2.0
+"""Without a living trainer, a directory to which nothing was written for this long will not be finished."""
 FRESH_S = 60.0
 """A directory in which nothing was written this lately is what an earlier life of the trainer left behind."""
 
@@ -55,6 +58,8 @@ class _Early:
     """Whether anything may be sent before the marker; ``None`` until the store was asked."""
     quiet_only: bool = False
     rest_until_s: float = 0.0
+    began_s: float = field(default_factory=time.monotonic)
+    """When it was first seen."""
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is handed over or abandoned."""
 
@@ -84,14 +89,23 @@ class EarlyUploads:
         self._on_change = on_change
         self._known: dict[str, _Early] = {}
 
+    def writing(self, *, alive: bool) -> list[Writing]:
+        """Return what the trainer is likely to finish.
+
+        Args:
+            alive: A training process holds its lease. Without one, only what was written to just now counts.
+        """
+        now_s = time.monotonic()
+        return [
+            Writing(_place(early, going=True), early.sending, early.source.size_bytes, now_s - early.began_s)
+            for early in self._known.values()
+            if alive or time.time() - early.source.newest_mtime_s < ABANDONED_S
+        ]
+
     def sendings(self) -> list[tuple[Waiting, Sending]]:
         """Return what could be sent now, and its place in the queue: once the pod is going, before periodic ones."""
         going = self._going()
-        return [
-            (Waiting(early.name, step_of(early.name), urgent=going, written=False), early.sending)
-            for early in self._known.values()
-            if early.sending is not None
-        ]
+        return [(_place(early, going=going), early.sending) for early in self._known.values() if early.sending is not None]
 
     async def run(self) -> None:
         """Look for closed files until cancelled."""
@@ -209,6 +223,10 @@ class EarlyUploads:
 
     def _journal_path(self, name: str) -> Path:
         return self._volume.journal / f"{name}@early.jsonl"
+
+
+def _place(early: _Early, *, going: bool) -> Waiting:
+    return Waiting(early.name, step_of(early.name), urgent=going, written=False)
 
 
 def _is_worth_it(closed: Sequence[FoundFile]) -> bool:

@@ -18,11 +18,13 @@ import structlog
 from sidecar.catalog import Catalog, Tracked
 from sidecar.core import keys
 from sidecar.core.commit import Mend, Ready, Wait
+from sidecar.core.flush import Plan
 from sidecar.core.leftovers import is_leftover
 from sidecar.core.local import Finished
 from sidecar.core.manifest import FileEntry
 from sidecar.core.order import Waiting, overtakes, send_order, superseded, upload_order
 from sidecar.core.rewrite import Keep, Same
+from sidecar.core.saving import usual_save
 from sidecar.core.states import PENDING, State
 from sidecar.errors import CheckpointChanged, CheckpointRejected, StoreError, UnreadableFile
 from sidecar.store.protocol import Capabilities, Store
@@ -32,6 +34,7 @@ from sidecar.upload.bodies import Bodies, Source
 from sidecar.upload.committing import Committer, Standing, manifest_of
 from sidecar.upload.early import EarlyUploads
 from sidecar.upload.fence import Fence, Outdated
+from sidecar.upload.flushing import PLAN_S, Flush, Going, Pending
 from sidecar.upload.journal import Journal
 from sidecar.upload.sending import Sending
 from sidecar.upload.stream import Stream
@@ -81,7 +84,9 @@ class Uploader:
         skip_superseded: bool,
         examine_again: Callable[[str], None],
         attempt: Callable[[], str],
-        going: Callable[[], bool],
+        left_s: Callable[[], float | None],
+        trainer_alive: Callable[[], bool],
+        on_plan: Callable[[Plan | None], None],
         is_quarantined: Callable[[str], bool],
         alone: bool,
     ) -> None:
@@ -94,6 +99,9 @@ class Uploader:
         self._part_bytes = part_bytes
         self._skip_superseded = skip_superseded
         self._examine_again = examine_again
+        self._left_s = left_s
+        self._trainer_alive = trainer_alive
+        self._flush = Flush(transfers, part_bytes=part_bytes, on_plan=on_plan)
         self._committer = Committer(store, transfers)
         self._already_there = AlreadyThere(self._committer, transfers, self._bodies, is_quarantined=is_quarantined)
         self._stream = Stream(transfers)
@@ -114,7 +122,7 @@ class Uploader:
             committer=self._committer,
             make_sending=self._early_sending,
             attempt=attempt,
-            going=going,
+            going=lambda: left_s() is not None,
             on_change=self._news.set,
         )
 
@@ -127,10 +135,14 @@ class Uploader:
             tasks.create_task(self._listen())
             tasks.create_task(self._early.run())
             tasks.create_task(self._commit_when_all_are_there())
+            tasks.create_task(self._keep_pace())
             while True:
+                self._plan()
                 self._drop_superseded(tasks)
                 self._begin_and_end(tasks)
-                self._stream.reorder(self._sendings())
+                ordered = self._sendings()
+                self._stream.reorder(ordered)
+                self._flush.hold(ordered)
                 await self._news.wait()
                 self._news.clear()
 
@@ -138,6 +150,20 @@ class Uploader:
         while True:
             self._news.set()  # first: what changed while nobody was listening is news, too
             await self._catalog.changed()
+
+    async def _keep_pace(self) -> None:
+        """Measure what leaves, and while the pod is going decide again as it changes."""
+        was_going = False
+        while True:
+            is_going = self._left_s() is not None
+            busy = any(sending.in_flight for sending in self._all_sendings().values())
+            self._transfers.pace.look(self._transfers.gate.passed_bytes, now_s=time.monotonic(), busy=busy)
+            if is_going or was_going:
+                self._news.set()
+            if is_going is not was_going:
+                was_going = is_going
+                self._wake_those_that_wait()
+            await asyncio.sleep(PLAN_S)
 
     async def _abort_leftovers(self) -> None:
         """Abort uploads that nobody continues, before any is begun: those of a life whose journal is gone."""
@@ -160,8 +186,26 @@ class Uploader:
 
     # What goes first.
 
+    def _plan(self) -> None:
+        """While the pod is going the time that is left decides."""
+        left_s = self._left_s()
+        if left_s is None:
+            self._flush.stay()
+            return
+        usual = usual_save(t.checkpoint for t in self._catalog.all() if t.checkpoint)
+        pending = []
+        for tracked in self._catalog.pending():
+            if tracked.state is not State.UPLOADED:
+                active = self._active.get(tracked.name) or _Active(tracked)
+                pending.append(Pending(tracked, self._waiting(tracked), active.sending, active.is_sent))
+        going = Going(left_s, self._catalog.newest_durable_step, usual)
+        self._flush.decide(going, pending, lambda: self._early.writing(alive=self._trainer_alive()))
+
     def _queue(self) -> list[Tracked]:
         waiting = {t.name: t for t in self._catalog.pending() if t.state is not State.UPLOADED}
+        if self._flush.plan is not None:
+            rank = self._flush.plan.rank()
+            return sorted(waiting.values(), key=lambda t: rank.get(t.name, len(rank)))
         return [waiting[w.name] for w in send_order(map(self._waiting, waiting.values()), running=self._first)]
 
     def _waiting(self, tracked: Tracked) -> Waiting:
@@ -192,20 +236,30 @@ class Uploader:
             return
         before = self._active.get(self._first) if self._first else None
         self._first = first
-        if first and before is not None and before.sending is not None and before.sending.has_more:
+        has_more = before is not None and before.sending is not None and before.sending.has_more
+        if first and before is not None and has_more and self._flush.plan is None:
             queue[0].overtook = overtakes(queue[0].waiting, before.tracked.waiting)
             before.tracked.overtook = False
 
+    def _all_sendings(self) -> dict[str, Sending]:
+        sending = {place.name: its for place, its in self._early.sendings()}
+        return sending | {a.tracked.name: a.sending for a in self._active.values() if a.sending is not None}
+
     def _sendings(self) -> list[Sending]:
-        early = self._early.sendings()
-        sending = {a.tracked.name: a.sending for a in self._active.values() if a.sending is not None}
-        waiting = [self._waiting(self._active[name].tracked) for name in sending]
-        order = send_order([*waiting, *(place for place, _ in early)], running=self._first)
-        sending |= {place.name: its for place, its in early}
-        ordered = [sending[place.name] for place in order]
+        sending = self._all_sendings()
+        self._flush.forget([*sending, *self._active])
+        ordered = self._in_order(sending)
         for rank, its in enumerate(ordered):
             self._say_whose_turn_it_is(its, is_first=rank == 0 or not ordered[0].has_more)
         return ordered
+
+    def _in_order(self, sending: dict[str, Sending]) -> list[Sending]:
+        if self._flush.plan is not None:
+            rank = self._flush.plan.rank()
+            return [sending[name] for name in sorted(sending, key=lambda name: rank.get(name, len(rank)))]
+        finished = [self._waiting(a.tracked) for a in self._active.values() if a.sending is not None]
+        unfinished = [place for place, its in self._early.sendings() if sending[place.name] is its]
+        return [sending[place.name] for place in send_order([*finished, *unfinished], running=self._first)]
 
     def _say_whose_turn_it_is(self, sending: Sending, *, is_first: bool) -> None:
         active = self._active.get(sending.name)
@@ -213,8 +267,8 @@ class Uploader:
             return
         if is_first and active.tracked.state is State.PAUSED:
             self._say_uploading(active.tracked, sending)
-        elif not is_first and active.tracked.state is State.UPLOADING and sending.has_more:
-            self._catalog.move(active.tracked, State.PAUSED, reason="a newer checkpoint goes first")
+        elif not is_first and active.tracked.state in (State.UPLOADING, State.PAUSED) and sending.has_more:
+            self._catalog.move(active.tracked, State.PAUSED, reason=self._flush.why(active.tracked.name))
 
     def _is_replaced(self, tracked: Tracked) -> bool:
         return self._catalog.get(tracked.name) is not tracked
@@ -259,6 +313,9 @@ class Uploader:
             await self._discard(tracked)
         del self._active[tracked.name]
         self._news.set()
+        self._wake_those_that_wait()
+
+    def _wake_those_that_wait(self) -> None:
         self._ended.set()
         self._ended = asyncio.Event()
 
@@ -306,8 +363,10 @@ class Uploader:
         await self._try_commit(tracked, checkpoint, began_s=began_s)
 
     async def _those_ahead_are_through(self, tracked: Tracked) -> None:
-        """Let what goes first, and has nothing left to send but what is under way, be committed first."""
-        while any(other.is_ending and self._goes_first(other.tracked, tracked) for other in self._active.values()):
+        """Let what goes first, and has nothing left to send but what is under way, be committed first: if there is time."""
+        while self._left_s() is None and any(
+            other.is_ending and self._goes_first(other.tracked, tracked) for other in self._active.values()
+        ):
             await self._ended.wait()
 
     def _goes_first(self, one: Tracked, other: Tracked) -> bool:
@@ -412,14 +471,17 @@ class Uploader:
     # Their parts.
 
     def _bodies(self, name: str, source: Source) -> Bodies:
-        return Bodies(name=name, source=source, store=self._store, capabilities=self._can, gate=self._transfers.gate)
+        return Bodies(name=name, source=source, store=self._store, capabilities=self._can, gate=self._flush.turnstile(name))
 
     def _sending(self, name: str, source: Source, journal: Journal, *, fence: Fence, tracked: Tracked | None = None) -> Sending:
+        arrived = self._flush.progressed(name)
+
         def progressed(sent_bytes: int) -> None:
+            arrived(sent_bytes)
             if tracked is not None:
                 tracked.sent_bytes = sent_bytes
 
-        return Sending(
+        sending = Sending(
             name=name,
             bodies=self._bodies(name, source),
             store=self._store,
@@ -432,6 +494,8 @@ class Uploader:
             on_progress=progressed,
             on_change=self._news.set,
         )
+        arrived(sending.sent_bytes())  # what came before is not counted
+        return sending
 
     def _early_sending(self, name: str, source: Unfinished, journal: Journal) -> Sending:
         return self._sending(name, source, journal, fence=Fence(self._committer, name, ""))

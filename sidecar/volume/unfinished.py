@@ -53,6 +53,20 @@ class Unfinished:
         """Remember what a file is that will be opened."""
         self._seen[file.path] = file
 
+    @property
+    def size_bytes(self) -> int:
+        """Sum of the files that were seen."""
+        return sum(file.size_bytes for file in self._seen.values())
+
+    @property
+    def newest_mtime_s(self) -> float:
+        """When something was last written, in epoch seconds: to a file that was seen, or to the directory."""
+        newest_s = max((file.mtime_ns for file in self._seen.values()), default=0) / 1e9
+        try:
+            return max(newest_s, self._folder.stat().st_mtime)
+        except OSError:
+            return newest_s
+
     def open(self, path: str) -> AbstractContextManager[int]:
         """Open a file for reading, as the same file that was seen; raises what ``opened_as_seen`` does."""
         return opened_as_seen(self._folder, self._seen[path], whose=self._folder.name)

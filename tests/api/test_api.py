@@ -29,6 +29,7 @@ CALLS = {
     ("post", "/v1/resume"),
     ("post", "/v1/flush"),
     ("post", "/v1/save"),
+    ("get", "/v1/save/{identifier}"),
     ("post", "/v1/bandwidth"),
     ("post", "/v1/room"),
     ("post", "/v1/drain"),

@@ -1,32 +1,36 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.lifecycle import margin_s
-from sidecar.core.risk import Risk, risk
+from sidecar.core.risk import Risk, fits_now, risk
+from sidecar.core.saving import Save
 
 known: dict[str, Any] = {
     "durable_at_s": 100.0,
     "durable_step": 40,
     "trainer_step": 55,
-    "checkpoint_bytes": 1000,
+    "usual": Save(1000, took_s=2.0, step_seconds=0.5, ranks=1),
     "bytes_per_s": 100.0,
     "grace_s": 30.0,
     "now_s": 160.0,
 }
 amounts = st.none() | st.integers(0, 10**15)
 times = st.none() | st.floats(0, 1e10)
+spans = st.none() | st.floats(0, 1e4)
+saves = st.none() | st.builds(Save, st.integers(0, 10**15), took_s=spans, step_seconds=spans, ranks=st.integers(1, 64))
 
 
-@given(times, amounts, amounts, amounts, st.none() | st.floats(0, 1e12), st.floats(0.1, 86_400), st.floats(0, 1e10))
+@given(times, amounts, amounts, saves, st.none() | st.floats(0, 1e12), st.floats(0.1, 86_400), st.floats(0, 1e10))
 def test_any_situation_has_a_risk_that_is_known_exactly_where_its_causes_are(
     durable_at_s: float | None,
     durable_step: int | None,
     trainer_step: int | None,
-    checkpoint_bytes: int | None,
+    usual: Save | None,
     bytes_per_s: float | None,
     grace_s: float,
     now_s: float,
@@ -35,28 +39,71 @@ def test_any_situation_has_a_risk_that_is_known_exactly_where_its_causes_are(
         durable_at_s=durable_at_s,
         durable_step=durable_step,
         trainer_step=trainer_step,
-        checkpoint_bytes=checkpoint_bytes,
+        usual=usual,
         bytes_per_s=bytes_per_s,
         grace_s=grace_s,
         now_s=now_s,
     )
     assert (now.seconds_at_risk is None) == (durable_at_s is None)
     assert (now.steps_at_risk is None) == (trainer_step is None)
-    assert (now.predicted_flush_s is None) == (checkpoint_bytes is None or not bytes_per_s)
-    assert (now.fits_grace is None) == (now.predicted_flush_s is None)
-    assert all(value is None or value >= 0 for value in (now.seconds_at_risk, now.steps_at_risk, now.predicted_flush_s))
+    assert (now.predicted_save_s is None) == (usual is None or usual.took_s is None)
+    assert (now.predicted_flush_s is None) == (usual is None or not bytes_per_s)
+    assert (now.predicted_durable_s is None) == (now.fits_grace is None) == (now.predicted_flush_s is None)
+    assert (now.advice is None) == (now.fits_grace is not False)
+    known_ones = (now.seconds_at_risk, now.steps_at_risk, now.predicted_save_s, now.predicted_flush_s, now.predicted_durable_s)
+    assert all(value is None or value >= 0 for value in known_ones)
 
 
 @given(st.floats(1, 1000), st.floats(1, 1e6), st.integers(1, 10**9))
 def test_a_save_fits_if_it_is_durable_by_the_deadline_which_is_before_the_end_of_the_grace(
-    grace_s: float, bytes_per_s: float, checkpoint_bytes: int
+    grace_s: float, bytes_per_s: float, size_bytes: int
 ) -> None:
-    now = risk(**(known | {"grace_s": grace_s, "bytes_per_s": bytes_per_s, "checkpoint_bytes": checkpoint_bytes}))
-    assert now.fits_grace == (checkpoint_bytes / bytes_per_s <= grace_s - margin_s(grace_s))
+    now = risk(**(known | {"grace_s": grace_s, "bytes_per_s": bytes_per_s, "usual": Save(size_bytes, 3.0, 0.5, 1)}))
+    assert now.predicted_durable_s is not None
+    assert now.fits_grace == (3.5 + size_bytes / bytes_per_s <= grace_s - margin_s(grace_s))
+
+
+@given(st.floats(1, 1000), st.floats(1, 1e6), st.integers(1, 10**9))
+def test_with_the_grace_period_that_is_advised_it_fits(grace_s: float, bytes_per_s: float, size_bytes: int) -> None:
+    before = known | {"bytes_per_s": bytes_per_s, "usual": Save(size_bytes, 3.0, 0.5, 1)}
+    now = risk(**(before | {"grace_s": grace_s}))
+    if now.advice is not None:
+        advised_s = float(re.findall("CKPT_GRACE_SECONDS to ([0-9]+)", now.advice)[0])
+        assert advised_s > grace_s
+        assert risk(**(before | {"grace_s": advised_s})).fits_grace
 
 
 def test_a_minute_and_fifteen_steps_are_at_risk() -> None:
-    assert risk(**known) == Risk(seconds_at_risk=60.0, steps_at_risk=15, predicted_flush_s=10.0, fits_grace=True)
+    assert risk(**known) == Risk(
+        seconds_at_risk=60.0,
+        steps_at_risk=15,
+        predicted_save_s=2.5,
+        predicted_flush_s=10.0,
+        predicted_durable_s=12.5,
+        fits_grace=True,
+        advice=None,
+    )
+
+
+def test_several_ranks_need_a_moment_to_agree() -> None:
+    assert risk(**(known | {"usual": Save(1000, 2.0, 0.5, ranks=8)})).predicted_save_s == 3.5
+
+
+def test_what_can_be_changed_is_named() -> None:
+    short = known | {"grace_s": 10.0}
+    assert "CKPT_CONCURRENCY" in (risk(**short).advice or "")
+    assert "CKPT_BANDWIDTH_LIMIT" in (risk(**short, limited=True).advice or "")
+
+
+def test_a_rate_that_wavers_at_the_border_is_not_news_each_time() -> None:
+    said: bool | None = None
+    changes = 0
+    for tick in range(100):
+        now = risk(**(known | {"bytes_per_s": 1000 / (25.9 if tick % 2 else 26.1), "usual": Save(1000, 2.0, 0.5, 1)}))
+        before, said = said, fits_now(said, now, grace_s=30.0)
+        changes += before is not said
+    assert (said, changes) == (False, 1)
+    assert fits_now(said, risk(**known), grace_s=30.0)
 
 
 def test_without_a_durable_step_every_step_is_at_risk() -> None:

@@ -1,0 +1,190 @@
+"""The queue once the pod is going: what is left is measured, the plan is made of it, and what does not go first is held."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from sidecar.catalog import Tracked
+from sidecar.core.flush import Costs, Load, Plan, Verdict, plan_flush
+from sidecar.core.order import Waiting
+from sidecar.core.saving import Save
+from sidecar.transfer import Transfers, Turnstile
+from sidecar.upload.sending import Sending
+
+PLAN_S = 0.2
+"""How often the plan is made again when nothing but the time has changed."""
+ROUND_TRIP_S = 0.05
+"""What a request takes beside its bytes, where it was not measured."""
+COMMIT_ROUND_TRIPS = 6
+"""Joining parts, the manifest, reading it with those of others, the listing, the commit."""
+LEAST_READY_S = 0.2
+"""A save that takes longer than the ones before is expected to end at any moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """How much time is left, and what it has to be enough for."""
+
+    left_s: float
+    newest_durable_step: int | None
+    usual: Save | None
+    """What the latest save was like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A finished checkpoint that is not durable."""
+
+    tracked: Tracked
+    place: Waiting
+    sending: Sending | None
+    """``None`` before and after there is something to send."""
+    is_sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """A checkpoint that the trainer still writes."""
+
+    place: Waiting
+    sending: Sending | None
+    seen_bytes: int
+    """Of files that can be sent."""
+    age_s: float
+
+
+class Flush:
+    """Used from the event loop only. ``plan`` is ``None`` as long as the pod stays."""
+
+    def __init__(self, transfers: Transfers, *, part_bytes: int, on_plan: Callable[[Plan | None], None]) -> None:
+        self.plan: Plan | None = None
+        self._transfers = transfers
+        self._part_bytes = part_bytes
+        self._on_plan = on_plan
+        self._turnstiles: dict[str, _Counted] = {}
+        self._planned: tuple[frozenset[tuple[str, bool, bool]], float] = (frozenset(), 0.0)
+
+    def turnstile(self, name: str) -> Turnstile:
+        """Return what the bytes of a checkpoint pass through."""
+        return self._counted(name).turnstile
+
+    def progressed(self, name: str) -> Callable[[int], None]:
+        """Return what takes note of the bytes that arrived, given all that has arrived so far by one sending."""
+        counted, before = self._counted(name), -1
+
+        def arrived(sent_bytes: int) -> None:
+            nonlocal before
+            counted.arrived_bytes += sent_bytes - before if before >= 0 else 0
+            before = sent_bytes
+
+        return arrived
+
+    def stay(self) -> None:
+        """The pod stays: there is no plan, and nothing is held."""
+        if self.plan is not None:
+            self.plan, self._planned = None, (frozenset(), 0.0)
+            self.hold([])
+            self._on_plan(None)
+
+    def decide(self, going: Going, pending: Sequence[Pending], writing: Callable[[], list[Writing]]) -> None:
+        """Make the plan, if it is time to.
+
+        Args:
+            going: How much time is left, and for what.
+            pending: What is finished and not all sent.
+            writing: Returns what is not finished.
+        """
+        what = frozenset((each.place.name, each.place.refused, each.is_sent) for each in pending)
+        if self.plan is not None and what == self._planned[0] and time.monotonic() - self._planned[1] < PLAN_S:
+            return
+        before, self._planned = self.plan, (what, time.monotonic())
+        self.plan = plan_flush(
+            [*map(self._load, pending), *(self._expected(each, going.usual) for each in writing())],
+            rate=self._transfers.rate(),
+            left_s=going.left_s,
+            newest_durable_step=going.newest_durable_step,
+            costs=Costs(ROUND_TRIP_S / self._transfers.most, COMMIT_ROUND_TRIPS * ROUND_TRIP_S),
+        )
+        if before is None or _outcome(before) != _outcome(self.plan):
+            self._on_plan(self.plan)
+
+    def hold(self, ordered: Sequence[Sending]) -> None:
+        """Hold what does not go first, in the middle of its requests, while the first still has bytes to send.
+
+        A large part under way may take longer than all that is left of the time. With too few requests allowed at once for
+        the first to take their place, they are let through.
+        """
+        held: set[str] = set()
+        if self.plan is not None and ordered and ordered[0].in_flight:
+            first, behind = ordered[0], ordered[1:]
+            free = self._transfers.most - sum(sending.in_flight for sending in behind)
+            if (free >= self._transfers.adapted.limit or not first.has_more) and self._has_bytes_to_send(first):
+                held = {sending.name for sending in behind if sending.name != first.name}
+        for name, counted in self._turnstiles.items():
+            counted.turnstile.hold(name in held)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Keep count only of these."""
+        kept = set(names)
+        for name in [name for name in self._turnstiles if name not in kept]:
+            self._turnstiles.pop(name).turnstile.hold(False)
+
+    def why(self, name: str) -> str:
+        """Return why a checkpoint does not go first, in words that do not change all the time."""
+        planned = self.plan.get(name) if self.plan is not None else None
+        if self.plan is None or planned is None or planned.verdict is Verdict.FITS:
+            return "a newer checkpoint goes first"
+        first = self.plan.order[0].name
+        return (
+            f"there is no time for it before the deadline; {first} goes first" if first != name else "there is too little time"
+        )
+
+    def _counted(self, name: str) -> _Counted:
+        return self._turnstiles.setdefault(name, _Counted(Turnstile(self._transfers.gate)))
+
+    def _has_bytes_to_send(self, sending: Sending) -> bool:
+        under_way = self._counted(sending.name).under_way_bytes(sending)
+        return sending.has_more or under_way < sending.large_in_flight * self._part_bytes
+
+    def _load(self, pending: Pending) -> Load:
+        tracked, sending = pending.tracked, pending.sending
+        size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
+        sent_bytes = size_bytes if pending.is_sent else tracked.sent_bytes if sending is None else sending.sent_bytes()
+        left_bytes = max(0, size_bytes - sent_bytes - self._under_way_bytes(tracked.name, sending))
+        files = len(tracked.checkpoint.files) if tracked.checkpoint else 0
+        requests = files * left_bytes // max(1, size_bytes) + left_bytes // self._part_bytes
+        return Load(pending.place, left_bytes, requests)
+
+    def _expected(self, writing: Writing, usual: Save | None) -> Load:
+        sent_bytes = 0 if writing.sending is None else writing.sending.sent_bytes()
+        sent_bytes += self._under_way_bytes(writing.place.name, writing.sending)
+        size_bytes = max(writing.seen_bytes, usual.size_bytes if usual else 0)
+        save_s = usual.took_s if usual and usual.took_s is not None else 0.0
+        return Load(
+            writing.place,
+            max(0, size_bytes - sent_bytes),
+            max(0, size_bytes - sent_bytes) // self._part_bytes,
+            closed_bytes=max(0, writing.seen_bytes - sent_bytes),
+            ready_in_s=max(LEAST_READY_S, save_s - writing.age_s),
+        )
+
+    def _under_way_bytes(self, name: str, sending: Sending | None) -> int:
+        return 0 if sending is None else self._counted(name).under_way_bytes(sending)
+
+
+@dataclass(slots=True)
+class _Counted:
+    turnstile: Turnstile
+    arrived_bytes: int = 0
+
+    def under_way_bytes(self, sending: Sending) -> int:
+        """Return what left of requests that have not ended; nothing of what was sent in vain is counted for long."""
+        if not sending.in_flight:
+            self.turnstile.passed_bytes = self.arrived_bytes = 0
+        return max(0, self.turnstile.passed_bytes - self.arrived_bytes)
+
+
+def _outcome(plan: Plan) -> list[tuple[str, Verdict]]:
+    return [(planned.name, planned.verdict) for planned in plan.order]

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer_hook.asynchronous import background_for, fits, optimizer_that_waits, prepare
+from trainer_hook.background import Captured
 from trainer_hook.contract import (
     FINAL,
     LEASES,
@@ -35,6 +37,7 @@ from trainer_hook.step_tail import META_UNFINISHED
 
 STAGING = f"{SYSTEM_DIR}/saving"
 """Where a later ``train()`` call saves before its directory gets the name that counts the earlier calls' steps."""
+LONG_WAIT_S = 0.5
 
 
 class Saver:
@@ -54,6 +57,10 @@ class Saver:
         self._said: set[str] = set()
         self._last_bytes = 0
         self._room = Room(self._volume, session.client)
+        self._background = background_for(session.settings, trainer)
+        self._in_flight: str | None = None
+        self._lost = self._newest_waited_for = False
+        self._save_s = 0.0
         self.step_seconds: float | None = None
         self.unfinished: tuple[str, ...] = ()
         """What a just-in-time save leaves undone of its step."""
@@ -68,22 +75,74 @@ class Saver:
         Whatever goes wrong is said and left behind: training is never stopped by a save. A step is tried once, and all
         ranks try it or none, so that they stay in step with each other.
         """
-        name = self.name(global_step)
-        if name in self._session.saved:
+        name, urgent = self.name(global_step), reason == "jit"
+        was_in_flight = self.settle()
+        if name in self._session.saved and not (urgent and name == was_in_flight and self._was_lost()):
             return True
         self._session.saved.add(name)
         began_s = time.monotonic()
-        if not self._agreement.all_agree(self._prepare(name, urgent=reason == "jit")):
+        if not self._agreement.all_agree(self._prepare(name, urgent=urgent)):
             return False
-        wrote = True
+        wrote, captured = True, None
         try:
-            self._write(model, global_step)
+            captured = self._write(model, global_step, urgent=urgent)
         except Exception as error:
             self._failed(name, error)
             wrote = False
         if self._staged and self._agreement.all_agree(wrote) and self._world.local_rank == 0:
             wrote = self._leave_staging(global_step, name)
-        return wrote and self._finish(name, reason, began_s, stopped_early=stopped_early)
+        if captured is None or not wrote:
+            return wrote and self._finish(name, reason, began_s, stopped_early=stopped_early)
+        return self._finish_later(captured, name, reason, began_s, stopped_early=stopped_early)
+
+    def get_ready(self) -> None:
+        """Called once after the first step: what saves beside training need is taken while training goes on."""
+        if self._background is not None:
+            prepare(self._background, self._trainer)
+
+    def settle(self) -> str | None:
+        """Wait until nothing is being written beside training. Returns what was, after the last call."""
+        name, self._in_flight = self._in_flight, None
+        self._newest_waited_for = False
+        if name is None or self._background is None:
+            return None
+        began_s = time.monotonic()
+        told_s = self._session.stop.told_at_s
+        if not self._background.wait(None if told_s is None else max(1.0, self._left_s())):
+            warn(f"{name} is still being written and cannot be waited for any longer")
+            self._lost = True
+        elif (waited_s := time.monotonic() - began_s) > LONG_WAIT_S:
+            say(f"training waited {waited_s:.1f} s for {name}")
+        self._newest_waited_for = not self._lost
+        return name
+
+    def end(self) -> None:
+        """Wait for what is being written, and give the memory back that it needed."""
+        self.settle()
+        if self._background is not None:
+            self._background.close()
+
+    def _left_s(self) -> float:
+        """Return the time until the process is killed, if it was told to go."""
+        settings, told_s = self._session.settings, self._session.stop.told_at_s
+        return settings.grace_seconds - (0.0 if told_s is None else time.monotonic() - told_s)
+
+    def _was_lost(self) -> bool:
+        return not self._agreement.all_agree(not self._lost)
+
+    def _finish_later(self, captured: Captured, name: str, reason: str, began_s: float, *, stopped_early: bool) -> bool:
+        assert self._background is not None
+        self._in_flight, self._lost = name, False
+        held_s = time.monotonic() - began_s
+
+        def then(error: Exception | None) -> None:
+            if error is not None:
+                self._failed(name, error)
+            done = error is None and self._finish(name, reason, began_s, stopped_early=stopped_early, held_s=held_s)
+            self._lost = not done
+
+        self._background.start(captured, self._volume / name, then)
+        return True
 
     @property
     def _staged(self) -> bool:
@@ -94,7 +153,7 @@ class Saver:
         if self._world.local_rank != 0:
             return True
         try:
-            if not urgent and not self._has_room():
+            if not (self._is_worth_trying() if urgent else self._has_room()):
                 return False
             remove(self._volume / name)  # half-written, or of an earlier attempt that this run left behind
             shutil.rmtree(self._volume / STAGING, ignore_errors=True)
@@ -103,6 +162,15 @@ class Saver:
             warn(f"{name} is not saved: {error}")
             return False
         return True
+
+    def _is_worth_trying(self) -> bool:
+        """Whether a save just in time is: after one that was just waited for, only if it can be finished, too."""
+        if self._background is not None and self._background.busy:
+            return False
+        if not self._newest_waited_for or fits(expected_s=self._save_s, left_s=self._left_s()):
+            return True
+        say(f"no newer checkpoint: a save takes about {self._save_s:.1f} s, {self._left_s():.1f} s are left")
+        return False
 
     def _has_room(self) -> bool:
         return self._room.fits(self._last_bytes or state_bytes(self._trainer))
@@ -113,10 +181,18 @@ class Saver:
             with contextlib.suppress(OSError):
                 self._room.make(int(SPARE * (self._last_bytes or state_bytes(self._trainer))))
 
-    def _write(self, model: Any, global_step: int) -> None:
+    def _write(self, model: Any, global_step: int, *, urgent: bool) -> Captured | None:
+        """Returns what is still to be written beside training; nothing if that is not how this is saved."""
         run_dir = self._volume / STAGING if self._staged else self._volume
         with _redirected(self._trainer, str(run_dir)):
-            self._trainer._save_checkpoint(model, None)
+            if self._background is None or urgent:
+                self._trainer._save_checkpoint(model, None)
+                return None
+            return self._background.capture(
+                run_dir / checkpoint_name(global_step),
+                lambda: self._trainer._save_checkpoint(model, None),
+                optimizer=optimizer_that_waits(self._trainer),
+            )
 
     def _leave_staging(self, global_step: int, name: str) -> bool:
         try:
@@ -132,7 +208,7 @@ class Saver:
             remove(self._volume / name)
             shutil.rmtree(self._volume / STAGING, ignore_errors=True)
 
-    def _finish(self, name: str, reason: str, began_s: float, *, stopped_early: bool) -> bool:
+    def _finish(self, name: str, reason: str, began_s: float, *, stopped_early: bool, held_s: float | None = None) -> bool:
         folder = self._volume / name
         try:
             folder.mkdir(exist_ok=True)  # a node whose ranks write nothing takes part all the same
@@ -145,7 +221,9 @@ class Saver:
         except (OSError, ContractError) as error:
             self._failed(name, error)
             return False
-        say(f"saved {name} ({reason}, {self._last_bytes / 1e6:.1f} MB in {time.monotonic() - began_s:.2f} s)")
+        self._save_s = time.monotonic() - began_s
+        held = "" if held_s is None else f", training held for {held_s:.2f} s"
+        say(f"saved {name} ({reason}, {self._last_bytes / 1e6:.1f} MB in {self._save_s:.2f} s{held})")
         return True
 
     def _marker(self, folder: Path, reason: str, more: Mapping[str, Any]) -> Marker:
@@ -178,6 +256,8 @@ class Saver:
     def make_way_for_own(self, folder: Path) -> None:
         """The script is about to write into a directory that was published: what is pinned of it must not change."""
         published = folder.parent == self._volume and folder.name in self._session.saved
+        if published:
+            self.settle()
         if published and self._agreement.all_agree(True):
             if self._world.local_rank == 0:
                 with contextlib.suppress(OSError):

@@ -103,8 +103,6 @@ def current_session() -> Session:
 def open_session(settings: Settings) -> Session:
     """Begin to listen for signals and arrange the last act. In the main thread, as early as possible."""
     make_system_folders(settings.dir)
-    if settings.asynchronous:
-        warn("CKPT_ASYNC=1 is not available yet: saves block training")
     stop = StopSignal(settings.dir, exit_code=settings.preempted_exit_code)
     if settings.jit:
         stop.install()

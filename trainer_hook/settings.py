@@ -35,7 +35,7 @@ class Settings:
     jit: bool = True
     """Save just in time when the pod is going."""
     asynchronous: bool = False
-    """``CKPT_ASYNC``: not available yet, saves block."""
+    """``CKPT_ASYNC``: training is held only until there is a snapshot, which another process writes."""
     resume_timeout_s: float = 600.0
     """Longest wait for a checkpoint to resume from."""
     sidecar_url: str = f"http://127.0.0.1:{DEFAULT_API_PORT}"

@@ -126,6 +126,7 @@ class _Call:
                 raise
             callback.stop(trainer.model_wrapped, trainer.state.global_step)
         finally:
+            self._saver.end()
             trainer.remove_callback(callback)
             vars(trainer).pop("_load_rng_state", None)
 
@@ -348,6 +349,7 @@ def _callback_class(module: Any) -> type:
             now_s = time.monotonic()
             if self._first is None:
                 self._first = (step, now_s)
+                self._saver.get_ready()
             elif step > self._first[0]:
                 self._saver.step_seconds = round((now_s - self._first[1]) / (step - self._first[0]), 6)
             if now_s - self._told_state_s >= STATE_EVERY_S:

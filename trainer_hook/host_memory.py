@@ -1,0 +1,71 @@
+"""How much memory this process may still take, by the machine and by the container's cgroup, version 1 or 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+UNLIMITED = 1 << 62
+"""Version 1 says "no limit" with a number close to 2**63."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What is left below one limit."""
+
+    available_bytes: int
+    where: str
+
+
+def available(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Limit:
+    """Return the narrowest of all limits that hold for this process. What cannot be read does not limit.
+
+    Page cache that nobody has used for a while counts as free, as the kubelet's ``working_set`` has it.
+    """
+    limits = [Limit(_mem_available(proc), "of the machine"), *_of_cgroups(proc, cgroups)]
+    return min(limits, key=lambda limit: limit.available_bytes)
+
+
+def _mem_available(proc: Path) -> int:
+    for line in _text(proc / "meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return UNLIMITED
+
+
+def _of_cgroups(proc: Path, cgroups: Path) -> Iterator[Limit]:
+    for line in _text(proc / "self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            for root in (cgroups, cgroups / "unified"):
+                yield from _below(root, path, limit="memory.max", used="memory.current", idle="inactive_file")
+        elif "memory" in controllers.split(","):
+            names = {"limit": "memory.limit_in_bytes", "used": "memory.usage_in_bytes", "idle": "total_inactive_file"}
+            yield from _below(cgroups / "memory", path, **names)
+
+
+def _below(root: Path, path: str, *, limit: str, used: str, idle: str) -> Iterator[Limit]:
+    # In a container the path may be the host's, which is not mounted: its own group is then the root of the mount.
+    inside = PurePosixPath(path).relative_to("/") if path.startswith("/") else PurePosixPath(path)
+    for group in (inside, *inside.parents):
+        folder = root / group
+        most, now = _number(_text(folder / limit)), _number(_text(folder / used))
+        if most is not None and now is not None and most < UNLIMITED:
+            yield Limit(most - now + _statistics(folder / "memory.stat").get(idle, 0), "of the container")
+
+
+def _statistics(path: Path) -> Mapping[str, int]:
+    pairs = (line.split() for line in _text(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.strip().isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,181 @@
+"""The process that writes snapshots: maps the memory that holds them and writes what it is told, one job after another.
+
+A process of its own, so that it neither takes the interpreter's lock from training nor dies with less than its own work. It
+dies with the trainer: what it was writing then stays without a marker. Each job is one line of JSON on its standard input, each
+answer one line on its standard output; the fd of the memory is an argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+NICENESS = 10
+"""Training goes first."""
+PARENT_POLL_S = 0.2
+_PR_SET_PDEATHSIG = 1
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A part of the memory, in bytes."""
+
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveJob:
+    """A file as ``torch.save`` writes it."""
+
+    path: str
+    records: list[tuple[str, Extent]]
+    options: list[Any]
+    """Further arguments of ``PyTorchFileWriter``, as they are set in the trainer."""
+    kind: str = "archive"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorsJob:
+    """A file as ``safetensors.torch.save_file`` writes it."""
+
+    path: str
+    tensors: list[tuple[str, Extent, str, int, list[int], list[int]]]
+    """Name, storage, dtype, offset in elements, shape, stride."""
+    metadata: Mapping[str, str] | None
+    kind: str = "tensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The files of one checkpoint that lie in the memory."""
+
+    folder: str
+    size_bytes: int
+    """Of the memory."""
+    files: list[ArchiveJob | TensorsJob]
+
+    def encode(self) -> bytes:
+        """Return the line of the protocol."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+class Memory:
+    """The trainer's snapshot, seen from here. It may have grown since the last job."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._map: mmap.mmap | None = None
+
+    def storage(self, offset: int, length: int, *, size_bytes: int) -> Any:
+        """Return a part of it as an ``UntypedStorage`` of exactly that length."""
+        import torch
+
+        if length == 0:
+            return torch.UntypedStorage(0)
+        if self._map is None or len(self._map) < size_bytes:
+            self._map = mmap.mmap(self._fd, size_bytes)
+        return torch.frombuffer(self._map, dtype=torch.uint8, count=length, offset=offset).untyped_storage()
+
+
+def write_archive(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any]) -> None:
+    """Write what ``torch.save`` would have written.
+
+    Source: ``torch.serialization.save``, whose calls on the archive are repeated here in their order.
+    """
+    import torch
+
+    archive = torch._C.PyTorchFileWriter(str(Path(job["folder"], file["path"])), *file["options"])
+    for name, extent in file["records"]:
+        storage = memory.storage(extent["offset"], extent["length"], size_bytes=job["size_bytes"])
+        archive.write_record(name, storage, extent["length"])
+    archive.write_end_of_file()
+
+
+def write_tensors(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any]) -> None:
+    """Write what ``safetensors.torch.save_file`` would have written. Tied tensors are tied here, too."""
+    import torch
+    from safetensors.torch import save_file
+
+    storages: dict[tuple[int, int], Any] = {}
+    tensors = {}
+    for name, extent, dtype, offset, shape, stride in file["tensors"]:
+        key = (extent["offset"], extent["length"])
+        if key not in storages:
+            storages[key] = memory.storage(*key, size_bytes=job["size_bytes"])
+        empty = torch.empty(0, dtype=getattr(torch, dtype))
+        tensors[name] = empty.set_(storages[key], offset, tuple(shape), tuple(stride))
+    save_file(tensors, str(Path(job["folder"], file["path"])), file["metadata"])
+
+
+WRITERS = {"archive": write_archive, "tensors": write_tensors}
+
+
+def answer(memory: Memory, line: bytes) -> dict[str, Any]:
+    """Do one job. Returns what is told of it: ``wrote_s``, or ``error`` and whether the volume was ``full``."""
+    began_s, folder = time.monotonic(), "."
+    try:
+        job = json.loads(line)
+        folder = job["folder"]
+        for file in job["files"]:
+            WRITERS[file["kind"]](memory, job, file)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"[:500].replace("\n", " ")
+        return {"error": text, "full": any(reason in text for reason in _FULL) or _is_full(folder)}
+    return {"wrote_s": time.monotonic() - began_s}
+
+
+def _is_full(folder: str) -> bool:
+    """Look: torch does not tell why a write failed."""
+    try:
+        space = os.statvfs(folder)
+    except OSError:
+        return False
+    return space.f_bavail * space.f_frsize < (1 << 20) or (space.f_files > 0 and space.f_favail == 0)
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when the trainer dies, however it dies; where it cannot, look."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_S)
+        os._exit(1)
+
+    threading.Thread(target=look, daemon=True).start()
+
+
+def _jobs() -> Iterator[bytes]:
+    while line := sys.stdin.buffer.readline():
+        yield line
+
+
+def main(fd: int, parent: int) -> None:
+    """Write until the trainer closes the pipe or dies."""
+    _die_with(parent)
+    os.nice(NICENESS)
+    import torch
+
+    torch.set_num_threads(1)
+    memory = Memory(fd)
+    for line in _jobs():
+        os.write(1, json.dumps(answer(memory, line)).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -18,6 +18,7 @@ TOLD = {
     "resume": None,
     "calls": 1,
     "subclass": False,
+    "quiet": False,
     "width": 16,
     "eval_draws": False,
     "same_trainer": False,
@@ -55,12 +56,16 @@ class Net(torch.nn.Module):
         return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-class Tells(TrainerCallback):
-    """The script's own callback."""
+class TellsSteps(TrainerCallback):
+    """The script's own callback, one that does nothing between two steps."""
 
     def on_step_end(self, args, state, control, **kwargs):
         tell(f"rank {RANK} step {state.global_step}")
         time.sleep(TOLD["sleep_s"] + (TOLD["rank_1_sleep_s"] if RANK == "1" else 0))
+
+
+class Tells(TellsSteps):
+    """The script's own callback."""
 
     def on_evaluate(self, args, state, control, **kwargs):
         tell(f"evaluated {state.global_step}")
@@ -82,7 +87,8 @@ class Own(Trainer):
 def trainer_of(net, arguments):
     if TOLD["subclass"]:
         return Own(net, Rows(), arguments)
-    return Trainer(model=net, args=arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=[Tells()])
+    tells = TellsSteps() if TOLD["quiet"] else Tells()
+    return Trainer(model=net, args=arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=[tells])
 
 
 def main():

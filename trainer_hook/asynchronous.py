@@ -40,7 +40,9 @@ def _distributed_type(trainer: Any) -> str:
 def prepare(background: Background, trainer: Any) -> None:
     """Take what the first save will need, once the optimizer has its state."""
     if trainer.args.should_save:
-        background.prepare(estimated_bytes(trainer.model, trainer.optimizer))
+        device = trainer.args.device
+        size_bytes = estimated_bytes(trainer.model, trainer.optimizer)
+        background.prepare(size_bytes, device=device if device.type == "cuda" else None)
 
 
 def optimizer_that_waits(trainer: Any) -> Any:

@@ -143,10 +143,15 @@ class Background:
         self._torn = False
         self._said: set[str] = set()
 
-    def prepare(self, size_bytes: int) -> None:
-        """Take memory and start the process while training goes on: the first save is then like the others."""
+    def prepare(self, size_bytes: int, *, device: Any = None) -> None:
+        """Take memory and start the process while training goes on: the first save is then like the others.
+
+        Args:
+            size_bytes: About what a snapshot will take.
+            device: Accelerator from which it will be copied, if it will.
+        """
         if self._why_not(size_bytes) is None and (buffer := self._started()) is not None:
-            reserve = functools.partial(_reserve, buffer, size_bytes)
+            reserve = functools.partial(_reserve, buffer, size_bytes, device)
             self._preparing = threading.Thread(target=reserve, name="checkpoint-memory", daemon=True)
             self._preparing.start()
 
@@ -284,7 +289,8 @@ class Background:
             say(text)
 
 
-def _reserve(buffer: HostBuffer, size_bytes: int) -> None:
+def _reserve(buffer: HostBuffer, size_bytes: int, device: Any) -> None:
     with contextlib.suppress(OSError, RuntimeError):  # the first save will say it
         buffer.reserve(size_bytes)
-        buffer.pin()
+        if device is not None:
+            buffer.pin(device)

@@ -25,6 +25,8 @@ ALIGNMENT = 64
 CHUNK_BYTES = 16 << 20
 Pair = tuple[Any, Any]
 """Source and place, both as bytes."""
+_PORTABLE = 1
+"""``cudaHostRegisterPortable``: pinned for every device."""
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14. Where it is not known, the first save takes longer."""
 
@@ -65,15 +67,16 @@ class HostBuffer:
         assert self._map is not None
         return torch.frombuffer(self._map, dtype=torch.uint8)
 
-    def pin(self) -> None:
-        """Let the accelerator copy here by itself. Without it the copies are slower, and no less right."""
+    def pin(self, device: Any) -> None:
+        """Let an accelerator copy here by itself. Without it the copies are slower, and no less right."""
         import torch
 
-        if self._pinned_address or self._map is None or not torch.cuda.is_available():
+        if self._pinned_address or self._map is None:
             return
         address = self.bytes().data_ptr()
-        if int(torch.cuda.cudart().cudaHostRegister(address, self.size_bytes, 0)) == 0:
-            self._pinned_address = address
+        with torch.cuda.device(device):
+            if int(torch.cuda.cudart().cudaHostRegister(address, self.size_bytes, _PORTABLE)) == 0:
+                self._pinned_address = address
 
     def close(self) -> None:
         """Give the memory back."""
@@ -172,6 +175,9 @@ def _tensors_in(state: Any) -> Iterable[Any]:
 class Torn(RuntimeError):
     """Something else than the optimizer changed what was being copied: the snapshot is of no single step."""
 
+    def __init__(self) -> None:
+        super().__init__("something besides the optimizer changes parameters between two of its steps")
+
 
 class Copier:
     """Copies storages into the buffer."""
@@ -218,7 +224,7 @@ class Copier:
         """
         import torch
 
-        self._buffer.pin()
+        self._buffer.pin(device)
         early, late = _split(pairs, updated)
         computing = torch.cuda.current_stream(device)
         copying = self._streams.setdefault(device, torch.cuda.Stream(device))
@@ -230,15 +236,21 @@ class Copier:
             for source, place in late:
                 place.copy_(source, non_blocking=True)
             done = copying.record_event()
-        if late and not before_next_step(optimizer, lambda: torch.cuda.current_stream(device).wait_event(done)):
-            computing.wait_event(done)
         untouched = _watch(late, updated)
+
+        def before_the_step() -> None:
+            untouched()  # noted now: the step is enqueued, and so seen, long before the copy has arrived
+            torch.cuda.current_stream(device).wait_event(done)
+
+        if late and not before_next_step(optimizer, before_the_step):
+            computing.wait_event(done)
 
         def wait() -> None:
             done.synchronize()
             for source_and_place in (early, late, pairs):
                 source_and_place.clear()  # until now nothing of it may be freed and used for something else
-            untouched()
+            if not untouched():
+                raise Torn
 
         return wait
 
@@ -258,17 +270,17 @@ def _copy_on_cpu(pairs: list[Pair], updated: Mapping[int, Any], optimizer: Any) 
 class Copying:
     """A copy in pieces, which whoever has time takes part in. Without torch's threads, and without the interpreter's lock."""
 
-    def __init__(self, pairs: list[Pair], check: Callable[[], None]) -> None:
+    def __init__(self, pairs: list[Pair], untouched: Callable[[], bool]) -> None:
         self._pieces = deque(
             (place.data_ptr() + at, source.data_ptr() + at, min(CHUNK_BYTES, len(source) - at))
             for source, place in pairs
             for at in range(0, len(source), CHUNK_BYTES)
         )
         self._pairs = pairs
-        self._check = check
+        self._untouched = untouched
         self._left = len(self._pieces)
         self._changed = threading.Condition()
-        self._error: Exception | None = None
+        self._is_torn = False
 
     def help(self) -> None:
         """Copy what nobody else has begun, and wait for the rest."""
@@ -288,10 +300,7 @@ class Copying:
 
     def _complete(self) -> None:
         # Before anybody may go on: a change that is seen here was made while the copy was.
-        try:
-            self._check()
-        except Torn as error:
-            self._error = error
+        self._is_torn = not self._untouched()
         self._pairs.clear()
         self._changed.notify_all()
 
@@ -302,8 +311,8 @@ class Copying:
             Torn: The copy is of no use.
         """
         self.help()
-        if self._error is not None:
-            raise self._error
+        if self._is_torn:
+            raise Torn
 
 
 @functools.cache
@@ -319,16 +328,16 @@ def _split(pairs: list[Pair], updated: Mapping[int, Any]) -> tuple[list[Pair], l
     return early, [pair for pair in pairs if pair[0].data_ptr() in updated]
 
 
-def _watch(pairs: list[Pair], updated: Mapping[int, Any]) -> Callable[[], None]:
-    """Return what raises ``Torn`` when one of the tensors has been written to since."""
+def _watch(pairs: list[Pair], updated: Mapping[int, Any]) -> Callable[[], bool]:
+    """Return what says whether none of the tensors was written to until it was first asked."""
     tensors = [updated[source.data_ptr()] for source, _ in pairs]
     versions = [tensor._version for tensor in tensors]
 
-    def check() -> None:
-        if any(tensor._version != version for tensor, version in zip(tensors, versions, strict=True)):
-            raise Torn("something besides the optimizer changes parameters between two of its steps")
+    @functools.cache
+    def untouched() -> bool:
+        return all(tensor._version == version for tensor, version in zip(tensors, versions, strict=True))
 
-    return check
+    return untouched
 
 
 def _cpu() -> Any:

@@ -99,10 +99,12 @@ def write_archive(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any
     import torch
 
     archive = torch._C.PyTorchFileWriter(str(Path(job["folder"], file["path"])), *file["options"])
-    for name, extent in file["records"]:
-        storage = memory.storage(extent["offset"], extent["length"], size_bytes=job["size_bytes"])
-        archive.write_record(name, storage, extent["length"])
-    archive.write_end_of_file()
+    try:
+        for name, extent in file["records"]:
+            storage = memory.storage(extent["offset"], extent["length"], size_bytes=job["size_bytes"])
+            archive.write_record(name, storage, extent["length"])
+    finally:
+        archive.write_end_of_file()  # also after an error: else torch ends the process when it collects the archive
 
 
 def write_tensors(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any]) -> None:

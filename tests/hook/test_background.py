@@ -264,13 +264,22 @@ def test_what_cannot_be_written_is_told_and_does_not_end_saving(fresh: Backgroun
     assert content(tmp_path / "x") == content(tmp_path / "blocking")
 
 
-def test_a_full_volume_is_no_reason_to_block(fresh: Background, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
+def test_a_full_volume_is_no_reason_to_block(fresh: Background, tmp_path: Path, name: str) -> None:
     model, optimizer = state()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "none", str(tmp_path)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3M", "none", str(tmp_path)], check=True)
     try:
+        save_all(model, optimizer, tmp_path.parent / "blocking")
+        if name == "model.safetensors":  # 1 MiB, optimizer.pt has 2
+            (tmp_path / "others").write_bytes(b"x" * (5 << 19))
         for _ in range(background.FAILURES_IN_A_ROW + 1):
             error = write_beside(fresh, tmp_path / "x", lambda: save_all(model, optimizer, tmp_path / "x"))
-            assert str(error).startswith("the volume is full")
+            assert str(error).startswith("the volume is full"), error
+        pid = fresh.pid
+        subprocess.run(["mount", "-o", "remount,size=9M", str(tmp_path)], check=True)
+        assert write_beside(fresh, tmp_path / "x", lambda: save_all(model, optimizer, tmp_path / "x")) is None
+        assert content(tmp_path / "x") == content(tmp_path.parent / "blocking")
+        assert fresh.pid == pid
     finally:
         subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 

@@ -1,0 +1,148 @@
+"""How long a save stops training: the hook's blocking saves, its saves beside training, and torch's own asynchronous ones.
+
+    python -m benchmarks.stall [--gb 0.5,2] [--rounds 3] [--saves 4] [--folder DIR] [--json FILE]
+
+``held`` is the time for which the training thread is kept from training, per save: in the save itself, and later where the
+optimizer's step waits for the rest of the copy. ``lost`` is all that the steps from one save to the next take longer than the
+fastest half of steps did, so it also has what writing beside training takes from it: on a machine whose cores are all busy with
+training it cannot be less than the work of writing. The first save of each run is left out, and told apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.transfer import ROOT
+
+BLOCKING, OURS = "blocking", "ours"
+MODES = (BLOCKING, OURS, "dcp-thread", "dcp-process")
+WHAT = {
+    BLOCKING: "the hook, saves block",
+    OURS: "the hook, CKPT_ASYNC=1",
+    "dcp-thread": "DCP async_save, thread",
+    "dcp-process": "DCP async_save, process",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """Of one training process, seconds per save."""
+
+    mode: str
+    first_held_s: float
+    held_s: list[float]
+    lost_s: list[float]
+    step_s: float
+    state_bytes: int
+    device: str
+    digests: dict[str, str]
+    """SHA-256 of the files of the last checkpoint."""
+
+
+def run(mode: str, size_gb: float, options: argparse.Namespace) -> Run:
+    """Train in a process of its own, with an empty volume."""
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="stall-") as folder:
+        volume = Path(folder, "volume")
+        volume.mkdir()
+        told = [mode, str(size_gb), str(options.saves), str(options.every), folder]
+        command = [sys.executable, "-m", "benchmarks.stall_trainer", *told]
+        settings = {
+            "CKPT_DIR": str(volume),
+            "CKPT_SAVE_STEPS": str(options.every),
+            "CKPT_SAVE_TOTAL_LIMIT": "1",
+            "CKPT_RESUME_TIMEOUT_S": "1",
+            "CKPT_ASYNC": "1" if mode == OURS else "0",
+            "HF_HUB_OFFLINE": "1",
+        }
+        hook = [] if mode.startswith("dcp") else [sys.executable, "-m", "trainer_hook", "run", "--"]
+        environ = {**os.environ, **settings, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([*hook, *command], cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{mode}: {done.stderr[-2000:]}")
+        return _run_of(mode, json.loads(done.stdout.splitlines()[-1]), options.every, volume)
+
+
+def _run_of(mode: str, told: dict[str, object], every: int, volume: Path) -> Run:
+    steps_s: list[float] = told["steps_s"]  # type: ignore[assignment]
+    held = {int(step): seconds for step, seconds in told["held_s"].items()}  # type: ignore[attr-defined]
+    usual_s = statistics.median(sorted(steps_s)[: max(1, len(steps_s) // 2)])
+    saves = list(range(every, len(steps_s) + 1, every))
+    # A save at the end of step n, and the optimizer's next step, are in the interval from the end of n on: steps_s[n - 1].
+    held_s = [held.get(step, 0.0) for step in saves]
+    lost_s = [sum(steps_s[n - 1 : n - 1 + every]) - usual_s * len(steps_s[n - 1 : n - 1 + every]) for n in saves]
+    digests = {}
+    for path in sorted(volume.glob("checkpoint-*/[!.]*")):
+        with path.open("rb") as file:
+            digests[str(path.relative_to(volume))] = hashlib.file_digest(file, "sha256").hexdigest()
+    device, size = str(told["device"]), int(told["state_bytes"])  # type: ignore[call-overload]
+    return Run(mode, held_s[0], held_s[1:], lost_s[1:], usual_s, size, device, digests)
+
+
+def table(runs: list[Run]) -> str:
+    """Return medians over all saves, their worst, and how many times less than blocking that is."""
+    first, step_s = runs[0], statistics.median(r.step_s for r in runs)
+    saves = len(first.held_s) * sum(r.mode == first.mode for r in runs)
+    lines = [
+        f"\n{first.state_bytes / 1e9:.2f} GB of state on {first.device}, steps of {step_s:.2f} s; "
+        f"medians over {saves} saves (worst)\n",
+        f"{'':<26}{'held s':>20}{'less':>8}{'first s':>10}{'lost s':>20}{'less':>8}",
+    ]
+    blocking = _medians(runs, BLOCKING)
+    for mode in dict.fromkeys(r.mode for r in runs):
+        held, worst, lost, most, start = _medians(runs, mode)
+        lines.append(
+            f"{WHAT[mode]:<26}{held:>12.3f} ({worst:.3f}){blocking[0] / held:>7.1f}x{start:>10.2f}"
+            f"{lost:>12.3f} ({most:.3f}){blocking[2] / max(lost, 1e-3):>7.1f}x"
+        )
+    lines.append(f"the same bytes in every file of the last checkpoint, blocking and not: {'yes' if are_equal(runs) else 'NO'}")
+    return "\n".join(lines)
+
+
+def _medians(runs: list[Run], mode: str) -> tuple[float, float, float, float, float]:
+    of_mode = [r for r in runs if r.mode == mode]
+    held, lost = [s for r in of_mode for s in r.held_s], [s for r in of_mode for s in r.lost_s]
+    start = statistics.median(r.first_held_s for r in of_mode)
+    return statistics.median(held), max(held), statistics.median(lost), max(lost), start
+
+
+def are_equal(runs: list[Run]) -> bool:
+    """Whether all checkpoints of the hook are the same."""
+    digests = [r.digests for r in runs if not r.mode.startswith("dcp")]
+    return bool(digests[0]) and all(digest == digests[0] for digest in digests)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gb", default="0.5,2", help="sizes of the state")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--saves", type=int, default=4, help="per round")
+    parser.add_argument("--every", type=int, default=6, help="steps from one save to the next")
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--folder", type=Path, help="where checkpoints are written")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    measured: dict[str, list[Run]] = {}
+    for size in options.gb.split(","):
+        free = shutil.disk_usage(options.folder or tempfile.gettempdir()).free
+        if free < 3e9 * float(size):
+            raise SystemExit(f"{size} GB of state need {3 * float(size):.1f} GB of disk: --folder names another place")
+        runs = [run(mode, float(size), options) for _ in range(options.rounds) for mode in options.modes.split(",")]
+        print(table(runs), flush=True)
+        measured[size] = runs
+    if options.json:
+        options.json.write_text(json.dumps({size: [asdict(r) for r in runs] for size, runs in measured.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

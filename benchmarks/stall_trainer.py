@@ -1,0 +1,169 @@
+"""Trains a model of a given size with the Hugging Face Trainer and tells how long each save held the training thread.
+
+python -m benchmarks.stall_trainer MODE GB SAVES STEPS_BETWEEN FOLDER
+
+``blocking`` and ``ours`` are saves of the hook, which the environment activates; ``dcp-thread`` and ``dcp-process`` are
+``torch.distributed.checkpoint.async_save`` with a stager that is used again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+
+WIDTH = 2048
+ROWS = 64
+STATE_COPIES = 3
+"""Parameters and the two moments of Adam."""
+IS_CUDA = torch.cuda.is_available()
+
+
+class Net(torch.nn.Module):
+    """Layers of 16 MiB each."""
+
+    def __init__(self, size_bytes: float) -> None:
+        super().__init__()
+        count = max(1, round(size_bytes / STATE_COPIES / (4 * WIDTH * WIDTH)))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(count))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        for layer in self.layers:
+            x = x + layer(x).relu() / len(self.layers)
+        return {"loss": (x.mean(-1) - labels).square().mean()}
+
+
+class Rows(torch.utils.data.Dataset[Any]):
+    """Random rows, the same ones in every run."""
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        row = torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
+        return {"x": row, "labels": row.mean()}
+
+
+class Watch(TrainerCallback):  # type: ignore[misc]
+    """Notes when steps end, and how long the training thread was held in each."""
+
+    def __init__(self) -> None:
+        self.ends_s: list[float] = []
+        self.held_s: dict[int, float] = {}
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if IS_CUDA:
+            torch.cuda.synchronize()
+        self.ends_s.append(time.monotonic())
+
+    def holding(self, function: Any) -> Any:
+        """Wrap what holds the training thread."""
+
+        def held(*args: Any, **kwargs: Any) -> Any:
+            began_s, step = time.monotonic(), len(self.ends_s)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.held_s[step] = self.held_s.get(step, 0.0) + time.monotonic() - began_s
+
+        return held
+
+
+class Dcp(TrainerCallback):  # type: ignore[misc]
+    """Saves with ``async_save``."""
+
+    def __init__(self, mode: str, every: int, folder: Path, watch: Watch) -> None:
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        self._every, self._folder, self._process = every, folder, mode == "dcp-process"
+        self._stager = DefaultStager(StagingOptions(IS_CUDA, self._process, IS_CUDA, IS_CUDA))
+        self._response: Any = None
+        self._save_held, self._staged_held = watch.holding(self._save), watch.holding(self._wait_until_staged)
+        self.trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step % self._every == 0:
+            self._save_held(state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._wait()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._staged_held()  # the parameters must not change before
+
+    def _wait_until_staged(self) -> None:
+        staged = getattr(self._response, "staging_completion", None)
+        if staged is not None:
+            staged.result()
+
+    def _wait(self) -> None:
+        if self._response is not None:
+            getattr(self._response, "upload_completion", self._response).result()
+
+    def _save(self, step: int) -> None:
+        import torch.distributed as dist
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+        if not dist.is_initialized():
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+            dist.init_process_group("gloo", store=dist.FileStore(str(self._folder / "store"), 1), rank=0, world_size=1)
+        self._wait()
+        kind = AsyncCheckpointerType.PROCESS if self._process else AsyncCheckpointerType.THREAD
+        state = {"model": self.trainer.model.state_dict(), "optimizer": self.trainer.optimizer.state_dict()}
+        self._response = dcp.async_save(
+            state, checkpoint_id=str(self._folder / "dcp"), async_checkpointer_type=kind, async_stager=self._stager
+        )
+
+
+def watch_the_hook(watch: Watch) -> None:
+    """Time what the hook does in the training thread: its saves, and what the optimizer's step waits for."""
+    from trainer_hook import snapshot
+    from trainer_hook.saving import Saver
+
+    Saver.save = watch.holding(Saver.save)  # type: ignore[method-assign]
+    before = snapshot.before_next_step
+    snapshot.before_next_step = lambda optimizer, act: before(optimizer, watch.holding(act))
+
+
+def main(mode: str, size_gb: float, saves: int, every: int, folder: Path) -> None:
+    """Train, and print what was seen as one line of JSON."""
+    set_seed(1)
+    watch = Watch()
+    net = Net(size_gb * 1e9)
+    arguments = TrainingArguments(
+        output_dir=str(folder / "output"),
+        max_steps=saves * every + every - 1,
+        per_device_train_batch_size=ROWS,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=not IS_CUDA,
+        max_grad_norm=0,
+        learning_rate=1e-6,
+        logging_strategy="no",
+    )
+    peer = Dcp(mode, every, folder, watch) if mode.startswith("dcp") else None
+    trainer = Trainer(model=net, args=arguments, train_dataset=Rows(), callbacks=[watch, *filter(None, [peer])])
+    if peer is None:
+        watch_the_hook(watch)
+    else:
+        peer.trainer = trainer
+    trainer.train()
+    between_s = [later - earlier for earlier, later in zip(watch.ends_s, watch.ends_s[1:], strict=False)]
+    parameters = sum(parameter.nbytes for parameter in net.parameters())
+    device = torch.cuda.get_device_name() if IS_CUDA else "cpu"
+    told = {"held_s": watch.held_s, "steps_s": between_s, "state_bytes": parameters * STATE_COPIES, "device": device}
+    print(json.dumps(told), flush=True)
+    os._exit(0)  # nobody waits for a sidecar here
+
+
+if __name__ == "__main__":
+    _, which, gb, save_count, step_count, where = sys.argv
+    main(which, float(gb), int(save_count), int(step_count), Path(where))

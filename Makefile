@@ -8,7 +8,7 @@ STORE  ?= s3
 JSON   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-all bench-peers clean
+.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-all bench-peers bench-stall clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ bench: $(VENV)/.trainer  ## what transfers cost the client, beside its peers and
 bench-all: $(VENV)/.trainer bench-peers  ## all of it: TLS, Ceph RGW, a shaped link (root), and what it costs the training beside it
 	$(BIN)/python -m benchmarks.transfer --store sink,sink-tls,rgw,link --work big,four,small,hf $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.neighbour
+
+bench-stall: $(VENV)/.trainer  ## how long a save stops training: blocking, CKPT_ASYNC=1, torch's async_save (CUDA where there is one)
+	$(BIN)/python -m benchmarks.stall $(BENCH_ARGS)
 
 bench-peers: .venv-peers/.installed  ## the tools to compare with
 

@@ -45,6 +45,12 @@ class Captured:
 
     files: list[ArchiveJob | TensorsJob]
     arrived: Callable[[], None]
+    """Returns when all of it is in the memory, or raises."""
+
+    def give_up(self) -> None:
+        """It will not be written: the optimizer has nothing to wait for any more."""
+        with contextlib.suppress(Exception):
+            self.arrived()
 
 
 def no_room_for(size_bytes: int, *, held_bytes: int, limit: host_memory.Limit) -> str | None:
@@ -217,7 +223,10 @@ class Background:
             except Exception as what:
                 error = what
                 self._count(what)
-            then(error)
+            try:
+                then(error)
+            except Exception as what:
+                warn(f"{folder.name} was written but not finished ({type(what).__name__}: {what})")
 
         self._thread = threading.Thread(target=work, name="checkpoint-writer", daemon=True)
         self._thread.start()

@@ -58,8 +58,8 @@ class Saver:
         self._last_bytes = 0
         self._room = Room(self._volume, session.client)
         self._background = background_for(session.settings, trainer)
-        self._in_flight: str | None = None
-        self._lost = self._newest_waited_for = False
+        self._tried: str | None = None
+        self._in_flight = self._lost = self._waited = False
         self._save_s = 0.0
         self.step_seconds: float | None = None
         self.unfinished: tuple[str, ...] = ()
@@ -76,14 +76,17 @@ class Saver:
         ranks try it or none, so that they stay in step with each other.
         """
         name, urgent = self.name(global_step), reason == "jit"
-        was_in_flight = self.settle()
-        if name in self._session.saved and not (urgent and name == was_in_flight and self._was_lost()):
+        known = name in self._session.saved
+        if known and not urgent:
+            return True
+        self.settle()
+        if known and not self._was_lost(name):
             return True
         self._session.saved.add(name)
         began_s = time.monotonic()
         if not self._agreement.all_agree(self._prepare(name, urgent=urgent)):
             return False
-        wrote, captured = True, None
+        wrote, captured, self._tried, self._lost = True, None, name, False
         try:
             captured = self._write(model, global_step, urgent=urgent)
         except Exception as error:
@@ -91,30 +94,32 @@ class Saver:
             wrote = False
         if self._staged and self._agreement.all_agree(wrote) and self._world.local_rank == 0:
             wrote = self._leave_staging(global_step, name)
-        if captured is None or not wrote:
-            return wrote and self._finish(name, reason, began_s, stopped_early=stopped_early)
-        return self._finish_later(captured, name, reason, began_s, stopped_early=stopped_early)
+        if captured is not None and wrote:
+            self._finish_later(captured, name, reason, began_s, stopped_early=stopped_early)
+            return True
+        if captured is not None:
+            captured.give_up()
+        self._lost = not (wrote and self._finish(name, reason, began_s, stopped_early=stopped_early))
+        return not self._lost
 
     def get_ready(self) -> None:
         """Called once after the first step: what saves beside training need is taken while training goes on."""
         if self._background is not None:
             prepare(self._background, self._trainer)
 
-    def settle(self) -> str | None:
-        """Wait until nothing is being written beside training. Returns what was, after the last call."""
-        name, self._in_flight = self._in_flight, None
-        self._newest_waited_for = False
-        if name is None or self._background is None:
-            return None
+    def settle(self) -> None:
+        """Wait until nothing is being written beside training."""
+        self._waited, in_flight, self._in_flight = False, self._in_flight, False
+        if self._background is None or not in_flight:
+            return
         began_s = time.monotonic()
-        told_s = self._session.stop.told_at_s
-        if not self._background.wait(None if told_s is None else max(1.0, self._left_s())):
-            warn(f"{name} is still being written and cannot be waited for any longer")
-            self._lost = True
-        elif (waited_s := time.monotonic() - began_s) > LONG_WAIT_S:
-            say(f"training waited {waited_s:.1f} s for {name}")
-        self._newest_waited_for = not self._lost
-        return name
+        told = self._session.stop.told_at_s is not None
+        if not self._background.wait(max(1.0, self._left_s()) if told else None):
+            warn(f"{self._tried} is still being written and cannot be waited for any longer")
+            return
+        self._waited = not self._lost
+        if (waited_s := time.monotonic() - began_s) > LONG_WAIT_S:
+            say(f"training waited {waited_s:.1f} s for {self._tried}")
 
     def end(self) -> None:
         """Wait for what is being written, and give the memory back that it needed."""
@@ -127,22 +132,22 @@ class Saver:
         settings, told_s = self._session.settings, self._session.stop.told_at_s
         return settings.grace_seconds - (0.0 if told_s is None else time.monotonic() - told_s)
 
-    def _was_lost(self) -> bool:
-        return not self._agreement.all_agree(not self._lost)
+    def _was_lost(self, name: str) -> bool:
+        """Whether the save of this very step failed on any rank after training had gone on."""
+        return self._background is not None and name == self._tried and not self._agreement.all_agree(not self._lost)
 
-    def _finish_later(self, captured: Captured, name: str, reason: str, began_s: float, *, stopped_early: bool) -> bool:
+    def _finish_later(self, captured: Captured, name: str, reason: str, began_s: float, *, stopped_early: bool) -> None:
         assert self._background is not None
-        self._in_flight, self._lost = name, False
+        self._in_flight = self._lost = True  # until it is known to be written
         held_s = time.monotonic() - began_s
 
         def then(error: Exception | None) -> None:
             if error is not None:
                 self._failed(name, error)
-            done = error is None and self._finish(name, reason, began_s, stopped_early=stopped_early, held_s=held_s)
-            self._lost = not done
+            elif self._finish(name, reason, began_s, stopped_early=stopped_early, held_s=held_s):
+                self._lost = False
 
         self._background.start(captured, self._volume / name, then)
-        return True
 
     @property
     def _staged(self) -> bool:
@@ -167,7 +172,7 @@ class Saver:
         """Whether a save just in time is: after one that was just waited for, only if it can be finished, too."""
         if self._background is not None and self._background.busy:
             return False
-        if not self._newest_waited_for or fits(expected_s=self._save_s, left_s=self._left_s()):
+        if not self._waited or fits(expected_s=self._save_s, left_s=self._left_s()):
             return True
         say(f"no newer checkpoint: a save takes about {self._save_s:.1f} s, {self._left_s():.1f} s are left")
         return False

@@ -57,6 +57,7 @@ class HostBuffer:
         self._unpin()
         os.posix_fallocate(self.fd, 0, size_bytes)
         self._map = mmap.mmap(self.fd, size_bytes)
+        self._map.madvise(mmap.MADV_DONTFORK)
         self.size_bytes = size_bytes
         self._populate(self._map)
 
@@ -82,6 +83,7 @@ class HostBuffer:
         """Give the memory back."""
         self._unpin()
         self._map = None
+        os.ftruncate(self.fd, 0)  # forked children have the descriptor, too: closing it would free nothing
         os.close(self.fd)
 
     def _unpin(self) -> None:

@@ -66,7 +66,7 @@ def run(mode: str, size_gb: float, options: argparse.Namespace) -> Run:
         }
         hook = [] if mode.startswith("dcp") else [sys.executable, "-m", "trainer_hook", "run", "--"]
         environ = {**os.environ, **settings, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run([*hook, *command], cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+        done = subprocess.run([*hook, *command], cwd=folder, env=environ, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{mode}: {done.stderr[-2000:]}")
         return _run_of(mode, json.loads(done.stdout.splitlines()[-1]), options.every, volume)
@@ -102,10 +102,14 @@ def table(runs: list[Run]) -> str:
         held, worst, lost, most, start = _medians(runs, mode)
         lines.append(
             f"{WHAT[mode]:<26}{held:>12.3f} ({worst:.3f}){blocking[0] / held:>7.1f}x{start:>10.2f}"
-            f"{lost:>12.3f} ({most:.3f}){blocking[2] / max(lost, 1e-3):>7.1f}x"
+            f"{lost:>12.3f} ({most:.3f}){_times_less(blocking[2], lost)}"
         )
     lines.append(f"the same bytes in every file of the last checkpoint, blocking and not: {'yes' if are_equal(runs) else 'NO'}")
     return "\n".join(lines)
+
+
+def _times_less(blocking_s: float, lost_s: float) -> str:
+    return f"{blocking_s / lost_s:>7.1f}x" if lost_s > blocking_s / 100 else f"{'–':>8}"
 
 
 def _medians(runs: list[Run], mode: str) -> tuple[float, float, float, float, float]:

@@ -138,7 +138,7 @@ def main(mode: str, size_gb: float, saves: int, every: int, folder: Path) -> Non
     watch = Watch()
     net = Net(size_gb * 1e9)
     arguments = TrainingArguments(
-        output_dir=str(folder / "output"),
+        output_dir="output",  # part of what is saved: the same in every run
         max_steps=saves * every + every - 1,
         per_device_train_batch_size=ROWS,
         save_strategy="no",

@@ -27,6 +27,7 @@ from trainer_hook.writer import ArchiveJob, Job, TensorsJob
 
 WRITER_BYTES = 384 << 20
 """What the writing process takes for itself (torch, once imported), generously."""
+END_WITHIN_S = 5.0
 FAILURES_IN_A_ROW = 2
 """After so many, saves block."""
 
@@ -129,7 +130,8 @@ class Writer:
     def close(self) -> None:
         """End it."""
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a write to a disk that does not answer
+            self._process.wait(END_WITHIN_S)
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:
@@ -158,8 +160,10 @@ class Background:
         """
         if self._why_not(size_bytes) is None and (buffer := self._started()) is not None:
             reserve = functools.partial(_reserve, buffer, size_bytes, device)
-            self._preparing = threading.Thread(target=reserve, name="checkpoint-memory", daemon=True)
-            self._preparing.start()
+            thread = threading.Thread(target=reserve, name="checkpoint-memory", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread to be had: the first save does it itself
+                thread.start()
+                self._preparing = thread
 
     @property
     def busy(self) -> bool:
@@ -182,7 +186,7 @@ class Background:
         return True
 
     def capture(self, folder: Path, save: Callable[[], None], *, optimizer: Any = None) -> Captured | None:
-        """Save, but only as far as a snapshot of what is large; nothing may be in flight.
+        """Save, but only as far as a snapshot of what is large. Waits for what is in flight.
 
         Args:
             folder: Of the checkpoint; what ``save`` writes elsewhere is written at once.
@@ -196,6 +200,7 @@ class Background:
         Raises:
             Exception: Whatever ``save`` raises.
         """
+        self.wait()
         if not self._may_try():
             save()
             return None
@@ -228,8 +233,12 @@ class Background:
             except Exception as what:
                 warn(f"{folder.name} was written but not finished ({type(what).__name__}: {what})")
 
-        self._thread = threading.Thread(target=work, name="checkpoint-writer", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=work, name="checkpoint-writer", daemon=True)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:  # no thread to be had
+            work()
 
     def close(self) -> None:
         """End the process and give the memory back. What is in flight is lost; see :meth:`wait`."""
@@ -237,7 +246,7 @@ class Background:
             self._preparing.join()
         if self._writer is not None:
             self._writer.close()
-        if self.wait() and self._buffer is not None:
+        if self.wait(END_WITHIN_S) and self._buffer is not None:
             self._buffer.close()
         self._buffer = self._writer = self._copier = self._preparing = None
 

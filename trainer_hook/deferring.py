@@ -71,11 +71,10 @@ class Deferred:
 @contextlib.contextmanager
 def deferring(folder: Path) -> Iterator[Deferred]:
     """Hold back the large files that this thread writes below ``folder`` in the context."""
-    import safetensors.torch
     import torch
 
     deferred, thread = Deferred(), threading.get_ident()
-    save, save_file = torch.save, safetensors.torch.save_file
+    save, save_file = torch.save, getattr(sys.modules.get("safetensors.torch"), "save_file", None)
 
     def below(file: Any) -> str | None:
         if threading.get_ident() != thread or not isinstance(file, str | os.PathLike):
@@ -92,8 +91,8 @@ def deferring(folder: Path) -> Iterator[Deferred]:
         else:
             deferred.files.append(Archive(path, records, write))
 
-    @functools.wraps(save_file)
     def save_file_later(tensors: Any, filename: Any, metadata: Any = None) -> None:
+        assert save_file is not None
         path, write = below(filename), functools.partial(save_file, tensors, filename, metadata)
         if path is None or not _can_wait(tensors):
             write()
@@ -102,7 +101,7 @@ def deferring(folder: Path) -> Iterator[Deferred]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_replaced(torch, "save", save_later))
-        for module, name in _holders(save_file):
+        for module, name in _holders(save_file) if save_file is not None else []:
             stack.enter_context(_replaced(module, name, save_file_later))
         yield deferred
 
@@ -172,6 +171,9 @@ def _can_wait(tensors: Any) -> bool:
         return False
     if any(t.device.type not in DEVICES for t in tensors.values()):
         return False
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    storages = {s.data_ptr(): s.nbytes() for s in (tensor.untyped_storage() for tensor in tensors.values())}
-    return bool(size >= SMALL_BYTES and sum(storages.values()) <= 2 * size)
+    size = sum(int(tensor.nbytes) for tensor in tensors.values())
+    try:
+        storages = {s.data_ptr(): int(s.nbytes()) for s in (tensor.untyped_storage() for tensor in tensors.values())}
+    except RuntimeError:  # there is none
+        return False
+    return size >= SMALL_BYTES and sum(storages.values()) <= 2 * size

@@ -105,7 +105,10 @@ class Saver:
     def get_ready(self) -> None:
         """Called once after the first step: what saves beside training need is taken while training goes on."""
         if self._background is not None:
-            prepare(self._background, self._trainer)
+            try:
+                prepare(self._background, self._trainer)
+            except Exception as error:
+                warn(f"nothing was prepared for saves beside training ({type(error).__name__}: {error})")
 
     def settle(self) -> None:
         """Wait until nothing is being written beside training."""

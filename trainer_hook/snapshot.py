@@ -25,6 +25,8 @@ ALIGNMENT = 64
 CHUNK_BYTES = 16 << 20
 Pair = tuple[Any, Any]
 """Source and place, both as bytes."""
+Updated = Mapping[int, list[Any]]
+"""What an optimizer's step changes: tensors by the address of the storage in which they lie."""
 _PORTABLE = 1
 """``cudaHostRegisterPortable``: pinned for every device."""
 _MADV_POPULATE_WRITE = 23
@@ -219,7 +221,7 @@ class Copier:
 
         return wait
 
-    def _copy_from(self, device: Any, pairs: list[Pair], updated: Mapping[int, Any], optimizer: Any) -> Callable[[], None]:
+    def _copy_from(self, device: Any, pairs: list[Pair], updated: Updated, optimizer: Any) -> Callable[[], None]:
         """Copy from a CUDA device, first what a forward pass may change, such as running means.
 
         Source: CUDA programming guide, "Asynchronous Concurrent Execution": copies from pinned memory on another stream.
@@ -257,7 +259,7 @@ class Copier:
         return wait
 
 
-def _copy_on_cpu(pairs: list[Pair], updated: Mapping[int, Any], optimizer: Any) -> Callable[[], None]:
+def _copy_on_cpu(pairs: list[Pair], updated: Updated, optimizer: Any) -> Callable[[], None]:
     early, late = _split(pairs, updated)
     for source, place in early:
         place.copy_(source)
@@ -286,19 +288,31 @@ class Copying:
 
     def help(self) -> None:
         """Copy what nobody else has begun, and wait for the rest."""
-        memcpy = _memcpy()
         while True:
+            self._copy_what_is_left()
+            with self._changed:
+                # Not for ever: a piece comes back from a thread that was interrupted while it copied.
+                if self._changed.wait_for(lambda: not self._left, timeout=0.1):
+                    return
+
+    def _copy_what_is_left(self) -> None:
+        memcpy = _memcpy()
+        while self._pieces:
+            piece = None
             try:
                 piece = self._pieces.popleft()
-            except IndexError:
-                break
-            memcpy(*piece)
-            with self._changed:
-                self._left -= 1
-                if not self._left:
-                    self._complete()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._left)
+                memcpy(*piece)
+                with self._changed:
+                    self._left -= 1
+                    piece = None
+                    if not self._left:
+                        self._complete()
+            except IndexError:  # another thread was faster
+                return
+            except BaseException:
+                if piece is not None:
+                    self._pieces.append(piece)
+                raise
 
     def _complete(self) -> None:
         # Before anybody may go on: a change that is seen here was made while the copy was.
@@ -324,15 +338,19 @@ def _memcpy() -> Any:
     return memcpy
 
 
-def _split(pairs: list[Pair], updated: Mapping[int, Any]) -> tuple[list[Pair], list[Pair]]:
+def _split(pairs: list[Pair], updated: Updated) -> tuple[list[Pair], list[Pair]]:
     """Return what has to be copied at once, and what only the optimizer's step changes."""
-    early = [pair for pair in pairs if pair[0].data_ptr() not in updated]
-    return early, [pair for pair in pairs if pair[0].data_ptr() in updated]
+
+    def is_late(pair: Pair) -> bool:
+        tensors = updated.get(pair[0].data_ptr(), [])
+        return bool(tensors and sum(tensor.nbytes for tensor in tensors) >= len(pair[0]))
+
+    return [pair for pair in pairs if not is_late(pair)], [pair for pair in pairs if is_late(pair)]
 
 
-def _watch(pairs: list[Pair], updated: Mapping[int, Any]) -> Callable[[], bool]:
+def _watch(pairs: list[Pair], updated: Updated) -> Callable[[], bool]:
     """Return what says whether none of the tensors was written to until it was first asked."""
-    tensors = [updated[source.data_ptr()] for source, _ in pairs]
+    tensors = [tensor for source, _ in pairs for tensor in updated[source.data_ptr()]]
     versions = [tensor._version for tensor in tensors]
 
     @functools.cache
@@ -354,10 +372,13 @@ def _as_bytes(storage: Any) -> Any:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _updated_by(optimizer: Any) -> dict[int, Any]:
-    """Return the tensors that the optimizer changes in its step, by the address of their storage."""
+def _updated_by(optimizer: Any) -> Updated:
+    """Return what the optimizer changes in its step."""
     tensors = [*(p for group in optimizer.param_groups for p in group["params"]), *_tensors_in(optimizer.state)]
-    return {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+    found: dict[int, list[Any]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    return found
 
 
 def steps_alone(optimizer: Any) -> bool:
@@ -366,7 +387,8 @@ def steps_alone(optimizer: Any) -> bool:
 
 
 def _plain(optimizer: Any) -> Any:
-    return getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper
+    """Return the optimizer in accelerate's wrapper. In any other one, ``step()`` may do something first."""
+    return optimizer.optimizer if type(optimizer).__module__.startswith("accelerate.") else optimizer
 
 
 def before_next_step(optimizer: Any, act: Callable[[], Any]) -> bool:

@@ -162,6 +162,13 @@ def _die_with(parent: int) -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
+def _step_back() -> None:
+    """Let training have the cores, and if memory runs out, let it be this process that has to go."""
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
 def _jobs() -> Iterator[bytes]:
     while line := sys.stdin.buffer.readline():
         yield line
@@ -170,13 +177,15 @@ def _jobs() -> Iterator[bytes]:
 def main(fd: int, parent: int) -> None:
     """Write until the trainer closes the pipe or dies."""
     _die_with(parent)
-    os.nice(NICENESS)
+    _step_back()
+    answers = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever a library prints is no answer
     import torch
 
     torch.set_num_threads(1)
     memory = Memory(fd)
     for line in _jobs():
-        os.write(1, json.dumps(answer(memory, line)).encode() + b"\n")
+        os.write(answers, json.dumps(answer(memory, line)).encode() + b"\n")
 
 
 if __name__ == "__main__":

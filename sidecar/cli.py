@@ -25,8 +25,8 @@ Command = Callable[[argparse.Namespace], int]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code (FORMAT.md, "Exit codes")."""
-    parser = _parser()
-    parsed = parser.parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parsed = _parser(arguments).parse_args(arguments)
     command: Command = parsed.command
     try:
         return command(parsed)
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="checkpoint-sidecar", description="Makes training state durable without touching training code."
     )
@@ -75,11 +75,26 @@ def _parser() -> argparse.ArgumentParser:
     )
     hook = add("install-hook", _install_hook, "copy the trainer's side into a folder, to be used by PYTHONPATH alone")
     hook.add_argument("folder", metavar="DIR", help="such as a folder on the shared volume")
+    inject = add("inject", _inject, "put the sidecar into Kubernetes manifests", as_json=False)
+    webhook = add("webhook", _webhook, "serve the same as a mutating admission webhook", as_json=False)
+    _add_late(inject, webhook, arguments)
     demo = add("demo", _demo, "a training run loses its pod and its volume, and resumes exactly")
     demo.add_argument("--store", choices=["s3", "file"], default="s3", help="an S3 server in memory, or a folder")
     demo.add_argument("--script", default="examples/train_hf.py", metavar="FILE")
     demo.add_argument("--folder", default=".demo", metavar="DIR", help="emptied first")
     return parser
+
+
+def _add_late(inject: argparse.ArgumentParser, webhook: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Add the many flags of the commands for manifests only where one of them is meant."""
+    if arguments[:1] == ["inject"]:
+        from sidecar.inject import command
+
+        command.add_arguments(inject)
+    elif arguments[:1] == ["webhook"]:
+        from sidecar.webhook import command as webhook_command
+
+        webhook_command.add_arguments(webhook)
 
 
 def _run(_: argparse.Namespace) -> int:
@@ -224,6 +239,18 @@ def _install_hook(options: argparse.Namespace) -> int:
     text = f"{done.folder}: {done.version}{'' if done.is_new else ', as before'}; PYTHONPATH={done.folder} CKPT_HOOK=auto"
     _print(options, answer, lambda _: text)
     return 0
+
+
+def _inject(options: argparse.Namespace) -> int:
+    from sidecar.inject.command import run
+
+    return run(options)
+
+
+def _webhook(options: argparse.Namespace) -> int:
+    from sidecar.webhook.command import run
+
+    return run(options)
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -1,0 +1,176 @@
+"""A document in, the document with the sidecar and what would bite out. Nothing here reads or writes anything."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sidecar.inject import train_job
+from sidecar.inject.fields import Fields, put
+from sidecar.inject.options import Options
+from sidecar.inject.places import Kind, NotInjectable, Place, Warning_, group_of, kind_of, nested, places, pod_somewhere
+from sidecar.inject.pods import Pod, look_at, put_in
+from sidecar.inject.traps import of_several, warnings_of
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """The new document, what would bite, and how many pod templates got the sidecar."""
+
+    document: Any
+    warnings: tuple[Warning_, ...] = ()
+    pods: int = 0
+
+
+def inject(document: Any, options: Options, *, inside: str = "") -> Injected:
+    """Put the sidecar into every pod of a document that trains. Doing it again changes nothing.
+
+    Args:
+        document: Parsed YAML or JSON. It is not changed.
+        options: What is asked for.
+        inside: Path of this document within another that carries it.
+
+    Returns:
+        The document itself where its kind has no pods, such as a Service.
+
+    Raises:
+        NotInjectable: A document that has pods and is not understood; says where.
+    """
+    if not isinstance(document, MutableMapping) or not document.get("kind"):
+        if document is None:
+            return Injected(document)
+        raise NotInjectable(inside, "is no Kubernetes object: kind is missing")
+    try:
+        return _inject(copy.deepcopy(document), options)
+    except NotInjectable as error:
+        path = ".".join(filter(None, (inside, error.path)))
+        raise NotInjectable(path, error.why) from None
+
+
+def _inject(document: Fields, options: Options) -> Injected:
+    carried = nested(document)
+    if carried is not None:
+        return _inject_carried(document, carried, options)
+    if (group_of(document), document["kind"]) == ("trainer.kubeflow.org", "TrainJob"):
+        warnings = train_job.put_in(document, _filled_in(options, document))
+        return Injected(document, tuple(warnings), pods=1)
+    kind = kind_of(document)
+    if kind is None:
+        where = pod_somewhere(document)
+        if where:
+            raise NotInjectable(where, f"a pod of kind {document['kind']} ({document.get('apiVersion')}), which is not known")
+        return Injected(document)
+    return _inject_kind(document, kind, _filled_in(options, document))
+
+
+def _inject_carried(document: Fields, carried: list[tuple[str, Fields]], options: Options) -> Injected:
+    warnings: list[Warning_] = []
+    pods = 0
+    for path, inner in carried:
+        done = inject(inner, options, inside=path)
+        inner.clear()
+        inner.update(done.document)
+        warnings += [Warning_(f"{path}.{warning.path}", warning.text) for warning in done.warnings]
+        pods += done.pods
+    return Injected(document, tuple(warnings), pods)
+
+
+def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
+    chosen = places(document, kind)
+    if options.pods:
+        chosen = [place for place in chosen if place.name in options.pods]
+    count, index_field, warnings = _run_of(document, kind, chosen)
+    looked_at = [look_at(place, options, pods=count, node_index_field=index_field) for place in chosen]
+    found: list[Pod] = [pod for pod in looked_at if pod is not None]
+    if not found:
+        wanted = options.trainer_container or kind.trainer
+        why = (
+            f"no pod has a container {wanted!r}: --trainer-container" if chosen else f"none is called {', '.join(options.pods)}"
+        )
+        raise NotInjectable(kind.pods[0], why)
+    for pod in found:
+        warnings += warnings_of(pod)
+    for pod in found:
+        put_in(pod)
+        job = pod.place.job
+        if job is not None and options.is_native:
+            # Else the next pod starts while this one still uploads.
+            put(job, "podReplacementPolicy", job.get("podReplacementPolicy") or "Failed", before=("template",))
+    return Injected(document, tuple(dict.fromkeys(warnings)), len(found))
+
+
+def _filled_in(options: Options, document: Fields) -> Options:
+    """Fill in ``{namespace}`` and ``{name}``, so that one default gives each run its own prefix."""
+    store = options.store
+    if store is None or "{" not in store:
+        return options
+    metadata = document.get("metadata") or {}
+    name = metadata.get("name") or str(metadata.get("generateName") or "").rstrip("-")
+    if "{name}" in store and not name:
+        raise NotInjectable("metadata.name", f"is missing, and --store {store} needs it")
+    filled = store.replace("{namespace}", str(metadata.get("namespace") or "default")).replace("{name}", str(name))
+    return replace(options, store=filled)
+
+
+def _run_of(document: Fields, kind: Kind, chosen: list[Place]) -> tuple[int | None, str | None, list[Warning_]]:
+    """Return how many pods make one run and which field tells a pod its index, where the document alone can say.
+
+    A sidecar that takes itself for the only one may do what would harm others, so more than one is always said. The index is
+    said only where it cannot be wrong; without it the hook's markers say it.
+    """
+    spec = document.get("spec") or {}
+    if kind.is_job:
+        return _run_of_jobs(document, kind, chosen)
+    if kind.name == "StatefulSet":
+        count = _whole(spec.get("replicas"), 1)
+        return (count, "metadata.labels['apps.kubernetes.io/pod-index']", []) if count > 1 else (None, None, [])
+    if kind.name == "LeaderWorkerSet":
+        size = _whole((spec.get("leaderWorkerTemplate") or {}).get("size"), 1)
+        several = list(of_several("groups", spec.get("replicas"), "spec.replicas"))
+        return (
+            (size, "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']", several)
+            if size > 1
+            else (None, None, several)
+        )
+    if kind.group == "apps":
+        count = _whole(spec.get("replicas"), 1)
+    elif kind.group in ("kubeflow.org", "ray.io", "batch.volcano.sh"):
+        scaled = any(above.get("enableInTreeAutoscaling") for place in chosen for above in place.above)
+        count = sum(_replicas(place, scaled=scaled) for place in chosen)
+    else:
+        count = 1
+    return (count if count > 1 else None), None, []
+
+
+def _replicas(place: Place, *, scaled: bool) -> int:
+    above = place.above[-1]
+    most = max(_whole(above.get("replicas"), 1), _whole(above.get("maxReplicas"), 0) if scaled else 0)
+    return most * _whole(above.get("numOfHosts"), 1)
+
+
+def _run_of_jobs(document: Fields, kind: Kind, chosen: list[Place]) -> tuple[int | None, str | None, list[Warning_]]:
+    jobs = [(place, place.job or {}) for place in chosen]
+    if kind.group == "trainer.kubeflow.org":
+        return None, None, []  # the TrainJob says how many
+    if kind.group == "batch":
+        place, job = jobs[0]
+        parallel, wanted = _whole(job.get("parallelism"), 1), _whole(job.get("completions"), 1)
+        if job.get("completionMode") != "Indexed":
+            return (parallel if parallel > 1 else None), None, []
+        if parallel < wanted:
+            return None, None, list(of_several("indices that do not run at once", wanted, f"{place.job_path}.completions"))
+        return wanted, None, []
+    replicated = [
+        _whole(outer.get("replicas"), 1) for outer in (document.get("spec") or {}).get("replicatedJobs") or () if outer
+    ]
+    pods = [_whole(job.get("completions") or job.get("parallelism"), 1) for _, job in jobs]
+    if len(jobs) == 1 and sum(replicated) == 1:
+        return pods[0], None, []
+    # Every Job of the set counts its pods from 0: an index means nothing beyond it.
+    return None, None, []
+
+
+def _whole(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -1,0 +1,169 @@
+"""Text in, text out: every document of a file gets its sidecar, and whatever is not changed keeps its every character."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from sidecar.errors import ConfigurationError
+from sidecar.inject.documents import Injected, inject
+from sidecar.inject.merging import merged
+from sidecar.inject.options import Options
+from sidecar.inject.places import NotInjectable, Warning_
+
+_SEPARATOR = re.compile(r"^---(?=\s|$)", re.MULTILINE)
+_NESTED = re.compile(r"^( *(?:- +)*)[^\s#][^\n]*:[ ]*(?:#[^\n]*)?\n(?:[ ]*(?:#[^\n]*)?\n)*( *)(- )?", re.MULTILINE)
+"""A key with nothing behind it, and how the next line begins."""
+_AMBIGUOUS = re.compile(r"|~|null|true|false|y|n|yes|no|on|off|[-+.0-9][-+.0-9a-fox_:e]*", re.IGNORECASE)
+"""Strings that some YAML parser takes for something else; Kubernetes' knows the words of YAML 1.1, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class InjectedText:
+    """The new text, what would bite, and how many pod templates got the sidecar."""
+
+    text: str
+    warnings: tuple[Warning_, ...]
+    pods: int
+
+
+def inject_text(text: str, options: Options) -> InjectedText:
+    """Put the sidecar into every document of a YAML or JSON text.
+
+    Raises:
+        NotInjectable: A document is not understood, or none has pods that train.
+        ConfigurationError: ruamel.yaml is not installed.
+    """
+    newline = "\r\n" if "\r\n" in text else "\n"
+    plain = text.replace("\r\n", "\n")
+    if plain.lstrip("\ufeff \n\t").startswith("{"):
+        done = _inject_json(plain, options)
+    else:
+        parts = [_inject_part(part, options) for part in _parts(plain)]
+        warnings = tuple(warning for part in parts for warning in part.warnings)
+        done = InjectedText("".join(part.text for part in parts), warnings, sum(part.pods for part in parts))
+    if not done.pods:
+        raise NotInjectable(
+            "", "nothing here has pods: Pod, Job, CronJob, JobSet, TrainingRuntime, TrainJob, PyTorchJob, RayJob, …"
+        )
+    return InjectedText(done.text.replace("\n", newline), done.warnings, done.pods)
+
+
+def _parts(text: str) -> list[str]:
+    """Split at the ``---`` lines, each of which begins a part."""
+    starts = [match.start() for match in _SEPARATOR.finditer(text)]
+    edges = [0, *(start for start in starts if start), len(text)]
+    return [text[begin:end] for begin, end in itertools.pairwise(edges)]
+
+
+def _inject_part(text: str, options: Options) -> InjectedText:
+    loaded = _load(text)
+    if loaded is None:
+        return InjectedText(text, (), 0)
+    done = inject(loaded, options)
+    name = _called(loaded)
+    warnings = tuple(Warning_(f"{name}: {warning.path}", warning.text) for warning in done.warnings)
+    if done.document == loaded:
+        return InjectedText(text, warnings, done.pods)
+    # Against what ruamel makes of the text without a change: the rest of the differences are its taste, not ours.
+    before, after = _dump(loaded, text), _dump(done.document, text)
+    new = merged(text, before, after)
+    if new is None or not _same(new, done):
+        new = after
+    if not new.endswith("\n"):
+        new += "\n"
+    return InjectedText(new, warnings, done.pods)
+
+
+def _same(text: str, done: Injected) -> bool:
+    try:
+        return bool(_load(text) == done.document)
+    except NotInjectable:
+        return False
+
+
+def _called(document: Any) -> str:
+    name = (document.get("metadata") or {}).get("name") if hasattr(document, "get") else None
+    return f"{document.get('kind')}/{name}" if name else str(document.get("kind"))
+
+
+def _yaml(text: str) -> Any:
+    try:
+        from ruamel.yaml import YAML
+    except ImportError:
+        raise ConfigurationError("ruamel.yaml is not installed: pip install 'checkpoint-sidecar[sidecar]'") from None
+    yaml = YAML(typ="rt", pure=True)
+    yaml.preserve_quotes = True
+    yaml.width = 1 << 20
+    yaml.explicit_start = bool(_SEPARATOR.match(text))
+    mapping, offset = _style(text)
+    yaml.indent(mapping=mapping, sequence=2 + offset, offset=offset)
+    yaml.representer.add_representer(type(None), _represent_null)
+    yaml.representer.add_representer(str, _represent_text)
+    yaml.representer.add_representer(list, _represent_list)
+    return yaml
+
+
+def _represent_null(representer: Any, _: None) -> Any:
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
+
+
+def _represent_text(representer: Any, text: str) -> Any:
+    style = '"' if _AMBIGUOUS.fullmatch(text) else None
+    return representer.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _represent_list(representer: Any, items: list[Any]) -> Any:
+    """Short lists of words, such as commands, in one line; these are only the lists that are new."""
+    words = bool(items) and all(isinstance(item, str) for item in items) and len(" ".join(items)) < 80
+    return representer.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=words)
+
+
+def _style(text: str) -> tuple[int, int]:
+    """Return by how much most mappings and most lists of the text are indented against their key."""
+    mappings: Counter[int] = Counter()
+    lists: Counter[int] = Counter()
+    begin = 0
+    while match := _NESTED.search(text, begin):
+        (lists if match[3] else mappings)[len(match[2]) - len(match[1])] += 1
+        begin = match.start(2) - 0 if match.start(2) > match.start() else match.end()
+    widths = [(count, width) for width, count in mappings.items() if width > 0]
+    offsets = [(count, width) for width, count in lists.items() if width >= 0]
+    return max(widths, default=(0, 2))[1], max(offsets, default=(0, 0))[1]
+
+
+def _load(text: str) -> Any:
+    yaml = _yaml(text)
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return yaml.load(text)
+    except YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1} of the document" if mark is not None else ""
+        said = getattr(error, "problem", None) or str(error)
+        raise NotInjectable(where, f"is no YAML ({said}); a template must be rendered first") from None
+
+
+def _dump(document: Any, text: str) -> str:
+    stream = io.StringIO()
+    _yaml(text).dump(document, stream)
+    return stream.getvalue()
+
+
+def _inject_json(text: str, options: Options) -> InjectedText:
+    try:
+        loaded = json.loads(text.lstrip("\ufeff"))
+    except ValueError as error:
+        raise NotInjectable("", f"is no JSON: {error}") from None
+    done = inject(loaded, options)
+    warnings = tuple(Warning_(f"{_called(loaded)}: {warning.path}", warning.text) for warning in done.warnings)
+    if done.document == loaded:
+        return InjectedText(text, warnings, done.pods)
+    indent = re.search(r"\n( +)\"", text)
+    return InjectedText(json.dumps(done.document, indent=len(indent[1]) if indent else None) + "\n", warnings, done.pods)

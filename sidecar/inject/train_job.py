@@ -1,0 +1,100 @@
+"""A TrainJob cannot add containers: its runtime has the sidecar. What differs from run to run is patched into that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sidecar.inject import containers as made
+from sidecar.inject.fields import Fields, entries, growing, named, put, put_named, section
+from sidecar.inject.options import Options
+from sidecar.inject.places import NotInjectable, Warning_
+
+MANAGER = "checkpoint-sidecar/inject"
+_DEFAULT_POD = "node"
+
+
+def put_in(document: Fields, options: Options) -> list[Warning_]:
+    """Give the run its prefix, its grace period and its number of nodes; the trainer its settings.
+
+    The form is ``runtimePatches``, or ``podTemplateOverrides`` where the document has them already (Trainer 2.1 and older).
+    """
+    spec = section(document, "spec", "")
+    warnings = list(_warnings(spec, options))
+    env = _sidecar_environment(spec, options)
+    for pod in options.pods or (_DEFAULT_POD,):
+        patched = _override(spec, pod) if "podTemplateOverrides" in spec else _patch(spec, pod, options)
+        containers = growing(patched, "initContainers" if options.is_native else "containers", "spec")
+        there = named(containers, made.SIDECAR)
+        if there is None:
+            there = {"name": made.SIDECAR}
+            containers.append(there)
+        for name, value in env.items():
+            put_named(growing(there, "env", made.SIDECAR), {"name": name, "value": value})
+    settings = options.trainer_settings()
+    if options.grace:
+        settings["CKPT_GRACE_SECONDS"] = str(options.grace)
+        settings["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(options.grace)
+    if settings:
+        trainer_env = growing(section(spec, "trainer", "spec"), "env", "spec.trainer")
+        for name, value in settings.items():
+            put_named(trainer_env, {"name": name, "value": value})
+    return warnings
+
+
+def _sidecar_environment(spec: Fields, options: Options) -> dict[str, str]:
+    nodes = (spec.get("trainer") or {}).get("numNodes")
+    env = {
+        **({"CKPT_STORE": options.store} if options.store else {}),
+        **({"CKPT_GRACE_SECONDS": str(options.grace)} if options.grace else {}),
+        **({"CKPT_NODE_COUNT": str(nodes)} if isinstance(nodes, int) else {}),
+        **options.sidecar_settings(),
+    }
+    if not options.store:
+        raise NotInjectable("", "--store is missing: each run has its own prefix, such as s3://bucket/runs/{name}")
+    return env
+
+
+def _patch(spec: Fields, pod: str, options: Options) -> Fields:
+    patch = _named(growing(spec, "runtimePatches", "spec"), MANAGER, key="manager")
+    here: Any = patch
+    for key in ("trainingRuntimeSpec", "template", "spec"):
+        here = section(here, key, "spec.runtimePatches")
+    here = _named(growing(here, "replicatedJobs", "spec.runtimePatches"), pod)
+    for key in ("template", "spec", "template", "spec"):
+        here = section(here, key, "spec.runtimePatches")
+    if options.grace:
+        put(here, "terminationGracePeriodSeconds", options.grace)
+    fields: Fields = here
+    return fields
+
+
+def _override(spec: Fields, pod: str) -> Fields:
+    overrides = growing(spec, "podTemplateOverrides", "spec")
+    for override in overrides:
+        if [target.get("name") for target in override.get("targetJobs") or ()] == [pod]:
+            return section(override, "spec", "spec.podTemplateOverrides")
+    overrides.append({"targetJobs": [{"name": pod}], "spec": {}})
+    return section(overrides[-1], "spec", "spec.podTemplateOverrides")
+
+
+def _named(items: Any, name: str, *, key: str = "name") -> Fields:
+    there = named(items, name, key=key)
+    if there is None:
+        there = {key: name}
+        items.append(there)
+    return there
+
+
+def _warnings(spec: Fields, options: Options) -> Iterator[Warning_]:
+    runtime = (spec.get("runtimeRef") or {}).get("name")
+    yield Warning_(
+        "spec.runtimeRef", f"a TrainJob cannot add containers: the sidecar must be in the runtime {runtime!r}; inject it there"
+    )
+    if "podTemplateOverrides" in spec and options.grace:
+        text = "cannot set the grace period: write it into the runtime, the same number as --grace"
+        yield Warning_("spec.podTemplateOverrides", text)
+    if not entries(spec, "podTemplateOverrides", "spec") and not options.grace:
+        yield Warning_(
+            "spec.runtimePatches", "the grace period is the runtime's; --grace sets another for this run (Trainer 2.3)"
+        )

@@ -1,0 +1,211 @@
+"""What would bite later in a pod that gets a sidecar: each trap is one function of what the document says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sidecar.inject import containers as made
+from sidecar.inject.fields import Fields, named
+from sidecar.inject.options import DEFAULT_IMAGE
+from sidecar.inject.places import Warning_
+from sidecar.inject.pods import Pod
+from trainer_hook.contract import DEFAULT_API_PORT
+
+Trap = Callable[[Pod], Iterator[Warning_]]
+_KUBEFLOW_V1 = "kubeflow.org"
+_SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
+
+
+def warnings_of(pod: Pod) -> list[Warning_]:
+    """Return everything that would bite, in the order of the pod's life."""
+    return [warning for trap in _TRAPS for warning in trap(pod)]
+
+
+def _grace(pod: Pod) -> Iterator[Warning_]:
+    if "terminationGracePeriodSeconds" not in pod.spec and pod.options.grace is None:
+        text = "is not set: Kubernetes gives 30 s from SIGTERM to the end, for the save and its upload; choose it with --grace"
+        yield Warning_(f"{pod.place.spec_path}.terminationGracePeriodSeconds", text)
+
+
+def _volume(pod: Pod) -> Iterator[Warning_]:
+    path, shared = pod.place.spec_path, pod.shared
+    if shared.mount is None and shared.name == made.VOLUME_BESIDE:
+        text = (
+            f"the pod has a volume {made.VOLUME!r} that the trainer does not mount at {shared.directory}: the shared one is "
+            f"called {shared.name}; if checkpoints go to the former, give its mount path with --dir"
+        )
+        yield Warning_(f"{path}.volumes", text)
+    for key in ("subPath", "subPathExpr"):
+        if key in (shared.mount or {}):
+            text = (
+                f"a sub-path is a mount of its own, across which links and renames fail: mount the whole at {shared.directory}"
+            )
+            yield Warning_(f"{pod.trainer_path}.volumeMounts", f"{key}: {text}")
+    empty = (shared.volume or {}).get("emptyDir") or {}
+    if "sizeLimit" in empty:
+        text = "beyond it the pod is evicted with a second's notice, instead of the trainer seeing a full disk: leave it out"
+        yield Warning_(f"{path}.volumes", f"{shared.name}: sizeLimit: {text}")
+    if empty.get("medium") == "Memory":
+        yield Warning_(f"{path}.volumes", f"{shared.name}: checkpoints in memory count against the containers' memory limits")
+    if "persistentVolumeClaim" in (shared.volume or {}) and (pod.node_count or 1) > 1:
+        text = (
+            "several pods share the claim, but one sidecar at a time uses a volume: give each an emptyDir or ephemeral volume"
+        )
+        yield Warning_(f"{path}.volumes", f"{shared.name}: {text}")
+
+
+def _ephemeral_storage(pod: Pod) -> Iterator[Warning_]:
+    on_node = pod.shared.volume is None or "emptyDir" in pod.shared.volume
+    for index, container in enumerate(pod.spec.get("containers") or ()):
+        limits = (container.get("resources") or {}).get("limits") or {}
+        if on_node and "ephemeral-storage" in limits:
+            text = "checkpoints on the emptyDir count against it, and beyond it the pod is evicted with a second's notice"
+            yield Warning_(f"{pod.place.spec_path}.containers[{index}].resources.limits.ephemeral-storage", text)
+
+
+def _user(pod: Pod) -> Iterator[Warning_]:
+    own, common = pod.trainer.get("securityContext") or {}, pod.spec.get("securityContext") or {}
+    user = own.get("runAsUser", common.get("runAsUser")) if pod.options.run_as_user is None else pod.options.run_as_user
+    where = f"{pod.place.spec_path}.securityContext"
+    if user == 0:
+        yield Warning_(
+            where, "the trainer is root, so the sidecar is, too (without capabilities): the restricted standard forbids both"
+        )
+    elif user is None and "fsGroup" not in common:
+        text = (
+            "the trainer's user is not known here: give the sidecar the same with --run-as-user, unless the platform gives all "
+            "containers one (OpenShift does); another user cannot clean up the volume"
+        )
+        yield Warning_(where, text)
+
+
+def _network(pod: Pod) -> Iterator[Warning_]:
+    path, ports = pod.place.spec_path, {pod.options.api_port or DEFAULT_API_PORT, pod.options.metrics_port}
+    if pod.spec.get("hostNetwork"):
+        numbers = ", ".join(str(port) for port in sorted(filter(None, ports)))
+        text = f"{numbers} are the node's ports then: two such pods on one node clash; choose others with --api-port"
+        yield Warning_(f"{path}.hostNetwork", text)
+    for index, container in enumerate(pod.spec.get("containers") or ()):
+        for number, port in enumerate(container.get("ports") or () if container.get("name") != made.SIDECAR else ()):
+            if port.get("containerPort") in ports:
+                text = f"{port['containerPort']} is the sidecar's: choose another with --api-port or --metrics-port"
+                yield Warning_(f"{path}.containers[{index}].ports[{number}]", text)
+
+
+def _restart(pod: Pod) -> Iterator[Warning_]:
+    path, policy, native = pod.place.spec_path, pod.spec.get("restartPolicy"), pod.options.is_native
+    if pod.place.kind.name == "Pod" and policy in (None, "Always"):
+        yield Warning_(
+            f"{path}.restartPolicy", "Always: a training that has succeeded is started again; use OnFailure or Never"
+        )
+    elif not native and policy in (None, "Always") and pod.place.kind.group != "apps":
+        yield Warning_(
+            f"{path}.restartPolicy", "Always: the classic sidecar ends after a success and is started again; use OnFailure"
+        )
+    version = pod.options.kubernetes_version
+    if native and policy == "Never" and version is not None and version < (1, 33):
+        text = (
+            "Never: on this version a sidecar that fails before it has started leaves the pod waiting for ever; look at its log"
+        )
+        yield Warning_(f"{path}.restartPolicy", text)
+    if native and version is not None and version < (1, 29):
+        yield Warning_(f"{path}.initContainers", "native sidecars need 1.29, or the feature gate SidecarContainers in 1.28")
+    if native and pod.place.kind.group == _KUBEFLOW_V1:
+        field = f"{pod.place.kind.name.lower()}.{pod.place.kind.pods[0].replace('{}', '')}.spec.initContainers.restartPolicy"
+        text = (
+            "an operator whose CRD does not know restartPolicy here drops it, and the pod waits for the sidecar's end: "
+            f"see 'kubectl explain {field}', else use --mode classic"
+        )
+        yield Warning_(f"{path}.initContainers", text)
+
+
+def _replica(pod: Pod) -> Iterator[Warning_]:
+    if pod.place.kind.group == _KUBEFLOW_V1 and pod.place.above[-1].get("restartPolicy") == "Never":
+        text = "Never: a preempted replica (exit code 143) is not started again; use ExitCode or OnFailure"
+        yield Warning_(f"{pod.place.job_path}.restartPolicy", text)
+
+
+def _job(pod: Pod) -> Iterator[Warning_]:
+    job, path = pod.place.job, pod.place.job_path
+    if job is None:
+        return
+    if job.get("podReplacementPolicy") == "TerminatingOrFailed":
+        yield Warning_(f"{path}.podReplacementPolicy", "the next pod starts while the last one still uploads: use Failed")
+    rules = (job.get("podFailurePolicy") or {}).get("rules") or []
+    for index, rule in enumerate(rules):
+        if rule.get("onExitCodes") and "containerName" not in rule["onExitCodes"]:
+            text = "without containerName it takes the sidecar's exit codes for the trainer's"
+            yield Warning_(f"{path}.podFailurePolicy.rules[{index}].onExitCodes", text)
+    if pod.place.kind.group != "batch":
+        return
+    if job.get("backoffLimit") == 0 and not any(_ignores_preemption(rule) for rule in rules):
+        text = "0: a preempted pod fails the job; raise it, or let podFailurePolicy ignore DisruptionTarget and exit code 143"
+        yield Warning_(f"{path}.backoffLimit", text)
+    if job.get("completionMode") != "Indexed" and (pod.node_count or 1) > 1:
+        text = "several pods without an index write to one prefix: use completionMode: Indexed"
+        yield Warning_(f"{path}.completionMode", text)
+
+
+def _ignores_preemption(rule: Fields) -> bool:
+    codes = (rule.get("onExitCodes") or {}).get("values") or []
+    conditions = [condition.get("type") for condition in rule.get("onPodConditions") or ()]
+    return rule.get("action") == "Ignore" and (143 in codes or "DisruptionTarget" in conditions)
+
+
+def _rollout(pod: Pod) -> Iterator[Warning_]:
+    strategy = pod.place.above[-1].get("strategy") or {} if pod.place.above else {}
+    if pod.place.kind.name == "Deployment" and strategy.get("type") != "Recreate":
+        text = "a rollout starts the next pod while the last one still trains: use type: Recreate"
+        yield Warning_(pod.place.job_path + ".strategy", text)
+
+
+def _hook(pod: Pod) -> Iterator[Warning_]:
+    env = pod.trainer.get("env") or []
+    words = [str(word) for key in ("command", "args") for word in pod.trainer.get(key) or ()]
+    has_hook = named(env, "CKPT_HOOK") is not None or any("trainer_hook" in word for word in words)
+    if not pod.options.install_hook and not has_hook:
+        text = "nothing here starts the hook: unless the image does, or a script writes .complete itself, use --install-hook"
+        yield Warning_(pod.trainer_path, text)
+    if pod.options.install_hook and named(env, "PYTHONPATH") is None:
+        text = "is set for the hook; should the image set it, too, that value is lost: give the trainer's env the whole of it"
+        yield Warning_(f"{pod.trainer_path}.env", f"PYTHONPATH {text}")
+    if pod.options.install_hook and pod.place.kind.name == "MPIJob":
+        text = "ranks that mpirun starts on other pods get the hook only with '-x PYTHONPATH -x CKPT_HOOK -x CKPT_DIR'"
+        yield Warning_(pod.trainer_path, text)
+
+
+def _shell(pod: Pod) -> Iterator[Warning_]:
+    words = [str(word) for key in ("command", "args") for word in pod.trainer.get(key) or ()]
+    script = words[-1].strip() if len(words) > 1 and words[0] in _SHELLS and any(w.startswith("-") for w in words[1:]) else ""
+    lines = [line for line in script.replace(";", "\n").replace("&&", "\n").splitlines() if line.strip()]
+    if len(lines) > 1 and not lines[-1].strip().startswith("exec ") and "trap " not in script:
+        text = "a shell with several commands does not pass SIGTERM on: begin the last one with 'exec'"
+        yield Warning_(f"{pod.trainer_path}.{'args' if pod.trainer.get('args') else 'command'}", text)
+
+
+def _credentials(pod: Pod) -> Iterator[Warning_]:
+    secret = pod.options.secret
+    for index, source in enumerate(pod.trainer.get("envFrom") or ()):
+        if secret and (source.get("secretRef") or {}).get("name") == secret:
+            yield Warning_(f"{pod.trainer_path}.envFrom[{index}]", "the trainer needs no credentials for checkpoints any more")
+
+
+def _image(pod: Pod) -> Iterator[Warning_]:
+    there = [named(pod.spec.get(key) or [], made.SIDECAR) for key in ("initContainers", "containers")]
+    if pod.options.image is None and not any(there):
+        yield Warning_(
+            f"{pod.place.spec_path}.initContainers", f"the image is {DEFAULT_IMAGE}: name your registry's with --image"
+        )
+
+
+_TRAPS: tuple[Trap, ...] = (
+    *(_image, _grace, _volume, _ephemeral_storage, _user, _credentials, _network),
+    *(_restart, _replica, _job, _rollout, _hook, _shell),
+)
+
+
+def of_several(name: str, pods: Any, path: str) -> Iterator[Warning_]:
+    """Yield what is known of pods that are several but not one run."""
+    if isinstance(pods, int) and pods > 1:
+        yield Warning_(path, f"{pods} {name}: each is a run of its own and needs its own prefix in --store")

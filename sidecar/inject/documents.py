@@ -24,13 +24,12 @@ class Injected:
     pods: int = 0
 
 
-def inject(document: Any, options: Options, *, inside: str = "") -> Injected:
+def inject(document: Any, options: Options) -> Injected:
     """Put the sidecar into every pod of a document that trains. Doing it again changes nothing.
 
     Args:
         document: Parsed YAML or JSON. It is not changed.
         options: What is asked for.
-        inside: Path of this document within another that carries it.
 
     Returns:
         The document itself where its kind has no pods, such as a Service.
@@ -38,12 +37,26 @@ def inject(document: Any, options: Options, *, inside: str = "") -> Injected:
     Raises:
         NotInjectable: A document that has pods and is not understood; says where.
     """
+    return inject_in_place(copy.deepcopy(document), options)
+
+
+def inject_in_place(document: Any, options: Options, *, inside: str = "") -> Injected:
+    """Do the same to the document itself, which is left half changed when that is refused.
+
+    Args:
+        document: Parsed YAML or JSON. A copy of ruamel's would lose its merge keys.
+        options: What is asked for.
+        inside: Path of this document within another that carries it.
+
+    Raises:
+        NotInjectable: As above.
+    """
+    if document is None:
+        return Injected(document)
     if not isinstance(document, MutableMapping) or not document.get("kind"):
-        if document is None:
-            return Injected(document)
         raise NotInjectable(inside, "is no Kubernetes object: kind is missing")
     try:
-        return _inject(copy.deepcopy(document), options)
+        return _inject(document, options)
     except NotInjectable as error:
         path = ".".join(filter(None, (inside, error.path)))
         raise NotInjectable(path, error.why) from None
@@ -53,6 +66,8 @@ def _inject(document: Fields, options: Options) -> Injected:
     carried = nested(document)
     if carried is not None:
         return _inject_carried(document, carried, options)
+    if options.only and not {str(document["kind"]), _called(document)} & set(options.only):
+        return Injected(document)
     if (group_of(document), document["kind"]) == ("trainer.kubeflow.org", "TrainJob"):
         warnings = train_job.put_in(document, _filled_in(options, document))
         return Injected(document, tuple(warnings), pods=1)
@@ -65,13 +80,15 @@ def _inject(document: Fields, options: Options) -> Injected:
     return _inject_kind(document, kind, _filled_in(options, document))
 
 
+def _called(document: Fields) -> str:
+    return f"{document['kind']}/{(document.get('metadata') or {}).get('name')}"
+
+
 def _inject_carried(document: Fields, carried: list[tuple[str, Fields]], options: Options) -> Injected:
     warnings: list[Warning_] = []
     pods = 0
     for path, inner in carried:
-        done = inject(inner, options, inside=path)
-        inner.clear()
-        inner.update(done.document)
+        done = inject_in_place(inner, options, inside=path)
         warnings += [Warning_(f"{path}.{warning.path}", warning.text) for warning in done.warnings]
         pods += done.pods
     return Injected(document, tuple(warnings), pods)

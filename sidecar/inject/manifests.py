@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.errors import ConfigurationError
-from sidecar.inject.documents import Injected, inject
+from sidecar.inject.documents import Injected, inject, inject_in_place
 from sidecar.inject.merging import merged
 from sidecar.inject.options import Options
 from sidecar.inject.places import NotInjectable, Warning_
@@ -65,7 +65,7 @@ def _inject_part(text: str, options: Options) -> InjectedText:
     loaded = _load(text)
     if loaded is None:
         return InjectedText(text, (), 0)
-    done = inject(loaded, options)
+    done = inject_in_place(_load(text), options)
     name = _called(loaded)
     warnings = tuple(Warning_(f"{name}: {warning.path}", warning.text) for warning in done.warnings)
     if done.document == loaded:

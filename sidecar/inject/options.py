@@ -34,6 +34,8 @@ class Options:
     kubernetes_version: tuple[int, int] | None = None
     """Such as (1, 29); ``None``: one that has native sidecars."""
     trainer_container: str | None = None
+    only: tuple[str, ...] = ()
+    """Kinds, or ``Kind/name``, of the documents that get a sidecar; none: all that have pods."""
     pods: tuple[str, ...] = ()
     """Names of replicas, replicated jobs or worker groups that get a sidecar; none: all that train."""
     grace: int | None = None
@@ -154,6 +156,7 @@ FLAGS = (
     Flag("mode", _one_of("auto", "native", "classic"), "auto: native from Kubernetes 1.29 on", "auto|native|classic"),
     Flag("kubernetes-version", _version, "the cluster's, such as 1.31", "VERSION"),
     Flag("trainer-container", str, "which container trains, where there are several", "NAME"),
+    Flag("only", _names, "documents that get a sidecar, by kind or kind/name (default: all with pods)", "KIND[/NAME],…"),
     Flag("pods", _names, "replicas, replicated jobs or worker groups that get a sidecar (default: all)", "NAME,…"),
     Flag("grace", _whole(1, 86_400), "seconds from the notice to the end: the pod's and both containers'", "SECONDS"),
     Flag("dir", _directory, f"where the trainer sees the shared volume (default {DEFAULT_DIR})", "DIR"),

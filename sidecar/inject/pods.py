@@ -127,8 +127,13 @@ def _shared_volume(place: Place, spec: Fields, trainer: Fields, trainer_path: st
 
 
 def _is_claim_template(place: Place, name: str) -> bool:
-    templates = place.above[-1].get("volumeClaimTemplates") if place.above else None
-    return any((template.get("metadata") or {}).get("name") == name for template in templates or ())
+    """Whether the workload makes a claim of that name for its pods: a StatefulSet, or a JobSet with volumeClaimPolicies."""
+    templates: list[Any] = []
+    for above in place.above:
+        templates += above.get("volumeClaimTemplates") or []
+        for policy in above.get("volumeClaimPolicies") or []:
+            templates += policy.get("templates") or []
+    return any((template.get("metadata") or {}).get("name") == name for template in templates)
 
 
 def put_in(pod: Pod) -> None:

@@ -178,9 +178,11 @@ def _hook(pod: Pod) -> Iterator[Warning_]:
 def _shell(pod: Pod) -> Iterator[Warning_]:
     words = [str(word) for key in ("command", "args") for word in pod.trainer.get(key) or ()]
     script = words[-1].strip() if len(words) > 1 and words[0] in _SHELLS and any(w.startswith("-") for w in words[1:]) else ""
+    script = script.replace("\\\n", " ")
     lines = [line for line in script.replace(";", "\n").replace("&&", "\n").splitlines() if line.strip()]
+    lines = [line for line in lines if not line.strip().startswith("#")]
     if len(lines) > 1 and not lines[-1].strip().startswith("exec ") and "trap " not in script:
-        text = "a shell with several commands does not pass SIGTERM on: begin the last one with 'exec'"
+        text = "a shell with several commands may keep SIGTERM to itself: begin the last one with 'exec'"
         yield Warning_(f"{pod.trainer_path}.{'args' if pod.trainer.get('args') else 'command'}", text)
 
 

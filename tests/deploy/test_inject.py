@@ -203,6 +203,79 @@ def test_documents_without_pods_keep_every_character() -> None:
     assert inject_text(text.replace("\n", "\r\n"), STORE).text == inject_text(text, STORE).text.replace("\n", "\r\n")
 
 
+def test_a_file_with_other_workloads_is_told_which_one_trains() -> None:
+    redis = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "redis"}, "spec": {"template": POD}}
+    wrapped = {
+        "apiVersion": "v1",
+        "kind": "List",
+        "items": [redis, job(), {"apiVersion": "x/v1", "kind": "Other", "spec": POD}],
+    }
+    for only in ("Job", "Job/run", "Pod,Job/run"):
+        done = inject(wrapped, asked(only=only))
+        assert done.pods == 1
+        assert done.document["items"] == [redis, inject(job(), asked()).document, wrapped["items"][2]]
+    with pytest.raises(NotInjectable, match="nothing here has pods"):
+        inject_text(json.dumps(wrapped), asked(only="Job/other"))
+
+
+def test_a_claim_that_the_workload_makes_is_a_volume() -> None:
+    pod = {
+        "spec": {"containers": [{"name": "t", "image": "i", "volumeMounts": [{"name": "data", "mountPath": "/checkpoints"}]}]}
+    }
+    claims = [{"metadata": {"name": "data"}, "spec": {}}]
+    for document in (
+        several("StatefulSet", {"template": pod, "volumeClaimTemplates": claims}),
+        several(
+            "JobSet",
+            {
+                "replicatedJobs": [{"name": "a", "template": {"spec": {"template": pod}}}],
+                "volumeClaimPolicies": [{"templates": claims}],
+            },
+        ),
+    ):
+        [template] = pod_templates(inject(document, STORE).document)
+        assert named(sidecar_of(template["spec"])["volumeMounts"], "data")["mountPath"] == "/checkpoints"
+        assert "volumes" not in template["spec"]
+
+
+MERGED = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: run}
+spec:
+  template:
+    metadata: &shared
+      labels: {team: ünïcode}
+    spec:
+      containers:
+        - &base
+          name: main   # it trains
+          image: i
+          env: &env
+            - {name: A, value: "on"}
+          args:
+            - |
+              first
+                --- second   # no comment
+        - <<: *base
+          name: other
+          args: [x]
+"""
+
+
+def test_anchors_and_merge_keys_mean_what_they_meant() -> None:
+    """What two containers share by an anchor, such as an environment, they still share: so the other one gets it, too."""
+    chosen = asked(trainer_container="main", grace="90")
+    done = inject_text(MERGED, chosen)
+    [document] = documents(done.text)
+    main_, other = document["spec"]["template"]["spec"]["containers"]
+    assert values(main_) == values(other) | {"A": "on"}
+    assert main_["args"] == ["first\n  --- second   # no comment\n"]
+    assert other["args"] == ["x"]
+    assert "          name: main   # it trains\n" in done.text
+    assert inject_text(done.text, chosen).text == done.text
+
+
 def test_json_stays_json() -> None:
     text = json.dumps(job(), indent=4)
     done = inject_text(text, STORE)
@@ -428,7 +501,7 @@ TRAPS = {
     "no index": (in_job(parallelism=3), {}, "spec.completionMode"),
     "no hook": (in_pod("containers.0.env", None), {}, "nothing here starts the hook"),
     "python path": (job(), {"install_hook": "true"}, "env: PYTHONPATH"),
-    "shell": (in_pod("containers.0.command", ["sh", "-c", "cd /x && python t.py"]), {}, "does not pass SIGTERM on"),
+    "shell": (in_pod("containers.0.command", ["sh", "-c", "cd /x && python t.py"]), {}, "may keep SIGTERM to itself"),
     "credentials": (
         in_pod("containers.0.envFrom", [{"secretRef": {"name": "s"}}]),
         {"secret": "s"},

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
@@ -12,6 +13,7 @@ from botocore.parsers import ResponseParserError
 from sidecar.store.protocol import Stored
 
 NO_MORE = ""
+_OF_PAGE = frozenset({"EncodingType", "IsTruncated", "NextContinuationToken"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +50,32 @@ def read_page(raw: bytes) -> Page:
     Raises:
         ResponseParserError: It is no listing, as botocore says it.
     """
+    said: dict[str, str] = {}
+    objects, prefixes, last = [], [], None
     try:
-        root = ElementTree.fromstring(raw)  # noqa: S314 - expat expands no external entities
+        # Bit by bit: some stores list ten thousand objects in one page, and a tree of them takes tens of megabytes.
+        for _, last in ElementTree.iterparse(io.BytesIO(raw)):  # noqa: S314 - expat expands no external entities
+            if (name := _name(last)) == "Contents":
+                objects.append(_stored({_name(part): part.text or "" for part in last}))
+                last.clear()
+            elif name == "CommonPrefixes":
+                prefixes += [part.text or "" for part in last if _name(part) == "Prefix"]
+                last.clear()
+            elif name in _OF_PAGE:
+                said[name] = last.text or ""
     except ElementTree.ParseError as error:
         raise ResponseParserError(f"no listing: {error}") from None
-    if _name(root) != "ListBucketResult":
-        raise ResponseParserError(f"no listing: <{_name(root)[:50]}>")
-    said = {_name(child): child.text or "" for child in root}
-    decoded = unquote_plus if said.get("EncodingType") == "url" else str
-    objects, prefixes = [], []
-    for child in root:
-        if (name := _name(child)) == "Contents":
-            told = {_name(part): part.text or "" for part in child}
-            objects.append(_stored(told, decoded))
-        elif name == "CommonPrefixes":
-            prefixes += [decoded(part.text or "") for part in child if _name(part) == "Prefix"]
-    is_truncated = said.get("IsTruncated") == "true"
-    return Page(objects, prefixes, said.get("NextContinuationToken", NO_MORE) if is_truncated else NO_MORE)
+    if last is None or _name(last) != "ListBucketResult":
+        raise ResponseParserError(f"no listing: <{_name(last)[:50] if last is not None else ''}>")
+    if said.get("EncodingType") == "url":
+        objects = [replace(found, key=unquote_plus(found.key)) for found in objects]
+        prefixes = [unquote_plus(prefix) for prefix in prefixes]
+    return Page(objects, prefixes, said.get("NextContinuationToken", NO_MORE) if said.get("IsTruncated") == "true" else NO_MORE)
 
 
-def _stored(told: dict[str, str], decoded: Callable[[str], str]) -> Stored:
+def _stored(told: dict[str, str]) -> Stored:
     try:
-        return Stored(decoded(told["Key"]), int(told["Size"]), told.get("ETag", "").strip('"'))
+        return Stored(told["Key"], int(told["Size"]), told.get("ETag", "").strip('"'))
     except (KeyError, ValueError) as error:
         raise ResponseParserError(f"no listing: an object with {error}") from None
 

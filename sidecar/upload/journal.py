@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -62,16 +63,14 @@ class Journal:
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         try:
-            raw = self.path.read_bytes()
+            with self.path.open("rb") as lines:
+                for line in lines:
+                    with suppress(ValueError):  # cut off by a crash
+                        value = json.loads(line)
+                        if isinstance(value, dict):
+                            yield value
         except OSError:
             return
-        for line in raw.splitlines():
-            try:
-                value = json.loads(line)
-            except ValueError:  # cut off by a crash
-                continue
-            if isinstance(value, dict):
-                yield value
 
     def _apply(self, line: dict[str, Any]) -> None:
         try:

@@ -62,5 +62,5 @@ def main(seconds: float, transfer: Transfer | None) -> None:
 
 
 if __name__ == "__main__":
-    _, how_long, *where = sys.argv
-    main(float(how_long), Transfer(*where[:3], Path(where[3])) if where else None)
+    how_long, endpoint, bucket, prefix, folder = [*sys.argv[1:], "", "", "", ""][:5]
+    main(float(how_long), Transfer(endpoint, bucket, prefix, Path(folder)) if folder else None)

@@ -21,8 +21,9 @@ from typing import Any
 
 from trainer_hook import host_memory
 from trainer_hook.deferring import Deferred, deferring
+from trainer_hook.host_buffer import HostBuffer
 from trainer_hook.log import say, warn
-from trainer_hook.snapshot import Copier, HostBuffer, Torn, lay_out, steps_alone
+from trainer_hook.snapshot import Copier, Torn, lay_out, steps_alone
 from trainer_hook.writer import ArchiveJob, Job, TensorsJob
 
 WRITER_BYTES = 384 << 20

@@ -7,11 +7,8 @@ its own into pinned memory. Everything else is copied at once, and so is all of 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import mmap
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -19,91 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer_hook.deferring import Archive, Deferred, Tensors
+from trainer_hook.host_buffer import CHUNK_BYTES, HostBuffer
 from trainer_hook.writer import ArchiveJob, Extent, TensorsJob
 
 ALIGNMENT = 64
-CHUNK_BYTES = 16 << 20
 Pair = tuple[Any, Any]
 """Source and place, both as bytes."""
 Updated = Mapping[int, list[Any]]
 """What an optimizer's step changes: tensors by the address of the storage in which they lie."""
-_PORTABLE = 1
-"""``cudaHostRegisterPortable``: pinned for every device."""
-_MADV_POPULATE_WRITE = 23
-"""Linux 5.14. Where it is not known, the first save takes longer."""
-
-
-class HostBuffer:
-    """Anonymous shared memory, used again by every save. It grows and never shrinks."""
-
-    def __init__(self) -> None:
-        """Make it, empty.
-
-        Raises:
-            OSError: This kernel has no memfd.
-        """
-        # Not /dev/shm: that has 64 MiB in a container.
-        self.fd = os.memfd_create("checkpoint-snapshot", os.MFD_CLOEXEC)
-        self.size_bytes = 0
-        self._map: mmap.mmap | None = None
-        self._pinned_address = 0
-
-    def reserve(self, size_bytes: int) -> None:
-        """Have at least so many bytes, taken from the system now and not in the middle of a copy.
-
-        Raises:
-            OSError: There is not so much memory.
-        """
-        if size_bytes <= self.size_bytes:
-            return
-        self._unpin()
-        os.posix_fallocate(self.fd, 0, size_bytes)
-        self._map = mmap.mmap(self.fd, size_bytes)
-        self._map.madvise(mmap.MADV_DONTFORK)
-        self.size_bytes = size_bytes
-        self._populate(self._map)
-
-    def bytes(self) -> Any:
-        """Return all of it as a tensor of bytes."""
-        import torch
-
-        assert self._map is not None
-        return torch.frombuffer(self._map, dtype=torch.uint8)
-
-    def pin(self, device: Any) -> None:
-        """Let an accelerator copy here by itself. Without it the copies are slower, and no less right."""
-        import torch
-
-        if self._pinned_address or self._map is None:
-            return
-        address = self.bytes().data_ptr()
-        with torch.cuda.device(device):
-            if int(torch.cuda.cudart().cudaHostRegister(address, self.size_bytes, _PORTABLE)) == 0:
-                self._pinned_address = address
-
-    def close(self) -> None:
-        """Give the memory back."""
-        self._unpin()
-        self._map = None
-        os.ftruncate(self.fd, 0)  # forked children have the descriptor, too: closing it would free nothing
-        os.close(self.fd)
-
-    def _unpin(self) -> None:
-        if self._pinned_address:
-            import torch
-
-            torch.cuda.cudart().cudaHostUnregister(self._pinned_address)
-            self._pinned_address = 0
-
-    def _populate(self, memory: mmap.mmap) -> None:
-        """Map every page now: at the first copy that would be one fault per page."""
-        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        with contextlib.suppress(OSError, AttributeError):
-            madvise = ctypes.CDLL(None).madvise  # unlike mmap.madvise this lets other threads run
-            for offset in range(0, len(memory), CHUNK_BYTES):
-                length = min(CHUNK_BYTES, len(memory) - offset)
-                if madvise(ctypes.c_void_p(address + offset), ctypes.c_size_t(length), _MADV_POPULATE_WRITE):
-                    return
 
 
 @dataclass(slots=True)

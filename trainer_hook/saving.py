@@ -88,7 +88,7 @@ class Saver:
             return False
         wrote, captured, self._tried, self._lost = True, None, name, False
         try:
-            captured = self._write(model, global_step, urgent=urgent)
+            captured = self._write(model, global_step, beside=reason == "periodic")
         except Exception as error:
             self._failed(name, error)
             wrote = False
@@ -189,11 +189,14 @@ class Saver:
             with contextlib.suppress(OSError):
                 self._room.make(int(SPARE * (self._last_bytes or state_bytes(self._trainer))))
 
-    def _write(self, model: Any, global_step: int, *, urgent: bool) -> Captured | None:
-        """Returns what is still to be written beside training; nothing if that is not how this is saved."""
+    def _write(self, model: Any, global_step: int, *, beside: bool) -> Captured | None:
+        """Returns what is still to be written beside training; nothing if that is not how this is saved.
+
+        Whoever asks for a save, or is about to end, waits for it.
+        """
         run_dir = self._volume / STAGING if self._staged else self._volume
         with _redirected(self._trainer, str(run_dir)):
-            if self._background is None or urgent:
+            if self._background is None or not beside:
                 self._trainer._save_checkpoint(model, None)
                 return None
             return self._background.capture(

@@ -56,6 +56,7 @@ def stopped_in_mid_save(running: Training, pid: int | None = None) -> tuple[int,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # four trainings, one after the other
 def test_killed_in_mid_save_and_at_random_it_resumes_bit_for_bit(tmp_path: Path, unhooked: Callable[..., str]) -> None:
     told: dict[str, Any] = {"args": {"max_steps": 30}, "width": WIDTH, "quiet": True}
     volume, slowly = tmp_path / "volume", script(**told, sleep_s=0.1)

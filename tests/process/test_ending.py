@@ -57,6 +57,13 @@ def flushing(running: Sidecar, *, timeout_s: float) -> Iterator[list[Any]]:
     asking.join()
 
 
+def hears_sigterm(running: Sidecar) -> bool:
+    """Whether the process would notice SIGTERM also as PID 1 of a container: it handles it, or lets it wait."""
+    status = Path(f"/proc/{running.process.pid}/status").read_text()
+    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigBlk:", "SigCgt:"))]
+    return any(mask & 1 << (signal.SIGTERM - 1) for mask in masks)
+
+
 def ended_after_s(running: Sidecar) -> tuple[int, float]:
     began_s = time.monotonic()
     return running.terminate(timeout_s=60), time.monotonic() - began_s
@@ -260,3 +267,12 @@ def test_a_sidecar_that_waits_for_the_volume_ends_when_it_is_told_to(tmp_path: P
             assert second.terminate() == 0
         assert not (first.volume / ".ckpt/terminating").exists()
         assert first.terminate() == 0
+
+
+def test_a_sidecar_that_is_told_to_end_while_it_starts_still_flushes(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "volume", "checkpoint-20", {"model": b"weights"}, {})
+    with sidecar(tmp_path / "volume", file_store(tmp_path)) as running:
+        until(lambda: hears_sigterm(running))
+        assert not running.events(), "it had started already"
+        assert running.terminate() == 0
+        assert running.report["durable"] == ["checkpoint-20"]

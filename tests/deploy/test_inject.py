@@ -3,8 +3,11 @@ from __future__ import annotations
 import copy
 import io
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -318,6 +321,17 @@ def test_the_commands_of_the_sidecar_are_commands_of_this_program() -> None:
     for command in [sidecar["command"], sidecar["lifecycle"]["preStop"]["exec"]["command"], *probes]:
         assert command[0] == "checkpoint-sidecar"
         assert _parser().parse_args(command[1:]).name == command[1]
+
+
+def test_the_hook_that_the_init_container_installs_is_active_in_the_trainer(tmp_path: Path) -> None:
+    pod = pod_of(inject(job(), asked(install_hook="true", dir=str(tmp_path))))
+    [_, *install] = named(pod["initContainers"], "checkpoint-hook")["command"]
+    subprocess.run([sys.executable, "-m", "sidecar", *install], check=True, capture_output=True, timeout=60)
+    look = "import sys; print('trainer_hook.boot' in sys.modules, sys.modules['sitecustomize'].__file__)"
+    env = {"PATH": os.environ["PATH"], **values(pod["containers"][0])}
+    shown = subprocess.run([sys.executable, "-c", look], env=env, check=True, capture_output=True, text=True, timeout=60)
+    assert shown.stdout.split() == ["True", f"{tmp_path}/.ckpt/hook/sitecustomize.py"]
+    assert shown.stderr == ""
 
 
 def test_only_the_sidecar_sees_the_credentials() -> None:

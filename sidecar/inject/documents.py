@@ -9,10 +9,11 @@ from typing import Any
 
 from sidecar.inject import train_job
 from sidecar.inject.fields import Fields, put
+from sidecar.inject.identity import run_of
 from sidecar.inject.options import Options
-from sidecar.inject.places import Kind, NotInjectable, Place, Warning_, group_of, kind_of, nested, places, pod_somewhere
+from sidecar.inject.places import Kind, NotInjectable, Warning_, group_of, kind_of, nested, places, pod_somewhere
 from sidecar.inject.pods import Pod, look_at, put_in
-from sidecar.inject.traps import of_several, warnings_of
+from sidecar.inject.traps import warnings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
     chosen = places(document, kind)
     if options.pods:
         chosen = [place for place in chosen if place.name in options.pods]
-    count, index_field, warnings = _run_of(document, kind, chosen)
+    count, index_field, warnings = run_of(document, kind, chosen)
     looked_at = [look_at(place, options, pods=count, node_index_field=index_field) for place in chosen]
     found: list[Pod] = [pod for pod in looked_at if pod is not None]
     if not found:
@@ -129,65 +130,3 @@ def _filled_in(options: Options, document: Fields) -> Options:
         raise NotInjectable("metadata.name", f"is missing, and --store {store} needs it")
     filled = store.replace("{namespace}", str(metadata.get("namespace") or "default")).replace("{name}", str(name))
     return replace(options, store=filled)
-
-
-def _run_of(document: Fields, kind: Kind, chosen: list[Place]) -> tuple[int | None, str | None, list[Warning_]]:
-    """Return how many pods make one run and which field tells a pod its index, where the document alone can say.
-
-    A sidecar that takes itself for the only one may do what would harm others, so more than one is always said. The index is
-    said only where it cannot be wrong; without it the hook's markers say it.
-    """
-    spec = document.get("spec") or {}
-    if kind.is_job:
-        return _run_of_jobs(document, kind, chosen)
-    if kind.name == "StatefulSet":
-        count = _whole(spec.get("replicas"), 1)
-        return (count, "metadata.labels['apps.kubernetes.io/pod-index']", []) if count > 1 else (None, None, [])
-    if kind.name == "LeaderWorkerSet":
-        size = _whole((spec.get("leaderWorkerTemplate") or {}).get("size"), 1)
-        several = list(of_several("groups", spec.get("replicas"), "spec.replicas"))
-        return (
-            (size, "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']", several)
-            if size > 1
-            else (None, None, several)
-        )
-    if kind.group == "apps":
-        count = _whole(spec.get("replicas"), 1)
-    elif kind.group in ("kubeflow.org", "ray.io", "batch.volcano.sh"):
-        scaled = any(above.get("enableInTreeAutoscaling") for place in chosen for above in place.above)
-        count = sum(_replicas(place, scaled=scaled) for place in chosen)
-    else:
-        count = 1
-    return (count if count > 1 else None), None, []
-
-
-def _replicas(place: Place, *, scaled: bool) -> int:
-    above = place.above[-1]
-    most = max(_whole(above.get("replicas"), 1), _whole(above.get("maxReplicas"), 0) if scaled else 0)
-    return most * _whole(above.get("numOfHosts"), 1)
-
-
-def _run_of_jobs(document: Fields, kind: Kind, chosen: list[Place]) -> tuple[int | None, str | None, list[Warning_]]:
-    jobs = [(place, place.job or {}) for place in chosen]
-    if kind.group == "trainer.kubeflow.org":
-        return None, None, []  # the TrainJob says how many
-    if kind.group == "batch":
-        place, job = jobs[0]
-        parallel, wanted = _whole(job.get("parallelism"), 1), _whole(job.get("completions"), 1)
-        if job.get("completionMode") != "Indexed":
-            return (parallel if parallel > 1 else None), None, []
-        if parallel < wanted:
-            return None, None, list(of_several("indices that do not run at once", wanted, f"{place.job_path}.completions"))
-        return wanted, None, []
-    replicated = [
-        _whole(outer.get("replicas"), 1) for outer in (document.get("spec") or {}).get("replicatedJobs") or () if outer
-    ]
-    pods = [_whole(job.get("completions") or job.get("parallelism"), 1) for _, job in jobs]
-    if len(jobs) == 1 and sum(replicated) == 1:
-        return pods[0], None, []
-    # Every Job of the set counts its pods from 0: an index means nothing beyond it.
-    return None, None, []
-
-
-def _whole(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -9,6 +9,7 @@ from typing import Any
 
 from sidecar.inject import containers as made
 from sidecar.inject.fields import Fields, entries, growing, named, overlay, put, put_named, section
+from sidecar.inject.identity import told
 from sidecar.inject.options import DEFAULT_IMAGE, Options
 from sidecar.inject.places import NotInjectable, Place
 from trainer_hook.contract import DEFAULT_API_PORT, DEFAULT_DIR
@@ -237,6 +238,7 @@ def _sidecar_environment(pod: Pod, store: str) -> dict[str, Any]:
         wanted["CKPT_CREDENTIALS_DIR"] = made.CREDENTIALS_DIR
     if options.metrics_port:
         wanted["CKPT_METRICS_BIND"] = f"0.0.0.0:{options.metrics_port}"
+    wanted |= told(pod.place, pod.trainer, pod.trainer_path, count=pod.node_count)
     if pod.node_count is not None:
         wanted["CKPT_NODE_COUNT"] = str(pod.node_count)
     wanted |= options.sidecar_settings()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from sidecar.inject import containers as made
 from sidecar.inject.fields import Fields, named
@@ -205,9 +204,3 @@ _TRAPS: tuple[Trap, ...] = (
     *(_image, _grace, _volume, _ephemeral_storage, _user, _credentials, _network),
     *(_restart, _replica, _job, _rollout, _hook, _shell),
 )
-
-
-def of_several(name: str, pods: Any, path: str) -> Iterator[Warning_]:
-    """Yield what is known of pods that are several but not one run."""
-    if isinstance(pods, int) and pods > 1:
-        yield Warning_(path, f"{pods} {name}: each is a run of its own and needs its own prefix in --store")

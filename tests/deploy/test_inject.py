@@ -24,6 +24,7 @@ from sidecar.inject.options import with_given
 from sidecar.settings import from_environment as sidecar_settings
 from tests.deploy.pods import PLAIN, options, workloads
 from tests.deploy.schemas import OLD_VERSIONS, VERSIONS, complaints, documents, pod_templates
+from trainer_hook.contract import Node
 from trainer_hook.settings import from_environment as hook_settings
 
 STORE = Options(store="s3://bucket/runs/{name}")
@@ -459,6 +460,36 @@ def test_the_sidecar_knows_of_how_many_it_is_one_wherever_the_document_tells(
 
 
 # --- what would bite
+
+
+INDEX = {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/x']"}}}
+
+
+@pytest.mark.parametrize(
+    ("labels", "env", "told"),
+    [
+        ({}, [], {}),
+        ({"batch.kubernetes.io/job-name": "x"}, [INDEX], {"JOB_COMPLETION_INDEX": "from elsewhere"}),
+        (
+            {"training.kubeflow.org/job-name": "x"},
+            [{"name": "PET_NNODES", "value": "4"}, {"name": "PET_NODE_RANK", "value": "2"}],
+            {"PET_NNODES": "4", "PET_NODE_RANK": "2"},
+        ),
+        ({"training.kubeflow.org/job-name": "x"}, [{"name": "PET_NNODES", "value": "$(NODES)"}], {"PET_NNODES": "1:2"}),
+        ({"ray.io/cluster": "x"}, [], {"PET_NNODES": "1:2"}),
+    ],
+)
+def test_a_pod_that_a_controller_made_says_itself_whether_it_is_the_only_one(
+    labels: dict[str, str], env: list[dict[str, Any]], told: dict[str, str]
+) -> None:
+    spec = {"containers": [{"name": "main", "image": "i", "env": env}]}
+    document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": labels}, "spec": spec}
+    done = inject(document, asked())
+    found = values(sidecar_of(done.document["spec"]))
+    assert {name: value for name, value in found.items() if name.startswith(("PET_", "JOB_"))} == told
+    node = sidecar_settings({name: value.replace("from elsewhere", "3") for name, value in found.items()}).node
+    assert node == (Node() if not told else Node(2, 4) if "PET_NODE_RANK" in told else None)
+    assert inject(done.document, asked()).document == done.document
 
 
 def in_pod(path: str, value: Any, **more: Any) -> dict[str, Any]:

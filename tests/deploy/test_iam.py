@@ -1,0 +1,110 @@
+"""The IAM policy against a server that enforces it: it is enough, and nothing in it is too much."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from sidecar.errors import AccessRefused
+from sidecar.store.s3 import S3Options, S3Store
+from sidecar.store.slice import FileSlice, OpenGate
+from tests import servers
+
+POLICY: dict[str, Any] = json.loads((Path(__file__).parents[2] / "deploy/s3/iam-policy.json").read_text())
+ACTIONS = sorted({action for statement in POLICY["Statement"] for action in statement["Action"]})
+BUCKET = POLICY["Statement"][0]["Resource"].rpartition(":")[2]
+
+
+def on_this_server(policy: dict[str, Any]) -> dict[str, Any]:
+    """AWS asks for s3:DeleteObject on each object that DeleteObjects names; moto asks for it on the bucket."""
+    bucket, objects = policy["Statement"]
+    deleting = [action for action in objects["Action"] if action == "s3:DeleteObject"]
+    more = [{"Effect": "Allow", "Action": deleting, "Resource": bucket["Resource"]}] if deleting else []
+    return {**policy, "Statement": [bucket, objects, *more]}
+
+
+class Cloud:
+    """A server whose only user may do what the policy says."""
+
+    def __init__(self, endpoint: str, folder: Path) -> None:
+        self.endpoint = endpoint
+        self._root = {"aws_access_key_id": servers.ACCESS_KEY, "aws_secret_access_key": servers.SECRET_KEY}
+        servers.create_bucket(endpoint, BUCKET)
+        iam = self._client("iam")
+        iam.create_user(UserName="sidecar")
+        iam.put_user_policy(UserName="sidecar", PolicyName="checkpoints", PolicyDocument=json.dumps(on_this_server(POLICY)))
+        key = iam.create_access_key(UserName="sidecar")["AccessKey"]
+        self.secret = servers.write_credentials(folder, access_key=key["AccessKeyId"], secret_key=key["SecretAccessKey"])
+        iam.create_user(UserName="root")
+        everything = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}
+        iam.put_user_policy(UserName="root", PolicyName="all", PolicyDocument=json.dumps(everything))
+        key = iam.create_access_key(UserName="root")["AccessKey"]
+        self._root = {"aws_access_key_id": key["AccessKeyId"], "aws_secret_access_key": key["SecretAccessKey"]}
+        # From now on the server asks for permissions.
+        headers = {"Content-Type": "text/plain"}
+        reset = urllib.request.Request(f"{endpoint}/moto-api/reset-auth", data=b"0", headers=headers, method="POST")
+        with urllib.request.urlopen(reset) as answer:
+            assert answer.status == 200
+
+    def _client(self, service: str) -> Any:
+        return boto3.client(service, endpoint_url=self.endpoint, region_name=servers.REGION, **self._root)
+
+    def allow(self, policy: dict[str, Any]) -> None:
+        self._client("iam").put_user_policy(
+            UserName="sidecar", PolicyName="checkpoints", PolicyDocument=json.dumps(on_this_server(policy))
+        )
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    with servers.moto() as endpoint:
+        yield Cloud(endpoint, tmp_path_factory.mktemp("secret"))
+
+
+def everything(cloud: Cloud, prefix: str) -> None:
+    """Every kind of request that the sidecar makes of a store, once."""
+    store = S3Store(S3Options(bucket=BUCKET, prefix=prefix, endpoint_url=cloud.endpoint, credentials_dir=cloud.secret))
+    with tempfile.TemporaryFile() as file:
+        file.write(b"x" * 1000)
+        file.flush()
+        body = FileSlice(file.fileno(), 0, 1000, gate=OpenGate(), name="weights.bin", with_md5=True)
+        store.probe()
+        store.put("run.json", b"{}")
+        assert store.get("run.json") == b"{}"
+        assert [found.key for found in store.list("")] == ["run.json"]
+        upload = store.begin_upload("checkpoint-1/weights.bin")
+        store.upload_part("checkpoint-1/weights.bin", upload, 1, body)
+        assert [part.number for part in store.list_parts("checkpoint-1/weights.bin", upload)] == [1]
+        assert [pending.key for pending in store.pending_uploads("")] == ["checkpoint-1/weights.bin"]
+        store.abort_upload("checkpoint-1/weights.bin", upload)
+        store.delete(["run.json"])
+        assert list(store.list("")) == []
+    store.close()
+
+
+def test_it_is_enough_below_its_prefix_and_nothing_elsewhere(cloud: Cloud) -> None:
+    everything(cloud, f"runs/{uuid.uuid4().hex}")
+    with pytest.raises(AccessRefused):
+        everything(cloud, f"other/{uuid.uuid4().hex}")
+
+
+@pytest.mark.parametrize("missing", ACTIONS)
+def test_without_any_one_of_its_actions_the_store_refuses(cloud: Cloud, missing: str) -> None:
+    less = copy.deepcopy(POLICY)
+    for statement in less["Statement"]:
+        statement["Action"] = [action for action in statement["Action"] if action != missing]
+    cloud.allow(less)
+    try:
+        with pytest.raises(AccessRefused):
+            everything(cloud, f"runs/{uuid.uuid4().hex}")
+    finally:
+        cloud.allow(POLICY)

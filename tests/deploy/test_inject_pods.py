@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.cli import _parser
+from sidecar.inject import Options, inject
+from sidecar.inject.options import with_given
+from sidecar.settings import from_environment as sidecar_settings
+from tests.deploy.building import INDEXED, POD, STORE, asked, job, named, pod_of, several, sidecar_of, values
+from tests.deploy.schemas import pod_templates
+from trainer_hook.contract import Node
+from trainer_hook.settings import from_environment as hook_settings
+
+
+def test_the_environment_that_is_written_is_one_that_both_sides_take() -> None:
+    given = {
+        "install_hook": "true",
+        "secret": "s",
+        "metrics_port": "9471",
+        "api_port": "9999",
+        "save_steps": "20",
+        "jit": "false",
+    }
+    chosen = with_given(asked(**given, grace="77", save_total_limit="2"), {"CKPT_KEEP_STORE": "3", "CKPT_SUPERSEDED": "skip"})
+    pod = pod_of(inject(job(), chosen))
+    of_sidecar = {k: v for k, v in values(sidecar_of(pod)).items() if k != "CKPT_CREDENTIALS_DIR"}
+    settings = sidecar_settings(of_sidecar)
+    assert (settings.grace_seconds, settings.keep_store, settings.api_port, settings.superseded) == (77, 3, 9999, "skip")
+    hook = hook_settings(values(named(pod["containers"], "main")))
+    assert (hook.grace_seconds, hook.save_steps, hook.save_strategy, hook.jit, hook.save_total_limit) == (
+        77,
+        20,
+        "steps",
+        False,
+        2,
+    )
+    assert hook.sidecar_url == "http://127.0.0.1:9999"
+    assert pod["terminationGracePeriodSeconds"] == 77
+
+
+def test_the_commands_of_the_sidecar_are_commands_of_this_program() -> None:
+    sidecar = sidecar_of(pod_of(inject(job(), STORE)))
+    probes = [sidecar[probe]["exec"]["command"] for probe in ("startupProbe", "readinessProbe")]
+    for command in [sidecar["command"], sidecar["lifecycle"]["preStop"]["exec"]["command"], *probes]:
+        assert command[0] == "checkpoint-sidecar"
+        assert _parser().parse_args(command[1:]).name == command[1]
+
+
+def test_the_hook_that_the_init_container_installs_is_active_in_the_trainer(tmp_path: Path) -> None:
+    pod = pod_of(inject(job(), asked(install_hook="true", dir=str(tmp_path))))
+    [_, *install] = named(pod["initContainers"], "checkpoint-hook")["command"]
+    subprocess.run([sys.executable, "-m", "sidecar", *install], check=True, capture_output=True, timeout=60)
+    look = "import sys; print('trainer_hook.boot' in sys.modules, sys.modules['sitecustomize'].__file__)"
+    env = {"PATH": os.environ["PATH"], **values(pod["containers"][0])}
+    shown = subprocess.run([sys.executable, "-c", look], env=env, check=True, capture_output=True, text=True, timeout=60)
+    assert shown.stdout.split() == ["True", f"{tmp_path}/.ckpt/hook/sitecustomize.py"]
+    assert shown.stderr == ""
+
+
+def test_only_the_sidecar_sees_the_credentials() -> None:
+    pod = pod_of(inject(job(), asked(secret="data-connection", install_hook="true")))
+    assert named(pod["volumes"], "checkpoint-credentials")["secret"] == {"secretName": "data-connection"}
+    mounted = [
+        c["name"] for c in [*pod["initContainers"], *pod["containers"]] for m in c["volumeMounts"] if "cred" in m["name"]
+    ]
+    assert mounted == ["checkpoint-sidecar"]
+    assert not any("AWS" in name for container in pod["containers"] for name in values(container))
+
+
+def test_with_a_cloud_identity_every_other_container_is_skipped() -> None:
+    document = job(initContainers=[{"name": "data", "image": "i"}])
+    [template] = pod_templates(inject(document, asked(cloud_identity="true", install_hook="true")).document)
+    assert template["metadata"]["annotations"]["eks.amazonaws.com/skip-containers"] == "data,main,checkpoint-hook"
+
+
+def test_a_claim_is_mounted_where_the_store_is_and_in_the_sidecar_alone() -> None:
+    pod = pod_of(inject(job(), asked(store="file:///store/runs/{name}", claim="checkpoint-store")))
+    assert named(sidecar_of(pod)["volumeMounts"], "checkpoint-store")["mountPath"] == "/store"
+    assert values(sidecar_of(pod))["CKPT_STORE"] == "file:///store/runs/run"
+    assert len(pod["containers"][0]["volumeMounts"]) == 1
+
+
+def test_the_hook_goes_in_front_of_the_python_path_that_is_there() -> None:
+    document = job()
+    document["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "PYTHONPATH", "value": "/opt/lib"}]
+    pod = pod_of(inject(document, asked(install_hook="true")))
+    assert values(pod["containers"][0])["PYTHONPATH"] == "/checkpoints/.ckpt/hook:/opt/lib"
+    assert pod["initContainers"][0]["command"][-1] == "/checkpoints/.ckpt/hook"
+
+
+def test_the_sidecar_is_the_first_init_container_and_runs_as_the_trainer() -> None:
+    document = job(initContainers=[{"name": "data", "image": "i"}])
+    document["spec"]["template"]["spec"]["containers"][0]["securityContext"] = {"runAsUser": 1234, "runAsGroup": 99}
+    pod = pod_of(inject(document, STORE))
+    assert [c["name"] for c in pod["initContainers"]] == ["checkpoint-sidecar", "data"]
+    secured = sidecar_of(pod)["securityContext"]
+    assert (secured["runAsUser"], secured["runAsGroup"], secured["runAsNonRoot"]) == (1234, 99, True)
+    assert secured["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_pod_of_class_guaranteed_stays_one() -> None:
+    document = job()
+    document["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "8", "memory": "64Gi"}}
+    resources = sidecar_of(pod_of(inject(document, STORE)))["resources"]
+    assert resources["limits"] == resources["requests"]
+    assert set(resources["limits"]) == {"cpu", "memory"}
+
+
+def test_what_people_added_to_the_sidecar_stays_and_what_was_chosen_before_too() -> None:
+    once = inject(job(), asked(store="s3://b/first", image="registry/sidecar:1"))
+    sidecar = sidecar_of(pod_of(once))
+    sidecar["resources"] = {"requests": {"memory": "1Gi"}}
+    sidecar["env"].append({"name": "AWS_CA_BUNDLE", "value": "/ca.pem"})
+    again = sidecar_of(pod_of(inject(once.document, with_given(Options(), {"grace": "300"}))))
+    assert again["resources"] == {"requests": {"memory": "1Gi"}}
+    assert again["image"] == "registry/sidecar:1"
+    assert values(again) == {**values(sidecar), "CKPT_GRACE_SECONDS": "300"}
+
+
+def test_native_and_classic_are_changed_into_each_other() -> None:
+    native = inject(job(), asked(mode="native", install_hook="true")).document
+    classic = inject(native, asked(mode="classic", install_hook="true"))
+    pod = pod_of(classic)
+    assert [c["name"] for c in pod["initContainers"]] == ["checkpoint-hook"]
+    assert "restartPolicy" not in sidecar_of(pod)
+    back = inject(classic.document, asked(mode="native", install_hook="true"))
+    assert pod_of(back) == pod_of(inject(native, asked(mode="native", install_hook="true")))
+
+
+@pytest.mark.parametrize(
+    ("version", "where"), [("1.28", "containers"), ("1.29", "initContainers"), ("v1.31.4-gke.1", "initContainers")]
+)
+def test_auto_is_native_where_the_cluster_knows_that(version: str, where: str) -> None:
+    pod = pod_of(inject(job(), asked(kubernetes_version=version)))
+    assert "checkpoint-sidecar" in [container["name"] for container in pod[where]]
+
+
+@pytest.mark.parametrize(
+    ("document", "count", "has_index"),
+    [
+        (several("Job", {"template": POD}), None, False),
+        (several("Job", INDEXED), "4", False),
+        (several("Job", INDEXED | {"completions": 1, "parallelism": 1}), "1", False),
+        (several("Job", INDEXED | {"parallelism": 2}), None, False),
+        (several("Job", {"parallelism": 3, "template": POD}), "3", False),
+        (several("JobSet", {"replicatedJobs": [{"name": "a", "template": {"spec": INDEXED}}]}), "4", False),
+        (several("JobSet", {"replicatedJobs": [{"name": "a", "replicas": 2, "template": {"spec": INDEXED}}]}), None, False),
+        (several("StatefulSet", {"replicas": 3, "template": POD}), "3", True),
+        (several("StatefulSet", {"template": POD}), None, False),
+        (several("Deployment", {"replicas": 2, "template": POD}), "2", False),
+        (several("LeaderWorkerSet", {"leaderWorkerTemplate": {"size": 5, "workerTemplate": POD}}), "5", True),
+        (
+            several(
+                "PyTorchJob", {"pytorchReplicaSpecs": {"Master": {"template": POD}, "Worker": {"replicas": 3, "template": POD}}}
+            ),
+            "4",
+            False,
+        ),
+        (several("RayCluster", {"workerGroupSpecs": [{"replicas": 2, "numOfHosts": 4, "template": POD}]}), "8", False),
+    ],
+)
+def test_the_sidecar_knows_of_how_many_it_is_one_wherever_the_document_tells(
+    document: dict[str, Any], count: str | None, has_index: bool
+) -> None:
+    for template in pod_templates(inject(document, STORE).document):
+        env = values(sidecar_of(template["spec"]))
+        assert env.get("CKPT_NODE_COUNT") == count
+        assert ("CKPT_NODE_INDEX" in env) == has_index
+
+
+INDEX = {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/x']"}}}
+
+
+@pytest.mark.parametrize(
+    ("labels", "env", "told"),
+    [
+        ({}, [], {}),
+        ({"batch.kubernetes.io/job-name": "x"}, [INDEX], {"JOB_COMPLETION_INDEX": "from elsewhere"}),
+        (
+            {"training.kubeflow.org/job-name": "x"},
+            [{"name": "PET_NNODES", "value": "4"}, {"name": "PET_NODE_RANK", "value": "2"}],
+            {"PET_NNODES": "4", "PET_NODE_RANK": "2"},
+        ),
+        ({"training.kubeflow.org/job-name": "x"}, [{"name": "PET_NNODES", "value": "$(NODES)"}], {"PET_NNODES": "1:2"}),
+        ({"ray.io/cluster": "x"}, [], {"PET_NNODES": "1:2"}),
+    ],
+)
+def test_a_pod_that_a_controller_made_says_itself_whether_it_is_the_only_one(
+    labels: dict[str, str], env: list[dict[str, Any]], told: dict[str, str]
+) -> None:
+    spec = {"containers": [{"name": "main", "image": "i", "env": env}]}
+    document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": labels}, "spec": spec}
+    done = inject(document, asked())
+    found = values(sidecar_of(done.document["spec"]))
+    assert {name: value for name, value in found.items() if name.startswith(("PET_", "JOB_"))} == told
+    node = sidecar_settings({name: value.replace("from elsewhere", "3") for name, value in found.items()}).node
+    assert node == (Node() if not told else Node(2, 4) if "PET_NODE_RANK" in told else None)
+    assert inject(done.document, asked()).document == done.document

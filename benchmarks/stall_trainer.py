@@ -50,7 +50,7 @@ class Rows(torch.utils.data.Dataset[Any]):
         return {"x": row, "labels": row.mean()}
 
 
-class Watch(TrainerCallback):  # type: ignore[misc]
+class Watch(TrainerCallback):
     """Notes when steps end, and how long the training thread was held in each."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Watch(TrainerCallback):  # type: ignore[misc]
         return held
 
 
-class Dcp(TrainerCallback):  # type: ignore[misc]
+class Dcp(TrainerCallback):
     """Saves with ``async_save``."""
 
     def __init__(self, mode: str, every: int, folder: Path, watch: Watch) -> None:

@@ -8,7 +8,7 @@ STORE  ?= s3
 JSON   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-all bench-peers bench-stall clean
+.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-scale bench-all bench-peers bench-stall clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ format: $(VENV)/.trainer  ## rewrite the code in the project's style
 
 bench: $(VENV)/.trainer  ## what transfers cost the client, beside its peers and plain sockets (gcc, libssl-dev; peers: make bench-peers)
 	$(BIN)/python -m benchmarks.transfer --work big,small --mib 512 --rounds 3 $(BENCH_ARGS)
+
+bench-scale: $(VENV)/.trainer  ## requests, bytes, seconds and dollars of a commit by 1 to 10,000 nodes (simulated, two minutes)
+	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
 
 bench-all: $(VENV)/.trainer bench-peers  ## all of it: TLS, Ceph RGW, a shaped link (root), and what it costs the training beside it
 	$(BIN)/python -m benchmarks.transfer --store sink,sink-tls,rgw,link --work big,four,small,hf $(BENCH_ARGS)

@@ -10,7 +10,7 @@ import platform
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -217,12 +217,20 @@ class Transfers:
         self.health.succeeded()
         return result
 
-    async def persistently(self, call: Callable[..., T], *args: Any, standing: Standing | None = None, **kwargs: Any) -> T:
+    async def persistently(
+        self,
+        call: Callable[..., T],
+        *args: Any,
+        standing: Standing | None = None,
+        before_again: Callable[[], Awaitable[None]] | None = None,
+        **kwargs: Any,
+    ) -> T:
         """Run a store call until it succeeds, with capped and jittered waits between.
 
         Raises:
             NotFound, AlreadyExists, CorruptObject: An answer, not a failure (corrupt: after ``CORRUPT_TRIES``).
             Stopped: The gate was closed.
+            Exception: What ``before_again`` raises; it is awaited before each further try.
             StoreError: The latest failure, when ``standing`` says that something else goes first.
         """
         failures = 0
@@ -241,10 +249,24 @@ class Transfers:
                 await self._pause(wait_s, standing)
                 if standing is not None and standing.behind:
                     raise
+                if before_again is not None:
+                    await before_again()
             else:
                 if standing is not None:
                     standing.answered(refused=False)
                 return result
+
+    async def together(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Run several calls at the same time. Returns what they return, in order.
+
+        Raises:
+            StoreError: The first failure, once all have ended.
+        """
+        ended = await asyncio.gather(*works, return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in ended if not isinstance(outcome, BaseException)]
 
     def _failed(self, error: StoreError, failures: int) -> float:
         """Take note of a failure and return how long to wait."""

@@ -83,6 +83,7 @@ class Saver:
         if known and not self._was_lost(name):
             return True
         self._session.saved.add(name)
+        self._session.saves[name] += 1
         began_s = time.monotonic()
         if not self._agreement.all_agree(self._prepare(name, urgent=urgent)):
             return False
@@ -248,6 +249,7 @@ class Saver:
             reason=reason,
             created_at=rfc3339(time.time()),
             attempt=session.attempt,
+            save_id=str(session.saves[folder.name]),
             node=Node(world.node, world.nodes),
             world_size=world.size,
             global_step_seconds=self.step_seconds,
@@ -285,6 +287,7 @@ class Saver:
             self._say_once("the script saves with save_only_model: nothing can be resumed from that, so it is not published")
             return
         self._session.saved.add(name)
+        self._session.saves[name] += 1
         target = self._volume / name
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -315,6 +318,7 @@ class Saver:
             self.make_room()
         if not self._agreement.all_agree(ready):
             return
+        self._session.saves[FINAL] += 1
         try:
             self._trainer.save_model(str(folder), _internal_call=True)  # else it also pushes to the hub
             folder.mkdir(exist_ok=True)

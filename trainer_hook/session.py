@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -39,6 +40,8 @@ class Session:
     last_step: int = 0
     saved: set[str] = field(default_factory=set)
     """Names that this process tried to write, or loaded: never written again. The same on every rank."""
+    saves: Counter[str] = field(default_factory=Counter)
+    """How often each name was written in this attempt: the same on every rank, so it names the writing (``save_id``)."""
     pid: int = field(default_factory=os.getpid)
 
     def join(self) -> Agreement:

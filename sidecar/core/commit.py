@@ -43,7 +43,16 @@ class Mend:
     reason: str
 
 
-Decision = Ready | Wait | Mend
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """A later attempt writes the step now: going on would only spoil its files again and again."""
+
+    reason: str
+
+
+Decision = Ready | Wait | Mend | Yield
+MOVED = "another node uses the same path for other content"
+GONE = "the store no longer has what was sent"
 
 
 def decide(manifests: Sequence[Manifest], listing: Mapping[str, Object], *, me: Node) -> Decision:
@@ -54,30 +63,26 @@ def decide(manifests: Sequence[Manifest], listing: Mapping[str, Object], *, me: 
         listing: Every object below the checkpoint's folder, by key.
         me: This node.
 
+    Only manifests of the same writing of the step count: a node whose part is of another one is as good as missing.
+
     Of several nodes that use one key the lowest index owns it: those with other content move theirs below their own
     folder, and the owner alone sends again what was overwritten or is gone, once everybody has uploaded. So nothing
     is sent twice in turns, and no manifest changes once a commit names it.
     """
-    by_index = {m.node.index: m for m in manifests}
-    claims = _claims(manifests)
-    mine = by_index.get(me.index)
+    mine = next((m for m in manifests if m.node.index == me.index), None)
     if mine is None:
         # Whoever took back an earlier version of the step took it along: the files are there, so it costs one request.
         return Mend({}, "this node's own manifest is not in the store any more")
-    moved = {
-        entry.path: keys.node_file(mine.name, mine.attempt, me, entry.path)
-        for entry in mine.files
-        if claims[entry.key].crc64nvme != entry.crc64nvme
-    }
-    if moved:
-        return Mend(moved, "another node uses the same path for other content")
-    missing = [str(index) for index in range(me.count) if index not in by_index]
+    manifests = [m for m in manifests if m.save_id == mine.save_id]
+    by_index = {m.node.index: m for m in manifests}
+    claims = _claims(manifests)
+    if moved := _moved(mine, claims):
+        return Mend(moved, MOVED)
+    missing = [index for index in range(me.count) if index not in by_index]
     if missing:
-        return Wait(f"waiting for node {', '.join(missing[:8])}{' …' if len(missing) > 8 else ''} of {me.count}")
-    broken = {entry.path: entry.key for entry in mine.files if not _is_there(entry, listing, claims)}
-    owned = {path: key for path, key in broken.items() if claims[key].owner == me.index}
-    if owned:
-        return Mend(owned, "the store no longer has what was sent")
+        return waiting_for(missing, count=me.count)
+    if owned := _owned_and_broken(mine, listing, claims):
+        return Mend(owned, GONE)
     for manifest in manifests:
         for entry in manifest.files:
             claim = claims[entry.key]
@@ -85,6 +90,19 @@ def decide(manifests: Sequence[Manifest], listing: Mapping[str, Object], *, me: 
                 owner = claim.owner if claim.crc64nvme == entry.crc64nvme else manifest.node.index
                 return Wait(f"node {owner} has to send {entry.path} again")
     return Ready()
+
+
+def to_mend(manifests: Sequence[Manifest], listing: Mapping[str, Object]) -> dict[int, Mapping[str, str]]:
+    """Return what each node of a job has to send again, as ``decide`` would tell it, once all manifests are there."""
+    claims = _claims(manifests)
+    found = {m.node.index: _moved(m, claims) or _owned_and_broken(m, listing, claims) for m in manifests}
+    return {index: files for index, files in found.items() if files}
+
+
+def waiting_for(missing: Sequence[int], *, count: int) -> Wait:
+    """Return that the manifests of these nodes are not there yet."""
+    named = ", ".join(map(str, missing[:8]))
+    return Wait(f"waiting for node {named}{' …' if len(missing) > 8 else ''} of {count}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +124,23 @@ def _claims(manifests: Iterable[Manifest]) -> dict[str, _Claim]:
     return claims
 
 
+def _moved(mine: Manifest, claims: Mapping[str, _Claim]) -> Mapping[str, str]:
+    node = Node(mine.node.index, mine.node.count)
+    return {
+        entry.path: keys.node_file(mine.name, mine.attempt, node, entry.path)
+        for entry in mine.files
+        if claims[entry.key].crc64nvme != entry.crc64nvme
+    }
+
+
+def _owned_and_broken(mine: Manifest, listing: Mapping[str, Object], claims: Mapping[str, _Claim]) -> Mapping[str, str]:
+    return {
+        entry.path: entry.key
+        for entry in mine.files
+        if claims[entry.key].owner == mine.node.index and not _is_there(entry, listing, claims)
+    }
+
+
 def _is_there(entry: FileEntry, listing: Mapping[str, Object], claims: Mapping[str, _Claim]) -> bool:
     there = listing.get(entry.key)
     if there is None or there.size_bytes != entry.size_bytes:
@@ -124,6 +159,7 @@ def commit_of(manifests: Sequence[Manifest], raw: Mapping[int, bytes], *, commit
         name=first.name,
         step=step_of(first.name) if step_of(first.name) is not None else first.step,
         attempt=first.attempt,
+        save_id=first.save_id,
         reason=first.reason,
         created_at=first.created_at,
         committed_at=committed_at,

@@ -29,6 +29,36 @@ def manifest(name: str, attempt: str, node: Node) -> str:
     return f"{manifests(name, attempt)}node-{node.index:05d}-of-{node.count:05d}.json"
 
 
+def manifests_of_nodes(name: str, attempt: str | None) -> str:
+    """Prefix of the manifests of the nodes of an attempt, without what was made of them."""
+    return f"{manifests(name, attempt)}node-"
+
+
+def manifests_of_group(name: str, attempt: str, group: int) -> str:
+    """Prefix of the manifests of the nodes whose index has ``group`` before its last two digits."""
+    return f"{manifests(name, attempt)}node-{group:03d}"
+
+
+def digests(name: str, attempt: str) -> str:
+    """Prefix of the digests of all groups."""
+    return f"{manifests(name, attempt)}group-"
+
+
+def digest(name: str, attempt: str, group: int, count: int) -> str:
+    """The manifests of one group of a job of ``count`` nodes in one object: a copy, read instead of them."""
+    return f"{digests(name, attempt)}{group:03d}-of-{count:05d}.json"
+
+
+def all_manifests(name: str, attempt: str) -> str:
+    """The manifests of a commit of many nodes in one object: a copy, read instead of them."""
+    return f"{manifests(name, attempt)}all.json"
+
+
+def mending(name: str, attempt: str) -> str:
+    """What the node that commits asks the others to send again."""
+    return f"{manifests(name, attempt)}mend.json"
+
+
 def shared_file(name: str, path: str) -> str:
     """Where a file lies under the name that it has on disk."""
     return f"{name}/{path}"

@@ -83,6 +83,7 @@ class Finished:
     files: tuple[FoundFile, ...]
     meta: Mapping[str, Any]
     step_seconds: float | None = None
+    save_id: str | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -147,6 +148,7 @@ def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
         files=files,
         meta=marker.meta,
         step_seconds=marker.global_step_seconds,
+        save_id=marker.save_id,
     )
 
 

@@ -21,6 +21,10 @@ def _checked_attempt(attempt: str) -> str:
     return check_id(attempt, what="attempt")
 
 
+def _checked_save_id(save_id: str) -> str:
+    return check_id(save_id, what="save_id")
+
+
 def _checked_name(name: str) -> str:
     if not is_checkpoint_name(name):
         raise ContractError(f"{name!r} is not the name of a checkpoint")
@@ -35,6 +39,7 @@ def _checked_crc(text: str) -> str:
 Crc = Annotated[str, AfterValidator(_checked_crc)]
 Path = Annotated[str, AfterValidator(_checked_path)]
 Attempt = Annotated[str, AfterValidator(_checked_attempt)]
+SaveId = Annotated[str, AfterValidator(_checked_save_id)]
 Name = Annotated[str, AfterValidator(_checked_name)]
 Size = Annotated[int, Field(ge=0)]
 
@@ -84,6 +89,7 @@ class Manifest(_Document):
     name: Name
     step: Annotated[int, Field(ge=0)] | None = None
     attempt: Attempt
+    save_id: SaveId | None = None
     node: NodeOf
     reason: str | None = None
     created_at: str | None = None
@@ -107,6 +113,7 @@ class Commit(_Document):
     name: Name
     step: Annotated[int, Field(ge=0)] | None = None
     attempt: Attempt
+    save_id: SaveId | None = None
     reason: str | None = None
     created_at: str | None = None
     committed_at: str | None = None
@@ -117,7 +124,34 @@ class Commit(_Document):
     manifests: Annotated[tuple[ManifestEntry, ...], Field(min_length=1)]
 
 
-def encode(document: Manifest | Commit) -> bytes:
+class Gathered(_Document):
+    """One manifest within a digest, as its bytes are stored under ``key``."""
+
+    key: str
+    etag: str
+    """Of the manifest when it was read: another one in the store means that this copy is out of date."""
+    text: str
+
+
+class Digest(_Document):
+    """Manifests of several nodes in one object. A copy that nothing depends on: each is checked as if it were read alone."""
+
+    format: Literal[1] = FORMAT
+    name: Name
+    attempt: Attempt
+    manifests: tuple[Gathered, ...]
+
+
+def decode_digest(raw: bytes, *, key: str) -> Digest:
+    """Read a digest.
+
+    Raises:
+        ContractError: Not a digest of format 1; the text names ``key`` and the field.
+    """
+    return _decode(Digest, raw, key)
+
+
+def encode(document: Manifest | Commit | Digest) -> bytes:
     """Return the bytes to store. Equal documents give equal bytes."""
     return document.model_dump_json(exclude_none=True, indent=1).encode() + b"\n"
 

@@ -67,6 +67,8 @@ def check_node_set(commit: Commit, manifests: Sequence[Manifest]) -> None:
     first = min(manifests, key=lambda m: m.node.index)
     if commit.step != (named if (named := step_of(commit.name)) is not None else first.step):
         raise ContractError(f"{commit.name}: the commit says step {commit.step}")
+    if any(m.save_id != commit.save_id for m in manifests):
+        raise ContractError(f"{commit.name}: its manifests are of different saves of the step")
     for name in ("reason", "created_at", "world_size", "meta"):
         if (says := getattr(commit, name)) != getattr(first, name):
             raise ContractError(f"{commit.name}: the commit says {name} {says!r}, its first manifest {getattr(first, name)!r}")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sidecar.core.manifest import Commit, FileEntry, Manifest
 from trainer_hook.contract import ContractError, epoch_seconds
+
+_BEGAN = re.compile(r"\d{8}T\d{6}Z(?=-)", re.ASCII)
+"""An attempt's id may begin with when it began, in UTC, as the hook's do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,13 @@ class Replace:
 
 
 def rewrite(
-    *, attempt: str, created_at: str, files: Sequence[FileEntry] | None, theirs: Commit, part: Manifest | None
+    *,
+    attempt: str,
+    created_at: str,
+    files: Sequence[FileEntry] | None,
+    theirs: Commit,
+    part: Manifest | None,
+    save_id: str | None = None,
 ) -> Same | Keep | Replace:
     """Return what to do about a commit of the same step.
 
@@ -39,19 +49,44 @@ def rewrite(
         files: Ours with their checksums; ``None`` if paths or sizes alone tell that they are others.
         theirs: The commit.
         part: Its manifest for this node, if it has one.
+        save_id: Of ours.
 
-    A commit is taken back only for content that is strictly later: a marker that was not written anew has finished nothing
+    Of two attempts the one that began later goes first, where their ids say so, else the content that was finished later.
+    A commit is taken back only for what is strictly later: a marker that was not written anew has finished nothing
     new, so a directory that differs from what was committed under it is a torn one.
     """
-    if part is not None and files is not None and _content(files) == _content(part.files):
+    is_equal = part is not None and files is not None and _content(files) == _content(part.files)
+    is_whole = len(theirs.manifests) == 1
+    """Whether this node's part is all there is: of several, another one's part may differ and take the commit back."""
+    if is_equal and (is_whole or (attempt, save_id) == (theirs.attempt, theirs.save_id)):
         return Same()
     if attempt == theirs.attempt:
-        if part is not None and _same_instant(created_at, part.created_at):
-            return Keep("its files changed after its marker was written: the store keeps what was committed", torn=True)
-        return Replace()
-    if theirs.created_at is not None and not _is_later(created_at, theirs.created_at):
-        return Keep(f"attempt {theirs.attempt} wrote this step later")
+        return _of_one_attempt(created_at, theirs, part, save_id, is_equal=is_equal)
+    if not goes_after(attempt, created_at, theirs.attempt, theirs.created_at):
+        return Same() if is_equal else Keep(f"attempt {theirs.attempt} is the later one of this step")
     return Replace()
+
+
+def _of_one_attempt(
+    created_at: str, theirs: Commit, part: Manifest | None, save_id: str | None, *, is_equal: bool
+) -> Keep | Replace:
+    if part is None:
+        return Replace()
+    if not is_equal and _same_instant(created_at, part.created_at):
+        return Keep("its files changed after its marker was written: the store keeps what was committed", torn=True)
+    # Both times are of this node's own clock.
+    if save_id != theirs.save_id and part.created_at is not None and not _is_later(created_at, part.created_at):
+        return Keep("a later save of this step is committed")
+    return Replace()
+
+
+def goes_after(attempt: str, created_at: str, their_attempt: str, their_created_at: str | None) -> bool:
+    """Whether what one attempt wrote is strictly later than what another one did."""
+    began, they_began = _BEGAN.match(attempt), _BEGAN.match(their_attempt)
+    if began is not None and they_began is not None and began[0] != they_began[0]:
+        # A pod that outlived its attempt may still finish steps: they are late, and yet of the earlier attempt.
+        return began[0] > they_began[0]
+    return their_created_at is None or _is_later(created_at, their_created_at)
 
 
 def _content(files: Sequence[FileEntry]) -> set[tuple[str, int, str]]:

@@ -12,6 +12,7 @@ from sidecar.core.rewrite import Keep, Replace, Same, rewrite
 from sidecar.transfer import Transfers
 from sidecar.upload.bodies import Bodies, Source
 from sidecar.upload.committing import Committer, Standing
+from sidecar.upload.fence import Outdated
 from sidecar.upload.journal import Journal
 from trainer_hook.contract import rfc3339
 
@@ -35,21 +36,32 @@ class AlreadyThere:
         self._is_quarantined = is_quarantined
 
     async def decide(self, checkpoint: Finished, source: Source, there: Standing) -> Same | Keep | Replace:
-        """Return what becomes of a checkpoint whose step is committed; way is made for one that replaces it (I4)."""
+        """Return what becomes of a checkpoint whose step is committed; way is made for one that replaces it (I4).
+
+        Raises:
+            Outdated: Another commit took the place of this one meanwhile: it is to be asked again.
+        """
         name, commit = checkpoint.name, there.commit
         if commit is None:
-            await self._committer.make_way(name)
+            await self._make_way(name, there)
             return Replace()
         part = await self._committer.part(commit, checkpoint.node)
         files = await self._as_entries(checkpoint, source, part.files) if part is not None else None
         created_at = rfc3339(checkpoint.created_at_s)
-        decision = rewrite(attempt=checkpoint.attempt, created_at=created_at, files=files, theirs=commit, part=part)
+        decision = rewrite(
+            attempt=checkpoint.attempt,
+            created_at=created_at,
+            files=files,
+            theirs=commit,
+            part=part,
+            save_id=checkpoint.save_id,
+        )
         if isinstance(decision, Same) and (self._is_quarantined(name) or await self._committer.damaged(commit)):
             decision = Replace()
         if isinstance(decision, Replace):
-            await self._committer.make_way(name)
+            await self._make_way(name, there)
         if isinstance(decision, Keep) and not decision.torn:
-            await self._take_back_if_damaged(commit)
+            await self._take_back_if_damaged(commit, there)
         return decision
 
     async def adopt(
@@ -85,10 +97,14 @@ class AlreadyThere:
             found.append(entry.with_checksum(crc))
         return found
 
-    async def _take_back_if_damaged(self, commit: Commit) -> None:
+    async def _make_way(self, name: str, there: Standing) -> None:
+        if not await self._committer.make_way(name, judged=there):
+            raise Outdated(f"another writing of {name} was committed meanwhile")
+
+    async def _take_back_if_damaged(self, commit: Commit, there: Standing) -> None:
         """Better invisible than broken: our last requests may have hit what the other attempt had just committed."""
         damaged = await self._committer.damaged(commit)
         if damaged:
             hint = "two attempts wrote this step at the same time; an older step is used, and the next one will be durable"
             log.error("commit_taken_back", checkpoint=commit.name, damaged=damaged[:8], hint=hint)
-            await self._committer.make_way(commit.name)
+            await self._committer.make_way(commit.name, judged=there)

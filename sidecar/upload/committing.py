@@ -4,22 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
 from sidecar.core import checksum, keys
-from sidecar.core.commit import Decision, Mend, Object, Ready, Wait, attempt_of, commit_of, decide
+from sidecar.core.commit import (
+    GONE,
+    Decision,
+    Mend,
+    Object,
+    Ready,
+    Wait,
+    Yield,
+    attempt_of,
+    commit_of,
+    decide,
+    manifest_entry,
+    to_mend,
+    waiting_for,
+)
+from sidecar.core.gathering import EAGER_NODES, LOOK_S, Seat, groups, members, missing_nodes
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest, NodeOf, decode_commit, decode_manifest, encode
-from sidecar.errors import AlreadyExists, NotFound, StoreError
+from sidecar.core.rewrite import goes_after
+from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError
 from sidecar.store.protocol import Store
+from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer import Transfers
+from sidecar.upload.gathering import Gathering, Read, gathered_in_commit
 from sidecar.upload.journal import Journal
 from trainer_hook.contract import ContractError, Node, rfc3339
 
 log = structlog.get_logger()
+
+MOST_LOOKS = 64
+LOOKS_AGAIN = ((5.0, True), (10.0, False))
+"""Seconds after a checkpoint became durable when it is looked at again, and whether thoroughly: by then, whoever else wrote the
+same step has seen the commit. Thoroughly first, so that what one node takes back the others find gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +59,7 @@ def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:
         name=checkpoint.name,
         step=checkpoint.step,
         attempt=checkpoint.attempt,
+        save_id=checkpoint.save_id,
         node=NodeOf(index=checkpoint.node.index, count=checkpoint.node.count),
         reason=checkpoint.reason,
         created_at=rfc3339(checkpoint.created_at_s),
@@ -45,14 +69,45 @@ def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:
     )
 
 
+@dataclass(slots=True)
+class _Look:
+    """What a node that has published its part of a checkpoint saw so far. Times are of the committer's clock."""
+
+    gathering: Gathering
+    seat: Seat
+    looked_s: float
+    listed_s: float
+    ready_since_s: dict[str, float] = field(default_factory=dict)
+    """Since when something could be done, by what it is: whoever is first in the order gets the time to do it."""
+    digested: dict[str, str] = field(default_factory=dict)
+    """Etags of the manifests of the digest that this node wrote."""
+    asks: bool = False
+    """Whether the next look is at what is to be mended."""
+    last: Decision = Wait("its manifest was published")  # noqa: RUF009 - frozen
+
+    def is_our_turn(self, what: str, position: int, now_s: float) -> bool:
+        """Whether those before us had their time."""
+        return now_s - self.ready_since_s.setdefault(what, now_s) >= self.seat.patience_s(position)
+
+
 class Committer:
     """Reads and writes the documents of a checkpoint in the store."""
 
-    def __init__(self, store: Store, transfers: Transfers) -> None:
+    def __init__(
+        self,
+        store: Store,
+        transfers: Transfers,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
         self._store = store
         self._transfers = transfers
-        self._published: tuple[bytes, Manifest] | None = None
-        """The manifest that was written last: with thousands of files it is not read twice for nothing."""
+        self._clock = clock
+        self._sleep = sleep
+        self._looks: dict[tuple[str, str, str | None], _Look] = {}
+        self._written: set[tuple[str, str, str | None]] = set()
+        """Whose commits this node wrote: it is the one that looks after them."""
 
     async def standing(self, name: str) -> Standing | None:
         """Return the commit of a checkpoint, or ``None`` if there is none."""
@@ -90,19 +145,71 @@ class Committer:
     async def damaged(self, commit: Commit) -> list[str]:
         """Return the keys whose objects are not those that a commit names."""
         listing = await self._transfers.persistently(self._listing, commit.name)
-        found = []
+        manifests, found = await self._manifests_of(commit)
+        etags: dict[str, set[str]] = {}
+        for entry in (entry for manifest in manifests for entry in manifest.files):
+            etags.setdefault(entry.key, set()).add(entry.etag)
+        for entry in {entry.key: entry for manifest in manifests for entry in manifest.files}.values():
+            there = listing.get(entry.key)
+            # Of nodes with the same content any may have been the last to send it; an empty etag is a store's that has none.
+            known = there is not None and bool({there.etag, ""} & etags[entry.key])
+            if there is None or there.size_bytes != entry.size_bytes or not (known or await self._holds(entry)):
+                found.append(entry.key)
+        return found
+
+    async def _holds(self, entry: FileEntry) -> bool:
+        """Whether an object that was written again has the same content: not every store's etag tells."""
+        try:
+            return await self._transfers.persistently(self._crc_of, entry.key, entry.size_bytes) == entry.crc
+        except (NotFound, CorruptObject):
+            return False
+
+    def _crc_of(self, key: str, size_bytes: int) -> int:
+        crc, buffer = 0, memoryview(bytearray(min(BLOCK_BYTES, max(1, size_bytes))))
+        with self._store.read(key, length=size_bytes) as body:
+            while count := body.readinto(buffer):
+                self._transfers.gate.check()
+                crc = checksum.checksum(buffer[:count], crc)
+        return crc
+
+    async def still_stands(self, checkpoint: Finished, *, thoroughly: bool) -> bool:
+        """Whether what was durable is durable yet: a pod of an earlier attempt may have hit it with its last requests.
+
+        Args:
+            checkpoint: What this node said was durable.
+            thoroughly: Where this node wrote the commit, also look at every object; a commit that names what is not there is
+                taken back.
+        """
+        there = await self.standing(checkpoint.name)
+        if there is None or there.commit is None:
+            return False
+        part = await self.part(there.commit, checkpoint.node)
+        if part is None or not _is_of(part, checkpoint):
+            return there.commit.attempt != checkpoint.attempt  # superseded, which is no loss
+        is_ours = (checkpoint.name, checkpoint.attempt, checkpoint.save_id) in self._written
+        if thoroughly and is_ours and (damaged := await self.damaged(there.commit)):
+            log.error("commit_taken_back", checkpoint=checkpoint.name, damaged=damaged[:8], hint="it is sent again")
+            await self.make_way(checkpoint.name, judged=there)
+            return False
+        return True
+
+    async def _manifests_of(self, commit: Commit) -> tuple[list[Manifest], list[str]]:
+        """Return the manifests that a commit names, and the keys of those that are not what it says."""
+        many = len(commit.manifests) > EAGER_NODES
+        gathered = await gathered_in_commit(commit, self._store, self._transfers) if many else {}
+        manifests, wrong = [], []
         for named in commit.manifests:
             try:
-                raw = await self._transfers.persistently(self._store.get, named.key)
-                files = decode_manifest(raw, key=named.key).files
+                raw = gathered.get(named.key)
+                if raw is None:
+                    raw = await self._transfers.persistently(self._store.get, named.key)
+                if checksum.to_text(checksum.checksum(raw)) == named.crc64nvme:
+                    manifests.append(decode_manifest(raw, key=named.key))
+                    continue
             except (NotFound, ContractError):
-                found.append(named.key)
-                continue
-            for entry in files:
-                there = listing.get(entry.key)
-                if there is None or there.size_bytes != entry.size_bytes or (entry.etag and there.etag != entry.etag):
-                    found.append(entry.key)
-        return found
+                pass
+            wrong.append(named.key)
+        return manifests, wrong
 
     async def is_untouched(self, name: str, *, attempt: str) -> bool:
         """Whether nothing in the store depends on the files of a step but what this attempt has written.
@@ -126,74 +233,221 @@ class Committer:
         if sent.entries:
             await self._transfers.once(self._store.delete, [entry.key for entry in sent.entries.values()])
 
-    async def make_way(self, name: str) -> None:
+    async def make_way(self, name: str, *, judged: Standing | None = None) -> bool:
         """Take back what is committed, so that the step can be written anew: the commit, then the manifests it names (I4).
 
         Manifests that it does not name are somebody's work in progress: other nodes of our attempt publish theirs while
         we are still at it.
+
+        Args:
+            name: The checkpoint.
+            judged: The commit that was found to have to go. Judging takes time, and another one that stands now stays.
+
+        Returns:
+            Whether the way is free.
         """
         there = await self.standing(name)
         if there is None:
-            return
+            return True
+        if judged is not None and judged.crc64nvme != there.crc64nvme:
+            return False
         await self._transfers.persistently(self._store.delete, [keys.commit(name)])
         await self._transfers.persistently(self._store.delete, await self._named_by(name, there))
+        return True
 
     async def _named_by(self, name: str, there: Standing) -> list[str]:
         if there.commit is not None:
-            return [entry.key for entry in there.commit.manifests if attempt_of(entry.key, name) is not None]
+            copy = keys.all_manifests(name, there.commit.attempt)
+            many = len(there.commit.manifests) > EAGER_NODES
+            return [e.key for e in there.commit.manifests if attempt_of(e.key, name) is not None] + [copy] * many
         # Nothing says any more what it named; whoever still needs his manifest publishes it again.
         stored = await self._transfers.persistently(self._listing, name)
         return [key for key in stored if attempt_of(key, name) is not None]
 
+    async def withdraw_earlier(self, checkpoint: Finished, before: Manifest | None) -> bool:
+        """Take back this node's manifest of an earlier writing of the step, before its files are written over (I4).
+
+        Call it where no commit stands.
+
+        Returns:
+            Whether there was one: the other nodes may have committed it meanwhile.
+        """
+        if before is None or _is_of(before, checkpoint):
+            return False
+        key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
+        await self._transfers.persistently(self._store.delete, [key])
+        return True
+
     async def publish_manifest(self, manifest: Manifest) -> None:
         """Write this node's manifest: from now on its part counts as uploaded."""
-        key = keys.manifest(manifest.name, manifest.attempt, Node(manifest.node.index, manifest.node.count))
+        node = Node(manifest.node.index, manifest.node.count)
+        key = keys.manifest(manifest.name, manifest.attempt, node)
         raw = encode(manifest)
-        await self._transfers.persistently(self._store.put, key, raw)
-        self._published = raw, manifest
+        if (after_s := Seat(node).publish_after_s) > 0:
+            await self._sleep(after_s)
+        stored = await self._transfers.persistently(self._store.put, key, raw)
+        look = self._begin_looking(manifest.name, manifest.attempt, manifest.save_id, node)
+        look.gathering.published(key, Read(stored.etag, raw, manifest))
 
-    async def try_commit(self, checkpoint: Finished) -> Decision:
-        """Commit if nothing is missing, and say what is otherwise."""
-        (manifests, raw), listing = await asyncio.gather(
-            self._manifests(checkpoint), self._transfers.persistently(self._listing, checkpoint.name)
-        )
-        decision = decide(manifests, listing, me=checkpoint.node)
+    def _begin_looking(self, name: str, attempt: str, save_id: str | None, node: Node) -> _Look:
+        gathering = Gathering(self._store, self._transfers, name=name, attempt=attempt, node=node)
+        while len(self._looks) >= MOST_LOOKS:  # of checkpoints that were superseded while they waited
+            del self._looks[next(iter(self._looks))]
+        seat, now_s = Seat(node), self._clock()
+        # Who acts first looks at once; the others need not see what is there before it is their turn.
+        listed_s = float("-inf") if seat.is_eager or seat.position == 0 else now_s
+        look = self._looks[name, attempt, save_id] = _Look(gathering, seat, looked_s=now_s, listed_s=listed_s)
+        return look
+
+    async def try_commit(self, checkpoint: Finished, *, hurried: bool = False) -> Decision:
+        """Commit if nothing is missing and it is this node's turn, and say what is otherwise.
+
+        Called again and again while it says ``Wait``; it asks the store no more often than ``core/gathering`` wants.
+        ``Ready`` says that a commit stands that names this node's part as it was published.
+
+        Args:
+            checkpoint: Whose manifest this node has published.
+            hurried: The pod is going: it looks whether others have committed as often as in a small job.
+        """
+        of = (checkpoint.name, checkpoint.attempt, checkpoint.save_id)
+        look = self._looks.get(of) or self._begin_looking(*of, checkpoint.node)
+        look.last = await self._look(checkpoint, look, self._clock(), look_s=LOOK_S if hurried else look.seat.look_s)
+        if not isinstance(look.last, Wait):
+            self._looks.pop(of, None)
+        return look.last
+
+    async def _look(self, checkpoint: Finished, look: _Look, now_s: float, *, look_s: float) -> Decision:
+        if checkpoint.node.count == 1:
+            return await self._commit(checkpoint, look)
+        if now_s - look.looked_s >= look_s:
+            look.looked_s = now_s
+            there = await self.standing(checkpoint.name)
+            if there is not None:
+                return await self._found(checkpoint, look, there)
+            look.asks = not look.asks and not look.seat.is_eager
+            if look.asks and (asked := await self._asked_to_mend(checkpoint, look)) is not None:
+                return asked
+        if now_s - look.listed_s < look.seat.list_s:
+            return look.last
+        look.listed_s = now_s
+        return await self._look_at_group(checkpoint, look, now_s)
+
+    async def _asked_to_mend(self, checkpoint: Finished, look: _Look) -> Mend | None:
+        key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
+        return await look.gathering.asked_to_mend(await look.gathering.own(key))
+
+    async def _look_at_group(self, checkpoint: Finished, look: _Look, now_s: float) -> Decision:
+        """See which manifests of the group are there, and act on it when it is our turn."""
+        name, attempt, node, seat = checkpoint.name, checkpoint.attempt, checkpoint.node, look.seat
+        prefix = keys.manifests_of_group(name, attempt, seat.group)
+        listed = await self._transfers.persistently(self._etags, prefix)
+        missing = missing_nodes(name, attempt, members(seat.group, node.count), node.count, there=listed)
+        if node.index in missing:
+            return decide([], {}, me=node)
+        if missing:
+            look.ready_since_s.clear()
+            return waiting_for(missing, count=node.count)
+        if not look.is_our_turn("group", seat.position, now_s):
+            return Wait("all nodes of its group have uploaded; one of them sees to the rest")
+        if not seat.is_grouped:
+            return await self._commit(checkpoint, look)
+        return await self._gather(checkpoint, look, listed, now_s)
+
+    async def _gather(self, checkpoint: Finished, look: _Look, listed: Mapping[str, str], now_s: float) -> Decision:
+        """Put the manifests of our group into one object; commit when all groups have."""
+        name, attempt, count, seat = checkpoint.name, checkpoint.attempt, checkpoint.node.count, look.seat
+        if look.digested != listed:
+            reads = await look.gathering.read(listed, members(seat.group, count))
+            await look.gathering.write_digest(keys.digest(name, attempt, seat.group, count), reads)
+            look.digested = dict(listed)
+        there = await self._transfers.persistently(self._etags, keys.digests(name, attempt))
+        digests = [keys.digest(name, attempt, group, count) for group in groups(count)]
+        missing = [group for group, key in enumerate(digests) if key not in there]
+        # A group that died after its last manifest gathers nothing: its manifests are read one by one.
+        may_be_dead = seat.patience_s(len(groups(count)) if missing else seat.group)
+        if now_s - look.ready_since_s.setdefault("all", now_s) < may_be_dead:
+            first = members(missing[0] if missing else 0, count)
+            return Wait(f"waiting for nodes {first[0]} to {first[-1]} of {count}" if missing else "node 0 sees to the rest")
+        return await self._commit(checkpoint, look, digests=[key for key in digests if key in there])
+
+    async def _commit(self, checkpoint: Finished, look: _Look, *, digests: Sequence[str] = ()) -> Decision:
+        """Compare what is there with all manifests, and commit if nothing is missing."""
+        name, attempt, node = checkpoint.name, checkpoint.attempt, checkpoint.node
+        listing = await self._transfers.persistently(self._listing, name)
+        if digests:
+            await look.gathering.read_digests(digests)
+        etags = {key: there.etag for key, there in listing.items()}
+        reads = await look.gathering.read(etags, range(node.count))
+        manifests, raw = [read.manifest for read in reads], {read.manifest.node.index: read.raw for read in reads}
+        decision = decide(manifests, listing, me=node)
         if not isinstance(decision, Ready):
+            await self._ask_to_mend(look, manifests, listing, etags)
+            if isinstance(decision, Mend) and decision.reason == GONE:
+                return await self._later_attempt(checkpoint, listing) or decision
             return decision
         commit = commit_of(manifests, raw, committed_at=rfc3339(time.time()))
+        if node.count > EAGER_NODES:
+            await look.gathering.write_digest(keys.all_manifests(name, attempt), reads)
         try:
             # Last on purpose: until this object exists the step is invisible (I1).
-            await self._transfers.persistently(
-                self._store.put, keys.commit(checkpoint.name), encode(commit), only_if_absent=True
-            )
+            await self._transfers.persistently(self._store.put, keys.commit(name), encode(commit), only_if_absent=True)
         except AlreadyExists:
-            there = await self.standing(checkpoint.name)
-            if there is None or there.commit is None or there.commit.manifests != commit.manifests:
-                return Mend({}, "another attempt committed this step in the meantime")
-        await self._sweep(checkpoint.name, manifests, listing)
+            there = await self.standing(name)
+            found = await self._found(checkpoint, look, there) if there else Wait("its commit was just taken back")
+            if not isinstance(found, Ready):
+                return found
+        self._written.add((name, attempt, checkpoint.save_id))
+        await self._sweep(name, manifests, listing)
         return decision
 
-    async def _manifests(self, checkpoint: Finished) -> tuple[list[Manifest], dict[int, bytes]]:
-        manifests, raw = [], {}
-        for index in range(checkpoint.node.count):
-            node = Node(index, checkpoint.node.count)
-            key = keys.manifest(checkpoint.name, checkpoint.attempt, node)
+    async def _later_attempt(self, checkpoint: Finished, listing: Mapping[str, Object]) -> Yield | None:
+        """Return that a later attempt writes the step, if one does: two that mend in turns would never come to an end."""
+        name, ours = checkpoint.name, rfc3339(checkpoint.created_at_s)
+        for key in listing:
+            attempt = attempt_of(key, name)
+            if attempt in (None, checkpoint.attempt) or not key.startswith(keys.manifests_of_nodes(name, attempt)):
+                continue
             try:
-                raw[index] = await self._transfers.persistently(self._store.get, key)
-                known = self._published is not None and self._published[0] == raw[index]
-                manifests.append(self._published[1] if known and self._published else decode_manifest(raw[index], key=key))
+                manifest = decode_manifest(await self._transfers.persistently(self._store.get, key), key=key)
             except (NotFound, ContractError):
                 continue
-        return manifests, raw
+            theirs = manifest.created_at
+            if theirs is not None and goes_after(attempt, theirs, checkpoint.attempt, ours):
+                return Yield(f"attempt {attempt} is the later one of this step, and writes it now")
+        return None
+
+    async def _ask_to_mend(
+        self, look: _Look, manifests: Sequence[Manifest], listing: Mapping[str, Object], etags: Mapping[str, str]
+    ) -> None:
+        same = {m.save_id for m in manifests}
+        if look.seat.is_eager or len(same) != 1 or len(manifests) < look.seat.node.count:
+            return
+        if mending := to_mend(manifests, listing):
+            await look.gathering.ask_to_mend(mending, etags)
+
+    async def _found(self, checkpoint: Finished, look: _Look, there: Standing) -> Ready | Mend:
+        """Return whether a commit that stands names this node's part as it was published."""
+        key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
+        own = await look.gathering.own(key)
+        if there.commit is not None and own is not None and _is_of(own.manifest, checkpoint):
+            named = manifest_entry(own.manifest, own.raw)
+            if named in there.commit.manifests:
+                return Ready()
+        return Mend({}, "another writing of this step was committed in the meantime")
+
+    def _etags(self, prefix: str) -> dict[str, str]:
+        return {o.key: o.etag for o in self._store.list(prefix)}
 
     def _listing(self, name: str) -> dict[str, Object]:
         return {o.key: Object(o.size_bytes, o.etag) for o in self._store.list(keys.folder(name))}
 
-    async def _sweep(self, name: str, manifests: Sequence[Manifest], listing: dict[str, Object]) -> None:
+    async def _sweep(self, name: str, manifests: Sequence[Manifest], listing: Mapping[str, Object]) -> None:
         # What an earlier version of the step left and nobody names.
+        attempt = manifests[0].attempt
         named = {entry.key for manifest in manifests for entry in manifest.files} | {keys.commit(name)}
         named |= {keys.manifest(name, m.attempt, Node(m.node.index, m.node.count)) for m in manifests}
-        foreign = [key for key in listing if attempt_of(key, name) not in (None, manifests[0].attempt)]
+        named |= {keys.all_manifests(name, attempt)} if len(manifests) > EAGER_NODES else set()
+        foreign = [key for key in listing if attempt_of(key, name) not in (None, attempt)]
         for key in foreign:
             named |= {key, *await self._files_named_by(key)}
         leftover = [key for key in listing if key not in named]
@@ -216,6 +470,11 @@ class Committer:
         # The step is committed: whatever is unfinished below it was begun anew since, such as one whose answer was lost.
         for pending in list(self._store.pending_uploads(keys.folder(name))):
             self._store.abort_upload(pending.key, pending.upload_id)
+
+
+def _is_of(manifest: Manifest, checkpoint: Finished) -> bool:
+    """Whether a manifest is of this very writing of a checkpoint."""
+    return (manifest.save_id, manifest.created_at) == (checkpoint.save_id, rfc3339(checkpoint.created_at_s))
 
 
 __all__ = ["Committer", "Mend", "Ready", "Standing", "Wait", "manifest_of"]

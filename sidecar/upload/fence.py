@@ -4,26 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from sidecar.errors import Stopped
-from sidecar.upload.committing import Committer
+from sidecar.upload.committing import Committer, Standing
 
 LOOK_S = 2.0
 """Longest time for which the latest look at the commit counts."""
 
 
 class Outdated(Stopped):
-    """Another attempt committed the step while this one was sending it."""
+    """Another writing of the step was committed while this one was being sent."""
 
 
 class Fence:
-    """Of one upload of one checkpoint. The keys of its files are shared by all attempts, so it looks again and again."""
+    """Of one upload of one checkpoint. The keys of its files are shared by all attempts, so it looks again and again.
 
-    def __init__(self, committer: Committer, name: str, attempt: str) -> None:
+    Make it before the first look at the commit: it counts from then on.
+    """
+
+    def __init__(
+        self,
+        committer: Committer,
+        name: str,
+        attempt: str,
+        save_id: str | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._committer = committer
         self._name = name
-        self._attempt = attempt
-        self._looked_s = time.monotonic()
+        self._writing = attempt, save_id
+        self._clock = clock
+        self._looked_s = clock()
         self._looking = asyncio.Lock()
 
     async def pass_through(self) -> None:
@@ -33,9 +46,13 @@ class Fence:
             Outdated: It is not.
         """
         async with self._looking:
-            if time.monotonic() - self._looked_s < LOOK_S:
+            if self._clock() - self._looked_s < LOOK_S:
                 return
+            asked_s = self._clock()  # before, not after: the answer may take its time
             there = await self._committer.standing(self._name)
-            if there is not None and (there.commit is None or there.commit.attempt != self._attempt):
-                raise Outdated(f"{self._name} was committed by another attempt meanwhile")
-            self._looked_s = time.monotonic()
+            if there is not None and not self._is_ours(there):
+                raise Outdated(f"another writing of {self._name} was committed meanwhile")
+            self._looked_s = asked_s
+
+    def _is_ours(self, there: Standing) -> bool:
+        return there.commit is not None and (there.commit.attempt, there.commit.save_id) == self._writing

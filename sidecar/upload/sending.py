@@ -375,7 +375,8 @@ class Sending:
             await self._transfers.persistently(self._store.abort_upload, progress.key, progress.upload_id)
 
     async def _persistently(self, call: Callable[..., T], *args: object) -> T:
-        return await self._transfers.persistently(call, *args, standing=self.standing)
+        # The store may have been away for an hour: another attempt may have committed the step meanwhile.
+        return await self._transfers.persistently(call, *args, standing=self.standing, before_again=self._fence)
 
     def _arrived(self, size_bytes: int, *, began_s: float) -> None:
         self._transfers.count(size_bytes, began_s=began_s)

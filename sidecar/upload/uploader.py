@@ -17,7 +17,7 @@ import structlog
 
 from sidecar.catalog import Catalog, Tracked
 from sidecar.core import keys
-from sidecar.core.commit import Mend, Ready, Wait
+from sidecar.core.commit import Mend, Ready, Wait, Yield
 from sidecar.core.flush import Plan
 from sidecar.core.leftovers import is_leftover
 from sidecar.core.local import Finished
@@ -31,7 +31,7 @@ from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer import Transfers
 from sidecar.upload.already_there import AlreadyThere
 from sidecar.upload.bodies import Bodies, Source
-from sidecar.upload.committing import Committer, Standing, manifest_of
+from sidecar.upload.committing import LOOKS_AGAIN, Committer, Standing, manifest_of
 from sidecar.upload.early import EarlyUploads
 from sidecar.upload.fence import Fence, Outdated
 from sidecar.upload.flushing import PLAN_S, Flush, Going, Pending
@@ -91,6 +91,7 @@ class Uploader:
         alone: bool,
     ) -> None:
         self._alone = alone
+        self._going = going
         self._store = store
         self._can = capabilities
         self._volume = volume
@@ -109,6 +110,8 @@ class Uploader:
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
         self._active: dict[str, _Active] = {}
+        self._looks: list[tuple[float, Tracked, bool]] = []
+        """When which durable checkpoint is looked at again, and how (monotonic)."""
         self._first: str | None = None
         """Name of the upload that is let through before everything that may not overtake it."""
         self._moved: dict[str, dict[str, str]] = {}
@@ -136,6 +139,7 @@ class Uploader:
             tasks.create_task(self._early.run())
             tasks.create_task(self._commit_when_all_are_there())
             tasks.create_task(self._keep_pace())
+            tasks.create_task(self._look_again())
             while True:
                 self._plan()
                 self._drop_superseded(tasks)
@@ -321,12 +325,15 @@ class Uploader:
 
     async def _take_to_store(self, active: _Active, checkpoint: Finished) -> None:
         tracked = active.tracked
+        fence = Fence(self._committer, checkpoint.name, checkpoint.attempt, checkpoint.save_id)
         there, before = await asyncio.gather(
             self._committer.standing(checkpoint.name), self._committer.own_manifest(checkpoint)
         )
         if checkpoint.restored_from is not None:
             self._recognise(tracked, checkpoint.restored_from, there)
             return
+        if there is None and await self._committer.withdraw_earlier(checkpoint, before):
+            there = await self._committer.standing(checkpoint.name)
         pin = await asyncio.to_thread(self._volume.pins.hold, checkpoint)
         with contextlib.closing(await self._journal(checkpoint)) as journal:
             if there is not None and not await self._may_be_written(tracked, checkpoint, pin, there):
@@ -334,16 +341,15 @@ class Uploader:
             mended = self._mended.pop(checkpoint.version, frozenset())
             await self._already_there.adopt(checkpoint, pin, journal, before, but=mended)
             began_s = time.monotonic()
-            entries = await self._send(active, checkpoint, pin, journal)
+            entries = await self._send(active, checkpoint, pin, journal, fence)
         await self._those_ahead_are_through(tracked)
         if self._is_current(tracked):
             await self._publish(tracked, checkpoint, entries, began_s=began_s)
 
-    async def _send(self, active: _Active, checkpoint: Finished, pin: Pin, journal: Journal) -> list[FileEntry]:
+    async def _send(self, active: _Active, checkpoint: Finished, pin: Pin, journal: Journal, fence: Fence) -> list[FileEntry]:
         """Let the stream send what is missing; what comes back counts only if the checkpoint is still wanted."""
         if not self._is_current(active.tracked):
             return []
-        fence = Fence(self._committer, checkpoint.name, checkpoint.attempt)
         sending = self._sending(checkpoint.name, pin, journal, fence=fence, tracked=active.tracked)
         self._say_uploading(active.tracked, sending)
         sending.add(checkpoint.files, moved=self._moved.get(checkpoint.version))
@@ -394,13 +400,37 @@ class Uploader:
                         log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
             await asyncio.sleep(COMMIT_POLL_S)
 
+    async def _look_again(self) -> None:
+        """See that what became durable stays so while pods of an earlier attempt may still have requests on their way."""
+        while True:
+            await asyncio.sleep(COMMIT_POLL_S)
+            due = [look for look in self._looks if look[0] <= time.monotonic()]
+            self._looks = [look for look in self._looks if look not in due]
+            for _, tracked, thoroughly in due:
+                if tracked is not self._catalog.newest_durable or tracked.state is not State.COMMITTED or self._going():
+                    continue
+                assert tracked.checkpoint is not None
+                try:
+                    stands = await self._committer.still_stands(tracked.checkpoint, thoroughly=thoroughly)
+                except StoreError as error:
+                    log.warning("commit_not_looked_at", checkpoint=tracked.name, error=str(error))
+                    continue
+                if not stands and tracked.state is State.COMMITTED:
+                    reason = "its commit was taken back or hit by another attempt: it is sent again"
+                    self._catalog.move(tracked, State.FINISHED, reason=reason)
+
     async def _try_commit(self, tracked: Tracked, checkpoint: Finished, *, began_s: float | None = None) -> None:
-        decision = await self._committer.try_commit(checkpoint)
+        decision = await self._committer.try_commit(checkpoint, hurried=self._going())
         if tracked.state is not State.UPLOADED:  # meanwhile given up, or written anew
             return
         match decision:
             case Ready():
                 self._durable(tracked, checkpoint, at=time.time(), began_s=began_s)
+                now_s = time.monotonic()
+                self._looks += [(now_s + after_s, tracked, thoroughly) for after_s, thoroughly in LOOKS_AGAIN]
+            case Yield(reason):
+                self._catalog.move(tracked, State.SUPERSEDED, reason=reason)
+                await self._discard(tracked)
             case Wait(reason):
                 self._catalog.move(tracked, State.UPLOADED, reason=reason)
             case Mend(files, reason):

@@ -52,6 +52,8 @@ class Marker:
     reason: str | None = None
     created_at: str | None = None
     attempt: str | None = None
+    save_id: str | None = None
+    """Of this writing of the step, the same on all nodes: parts of different writings are never committed together."""
     node: Node | None = None
     world_size: int | None = None
     global_step_seconds: float | None = None
@@ -75,12 +77,13 @@ def parse_marker(raw: bytes, *, name: str) -> Marker:
     named = step_of(name)
     if step is not None and named is not None and step != named:
         raise ContractError(f"marker says step {step}, directory is named {name}")
-    attempt = typed(fields, "attempt", str)
+    attempt, save_id = typed(fields, "attempt", str), typed(fields, "save_id", str)
     return Marker(
         step=step,
         reason=one_of(fields, "reason", REASONS),
         created_at=timestamp(fields, "created_at"),
         attempt=None if attempt is None else check_id(attempt, what="attempt"),
+        save_id=None if save_id is None else check_id(save_id, what="save_id"),
         node=_node(fields),
         world_size=integer(fields, "world_size", least=1),
         global_step_seconds=seconds(fields, "global_step_seconds"),
@@ -97,6 +100,7 @@ def encode_marker(marker: Marker) -> bytes:
         "reason": marker.reason,
         "created_at": marker.created_at,
         "attempt": marker.attempt,
+        "save_id": marker.save_id,
         "node": None if marker.node is None else {"index": marker.node.index, "count": marker.node.count},
         "world_size": marker.world_size,
         "global_step_seconds": marker.global_step_seconds,

@@ -1,0 +1,116 @@
+"""The invariants hold in every schedule, and a program that breaks a rule is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sidecar.core import commit, rewrite
+from sidecar.core.commit import Ready
+from sidecar.core.rewrite import Replace
+from sidecar.upload import already_there, committing
+from sidecar.upload.committing import Committer
+from sidecar.upload.fence import Fence
+from tests.simulation.run import batch, quiet, search
+from tests.simulation.schedule import Schedule
+
+SCHEDULES = 100_000
+HOW = "run `python -m tests.simulation SEED` to see what happened"
+
+
+def found(broken: list[tuple[int, str]]) -> str:
+    return "".join(f"\nseed {seed}: {reason}" for seed, reason in broken[:10]) + f"\n{HOW}"
+
+
+def test_the_invariants_hold_in_some_schedules() -> None:
+    totals, broken = batch(range(-300, 0))
+    assert not broken, found(broken)
+    assert totals["commits"] > 150
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_invariants_hold_in_a_hundred_thousand_schedules() -> None:
+    totals, broken = search(range(SCHEDULES))
+    print(dict(totals))
+    assert not broken, found(broken)
+    # What the invariants tolerate, because nobody can withdraw a request that is on its way, is rare.
+    assert totals["overtaken"] < 0.04 * totals["commits"]
+    assert totals["commits"] > SCHEDULES / 2
+
+
+def test_a_seed_gives_the_same_schedule_each_time() -> None:
+    stories = []
+    for _ in range(2):
+        schedule = Schedule(7, tell=True)
+        with quiet():
+            schedule.run()
+        stories.append(schedule.world.story)
+    assert stories[0]
+    assert stories[0] == stories[1]
+
+
+# Rules that are broken on purpose.
+
+
+async def _passes(self: Fence) -> None:
+    return
+
+
+async def _makes_no_way(self: Committer, name: str, **_: Any) -> bool:
+    return True
+
+
+async def _withdraws_nothing(self: Committer, *_: Any) -> bool:
+    return False
+
+
+async def _manifests_first(self: Committer, name: str, **_: Any) -> bool:
+    there = await self.standing(name)
+    if there is not None:
+        await self._transfers.persistently(self._store.delete, await self._named_by(name, there))
+        await self._transfers.persistently(self._store.delete, [f"{name}/.complete"])
+    return True
+
+
+def _looks_at_no_object(manifests: Any, listing: Any, *, me: Any) -> Any:
+    decision = commit.decide(manifests, listing, me=me)
+    mine = any(m.node.index == me.index for m in manifests)
+    return Ready() if mine and len(manifests) == me.count else decision
+
+
+def _mixes_saves(manifests: Any, listing: Any, *, me: Any) -> Any:
+    return commit.decide([m.model_copy(update={"save_id": None}) for m in manifests], listing, me=me)
+
+
+def _always_replaces(**_: Any) -> Replace:
+    return Replace()
+
+
+def _replaces_what_is_later(**given: Any) -> Any:
+    decision = rewrite.rewrite(**given)
+    return Replace() if isinstance(decision, rewrite.Keep) else decision
+
+
+MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "the fence is open": lambda patch: patch.setattr(Fence, "pass_through", _passes),
+    "commits without a look at the objects": lambda patch: patch.setattr(committing, "decide", _looks_at_no_object),
+    "parts of different saves are committed together": lambda patch: patch.setattr(committing, "decide", _mixes_saves),
+    "writes over what is committed": lambda patch: patch.setattr(Committer, "make_way", _makes_no_way),
+    "takes the manifests back before the commit": lambda patch: patch.setattr(Committer, "make_way", _manifests_first),
+    "takes back what a later attempt committed": lambda patch: patch.setattr(already_there, "rewrite", _replaces_what_is_later),
+    "takes back what it committed itself": lambda patch: patch.setattr(already_there, "rewrite", _always_replaces),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_broken_rule_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[mutant](monkeypatch)
+    for begins in range(0, 3000, 100):
+        _, broken = batch(range(begins, begins + 100))
+        if broken:
+            print(f"{mutant}: {len(broken)} of 100 from seed {begins} on, such as {broken[0]}")
+            return
+    pytest.fail(f"{mutant}: not found in 3,000 schedules")

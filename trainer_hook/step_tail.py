@@ -33,8 +33,14 @@ class StepTail:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._stage = ""
+        self._control: Any = None
         self._doing: tuple[str, ...] | None = None
         self._random: dict[str, Any] | None = None
+
+    @property
+    def is_doing(self) -> bool:
+        """Whether the trainer's own evaluation or save is under way, rather than one that a callback began."""
+        return self._doing is not None
 
     @property
     def unfinished(self) -> tuple[str, ...]:
@@ -43,10 +49,10 @@ class StepTail:
             return ()
         left = self._asked_for() if self._doing is None else self._doing
         ends = (EPOCH_END,) if self.goes_on else ()
-        return (*left, *ends, *((STOP,) if self._trainer.control.should_training_stop else ()))
+        return (*left, *ends, *((STOP,) if self._control.should_training_stop else ()))
 
     def _asked_for(self) -> tuple[str, ...]:
-        control = self._trainer.control
+        control = self._control
         return (*((EVALUATE,) if control.should_evaluate else ()), *((SAVE,) if control.should_save else ()))
 
     @property
@@ -57,28 +63,28 @@ class StepTail:
     def step_begins(self) -> None:
         """Nothing of the step before is left."""
         self._stage = ""
+        self._doing = self._random = None
 
-    def step_ends(self) -> None:
-        """The optimizer has stepped; every callback of the script has said what is to follow."""
-        self._stage = "step"
+    def step_ends(self, control: Any) -> None:
+        """The optimizer has stepped; in ``control`` every callback of the script has said what is to follow."""
+        self._stage, self._control = "step", control
 
-    def epoch_ends(self) -> None:
+    def epoch_ends(self, control: Any) -> None:
         """As ``step_ends``, for what follows the last step of an epoch."""
-        self._stage = "epoch"
+        self._stage, self._control = "epoch", control
 
     @contextlib.contextmanager
     def doing(self) -> Iterator[None]:
         """While what is left is done. What an interrupted evaluation has drawn until then is to be drawn again."""
         from trainer_hook import randomness
 
+        self._control = self._trainer.control
         # An evaluation on several datasets takes the wish back after the first.
         self._doing = self._asked_for()
         if EVALUATE in self._doing:
             self._random = randomness.read(alone=self._alone())
-        try:
-            yield
-        finally:
-            self._doing = self._random = None
+        yield
+        self._doing = self._random = None  # not after an error: it may be the pod that goes, and takes DataLoader workers first
 
     def done(self) -> None:
         """All that follows the step, or the epoch, is done."""
@@ -106,7 +112,7 @@ class StepTail:
         say(f"does first what {folder.name} has left: {', '.join(unfinished)}")
         at_start = randomness.read(alone=alone)
         trainer._load_rng_state(str(folder))
-        control = trainer.control
+        control = self._control = trainer.control
         control.should_evaluate = EVALUATE in unfinished
         control.should_save = SAVE in unfinished and not _is_same(_own_folder(trainer), folder)
         self._stage = "step" if EPOCH_END in unfinished else "epoch"
@@ -151,7 +157,7 @@ class StepTail:
             state.best_model_checkpoint = str(_own_folder(self._trainer))
 
     def _ends_epoch(self) -> bool:
-        control, epoch = self._trainer.control, self._trainer.state.epoch
+        control, epoch = self._control, self._trainer.state.epoch
         # Trainer ends the epoch, too, when it is told to stop in the middle of one.
         return bool(control.should_training_stop or control.should_epoch_stop or (epoch and float(epoch).is_integer()))
 

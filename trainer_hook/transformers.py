@@ -289,7 +289,7 @@ def _callback_class(module: Any) -> type:
             self.tail.step_begins()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.tail.step_ends()
+            self.tail.step_ends(control)
             step = state.global_step
             self._measure(step)
             wish = self._agreement.tick("train", self._wish)
@@ -298,7 +298,7 @@ def _callback_class(module: Any) -> type:
                 self._due = self._due or "periodic"
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.tail.epoch_ends()
+            self.tail.epoch_ends(control)
             if self._schedule.due_at_epoch_end():
                 self._due = "periodic"
 
@@ -319,7 +319,10 @@ def _callback_class(module: Any) -> type:
         def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             # Inside an evaluation the last finished step is still the point to resume from.
             if self._trainer.is_in_train:
-                self._follow(self._agreement.tick("evaluate", self._wish), kwargs.get("model"), state.global_step)
+                wish = self._agreement.tick("evaluate", self._wish)
+                if wish.stop and not self.tail.is_doing:
+                    say("a callback evaluates at this instant: the random numbers of a resume will be others")
+                self._follow(wish, kwargs.get("model"), state.global_step)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._saver.publish_own(_own_folder(self._trainer), state.global_step)

@@ -78,7 +78,7 @@ def tail(**control: Any) -> StepTail:
 def test_what_a_step_has_left_is_what_the_trainer_was_told_to_do(control: dict[str, Any], left: tuple[str, ...]) -> None:
     one = tail(**control)
     assert one.unfinished == ()
-    one.step_ends()
+    one.step_ends(one._trainer.control)
     assert one.unfinished == left
     one.step_begins()
     assert one.unfinished == ()
@@ -86,7 +86,7 @@ def test_what_a_step_has_left_is_what_the_trainer_was_told_to_do(control: dict[s
 
 def test_an_evaluation_on_several_datasets_is_left_until_the_last_one() -> None:
     one = tail(should_evaluate=True, should_save=True)
-    one.step_ends()
+    one.step_ends(one._trainer.control)
     with one.doing():
         one._trainer.control.should_evaluate = False  # what the library does after the first dataset
         assert one.unfinished == (EVALUATE, SAVE)
@@ -96,9 +96,9 @@ def test_an_evaluation_on_several_datasets_is_left_until_the_last_one() -> None:
 
 def test_the_end_of_an_epoch_is_left_until_it_was_handled() -> None:
     one = tail(epoch=1.0)
-    one.step_ends()
+    one.step_ends(one._trainer.control)
     assert one.goes_on
-    one.epoch_ends()
+    one.epoch_ends(one._trainer.control)
     assert not one.goes_on
     one.done()
     assert one.unfinished == ()
@@ -107,3 +107,19 @@ def test_the_end_of_an_epoch_is_left_until_it_was_handled() -> None:
 @pytest.mark.parametrize("meta", [{}, {"unfinished": None}, {"unfinished": "evaluate"}, {"unfinished": ["later"]}])
 def test_a_marker_that_says_nothing_known_leaves_nothing(meta: dict[str, Any]) -> None:
     assert unfinished_of(meta) == ()
+
+
+def test_an_evaluation_that_an_error_ends_is_still_left() -> None:
+    one = tail(should_evaluate=True)
+    one.step_ends(one._trainer.control)
+    with pytest.raises(RuntimeError, match="DataLoader worker"), one.doing():
+        raise RuntimeError("DataLoader worker (pid 5) is killed by signal: Terminated")
+    assert one.unfinished == (EVALUATE,)
+    one.step_begins()
+    assert not one.is_doing
+
+
+def test_a_control_that_a_callback_put_in_place_of_the_trainers_counts() -> None:
+    one = tail()
+    one.step_ends(SimpleNamespace(**vars(one._trainer.control) | {"should_evaluate": True}))
+    assert one.unfinished == (EVALUATE,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,9 +38,8 @@ def test_what_an_interrupted_step_has_left_is_done_first(
     name = f"checkpoint-{step}"
     with training(script(**TOLD, sleep_s=0.3, eval_sleep_s=0.3), volume, answers.settings) as first:
         first.said(at)
-        began_s = time.monotonic()
         assert first.terminate() == 143, first.log()
-        assert time.monotonic() - began_s < 5, "an evaluation is not waited for"
+        assert f"evaluated {step}" not in first.log(), "an evaluation is not waited for"
         assert (finished(volume)[-1], marker(volume, name)["reason"]) == (name, "jit")
         assert marker(volume, name)["meta"]["unfinished"] == left
     offer = ready(name, **marker(volume, name)["meta"])

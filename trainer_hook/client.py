@@ -15,6 +15,8 @@ from trainer_hook.progress import Bar
 
 ABSENT_AFTER_S = 30.0
 """A sidecar that refuses connections for this long is not there."""
+ABSENT_STILL_AFTER_S = 1.0
+"""The same for one that was not there when it was asked last: a script may call ``train()`` many times."""
 _TRY_AGAIN_S = 0.5
 _NOT_IN_TIME = 504
 
@@ -52,6 +54,7 @@ class Client:
     def __init__(self, url: str, volume: Path) -> None:
         self._url = url
         self._token_path = volume / TOKEN
+        self._patience_s: float | None = None
 
     def resume(
         self, checkpoint: str, *, train_call: int | None, timeout_s: float, tell: Callable[[str], None], bar: Bar | None = None
@@ -130,10 +133,13 @@ class Client:
         began_s = time.monotonic()
         while True:
             try:
-                return _expect_success(*self._call("POST", path, body, timeout_s=10))
+                answer = _expect_success(*self._call("POST", path, body, timeout_s=10))
+                self._patience_s = None
+                return answer
             except OSError as error:
                 now_s = time.monotonic()
-                if now_s > until_s or now_s - began_s > ABSENT_AFTER_S:
+                if now_s > until_s or now_s - began_s > (ABSENT_AFTER_S if self._patience_s is None else self._patience_s):
+                    self._patience_s = ABSENT_STILL_AFTER_S
                     raise SidecarAbsent(f"no sidecar answers at {self._url} ({error})") from None
                 time.sleep(_TRY_AGAIN_S)
 

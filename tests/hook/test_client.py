@@ -104,6 +104,23 @@ def test_nobody_there_is_absent_after_a_while(volume: Path) -> None:
             call()
 
 
+def test_one_that_was_absent_is_waited_for_only_shortly_the_next_time(
+    answers: Answers, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "ABSENT_AFTER_S", 1.5)
+    monkeypatch.setattr(client_module, "ABSENT_STILL_AFTER_S", 0.1)
+    client, took_s = Client(f"http://127.0.0.1:{free_port()}", volume), []
+    for _ in range(2):
+        began_s = time.monotonic()
+        with pytest.raises(SidecarAbsent):
+            client.resume("latest", train_call=0, timeout_s=60, tell=print)
+        took_s.append(time.monotonic() - began_s)
+    assert took_s[0] > 1.5 > took_s[1]
+    client._url = answers.url
+    assert client.resume("latest", train_call=0, timeout_s=60, tell=print).known
+    assert client._patience_s is None, "once it is there, it is waited for as before"
+
+
 @pytest.mark.parametrize(
     "garbage",
     [

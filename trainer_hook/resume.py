@@ -139,12 +139,12 @@ class Resumer:
         return path if self._agreement.all_agree(marker.meta.get(META_TRAIN_CALL, 0) == train_call) else None
 
     def lacks(self, folder: Path) -> list[str]:
-        """Return what a directory that the script names lacks for this rank, if it is a Trainer's checkpoint at all."""
+        """Return what a directory that the script names lacks besides random state, if it is a Trainer's checkpoint at all."""
         world = self._agreement.world
         files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
         if not files or STATE not in files:
             return []
-        return missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=world.size)
+        return missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=0)
 
     def bring(self, name: str) -> str | None:
         """Have every node bring one checkpoint to its volume. Returns why not all ranks can use it, as this rank sees it."""

@@ -39,7 +39,10 @@ def patch(trainer_module: Any, current_session: Callable[[], Session]) -> None:
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         session = _session_for(current_session)
-        if session is None or _is_search(args, kwargs) or getattr(self, "_checkpoint_hook", False):
+        searching = _is_search(args, kwargs)
+        if session is not None and searching:
+            _tell_of_search()
+        if session is None or searching or getattr(self, "_checkpoint_hook", False):
             return original(self, resume_from_checkpoint, *args, **kwargs)
         self._checkpoint_hook = True
         try:
@@ -65,6 +68,11 @@ def _session_for(current_session: Callable[[], Session]) -> Session | None:
 def _is_search(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this is a trial of a hyperparameter search: those are not one run, and are left alone."""
     return kwargs.get("trial") is not None or bool(args and args[0] is not None)
+
+
+@functools.cache
+def _tell_of_search() -> None:
+    say("hyperparameter search: its trials are left alone, neither saved here nor resumed")
 
 
 def _third(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from trainer_hook.agreement import World
+from trainer_hook.client import Client
 from trainer_hook.exactness import known_reasons, told
+from trainer_hook.resume import Resumer
+from trainer_hook.settings import Settings
 
 
 class EarlyStoppingCallback:
@@ -79,3 +84,16 @@ def test_batches_that_draw_random_numbers_are_found_out(fetch: Any, is_said: boo
             one.get_batch_samples()
     assert capsys.readouterr().err.count("this resume is not bit-identical: the dataset or its collator draws") == is_said
     assert "get_batch_samples" not in vars(one)
+
+
+def test_what_was_saved_with_save_only_model_is_no_checkpoint_to_resume_from(tmp_path: Path) -> None:
+    alone: Any = SimpleNamespace(world=World(), all_agree=bool)
+    resumer = Resumer(Settings(dir=tmp_path), Client("http://127.0.0.1:1", tmp_path), alone)
+    folder = tmp_path / "checkpoint-7"
+    folder.mkdir()
+    assert resumer.lacks(tmp_path / "nowhere") == resumer.lacks(folder) == [], "Trainer itself says what is wrong with these"
+    for name in ("model.safetensors", "trainer_state.json"):
+        (folder / name).write_bytes(b"{}")
+    assert resumer.lacks(folder) == ["optimizer.pt", "scheduler.pt"]
+    (folder / ".complete").touch()
+    assert "save_only_model" in (resumer._incomplete(folder) or "")

@@ -8,10 +8,10 @@ STORE  ?= s3
 JSON   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-scale bench-all bench-peers bench-stall clean
+.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-scale bench-sigterm bench-stall bench-all bench-peers clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.trainer  ## a training run is preempted, loses its volume, resumes exactly (JSON=1: one JSON line; STORE=file: no S3 server)
 	@$(BIN)/checkpoint-sidecar demo --store $(STORE) $(if $(filter 1,$(JSON)),--json)
@@ -52,6 +52,9 @@ bench-all: $(VENV)/.trainer bench-peers  ## all of it: TLS, Ceph RGW, a shaped l
 
 bench-stall: $(VENV)/.trainer  ## how long a save stops training: blocking, CKPT_ASYNC=1, torch's async_save (CUDA where there is one)
 	$(BIN)/python -m benchmarks.stall $(BENCH_ARGS)
+
+bench-sigterm: $(VENV)/.trainer bench-peers  ## seconds from SIGTERM to durable beside the Kubeflow SDK's scheme, over a shaped link (root)
+	$(BIN)/python -m benchmarks.sigterm $(BENCH_ARGS)
 
 bench-peers: .venv-peers/.installed  ## the tools to compare with
 

@@ -94,6 +94,37 @@ class Sidecar:
         wall_s = datetime.fromisoformat(committed["timestamp"]).timestamp() - began_s
         return Cost(self._cpu_s() - cpu_s, self._memory_mib("VmHWM"), wall_s, idle_rss_mib)
 
+    def hand_over(self, files: Path, name: str, *, reason: str = "periodic") -> None:
+        """Publish a checkpoint that is there already, and do not wait."""
+        folder = self.volume / name
+        shutil.copytree(files, folder, copy_function=os.link)
+        self.mark(name, reason=reason)
+
+    def mark(self, name: str, *, reason: str) -> None:
+        """Write the marker of a checkpoint."""
+        marker = self.volume / name / ".marker"
+        marker.write_text(json.dumps({"reason": reason}))
+        marker.rename(self.volume / name / ".complete")
+
+    def drain(self) -> None:
+        """Give notice, as preStop does."""
+        self._call("POST", "/v1/drain?source=prestop")
+
+    def committed_at_s(self, name: str) -> float:
+        """Wait until a checkpoint is durable and return when it was, in epoch seconds."""
+        committed: dict[str, Any] = self._until(lambda: self._event("checkpoint_committed", name))
+        return datetime.fromisoformat(committed["timestamp"]).timestamp()
+
+    def sent_bytes(self) -> int:
+        """Return what has arrived in the store."""
+        return int(self._call("GET", "/v1/status")["sent_bytes"])
+
+    def report(self) -> Any:
+        """End it by SIGTERM and return its exit report."""
+        self.process.terminate()
+        self.process.wait(LONGEST_S)
+        return json.loads((self.volume / ".ckpt/exit-report.json").read_text())
+
     def resume(self) -> Cost:
         """Ask for the newest checkpoint, wait until it is on the volume, and say what that took."""
         idle_rss_mib, cpu_s, began_s = self._memory_mib("VmRSS"), self._cpu_s(), time.monotonic()

@@ -69,14 +69,14 @@ def opened(kind: str, *, keep_in: Path | None = None, mbit_per_s: int | None = N
     Args:
         kind: One of ``KINDS``.
         keep_in: Folder in which the sink keeps large objects; unset: it discards them.
-        mbit_per_s: What the sink takes at most; not for the link, which has its own limit.
+        mbit_per_s: What the sink takes at most, or the rate of the link.
     """
     with contextlib.ExitStack() as stack:
         keeping = ["-k", str(keep_in)] if keep_in else []
         if kind == "rgw":
             yield stack.enter_context(_rgw())
         elif kind == "link":
-            server, client = stack.enter_context(_namespaces())
+            server, client = stack.enter_context(_namespaces(mbit_per_s or LINK_MBIT_PER_S))
             port = stack.enter_context(sink("-a", "10.99.0.1", *keeping, within=("ip", "netns", "exec", server)))
             stack.enter_context(_inside(client))
             yield Store(kind, f"http://10.99.0.1:{port}", bool(keep_in))
@@ -142,7 +142,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def _namespaces() -> Iterator[tuple[str, str]]:
+def _namespaces(mbit_per_s: int) -> Iterator[tuple[str, str]]:
     """Yield the names of a server's and a client's network namespace with the link between them."""
     for is_there, what in (
         (os.geteuid() == 0, "root"),
@@ -152,7 +152,7 @@ def _namespaces() -> Iterator[tuple[str, str]]:
         if not is_there:
             raise SystemExit(f"--store link needs {what}")
     names = tuple(f"bench-{os.getpid()}-{side}" for side in ("server", "client"))
-    shape = (str(LINK_ROUND_TRIP_MS / 2), str(LINK_MBIT_PER_S))
+    shape = (str(LINK_ROUND_TRIP_MS / 2), str(mbit_per_s))
     try:
         for name in names:
             subprocess.run(["ip", "netns", "add", name], check=True)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 MIB = 1 << 20
@@ -33,6 +34,34 @@ def write_random(path: Path, size_bytes: int) -> None:
     with path.open("wb") as file:
         for offset in range(0, size_bytes, MIB):
             file.write(os.urandom(min(MIB, size_bytes - offset)))
+
+
+def write_checkpoint(folder: Path, size_bytes: int) -> None:
+    """Fill a new folder with what a Trainer saves, in its order: weights, an optimizer of twice their size, small files."""
+    folder.mkdir(parents=True)
+    names = (
+        "1-config.json",
+        "2-model.safetensors",
+        "3-optimizer.pt",
+        "4-scheduler.pt",
+        "5-rng_state.pth",
+        "6-trainer_state.json",
+    )
+    sizes = {names[1]: size_bytes // 3, names[2]: size_bytes - size_bytes // 3}
+    for name in names:
+        write_random(folder / name, sizes.get(name, 2 << 10))
+
+
+def save_paced(source: Path, target: Path, *, mb_per_s: float) -> None:
+    """Write a copy of a checkpoint, file by file, as fast as a Trainer saves."""
+    target.mkdir(parents=True)
+    began_s, written = time.monotonic(), 0
+    for path in sorted(source.iterdir()):
+        with path.open("rb") as read, (target / path.name).open("wb") as write:
+            while block := read.read(MIB):
+                write.write(block)
+                written += len(block)
+                time.sleep(max(0.0, began_s + written / (mb_per_s * 1e6) - time.monotonic()))
 
 
 def touch_memory(folder: Path, size_bytes: int) -> None:

@@ -7,6 +7,7 @@ there. Where the step has anything in the store that another attempt may need, n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ log = structlog.get_logger()
 
 LOOK_S = 0.5
 """How often the directories are looked at."""
+LOOK_GOING_S = 0.1
+"""The same, once the pod is going."""
 LOOKING_SHARE = 10
 """Thousands of files take long to look at: so many times longer nobody looks again."""
 LEAST_BYTES = 8 << 20
@@ -88,6 +91,11 @@ class EarlyUploads:
         self._going = going
         self._on_change = on_change
         self._known: dict[str, _Early] = {}
+        self._woken = asyncio.Event()
+
+    def look_now(self) -> None:
+        """Do not wait for the next look: the pod is going."""
+        self._woken.set()
 
     def writing(self, *, alive: bool) -> list[Writing]:
         """Return what the trainer is likely to finish.
@@ -116,7 +124,11 @@ class EarlyUploads:
                     await self._look(watchers)
                 except OSError as error:
                     log.warning("unfinished_checkpoints_not_readable", error=str(error))
-                await asyncio.sleep(max(LOOK_S, LOOKING_SHARE * (time.monotonic() - began_s)))
+                least_s = LOOK_GOING_S if self._going() else LOOK_S
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(least_s, LOOKING_SHARE * (time.monotonic() - began_s))):
+                        await self._woken.wait()
+                self._woken.clear()
 
     async def hand_over(self, name: str) -> Journal:
         """Stop sending early, wait for what is under way, and return what is in the store; its file can be deleted."""

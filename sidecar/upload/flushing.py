@@ -121,7 +121,7 @@ class Flush:
             first, behind = ordered[0], ordered[1:]
             free = self._transfers.most - sum(sending.in_flight for sending in behind)
             if (free >= self._transfers.adapted.limit or not first.has_more) and self._has_bytes_to_send(first):
-                held = {sending.name for sending in behind if sending.name != first.name}
+                held = {name for name in self._turnstiles if name != first.name}
         for name, counted in self._turnstiles.items():
             counted.turnstile.hold(name in held)
 

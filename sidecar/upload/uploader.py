@@ -167,6 +167,7 @@ class Uploader:
             if is_going is not was_going:
                 was_going = is_going
                 self._wake_those_that_wait()
+                self._early.look_now()
             await asyncio.sleep(PLAN_S)
 
     async def _abort_leftovers(self) -> None:

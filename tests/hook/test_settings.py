@@ -11,7 +11,7 @@ import pytest
 
 from tests.hook.job import ROOT, plain_environ
 from trainer_hook.contract import KNOWN_SETTINGS
-from trainer_hook.launcher import INJECT, environment_for
+from trainer_hook.launcher import INJECT, _is_torchrun, environment_for, shutdown_warning, torch_reads_variable
 from trainer_hook.settings import SettingError, Settings, from_environment
 
 
@@ -160,3 +160,43 @@ def test_torchrun_is_given_the_grace_period_unless_it_has_a_timeout_of_its_own()
     name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     assert environment_for({"CKPT_GRACE_SECONDS": "120"})[name] == "120"
     assert environment_for({name: "7"})[name] == "7"
+
+
+@pytest.mark.parametrize(
+    ("grace", "given", "reads_variable", "warned"),
+    [
+        ("120", None, False, "torch 2.12"),
+        ("30", None, False, None),
+        ("120", None, True, None),
+        ("120", None, None, None),
+        ("120", "60", True, "shorter than"),
+        ("120", "120", True, None),
+        ("120", "soon", True, None),
+    ],
+)
+def test_it_is_said_where_torchrun_kills_the_ranks_before_the_grace_period_is_over(
+    grace: str, given: str | None, reads_variable: bool | None, warned: str | None
+) -> None:
+    environ = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": given} if given else {}
+    said = shutdown_warning(environ, from_environment({"CKPT_GRACE_SECONDS": grace}), reads_variable=reads_variable)
+    assert (said is None) == (warned is None)
+    assert (warned or "") in (said or "")
+
+
+def test_the_torch_of_this_machine_has_the_knob() -> None:
+    assert torch_reads_variable() is True
+
+
+@pytest.mark.parametrize(
+    ("command", "is_it"),
+    [
+        (["torchrun", "--nproc_per_node=2", "train.py"], True),
+        (["/opt/bin/torchrun", "train.py"], True),
+        (["python", "-m", "torch.distributed.run", "train.py"], True),
+        (["accelerate", "launch", "train.py"], True),
+        (["python", "train.py", "torchrun"], False),
+        (["python", "-m"], False),
+    ],
+)
+def test_torchrun_is_known_by_its_names(command: list[str], is_it: bool) -> None:
+    assert _is_torchrun(command) is is_it

@@ -16,7 +16,7 @@ from sidecar.volume.volume import Volume
 from tests.hook.job import ROOT, plain_environ
 from tests.process.sidecar_process import until
 from trainer_hook import lease
-from trainer_hook.contract import Notice, Request, encode_notice, encode_request, parse_notice, rfc3339
+from trainer_hook.contract import Notice, Request, encode_notice, encode_request, parse_answer, parse_notice, rfc3339
 from trainer_hook.jit import Requests, StopSignal, process_start_s
 
 START = """
@@ -196,6 +196,28 @@ def test_a_request_is_seen_once_and_one_from_before_never(volume: Path) -> None:
     path.write_bytes(b"{half")
     requests._looked_s = 0
     assert requests.poll() is None
+
+
+def test_a_request_is_answered_once_by_the_save_that_follows_it(volume: Path) -> None:
+    (volume / ".ckpt").mkdir()
+    requests = Requests(volume)
+    answer = volume / ".ckpt/answer.json"
+    requests.answer("checkpoint-1", saved=True)
+    assert not answer.exists(), "nobody asked"
+    (volume / ".ckpt/request.json").write_bytes(encode_request(Request("1", "save")))
+    assert requests.take() == Request("1", "save")
+    assert requests.take() is None
+    requests.answer("checkpoint-2", saved=True)
+    said = parse_answer(answer.read_bytes())
+    assert (said.id, said.outcome, said.checkpoint) == ("1", "saved", "checkpoint-2")
+    requests.answer("checkpoint-3", saved=True)
+    assert parse_answer(answer.read_bytes()) == said
+    (volume / ".ckpt/request.json").write_bytes(encode_request(Request("2", "save")))
+    requests.take()
+    requests.answer("checkpoint-3", saved=False)
+    said = parse_answer(answer.read_bytes())
+    assert (said.id, said.outcome, said.checkpoint) == ("2", "failed", None)
+    assert said.reason
 
 
 HOLDS = """

@@ -306,7 +306,9 @@ class Daemon:
             why = f"{why}; {runtime.health.trouble}"
         for tracked in runtime.catalog.pending():
             planned = runtime.plan.get(tracked.name) if runtime.plan else None
-            reason = f"{why}: {planned.reason}" if planned and planned.reason else why
+            # Where all of it was sent, what was waited for: other nodes.
+            more = tracked.reason if tracked.state is State.UPLOADED else planned.reason if planned else None
+            reason = f"{why}: {more}" if more else why
             runtime.catalog.move(tracked, State.GIVEN_UP, reason=reason, sent_bytes=tracked.sent_bytes)
         written = report.exit_report(
             runtime.catalog,

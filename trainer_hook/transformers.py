@@ -308,7 +308,7 @@ def _callback_class(module: Any) -> type:
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.tail.epoch_ends(control)
             if self._schedule.due_at_epoch_end():
-                self._due = "periodic"
+                self._due = self._due or "periodic"
 
         def save_what_is_due(self) -> None:
             """Runs after the evaluation and the script's own save of a step: both may draw random numbers."""

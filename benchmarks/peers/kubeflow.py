@@ -91,4 +91,5 @@ def main(endpoint: str, bucket: str, prefix: str, source: Path, scratch: Path, s
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], Path(sys.argv[4]), Path(sys.argv[5]), float(sys.argv[6]))
+    endpoint, bucket, prefix, source, scratch, rate = sys.argv[1:7]
+    main(endpoint, bucket, prefix, Path(source), Path(scratch), float(rate))

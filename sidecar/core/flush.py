@@ -97,7 +97,7 @@ def durable_in_s(order: Sequence[Load], *, bytes_per_s: float, costs: Costs = Co
         share = 1.0 if load.ready_in_s <= 0 else share
         closed[load.waiting.name], behind[load.waiting.name] = total_s * share, total_s * (1 - share)
     ready = {load.waiting.name: max(0.0, load.ready_in_s) for load in order}
-    while len(done) < len(order):
+    while len(done) < len(ready):
         for name in ready:
             if ready[name] <= now_s:
                 closed[name], behind[name] = closed[name] + behind[name], 0.0
@@ -121,7 +121,7 @@ def plan_flush(
     """Return what is sent, in which order, and what will not be durable in time, with the reason.
 
     Args:
-        loads: All that is not durable yet, also what the trainer still writes. Each name once.
+        loads: All that is not durable yet, also what the trainer still writes. Of one name the last counts.
         rate: What was measured; ``None``: nothing was, and the upload order is all there is.
         left_s: Until the deadline.
         newest_durable_step: The step that a run would resume from if nothing more became durable.

@@ -101,7 +101,8 @@ class Flush:
             return
         before, self._planned = self.plan, (what, time.monotonic())
         self.plan = plan_flush(
-            [*map(self._load, pending), *(self._expected(each, going.usual) for each in writing())],
+            # What is finished counts, also while its directory is being written anew.
+            [*(self._expected(each, going.usual) for each in writing()), *map(self._load, pending)],
             rate=self._transfers.rate(),
             left_s=going.left_s,
             newest_durable_step=going.newest_durable_step,

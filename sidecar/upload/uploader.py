@@ -91,7 +91,6 @@ class Uploader:
         alone: bool,
     ) -> None:
         self._alone = alone
-        self._going = going
         self._store = store
         self._can = capabilities
         self._volume = volume
@@ -129,6 +128,9 @@ class Uploader:
             on_change=self._news.set,
         )
 
+    def _is_going(self) -> bool:
+        return self._left_s() is not None
+
     async def run(self) -> None:
         """Upload until cancelled. Run again after a mistake, it begins with what the journals say."""
         self._active.clear()
@@ -159,7 +161,7 @@ class Uploader:
         """Measure what leaves, and while the pod is going decide again as it changes."""
         was_going = False
         while True:
-            is_going = self._left_s() is not None
+            is_going = self._is_going()
             busy = any(sending.in_flight for sending in self._all_sendings().values())
             self._transfers.pace.look(self._transfers.gate.passed_bytes, now_s=time.monotonic(), busy=busy)
             if is_going or was_going:
@@ -371,7 +373,7 @@ class Uploader:
 
     async def _those_ahead_are_through(self, tracked: Tracked) -> None:
         """Let what goes first, and has nothing left to send but what is under way, be committed first: if there is time."""
-        while self._left_s() is None and any(
+        while not self._is_going() and any(
             other.is_ending and self._goes_first(other.tracked, tracked) for other in self._active.values()
         ):
             await self._ended.wait()
@@ -408,7 +410,7 @@ class Uploader:
             due = [look for look in self._looks if look[0] <= time.monotonic()]
             self._looks = [look for look in self._looks if look not in due]
             for _, tracked, thoroughly in due:
-                if tracked is not self._catalog.newest_durable or tracked.state is not State.COMMITTED or self._going():
+                if tracked is not self._catalog.newest_durable or tracked.state is not State.COMMITTED or self._is_going():
                     continue
                 assert tracked.checkpoint is not None
                 try:
@@ -421,7 +423,7 @@ class Uploader:
                     self._catalog.move(tracked, State.FINISHED, reason=reason)
 
     async def _try_commit(self, tracked: Tracked, checkpoint: Finished, *, began_s: float | None = None) -> None:
-        decision = await self._committer.try_commit(checkpoint, hurried=self._going())
+        decision = await self._committer.try_commit(checkpoint, hurried=self._is_going())
         if tracked.state is not State.UPLOADED:  # meanwhile given up, or written anew
             return
         match decision:

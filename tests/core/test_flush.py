@@ -198,6 +198,13 @@ def test_with_a_long_queue_the_one_that_is_nearly_through_is_not_forgotten() -> 
     assert plan.order[0].name == "checkpoint-10"
 
 
+def test_of_a_checkpoint_that_is_finished_and_written_anew_the_last_one_given_counts() -> None:
+    anew, finished_one = a_load(10, 50 * MB, ready_in_s=9, closed=0), a_load(10, 10 * MB)
+    plan = plan_flush([anew, finished_one], rate=sure(10 * MB), left_s=5, newest_durable_step=None)
+    assert [(p.name, p.left_bytes, p.verdict) for p in plan.order] == [("checkpoint-10", 10 * MB, Verdict.FITS)]
+    assert durable_in_s([anew, finished_one], bytes_per_s=10 * MB) == {"checkpoint-10": 1.0}
+
+
 def test_requests_and_the_commit_take_time_too() -> None:
     many = replace(a_load(10, 0), left_requests=100)
     done = durable_in_s([many], bytes_per_s=MB, costs=Costs(request_s=0.01, commit_s=0.5))

@@ -25,7 +25,7 @@ STATE_COPIES = 3
 IS_CUDA = torch.cuda.is_available()
 
 
-class Net(torch.nn.Module):
+class Net(torch.nn.Module):  # type: ignore[misc]
     """Layers of 16 MiB each."""
 
     def __init__(self, size_bytes: float) -> None:
@@ -39,7 +39,7 @@ class Net(torch.nn.Module):
         return {"loss": (x.mean(-1) - labels).square().mean()}
 
 
-class Rows(torch.utils.data.Dataset[Any]):
+class Rows(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
     """Random rows, the same ones in every run."""
 
     def __len__(self) -> int:

@@ -244,5 +244,7 @@ def from_environment(environ: Mapping[str, str]) -> Options:
     """
     flags = {name: text for name, text in environ.items() if name.startswith(ENVIRONMENT) and text.strip()}
     given = {name.removeprefix(ENVIRONMENT).lower().replace("_", "-"): text for name, text in flags.items()}
-    settings = {name: text for name, text in environ.items() if name in KNOWN_SETTINGS - _DERIVED and text.strip()}
+    # CKPT_LOG is the webhook's own.
+    ours = KNOWN_SETTINGS - _DERIVED - {"CKPT_LOG"}
+    settings = {name: text for name, text in environ.items() if name in ours and text.strip()}
     return with_given(Options(), {**given, **settings}, prefix="option ")

@@ -153,14 +153,25 @@ def put_in(pod: Pod) -> None:
     _trainer_environment(pod)
     secured = _security(pod)
     if options.secret:
-        volume = {"name": made.CREDENTIALS, "secret": {"secretName": options.secret}}
-        put_named(growing(spec, "volumes", path, after=("containers",)), volume)
+        _own_volume(pod, {"name": made.CREDENTIALS, "secret": {"secretName": options.secret}})
     if options.claim:
-        volume = {"name": made.STORE, "persistentVolumeClaim": {"claimName": options.claim}}
-        put_named(growing(spec, "volumes", path, after=("containers",)), volume)
+        _own_volume(pod, {"name": made.STORE, "persistentVolumeClaim": {"claimName": options.claim}})
     _sidecar(pod, store, secured)
     if options.install_hook:
         _installer(pod, secured)
+
+
+def _own_volume(pod: Pod, volume: dict[str, Any]) -> None:
+    """Add a volume for the sidecar alone, or change the one of an earlier injection."""
+    spec, path = pod.spec, pod.place.spec_path
+    for key in ("initContainers", "containers"):
+        for index, container in enumerate(entries(spec, key, path)):
+            mounts = entries(container, "volumeMounts", f"{path}.{key}[{index}]")
+            if container.get("name") != made.SIDECAR and named(mounts, volume["name"]) is not None:
+                raise NotInjectable(
+                    f"{path}.{key}[{index}].volumeMounts", f"{volume['name']} is the sidecar's volume: rename yours"
+                )
+    put_named(growing(spec, "volumes", path, after=("containers",)), volume)
 
 
 def _label(pod: Pod) -> None:
@@ -199,8 +210,9 @@ def _trainer_environment(pod: Pod) -> None:
         paths = str((there or {}).get("value") or "").split(":")
         wanted["PYTHONPATH"] = ":".join(dict.fromkeys([hook, *filter(None, paths)]))
         wanted["CKPT_HOOK"] = "auto"
-        # torchrun kills its workers this long after SIGTERM.
-        if named(env, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT") is None or pod.options.grace:
+        # torchrun kills its workers this long after SIGTERM. A value of its own that a person gave it stays.
+        before = [(named(env, name) or {}).get("value") for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "CKPT_GRACE_SECONDS")]
+        if before[0] in (None, before[1]):
             wanted["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(pod.grace_s)
     _put_environment(env, wanted)
 
@@ -253,7 +265,7 @@ def _sidecar_environment(pod: Pod, store: str) -> dict[str, Any]:
 
 
 def _sidecar(pod: Pod, store: str, secured: dict[str, Any]) -> None:
-    spec, path, options = pod.spec, pod.place.spec_path, pod.options
+    spec, options = pod.spec, pod.options
     wanted = made.sidecar(
         image=options.image or DEFAULT_IMAGE,
         native=options.is_native,
@@ -274,9 +286,6 @@ def _sidecar(pod: Pod, store: str, secured: dict[str, Any]) -> None:
         put_named(
             mounts, {"name": made.STORE, "mountPath": "/" + store.removeprefix("file:///").split("/")[0]}, key="mountPath"
         )
-    for index, entry in enumerate(entries(spec, "volumes", path)):
-        if entry.get("name") in (made.CREDENTIALS, made.STORE) and not any(m["name"] == entry["name"] for m in mounts):
-            raise NotInjectable(f"{path}.volumes[{index}]", f"{entry['name']} is taken by something else: rename it")
 
 
 def _sub_path(pod: Pod) -> dict[str, Any]:

@@ -123,6 +123,19 @@ def test_what_people_added_to_the_sidecar_stays_and_what_was_chosen_before_too()
     assert values(again) == {**values(sidecar), "CKPT_GRACE_SECONDS": "300"}
 
 
+def test_a_grace_period_that_is_changed_by_hand_reaches_all_places_at_the_next_injection() -> None:
+    once = inject(job(), asked(install_hook="true")).document
+    once["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 400
+    pod = pod_of(inject(once, asked(install_hook="true")))
+    trainer = values(pod["containers"][0])
+    assert trainer["CKPT_GRACE_SECONDS"] == trainer["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "400"
+    assert values(sidecar_of(pod))["CKPT_GRACE_SECONDS"] == "400"
+    pod["containers"][0]["env"].append({"name": "X", "value": "y"})
+    named(pod["containers"][0]["env"], "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")["value"] = "20"
+    own = values(pod_of(inject(job(**pod), asked(install_hook="true", grace="90")))["containers"][0])
+    assert (own["CKPT_GRACE_SECONDS"], own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"], own["X"]) == ("90", "20", "y")
+
+
 def test_native_and_classic_are_changed_into_each_other() -> None:
     native = inject(job(), asked(mode="native", install_hook="true")).document
     classic = inject(native, asked(mode="classic", install_hook="true"))

@@ -91,6 +91,11 @@ REFUSALS = {
         {},
         "is something else",
     ),
+    "its volume": (
+        in_pod("containers.0.volumeMounts", [{"name": "checkpoint-credentials", "mountPath": "/x"}]),
+        {"secret": "s"},
+        "spec.template.spec.containers[0].volumeMounts: checkpoint-credentials is the sidecar's",
+    ),
     "windows": (in_pod("os", {"name": "windows"}), {}, "os.name: the sidecar needs Linux"),
     "no store": (job(), {"store": None}, "--store is missing"),
     "no name": ({**job(), "metadata": {}}, {"store": "s3://b/{name}"}, "metadata.name: is missing"),

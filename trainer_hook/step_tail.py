@@ -114,7 +114,7 @@ class StepTail:
         trainer._load_rng_state(str(folder))
         control = self._control = trainer.control
         control.should_evaluate = EVALUATE in unfinished
-        control.should_save = SAVE in unfinished and not _is_same(_own_folder(trainer), folder)
+        control.should_save = SAVE in unfinished and not _is_same(own_folder(trainer), folder)
         self._stage = "step" if EPOCH_END in unfinished else "epoch"
         self._finish_step(ignore_keys)
         if EPOCH_END in unfinished:
@@ -153,8 +153,8 @@ class StepTail:
     def _note_best(self, folder: Path) -> None:
         """Name the checkpoint as the best model's, where the script's own save of it would have been this very folder."""
         state = self._trainer.state
-        if getattr(state, "best_global_step", None) == state.global_step and _is_same(_own_folder(self._trainer), folder):
-            state.best_model_checkpoint = str(_own_folder(self._trainer))
+        if getattr(state, "best_global_step", None) == state.global_step and _is_same(own_folder(self._trainer), folder):
+            state.best_model_checkpoint = str(own_folder(self._trainer))
 
     def _ends_epoch(self) -> bool:
         control, epoch = self._control, self._trainer.state.epoch
@@ -165,8 +165,9 @@ class StepTail:
         return bool(self._trainer.args.world_size <= 1)
 
 
-def _own_folder(trainer: Any) -> Path:
-    return Path(trainer._get_output_dir(None), f"checkpoint-{trainer.state.global_step}")
+def own_folder(trainer: Any) -> Path:
+    """Return where the script's own save of the step at which a Trainer stands goes."""
+    return Path(trainer._get_output_dir(None)).absolute() / f"checkpoint-{trainer.state.global_step}"
 
 
 def _is_same(one: Path, other: Path) -> bool:

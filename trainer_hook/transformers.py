@@ -6,8 +6,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from trainer_hook import exactness
@@ -20,7 +19,8 @@ from trainer_hook.resume import STATE, Choice, Resumer, is_finished, read_state
 from trainer_hook.saving import Saver
 from trainer_hook.schedule import Schedule
 from trainer_hook.session import Session
-from trainer_hook.step_tail import StepTail, no_step_too_many, unfinished_of
+from trainer_hook.step_tail import StepTail, no_step_too_many, own_folder, unfinished_of
+from trainer_hook.wrapping import around, before_own_saves, named_by_script
 
 STATE_EVERY_S = 2.0
 EXIT_WITHIN_S = 10.0
@@ -122,8 +122,8 @@ class _Call:
         try:
             with (
                 brought_at_end(trainer, volume, self._resumer, self._agreement.all_agree),
-                _around(trainer, "_maybe_log_save_evaluate", callback.tail.doing, then=callback.save_what_is_due),
-                _before_own_saves(trainer, self._saver),
+                around(trainer, "_maybe_log_save_evaluate", callback.tail.doing, then=callback.save_what_is_due),
+                before_own_saves(trainer, self._saver),
                 contextlib.nullcontext() if choice is None else no_step_too_many(trainer),
                 contextlib.nullcontext() if choice is None else exactness.told(trainer, choice.step_in_call),
             ):
@@ -156,7 +156,7 @@ class _Call:
     def _choose(self, theirs: Any) -> Choice | None:
         began_s = time.monotonic()
         choice = self._resumer.choose(self._session.train_calls)
-        named = _named_by_script(self._trainer, theirs)
+        named = named_by_script(self._trainer, theirs)
         if named is not None and (lacking := self._resumer.lacks(named)):
             what = f"{named} has no {', '.join(lacking)}; was it saved with save_only_model? It cannot be resumed exactly"
             if choice is None:
@@ -212,59 +212,6 @@ class _Call:
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
             with brought_at_end(trainer, volume, self._resumer, self._agreement.all_agree):
                 trainer._load_best_model()
-
-
-@contextlib.contextmanager
-def _around(
-    trainer: Any, method: str, during: Callable[[], contextlib.AbstractContextManager[None]], *, then: Callable[[], None]
-) -> Iterator[None]:
-    """Have each call of a method of one trainer run inside ``during``, and ``then`` after it."""
-    original = getattr(trainer, method)
-
-    @functools.wraps(original)
-    def both(*args: Any, **kwargs: Any) -> Any:
-        with during():
-            result = original(*args, **kwargs)
-        then()
-        return result
-
-    setattr(trainer, method, both)
-    try:
-        yield
-    finally:
-        delattr(trainer, method)
-
-
-@contextlib.contextmanager
-def _before_own_saves(trainer: Any, saver: Saver) -> Iterator[None]:
-    """Have the saver know before the script's schedule writes into a directory that was published."""
-    original = trainer._save_checkpoint
-
-    @functools.wraps(original)
-    def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
-        if "_get_output_dir" not in vars(trainer):  # else the save is the hook's own
-            saver.make_way_for_own(_own_folder(trainer))
-        return original(*args, **kwargs)
-
-    trainer._save_checkpoint = save_checkpoint
-    try:
-        yield
-    finally:
-        del trainer._save_checkpoint
-
-
-def _named_by_script(trainer: Any, theirs: Any) -> Path | None:
-    """Return the checkpoint that the script's own ``resume_from_checkpoint`` stands for."""
-    if theirs is True:
-        from transformers.trainer_utils import get_last_checkpoint
-
-        folder = trainer.args.output_dir
-        theirs = get_last_checkpoint(folder) if Path(folder).is_dir() else None
-    return Path(theirs) if isinstance(theirs, str | os.PathLike) else None
-
-
-def _own_folder(trainer: Any) -> Path:
-    return Path(trainer._get_output_dir(None)).absolute() / f"checkpoint-{trainer.state.global_step}"
 
 
 @functools.cache
@@ -333,7 +280,7 @@ def _callback_class(module: Any) -> type:
                 self._follow(wish, kwargs.get("model"), state.global_step)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self._saver.publish_own(_own_folder(self._trainer), state.global_step)
+            self._saver.publish_own(own_folder(self._trainer), state.global_step)
             if is_new_best(self._trainer):
                 self._due = self._due or "periodic"
 

@@ -18,11 +18,12 @@ from sidecar.inject.traps import warnings_of
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """The new document, what would bite, and how many pod templates got the sidecar."""
+    """The new document, what would bite, how many pod templates got the sidecar, and where each run of it goes."""
 
     document: Any
     warnings: tuple[Warning_, ...] = ()
     pods: int = 0
+    stores: tuple[str, ...] = ()
 
 
 def inject(document: Any, options: Options) -> Injected:
@@ -88,11 +89,13 @@ def _called(document: Fields) -> str:
 def _inject_carried(document: Fields, carried: list[tuple[str, Fields]], options: Options) -> Injected:
     warnings: list[Warning_] = []
     pods = 0
+    stores: tuple[str, ...] = ()
     for path, inner in carried:
         done = inject_in_place(inner, options, inside=path)
         warnings += [Warning_(f"{path}.{warning.path}", warning.text) for warning in done.warnings]
         pods += done.pods
-    return Injected(document, tuple(warnings), pods)
+        stores += done.stores
+    return Injected(document, tuple(warnings), pods, stores)
 
 
 def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
@@ -110,13 +113,16 @@ def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
         raise NotInjectable(kind.pods[0], why)
     for pod in found:
         warnings += warnings_of(pod)
+    stores: dict[str, None] = {}
     for pod in found:
-        put_in(pod)
+        stores[put_in(pod)] = None
         job = pod.place.job
         if job is not None and options.is_native:
             # Else the next pod starts while this one still uploads.
             put(job, "podReplacementPolicy", job.get("podReplacementPolicy") or "Failed", before=("template",))
-    return Injected(document, tuple(dict.fromkeys(warnings)), len(found))
+    # What a training runtime has is only what a TrainJob replaces.
+    runs = () if kind.group == "trainer.kubeflow.org" else tuple(stores)
+    return Injected(document, tuple(dict.fromkeys(warnings)), len(found), runs)
 
 
 def _filled_in(options: Options, document: Fields) -> Options:

@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ class InjectedText:
     text: str
     warnings: tuple[Warning_, ...]
     pods: int
+    stores: tuple[str, ...] = ()
 
 
 def inject_text(text: str, options: Options) -> InjectedText:
@@ -46,12 +48,22 @@ def inject_text(text: str, options: Options) -> InjectedText:
     else:
         parts = [_inject_part(part, options) for part in _parts(plain)]
         warnings = tuple(warning for part in parts for warning in part.warnings)
-        done = InjectedText("".join(part.text for part in parts), warnings, sum(part.pods for part in parts))
+        stores = tuple(store for part in parts for store in part.stores)
+        done = InjectedText("".join(part.text for part in parts), warnings, sum(part.pods for part in parts), stores)
     if not done.pods:
         raise NotInjectable(
             "", "nothing here has pods: Pod, Job, CronJob, JobSet, TrainingRuntime, TrainJob, PyTorchJob, RayJob, …"
         )
-    return InjectedText(done.text.replace("\n", newline), done.warnings, done.pods)
+    return InjectedText(
+        done.text.replace("\n", newline), (*done.warnings, *_shared_prefixes(done.stores)), done.pods, done.stores
+    )
+
+
+def _shared_prefixes(stores: tuple[str, ...]) -> Iterator[Warning_]:
+    for store, count in Counter(stores).items():
+        if count > 1:
+            text = f"{count} workloads have this prefix, and each would resume the other's training: put {{name}} into --store"
+            yield Warning_(store, text)
 
 
 def _parts(text: str) -> list[str]:
@@ -69,7 +81,7 @@ def _inject_part(text: str, options: Options) -> InjectedText:
     name = _called(loaded)
     warnings = tuple(Warning_(f"{name}: {warning.path}", warning.text) for warning in done.warnings)
     if done.document == loaded:
-        return InjectedText(text, warnings, done.pods)
+        return InjectedText(text, warnings, done.pods, done.stores)
     # Against what ruamel makes of the text without a change: the rest of the differences are its taste, not ours.
     before, after = _dump(loaded, text), _dump(done.document, text)
     new = merged(text, before, after)
@@ -77,7 +89,7 @@ def _inject_part(text: str, options: Options) -> InjectedText:
         new = after
     if not new.endswith("\n"):
         new += "\n"
-    return InjectedText(new, warnings, done.pods)
+    return InjectedText(new, warnings, done.pods, done.stores)
 
 
 def _same(text: str, done: Injected) -> bool:
@@ -164,6 +176,8 @@ def _inject_json(text: str, options: Options) -> InjectedText:
     done = inject(loaded, options)
     warnings = tuple(Warning_(f"{_called(loaded)}: {warning.path}", warning.text) for warning in done.warnings)
     if done.document == loaded:
-        return InjectedText(text, warnings, done.pods)
+        return InjectedText(text, warnings, done.pods, done.stores)
     indent = re.search(r"\n( +)\"", text)
-    return InjectedText(json.dumps(done.document, indent=len(indent[1]) if indent else None) + "\n", warnings, done.pods)
+    return InjectedText(
+        json.dumps(done.document, indent=len(indent[1]) if indent else None) + "\n", warnings, done.pods, done.stores
+    )

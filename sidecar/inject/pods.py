@@ -137,8 +137,8 @@ def _is_claim_template(place: Place, name: str) -> bool:
     return any((template.get("metadata") or {}).get("name") == name for template in templates)
 
 
-def put_in(pod: Pod) -> None:
-    """Change the pod: the volume, the trainer's environment, the sidecar, the hook's installer."""
+def put_in(pod: Pod) -> str:
+    """Change the pod: the volume, the trainer's environment, the sidecar, the hook's installer. Returns its store."""
     spec, path, options = pod.spec, pod.place.spec_path, pod.options
     store = options.store or _store_that_is_there(spec, path)
     if store is None:
@@ -159,6 +159,7 @@ def put_in(pod: Pod) -> None:
     _sidecar(pod, store, secured)
     if options.install_hook:
         _installer(pod, secured)
+    return store
 
 
 def _own_volume(pod: Pod, volume: dict[str, Any]) -> None:

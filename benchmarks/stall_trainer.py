@@ -25,7 +25,7 @@ STATE_COPIES = 3
 IS_CUDA = torch.cuda.is_available()
 
 
-class Net(torch.nn.Module):  # type: ignore[misc]
+class Net(torch.nn.Module):
     """Layers of 16 MiB each."""
 
     def __init__(self, size_bytes: float) -> None:
@@ -39,7 +39,7 @@ class Net(torch.nn.Module):  # type: ignore[misc]
         return {"loss": (x.mean(-1) - labels).square().mean()}
 
 
-class Rows(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
+class Rows(torch.utils.data.Dataset[Any]):
     """Random rows, the same ones in every run."""
 
     def __len__(self) -> int:
@@ -125,7 +125,7 @@ class Dcp(TrainerCallback):
 def watch_the_hook(watch: Watch) -> None:
     """Time what the hook does in the training thread: its saves, and what the optimizer's step waits for."""
     from trainer_hook import snapshot
-    from trainer_hook.saving import Saver
+    from trainer_hook.transformers_saver import Saver
 
     Saver.save = watch.holding(Saver.save)  # type: ignore[method-assign]
     before = snapshot.before_next_step

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -82,7 +83,14 @@ class Agreement:
         self._broken = False
         self._join(max(LEAST_TIMEOUT_S, timeout_s))
 
+    @property
+    def group(self) -> Any:
+        """The gloo group of all ranks; ``None`` alone."""
+        return self._group
+
     def _join(self, timeout_s: float) -> None:
+        if "torch" not in sys.modules:  # then there is no process group either
+            return
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:

@@ -14,8 +14,6 @@ WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
 LIBRARIES = ("transformers", "trl", "peft", "accelerate", "trainer_hook")
 _METHODS = ("training_step", "compute_loss", "prediction_step")
 _EVENTS = ("on_epoch_begin", "on_epoch_end", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_evaluate")
-FITS_WITH = 1.25
-FITS_BEYOND_S = 1.0
 
 
 def background_for(settings: Settings, trainer: Any) -> Background | None:
@@ -59,8 +57,3 @@ def optimizer_that_waits(trainer: Any) -> Any:
 
 def _is_of_a_library(method: Any) -> bool:
     return str(getattr(method, "__module__", None)).split(".")[0] in LIBRARIES
-
-
-def fits(*, expected_s: float, left_s: float) -> bool:
-    """Whether a save that took ``expected_s`` the last time can be tried with ``left_s`` until the process is killed."""
-    return expected_s * FITS_WITH + FITS_BEYOND_S <= left_s

@@ -31,6 +31,13 @@ WRITER_BYTES = 384 << 20
 END_WITHIN_S = 5.0
 FAILURES_IN_A_ROW = 2
 """After so many, saves block."""
+FITS_WITH = 1.25
+FITS_BEYOND_S = 1.0
+
+
+def fits(*, expected_s: float, left_s: float) -> bool:
+    """Whether a save that took ``expected_s`` the last time can be tried with ``left_s`` until the process is killed."""
+    return expected_s * FITS_WITH + FITS_BEYOND_S <= left_s
 
 
 class WriterDied(RuntimeError):

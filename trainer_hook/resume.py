@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,11 @@ def read_state(folder: Path) -> dict[str, Any]:
 class Resumer:
     """One question per ``train()`` call; collective."""
 
-    def __init__(self, settings: Settings, client: Client, agreement: Agreement) -> None:
+    def __init__(
+        self, settings: Settings, client: Client, agreement: Agreement, *, missing: Callable[..., list[str]] = missing_from
+    ) -> None:
+        """``missing`` says what a checkpoint lacks for one rank, with the arguments of ``missing_from``."""
+        self._missing = missing
         self._settings = settings
         self._client = client
         self._agreement = agreement
@@ -219,7 +223,7 @@ class Resumer:
         except (OSError, ValueError) as error:
             return f"it cannot be read: {error}"
         changed = [f.path for f in marker.files or () if files.get(f.path) != f.size_bytes]
-        missing = missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=marker.world_size) + shards
+        missing = self._missing(files, rank=world.rank, world_size=world.size, saved_world_size=marker.world_size) + shards
         if missing or changed:
             why = "; was it saved with save_only_model?" if {"optimizer.pt", "scheduler.pt"} <= {*missing} else ""
             return f"{', '.join(dict.fromkeys([*missing, *changed]))} missing or incomplete: it cannot be resumed exactly{why}"

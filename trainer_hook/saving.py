@@ -1,21 +1,19 @@
-"""Saves that the hook makes of a Hugging Face Trainer, beside the script's own, which stay as they are."""
+"""How a step is saved, whoever writes its files."""
 
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.asynchronous import background_for, fits, optimizer_that_waits, prepare
-from trainer_hook.background import Captured
+from trainer_hook.background import Background, Captured, fits
 from trainer_hook.contract import (
     FINAL,
     LEASES,
-    MARKER,
     META_OWNER,
     META_TRAIN_CALL,
     SCRIPT_OWNED,
@@ -30,7 +28,7 @@ from trainer_hook.contract import (
 from trainer_hook.log import say, warn
 from trainer_hook.publish import RankRecords, finish, finished_on, listed_files, remove
 from trainer_hook.resume import META_STOPPED_EARLY
-from trainer_hook.room import SPARE, Room, state_bytes
+from trainer_hook.room import SPARE, Room
 from trainer_hook.schedule import surplus
 from trainer_hook.session import Session
 from trainer_hook.step_tail import META_UNFINISHED
@@ -40,13 +38,16 @@ STAGING = f"{SYSTEM_DIR}/saving"
 LONG_WAIT_S = 0.5
 
 
-class Saver:
-    """Writes checkpoints of one ``train()`` call. Every method is called on every rank at the same step."""
+class StepSaver:
+    """Saves steps of one ``train()`` call. Every method is called on every rank at the same step.
 
-    def __init__(self, session: Session, trainer: Any) -> None:
+    Who writes the files says how: ``_write``, ``_write_final``, and what is known beforehand.
+    """
+
+    def __init__(self, session: Session, background: Background | None = None) -> None:
+        """With ``background`` periodic saves are written beside training."""
         agreement = session.join()
         self._session = session
-        self._trainer = trainer
         self._agreement = agreement
         self._volume = session.settings.dir
         world = agreement.world
@@ -54,10 +55,9 @@ class Saver:
         self._records = RankRecords(self._volume, attempt=session.attempt, rank=world.rank, local_ranks=world.local_size)
         with contextlib.suppress(OSError):
             (self._volume / LEASES).mkdir(parents=True, exist_ok=True)
-        self._said: set[str] = set()
         self._last_bytes = 0
         self._room = Room(self._volume, session.client)
-        self._background = background_for(session.settings, trainer)
+        self._background = background
         self._tried: str | None = None
         self._in_flight = self._lost = self._waited = False
         self._save_s = 0.0
@@ -89,7 +89,7 @@ class Saver:
             return False
         wrote, captured, self._tried, self._lost = True, None, name, False
         try:
-            captured = self._write(model, global_step, beside=reason == "periodic")
+            captured = self._begin(model, global_step, beside=reason == "periodic")
         except Exception as error:
             self._failed(name, error)
             wrote = False
@@ -102,14 +102,6 @@ class Saver:
             captured.give_up()
         self._lost = not (wrote and self._finish(name, reason, began_s, stopped_early=stopped_early))
         return not self._lost
-
-    def get_ready(self) -> None:
-        """Called once after the first step: what saves beside training need is taken while training goes on."""
-        if self._background is not None:
-            try:
-                prepare(self._background, self._trainer)
-            except Exception as error:
-                warn(f"nothing was prepared for saves beside training ({type(error).__name__}: {error})")
 
     def settle(self) -> None:
         """Wait until nothing is being written beside training."""
@@ -155,8 +147,8 @@ class Saver:
 
     @property
     def _staged(self) -> bool:
-        """Whether the Trainer's own name of a step differs from ours: in the second ``train()`` call and later."""
-        return self._session.base_step > 0
+        """Whether ``_write`` leaves the step below ``STAGING`` under its number in this call."""
+        return False
 
     def _prepare(self, name: str, *, urgent: bool) -> bool:
         if self._world.local_rank != 0:
@@ -182,29 +174,50 @@ class Saver:
         return False
 
     def _has_room(self) -> bool:
-        return self._room.fits(self._last_bytes or state_bytes(self._trainer))
+        return self._room.fits(self._last_bytes or self._expected_bytes())
 
     def make_room(self) -> None:
         """Before a save that is tried in any case: what is durable makes way for it."""
         if self._world.local_rank == 0:
             with contextlib.suppress(OSError):
-                self._room.make(int(SPARE * (self._last_bytes or state_bytes(self._trainer))))
+                self._room.make(int(SPARE * (self._last_bytes or self._expected_bytes())))
 
-    def _write(self, model: Any, global_step: int, *, beside: bool) -> Captured | None:
+    def _begin(self, model: Any, global_step: int, *, beside: bool) -> Captured | None:
         """Returns what is still to be written beside training; nothing if that is not how this is saved.
 
         Whoever asks for a save, or is about to end, waits for it.
         """
-        run_dir = self._volume / STAGING if self._staged else self._volume
-        with _redirected(self._trainer, str(run_dir)):
-            if self._background is None or not beside:
-                self._trainer._save_checkpoint(model, None)
-                return None
-            return self._background.capture(
-                run_dir / checkpoint_name(global_step),
-                lambda: self._trainer._save_checkpoint(model, None),
-                optimizer=optimizer_that_waits(self._trainer),
-            )
+        if self._background is None or not beside:
+            self._write(model, global_step)
+            return None
+        inside = f"{STAGING}/{checkpoint_name(global_step)}" if self._staged else self.name(global_step)
+        return self._background.capture(
+            self._volume / inside, functools.partial(self._write, model, global_step), optimizer=self._optimizer_that_waits()
+        )
+
+    def _write(self, model: Any, global_step: int) -> None:
+        """Write this rank's files of a step.
+
+        Raises:
+            Exception: Whatever it is, it is said, and training goes on.
+        """
+        raise NotImplementedError
+
+    def _write_final(self, folder: Path) -> None:
+        """Write this rank's files of the final model.
+
+        Raises:
+            Exception: Whatever it is, it is said.
+        """
+        raise NotImplementedError
+
+    def _expected_bytes(self) -> int:
+        """Return the size of the first checkpoint, before there was one; 0: not known."""
+        return 0
+
+    def _optimizer_that_waits(self) -> Any:
+        """Return what alone changes parameters, in its ``step()``; ``None``: anybody may."""
+        return None
 
     def _leave_staging(self, global_step: int, name: str) -> bool:
         try:
@@ -238,14 +251,13 @@ class Saver:
         say(f"saved {name} ({reason}, {self._last_bytes / 1e6:.1f} MB in {self._save_s:.2f} s{held})")
         return True
 
-    def _marker(self, folder: Path, reason: str, more: Mapping[str, Any]) -> Marker:
+    def _marker(self, folder: Path, reason: str, more: Mapping[str, Any], *, global_step: int | None = None) -> Marker:
         session, world = self._session, self._world
         meta = {META_TRAIN_CALL: session.train_calls, "base_step": session.base_step, **more}
         if reason == "jit" and self.unfinished:
             meta[META_UNFINISHED] = list(self.unfinished)
-        step = step_of(folder.name)
         return Marker(
-            step=step if step is not None else session.base_step + self._trainer.state.global_step,
+            step=step_of(folder.name) if global_step is None else session.base_step + global_step,
             reason=reason,
             created_at=rfc3339(time.time()),
             attempt=session.attempt,
@@ -266,47 +278,8 @@ class Saver:
         for step in surplus(steps, limit=limit):
             remove(self._volume / checkpoint_name(step))
 
-    def make_way_for_own(self, folder: Path) -> None:
-        """The script is about to write into a directory that was published: what is pinned of it must not change."""
-        published = folder.parent == self._volume and folder.name in self._session.saved
-        if published:
-            self.settle()
-        if published and self._agreement.all_agree(True):
-            if self._world.local_rank == 0:
-                with contextlib.suppress(OSError):
-                    remove(folder)
-            self._agreement.all_agree(True)
-            self._session.saved.discard(folder.name)
-
-    def publish_own(self, folder: Path, global_step: int) -> None:
-        """Mark a checkpoint that the script saved by its own schedule, if it lies on the volume and can be resumed from."""
-        name = self.name(global_step)
-        if name in self._session.saved or not folder.is_relative_to(self._volume):
-            return
-        if self._trainer.args.save_only_model:
-            self._say_once("the script saves with save_only_model: nothing can be resumed from that, so it is not published")
-            return
-        self._session.saved.add(name)
-        self._session.saves[name] += 1
-        target = self._volume / name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if self._records.wrote(name):
-                if folder != target:
-                    _link(folder, target)
-                finish(target, self._marker(target, "periodic", {META_OWNER: SCRIPT_OWNED} if folder == target else {}))
-                self._records.clear(name)
-                say(f"published {name}, which the script saved")
-        except (OSError, ContractError) as error:
-            warn(f"{folder} could not be published ({error}); the script's own checkpoint is not touched")
-
-    def _say_once(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            say(text)
-
     def save_final(self, global_step: int) -> None:
-        """Write the final model to ``final/``, as the trainer's own ``save_model`` does."""
+        """Write the final model to ``final/``."""
         folder = self._volume / FINAL
         ready = True
         if self._world.local_rank == 0:
@@ -320,12 +293,10 @@ class Saver:
             return
         self._session.saves[FINAL] += 1
         try:
-            self._trainer.save_model(str(folder), _internal_call=True)  # else it also pushes to the hub
+            self._write_final(folder)
             folder.mkdir(exist_ok=True)
-            if self._trainer.args.should_save:
-                self._trainer.state.save_to_json(str(folder / "trainer_state.json"))
             if self._records.wrote(FINAL):
-                finish(folder, self._marker(folder, "final", {}))
+                finish(folder, self._marker(folder, "final", {}, global_step=global_step))
                 self._records.clear(FINAL)
         except Exception as error:
             warn(f"final/ could not be saved ({type(error).__name__}: {error}); the checkpoints stand")
@@ -333,35 +304,3 @@ class Saver:
                 remove(folder)
             return
         say(f"saved final/ (step {self._session.base_step + global_step})")
-
-
-@contextlib.contextmanager
-def _redirected(trainer: Any, run_dir: str) -> Iterator[None]:
-    """Point one save elsewhere: the script's output_dir, rotation, hub and best model know nothing of it."""
-    args, state = trainer.args, trainer.state
-    ours = {"save_only_model": False, "push_to_hub": False, "save_on_each_node": False, "save_total_limit": None}
-    before = {name: getattr(args, name) for name in ours if hasattr(args, name)}
-    best = state.best_model_checkpoint, getattr(state, "best_global_step", None)
-    # Instance attributes of TrainingArguments are guarded against plain assignment in some versions.
-    for name in before:
-        object.__setattr__(args, name, ours[name])
-    trainer._get_output_dir = lambda trial: run_dir
-    try:
-        yield
-    finally:
-        del trainer._get_output_dir
-        for name, value in before.items():
-            object.__setattr__(args, name, value)
-        state.best_model_checkpoint = best[0]
-        if best[1]:
-            state.best_global_step = best[1]
-
-
-def _link(source: Path, target: Path) -> None:
-    remove(target)
-    for place, _, names in os.walk(source):
-        inside = target / Path(place).relative_to(source)
-        inside.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            if name != MARKER:
-                os.link(Path(place, name), inside / name, follow_symlinks=False)

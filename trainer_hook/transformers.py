@@ -7,23 +7,18 @@ import functools
 import os
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from trainer_hook import exactness
-from trainer_hook.agreement import Wish
 from trainer_hook.best_model import brought_at_end, is_new_best, look_on_volume
 from trainer_hook.finished import leave_to_next_call, take_over, training_outcome
-from trainer_hook.jit import end_surely
 from trainer_hook.log import say, warn
+from trainer_hook.pace import Due, Pace, leave
 from trainer_hook.resume import STATE, Choice, Resumer, is_finished, read_state
-from trainer_hook.saving import Saver
-from trainer_hook.schedule import Schedule
 from trainer_hook.session import Session
 from trainer_hook.step_tail import StepTail, no_step_too_many, own_folder, unfinished_of
+from trainer_hook.transformers_saver import Saver
 from trainer_hook.wrapping import around, before_own_saves, named_by_script
-
-STATE_EVERY_S = 2.0
-EXIT_WITHIN_S = 10.0
 
 
 def patch(trainer_module: Any, current_session: Callable[[], Session]) -> None:
@@ -96,7 +91,7 @@ class _Call:
         session.outcome = None
         self._replace_builtin_jit()
         if not self._agreement.all_agree(session.stop.told_at_s is None):
-            _leave(session, 0)
+            leave(session, 0)
         choice = self._choose(theirs)
         output = self._finished_output(choice)
         with session.stop.training():
@@ -104,7 +99,7 @@ class _Call:
                 output = self._train(train, theirs, choice)
                 self._saver.save_final(trainer.state.global_step)
             if not self._agreement.all_agree(session.stop.told_at_s is None or not session.settings.jit):
-                _leave(session, trainer.state.global_step)
+                leave(session, trainer.state.global_step)
         session.tell_state("running", session.base_step + trainer.state.global_step)
         session.base_step += trainer.state.global_step
         session.train_calls += 1
@@ -222,22 +217,16 @@ def _callback_class(module: Any) -> type:
         """Saves when the schedule, a request or a signal says so, at the end of a step: the exact point to resume from."""
 
         def __init__(self, session: Session, trainer: Any, saver: Saver) -> None:
-            settings = session.settings
-            self._session = session
             self._trainer = trainer
             self._saver = saver
-            self._agreement = session.join()
-            self._schedule = Schedule(settings.save_strategy, settings.save_steps, settings.save_minutes * 60)
-            self._saved_s = time.monotonic()
-            self._told_state_s = 0.0
-            self._first: tuple[int, float] | None = None
+            self._pace = Pace(session)
             self._due: str | None = None
+            self._is_ready = False
             self.tail = StepTail(trainer)
             self.resumed: Callable[[], None] = lambda: None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self._saved_s = time.monotonic()
-            self._session.tell_state("running", self._session.base_step + state.global_step)
+            self._pace.begin(state.global_step)
             self.resumed()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -245,16 +234,16 @@ def _callback_class(module: Any) -> type:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.tail.step_ends(control)
-            step = state.global_step
-            self._measure(step)
-            wish = self._agreement.tick("train", self._wish)
-            self._follow(wish, kwargs.get("model"), step)
-            if self._schedule.due_at_step(step):
-                self._due = self._due or "periodic"
+            if not self._is_ready:
+                self._is_ready = True
+                self._saver.get_ready()
+            due = self._pace.at_step(state.global_step)
+            self._saver.step_seconds = self._pace.step_seconds
+            self._follow(due, kwargs.get("model"), state.global_step)
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.tail.epoch_ends(control)
-            if self._schedule.due_at_epoch_end():
+            if self._pace.schedule.due_at_epoch_end():
                 self._due = self._due or "periodic"
 
         def save_what_is_due(self) -> None:
@@ -268,65 +257,31 @@ def _callback_class(module: Any) -> type:
             if reason is not None and state.global_step:
                 early = bool(ends and state.global_step < state.max_steps)
                 saved = self._saver.save(self._trainer.model_wrapped, state.global_step, reason, stopped_early=early)
-                self._answer(state.global_step, saved=saved)
-                self._saved_s = time.monotonic()
+                self._pace.saved(state.global_step, ok=saved)
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             # Inside an evaluation the last finished step is still the point to resume from.
             if self._trainer.is_in_train:
-                wish = self._agreement.tick("evaluate", self._wish)
-                if wish.stop and not self.tail.is_doing:
+                due = self._pace.inside("evaluate")
+                if due.stop and not self.tail.is_doing:
                     say("a callback evaluates at this instant: the random numbers of a resume will be others")
-                self._follow(wish, kwargs.get("model"), state.global_step)
+                self._follow(due, kwargs.get("model"), state.global_step)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self._saver.publish_own(own_folder(self._trainer), state.global_step)
             if is_new_best(self._trainer):
                 self._due = self._due or "periodic"
 
-        def _follow(self, wish: Wish, model: Any, step: int) -> None:
-            if wish.manual:
-                self._session.requests.take()
-            if wish.stop:
+        def _follow(self, due: Due, model: Any, step: int) -> None:
+            if due.stop:
                 self.stop(model, step)
-            if wish.save:
-                self._due = "manual" if wish.manual else self._due or "periodic"
-
-        def _answer(self, step: int, *, saved: bool) -> None:
-            if self._agreement.world.local_rank == 0:
-                self._session.requests.answer(self._saver.name(step), saved=saved)
-
-        def _wish(self) -> Wish:
-            request = self._session.requests.poll()
-            due = self._schedule.due_at_time(since_save_s=time.monotonic() - self._saved_s)
-            asked_to_stop = request is not None and request.action == "save-and-stop"
-            stop = asked_to_stop or (self._session.settings.jit and self._session.stop.told())
-            return Wish(stop=stop, save=due or request is not None, manual=request is not None)
-
-        def _measure(self, step: int) -> None:
-            now_s = time.monotonic()
-            if self._first is None:
-                self._first = (step, now_s)
-                self._saver.get_ready()
-            elif step > self._first[0]:
-                self._saver.step_seconds = round((now_s - self._first[1]) / (step - self._first[0]), 6)
-            if now_s - self._told_state_s >= STATE_EVERY_S:
-                self._told_state_s = now_s
-                self._session.tell_state("running", self._session.base_step + step)
+            if due.reason is not None:
+                self._due = due.reason if due.reason == "manual" else self._due or due.reason
 
         def stop(self, model: Any, step: int) -> None:
             """Save just in time and end this process."""
-            told_s = self._session.stop.told_at_s
-            say("stops here: " + ("the pod is going" if told_s is not None else "it was asked for"))
-            if not step:
-                say("no step was finished yet: there is nothing to save")
-            saved = bool(step) and self._save_just_in_time(model if model is not None else self._trainer.model, step)
-            if step and not saved:
-                warn("the just-in-time checkpoint could not be saved; the newest finished one stands")
-            self._answer(step, saved=saved)
-            if told_s is not None:
-                say(f"exits {self._session.settings.preempted_exit_code}, {time.monotonic() - told_s:.2f} s after the notice")
-            _leave(self._session, step)
+            model = model if model is not None else self._trainer.model
+            self._pace.stop(step, functools.partial(self._save_just_in_time, model, step))
 
         def _save_just_in_time(self, model: Any, step: int) -> bool:
             self.tail.rewind()
@@ -335,16 +290,3 @@ def _callback_class(module: Any) -> type:
             return self._saver.save(model, step, "jit")
 
     return CheckpointHook
-
-
-def _leave(session: Session, step: int) -> NoReturn:
-    """End this rank after a just-in-time save: with a code that is not taken for success."""
-    session.outcome = "preempted"
-    session.tell_state("preempted", session.base_step + step)
-    code = session.settings.preempted_exit_code
-    # A rank that ends early makes its launcher end the others: all wait for the slowest save, but not past the grace period.
-    end_surely(code, within_s=max(EXIT_WITHIN_S, session.settings.grace_seconds - EXIT_WITHIN_S))
-    with contextlib.suppress(RuntimeError):
-        session.join().all_agree(True)
-    end_surely(code, within_s=EXIT_WITHIN_S)
-    raise SystemExit(code)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.saving import Saver
 from trainer_hook.step_tail import own_folder
+from trainer_hook.transformers_saver import Saver
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ test: $(VENV)/.trainer  ## unit, property, store and process tests, under five m
 test-docker: $(VENV)/.trainer  ## the images, and the compose scenario against Ceph RGW (Docker with Compose)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
-test-slow: $(VENV)/.trainer  ## the rest: long process tests, and everything that needs Ceph RGW (tests/rgw/up)
+test-slow: $(VENV)/.trainer .deepspeed/.installed  ## the rest: long process tests, and everything that needs Ceph RGW (tests/rgw/up)
 	$(BIN)/python -m pytest -m "slow or rgw" $(PYTEST_ARGS)
 
 lint: $(VENV)/.trainer  ## ruff and import-linter
@@ -65,8 +65,14 @@ bench-peers: .venv-peers/.installed  ## the tools to compare with
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt
 	@touch $@
 
+# In a folder of its own, for its own tests: where it is installed, accelerate imports it into every process.
+.deepspeed/.installed: $(VENV)/.trainer
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target .deepspeed \
+		deepspeed einops hjson msgpack ninja psutil py-cpuinfo
+	@touch $@
+
 clean:  ## remove the virtual environment and what the demo left
-	rm -rf $(VENV) .venv-peers .demo
+	rm -rf $(VENV) .venv-peers .deepspeed .demo
 
 # torch first and alone: the newest release otherwise brings gigabytes of CUDA to a machine that only tests on its CPU.
 $(VENV)/.trainer: pyproject.toml constraints.txt

@@ -1,47 +1,67 @@
-"""``accelerate launch`` with one process does not pass SIGTERM on: its trainer would train on until it is killed."""
+"""Hugging Face Accelerate: a training loop that saves, stops in time and continues at the same batch.
+
+```python
+from trainer_hook.accelerate import Checkpointer
+
+model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+with Checkpointer(accelerator) as ckpt:
+    for epoch in ckpt.epochs(3):
+        for batch in ckpt.steps(loader):
+            with accelerator.accumulate(model):
+                ...
+```
+"""
 
 from __future__ import annotations
 
-import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from trainer_hook.torch import StatefulLoop
 
-def patch(launch_module: Any) -> None:
-    """Make ``simple_launcher`` forward SIGTERM to its child and exit as the child does."""
-    original = launch_module.simple_launcher
-
-    def simple_launcher(args: Any) -> Any:
-        with _forwarding():
-            try:
-                return original(args)
-            except subprocess.CalledProcessError as error:
-                raise SystemExit(error.returncode if error.returncode >= 0 else 128 - error.returncode) from None
-
-    launch_module.simple_launcher = simple_launcher
+__all__ = ["Checkpointer"]
 
 
-@contextmanager
-def _forwarding() -> Iterator[None]:
-    children: list[subprocess.Popen[Any]] = []
-    original = subprocess.Popen.__init__
+class Checkpointer(StatefulLoop):
+    """Saves by ``accelerator.save_state`` and restores by ``load_state``; the loop's place and the random state are added."""
 
-    def remember(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        children.append(self)
+    def __init__(self, accelerator: Any, *, sampler: Any = None, **objects: Any) -> None:
+        """Create it after ``accelerator.prepare``.
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
+        Args:
+            accelerator: What it prepared, and what was registered with it, is saved. (It reads registered objects with
+                ``weights_only=False``; those in ``objects`` are read without running code.)
+            sampler: As for ``trainer_hook.torch.Checkpointer``.
+            objects: More to save, by name.
+        """
+        super().__init__(objects, sampler)
+        self._accelerator = accelerator
 
-    before = signal.signal(signal.SIGTERM, forward)
-    subprocess.Popen.__init__ = remember  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        subprocess.Popen.__init__ = original  # type: ignore[method-assign]
-        signal.signal(signal.SIGTERM, before)
+    def _write(self, folder: Path) -> None:
+        with self._naming_off():
+            self._accelerator.save_state(str(folder))
+        super()._write(folder)
+
+    def _load(self, folder: Path, progress: Mapping[str, Any]) -> None:
+        self._accelerator.load_state(str(folder))
+        super()._load(folder, progress)
+
+    def _write_final(self, folder: Path) -> None:
+        for number, model in enumerate(self._accelerator._models):
+            self._accelerator.save_model(model, str(folder if number == 0 else folder / f"model_{number}"))
+
+    def _stepped(self, accumulate: int) -> bool:
+        return bool(self._accelerator.sync_gradients)
+
+    @contextlib.contextmanager
+    def _naming_off(self) -> Iterator[None]:
+        """With its own naming the accelerator would save below ``project_dir`` and count and delete there."""
+        configuration = self._accelerator.project_configuration
+        before = configuration.automatic_checkpoint_naming, configuration.iteration
+        configuration.automatic_checkpoint_naming = False
+        try:
+            yield
+        finally:
+            configuration.automatic_checkpoint_naming, configuration.iteration = before

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_hook.log import warn
+from trainer_hook.log import i_am, warn
 
 INTERVAL_MS = 1000.0
 MOST_TICKS = 1000
@@ -97,6 +97,7 @@ class Agreement:
             return
         self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         rank, size = dist.get_rank(), dist.get_world_size()
+        i_am(rank)
         if os.environ.get("LOCAL_WORLD_SIZE") and os.environ.get("LOCAL_RANK"):
             self.world = World(rank, size, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
         else:  # mpirun, srun and the like

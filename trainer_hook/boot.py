@@ -38,9 +38,9 @@ def _is_helper() -> bool:
 
 
 def _on_accelerate_launch(module: Any) -> None:
-    from trainer_hook import accelerate
+    from trainer_hook import accelerate_launch
 
-    accelerate.patch(module)
+    accelerate_launch.patch(module)
 
 
 WATCHED: dict[str, Callable[[Any], None]] = {

@@ -133,10 +133,14 @@ class StopSignal:
             with contextlib.suppress(OSError):
                 publish(self._volume / TERMINATING, encode_notice(Notice(rfc3339(time.time()), source)))
 
+    def begin_training(self) -> None:
+        """From now on a signal waits for who asks ``told()``."""
+        self._training = True
+
     @contextlib.contextmanager
     def training(self) -> Any:
         """While training, a signal waits for the end of the step instead of ending the process."""
-        self._training = True
+        self.begin_training()
         try:
             yield
         finally:

@@ -7,16 +7,27 @@ import sys
 
 PREFIX = "[checkpoint]"
 
+_known: list[int] = []
+
+
+def i_am(rank: int) -> None:
+    """Tell which rank this process is, where the launcher does not say so in ``RANK``."""
+    _known[:] = [rank]
+
+
+def _rank() -> str | None:
+    return str(_known[0]) if _known else os.environ.get("RANK")
+
 
 def say(text: str) -> None:
     """Tell a fact, once per job."""
-    if os.environ.get("RANK", "0") == "0":
+    if _rank() in (None, "0"):
         _write(text)
 
 
 def warn(text: str) -> None:
     """Tell of trouble, whichever rank has it."""
-    rank = os.environ.get("RANK")
+    rank = _rank()
     _write(f"WARNING{'' if rank is None else f' (rank {rank})'}: {text}")
 
 

@@ -17,7 +17,7 @@ from trainer_hook.client import Client
 from trainer_hook.contract import TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339
 from trainer_hook.ending import end_after_failure, exit_failed, wait_until_durable, watch_exit
 from trainer_hook.jit import Requests, StopSignal
-from trainer_hook.log import warn
+from trainer_hook.log import say, warn
 from trainer_hook.publish import make_system_folders, publish
 from trainer_hook.settings import Settings, from_environment
 
@@ -101,6 +101,25 @@ def current_session() -> Session:
     if _current is None:
         _current = open_session(from_environment(os.environ))
     return _current
+
+
+def session_from_environment() -> Session | None:
+    """Return this process's session, or ``None`` where there is no volume: the loop then runs as it would without us.
+
+    Raises:
+        SettingError: A ``CKPT_*`` variable is not known or not valid.
+        FileNotFoundError: ``CKPT_DIR`` names a folder that does not exist.
+    """
+    global _current
+    settings = from_environment(os.environ)
+    if settings.dir.is_dir():
+        if _current is None or _current.pid != os.getpid():  # forked: a process of its own that trains
+            _current = open_session(settings)
+        return _current
+    if os.environ.get("CKPT_DIR", "").strip():
+        raise FileNotFoundError(f"CKPT_DIR={settings.dir} is not a directory: mount the shared volume there")
+    say(f"CKPT_DIR is not set and {settings.dir} does not exist: nothing is saved, nothing resumed")
+    return None
 
 
 def open_session(settings: Settings) -> Session:

@@ -1,0 +1,74 @@
+"""Each library's example, unchanged, is preempted, loses its volume, and ends with the weights of an uninterrupted run."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.hook.job import ROOT, marker, trainer_state
+from tests.hook.story import Story, example, steps, told, torchrun, weights
+
+pytestmark = pytest.mark.timeout(400)
+LAST = 48
+DEEPSPEED = ROOT / ".deepspeed"
+"""Where the Makefile installs it; an installed one is found as well."""
+
+
+@dataclass(frozen=True)
+class Example:
+    command: Callable[[], list[str]]
+    needs: str = "torch"
+    exit_code: int = 143
+    """torchrun's own is 1."""
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+EXAMPLES = {
+    "torch": Example(lambda: example("train_torch.py")),
+    "accelerate": Example(lambda: example("train_accelerate.py"), "accelerate"),
+    "sharded": Example(lambda: torchrun("train_fsdp.py"), exit_code=1),
+    "deepspeed": Example(
+        lambda: torchrun("train_deepspeed.py"), "deepspeed", exit_code=1, settings={"PYTHONPATH": f"{ROOT}:{DEEPSPEED}"}
+    ),
+}
+
+
+def case(name: str) -> Any:
+    needed = EXAMPLES[name].needs
+    there = importlib.util.find_spec(needed) is not None or (DEEPSPEED / needed).is_dir()
+    marks = [pytest.mark.skipif(not there, reason=f"{needed} is not installed")]
+    return pytest.param(name, marks=marks if name == "torch" else [*marks, pytest.mark.slow])
+
+
+@pytest.fixture(scope="module", params=[case(name) for name in EXAMPLES])
+def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    tried = EXAMPLES[request.param]
+    # Step 20 is in the middle of the second epoch, and of the interval of the periodic saves.
+    settings = {"CKPT_SAVE_STEPS": "8"} | tried.settings
+    lived = told(tried.command, tmp_path_factory.mktemp("story"), until_step=20, settings=settings)
+    assert lived.exit_code == tried.exit_code, lived.first.log()
+    return lived
+
+
+def test_a_preempted_run_ends_with_the_weights_of_an_uninterrupted_one(story: Story) -> None:
+    stopped_at = steps(story.first)[-1]
+    assert story.jit == f"checkpoint-{stopped_at}"
+    assert 20 <= stopped_at < 32
+    assert steps(story.second) == list(range(stopped_at + 1, LAST + 1)), story.second.log()
+    assert steps(story.alone) == list(range(1, LAST + 1))
+    assert weights(story.second) == weights(story.alone)
+
+
+def test_what_was_saved_says_why_and_the_end_is_final(story: Story) -> None:
+    assert (story.store / "checkpoint-16/.complete").exists()
+    assert marker(story.first.volume, story.jit)["reason"] == "jit"
+    assert trainer_state(story.first.volume)["state"] == "preempted"
+    assert marker(story.second.volume, "final")["reason"] == "final"
+    assert trainer_state(story.second.volume)["state"] == "succeeded"
+    assert "Traceback" not in story.second.log()
+    assert story.exit_code != 143 or "Traceback" not in story.first.log()
+    assert "[checkpoint] WARNING" not in story.first.log() + story.second.log()

@@ -1,0 +1,60 @@
+"""DeepSpeed: a training loop that saves, stops in time and continues at the same batch.
+
+```python
+from trainer_hook.deepspeed import Checkpointer
+
+engine, _, _, _ = deepspeed.initialize(model=model, config=config)
+with Checkpointer(engine) as ckpt:
+    for epoch in ckpt.epochs(3):
+        for batch in ckpt.steps(loader):
+            engine.backward(engine(batch))
+            engine.step()
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainer_hook.state_files import DoesNotFit
+from trainer_hook.torch import StatefulLoop
+
+__all__ = ["Checkpointer"]
+
+TAG = "deepspeed"
+
+
+class Checkpointer(StatefulLoop):
+    """Saves by ``engine.save_checkpoint`` and restores by ``load_checkpoint``; the loop's place and random state are added."""
+
+    def __init__(self, engine: Any, *, sampler: Any = None, **objects: Any) -> None:
+        """Create it after ``deepspeed.initialize``.
+
+        Args:
+            engine: With its model, its optimizer, and its scheduler if it has one. DeepSpeed itself reads its files with
+                ``weights_only=False``.
+            sampler: As for ``trainer_hook.torch.Checkpointer``.
+            objects: More to save, by name.
+        """
+        super().__init__(objects, sampler)
+        self._engine = engine
+
+    def _write(self, folder: Path) -> None:
+        (folder / TAG).mkdir(exist_ok=True)  # on every node: DeepSpeed itself makes it where rank 0 is
+        self._engine.save_checkpoint(str(folder), tag=TAG)
+        super()._write(folder)
+
+    def _load(self, folder: Path, progress: Mapping[str, Any]) -> None:
+        path, _ = self._engine.load_checkpoint(str(folder), tag=TAG)
+        if path is None:
+            raise DoesNotFit(f"{folder.name}: DeepSpeed finds nothing to load in {TAG}/; its own log says why")
+        super()._load(folder, progress)
+
+    def _write_final(self, folder: Path) -> None:
+        if not self._engine.save_16bit_model(str(folder), "model.pt"):
+            raise RuntimeError("ZeRO 3 gathers the model only with stage3_gather_16bit_weights_on_model_save")
+
+    def _stepped(self, accumulate: int) -> bool:
+        return bool(self._engine.micro_steps % self._engine.gradient_accumulation_steps() == 0)

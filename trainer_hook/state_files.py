@@ -1,0 +1,235 @@
+"""The state of named objects (model, optimizer, scheduler, …) as files of one checkpoint, and back.
+
+| state | file |
+| --- | --- |
+| tensors by name | ``<name>.safetensors``; ``<name>.pt`` where safetensors is not installed, or tensors share memory |
+| anything else | ``<name>.pt`` |
+| sharded over ranks (``fully_shard``, FSDP, DTensor) | ``sharded/``, by ``torch.distributed.checkpoint`` |
+
+Nothing here is read with ``weights_only=False``: a checkpoint cannot run code.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+SHARDED = "sharded"
+
+
+class DoesNotFit(ValueError):
+    """A checkpoint and the objects that it is to be loaded into differ. The text names them and says what to do."""
+
+
+def collect(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the state of each object by name: what is replicated, and what is sharded over the ranks. Collective.
+
+    The tensors are those of the objects, not copies.
+    """
+    replicated, sharded = {}, {}
+    for name, thing in objects.items():
+        if _is_sharded(thing, objects):
+            sharded[name] = _sharded_state(thing, objects)
+        else:
+            replicated[name] = _bare(thing).state_dict()
+    return replicated, sharded
+
+
+def write(state: tuple[Mapping[str, Any], Mapping[str, Any]], folder: Path, *, rank: int, group: Any) -> None:
+    """Write what ``collect`` returned. Collective.
+
+    Args:
+        state: Replicated and sharded state by name.
+        folder: Exists.
+        rank: Rank 0 writes what is replicated, every rank its own shards.
+        group: A process group that works on CPU tensors; ``None`` alone.
+
+    Raises:
+        OSError: The volume is full or not writable.
+        RuntimeError: So it is for another rank.
+        DoesNotFit: A state holds what could not be read again.
+    """
+    replicated, sharded = state
+    if rank == 0:
+        for name, content in replicated.items():
+            if not _write_safetensors(content, folder / f"{name}.safetensors"):
+                write_pt(content, folder / f"{name}.pt")
+    if sharded:
+        _write_sharded(dict(sharded), folder / SHARDED, group)
+
+
+def load(objects: Mapping[str, Any], folder: Path, *, group: Any) -> None:
+    """Load each object's state from a checkpoint. Collective.
+
+    Raises:
+        DoesNotFit: The checkpoint is of other objects, or holds what cannot be read safely.
+    """
+    sharded = {name: thing for name, thing in objects.items() if _is_sharded(thing, objects)}
+    for name, thing in objects.items():
+        if name not in sharded:
+            content = _read(folder, name)
+            try:
+                _bare(thing).load_state_dict(content)
+            except (RuntimeError, ValueError, KeyError) as error:
+                raise DoesNotFit(f"{folder.name}: the state of {name!r} does not fit: {error}. {_OTHER_RUN}") from error
+    if sharded:
+        _load_sharded(sharded, objects, folder / SHARDED, group)
+
+
+_ALLOW = "allow its classes with torch.serialization.add_safe_globals"
+_OTHER_RUN = "Another run needs a CKPT_STORE prefix of its own"
+
+
+def _bare(thing: Any) -> Any:
+    """Return what DistributedDataParallel and torch.compile wrap: its names do not depend on how it is run."""
+    while isinstance(thing, torch.nn.Module):
+        inner = getattr(thing, "_orig_mod", None)
+        if inner is None and isinstance(thing, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            inner = thing.module
+        if inner is None:
+            break
+        thing = inner
+    return thing
+
+
+def _is_sharded(thing: Any, objects: Mapping[str, Any]) -> bool:
+    if isinstance(thing, torch.optim.Optimizer):
+        model = _model_of(thing, objects)
+        return model is not None and _is_sharded(model, objects)
+    if not isinstance(thing, torch.nn.Module):
+        return False
+    # Whoever shards has imported these; importing them takes a second or two.
+    fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
+    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in thing.modules()):
+        return True
+    return tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in thing.parameters())
+
+
+def _model_of(optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> Any:
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    models = (thing for thing in objects.values() if isinstance(thing, torch.nn.Module))
+    return next((model for model in models if any(id(parameter) in own for parameter in model.parameters())), None)
+
+
+def _sharded_state(thing: Any, objects: Mapping[str, Any]) -> Any:
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+
+    if isinstance(thing, torch.optim.Optimizer):
+        return get_optimizer_state_dict(_model_of(thing, objects), thing)
+    return get_model_state_dict(thing)
+
+
+def _write_sharded(sharded: dict[str, Any], folder: Path, group: Any) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
+
+    dcp.save(
+        sharded,
+        # The marker is what makes a checkpoint durable, not each of its files.
+        storage_writer=FileSystemWriter(folder, sync_files=False),
+        planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
+        process_group=group,
+        no_dist=not _in_a_group(),
+    )
+
+
+def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder: Path, group: Any) -> None:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+
+    state = {name: _sharded_state(thing, objects) for name, thing in sharded.items()}
+    try:
+        dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=not _in_a_group())
+    except Exception as error:  # CheckpointException is a BaseException's child with a rank's reasons
+        raise DoesNotFit(f"{folder.parent.name}: {str(error)[:500]}. {_OTHER_RUN}") from error
+    for name, thing in sharded.items():
+        if isinstance(thing, torch.optim.Optimizer):
+            set_optimizer_state_dict(_model_of(thing, objects), thing, state[name])
+        else:
+            set_model_state_dict(thing, state[name])
+
+
+def _in_a_group() -> bool:
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
+
+
+def _write_safetensors(content: Any, path: Path) -> bool:
+    """Write tensors by name, if that is all there is. Returns whether it was."""
+    if not isinstance(content, Mapping) or not content:
+        return False
+    if not all(isinstance(key, str) and type(value) in (torch.Tensor, torch.nn.Parameter) for key, value in content.items()):
+        return False
+    if any(value.layout != torch.strided for value in content.values()):
+        return False
+    memory = [value.untyped_storage().data_ptr() for value in content.values() if value.numel()]
+    if len(set(memory)) != len(memory):
+        return False
+    try:
+        from safetensors.torch import save_file
+    except ImportError:
+        return False
+    save_file({key: value.detach().contiguous() for key, value in content.items()}, path, metadata={"format": "pt"})
+    return True
+
+
+_HARMLESS = (torch.Tensor, torch.dtype, torch.device, torch.Size, str, bytes, int, float, complex, type(None))
+_BOXES = (dict, OrderedDict, defaultdict, Counter, list, tuple, set)
+
+
+def expect_readable(content: Any, name: str) -> None:
+    """Check that ``torch.load`` reads a state with ``weights_only=True``: better now than after the pod is gone.
+
+    Raises:
+        DoesNotFit: It does not; the text names the place and the class.
+    """
+    waiting: list[tuple[str, Any]] = [(name, content)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, Mapping) and type(value) in _BOXES:
+            waiting += [(f"{place}[{key!r}]", part) for key, part in value.items()]
+        elif type(value) in _BOXES:
+            waiting += [(f"{place}[{number}]", part) for number, part in enumerate(value)]
+        elif not isinstance(value, _HARMLESS) and type(value) not in torch.serialization.get_safe_globals():
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise DoesNotFit(f"{place} is a {kind}, which is not read again without running code: {_ALLOW}")
+
+
+def _read(folder: Path, name: str) -> Any:
+    if (folder / f"{name}.safetensors").is_file():
+        try:
+            from safetensors.torch import load_file
+        except ImportError:
+            raise DoesNotFit(f"{folder.name}/{name}.safetensors needs safetensors: pip install safetensors") from None
+        return load_file(folder / f"{name}.safetensors")
+    return read_pt(folder / f"{name}.pt")
+
+
+def write_pt(content: Any, path: Path) -> None:
+    """Write what ``read_pt`` reads.
+
+    Raises:
+        DoesNotFit: It holds objects of classes that are not known to be harmless.
+    """
+    expect_readable(content, path.stem)
+    torch.save(content, path)
+
+
+def read_pt(path: Path) -> Any:
+    """Return what ``torch.save`` wrote, with tensors on the CPU.
+
+    Raises:
+        DoesNotFit: It is not there, or holds objects of classes that are not known to be harmless.
+    """
+    try:
+        with torch.serialization.safe_globals([bytes, complex]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise DoesNotFit(f"{path.parent.name} has no state of {path.stem!r}. {_OTHER_RUN}") from None
+    except pickle.UnpicklingError as error:
+        raise DoesNotFit(f"{path.parent.name}/{path.name} is not read without running code: {_ALLOW}: {error}") from error

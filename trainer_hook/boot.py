@@ -43,9 +43,17 @@ def _on_accelerate_launch(module: Any) -> None:
     accelerate_launch.patch(module)
 
 
+def _on_lightning(module: Any) -> None:
+    from trainer_hook import lightning
+
+    lightning.activate()
+
+
 WATCHED: dict[str, Callable[[Any], None]] = {
     "transformers.trainer": _on_transformers_trainer,
     "accelerate.commands.launch": _on_accelerate_launch,
+    "lightning.pytorch": _on_lightning,
+    "pytorch_lightning": _on_lightning,
 }
 
 

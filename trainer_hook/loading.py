@@ -127,7 +127,7 @@ def is_stateful(loader: Any) -> bool:
 
 
 def _parts(loader: Any) -> list[Any]:
-    """Return the loader and its samplers, each once, in the same order in every process."""
+    """Return the loader, those that it combines, and their samplers, each once, in the same order in every process."""
     parts: list[Any] = []
     waiting = [loader]
     while waiting:
@@ -135,6 +135,7 @@ def _parts(loader: Any) -> list[Any]:
         if part is not None and not any(part is known for known in parts):
             parts.append(part)
             waiting += [getattr(part, name, None) for name in ("sampler", "batch_sampler")]
+            waiting += getattr(part, "flattened", ())  # Lightning's CombinedLoader
     return parts
 
 

@@ -30,6 +30,7 @@ class Example:
 EXAMPLES = {
     "torch": Example(lambda: example("train_torch.py")),
     "accelerate": Example(lambda: example("train_accelerate.py"), "accelerate"),
+    "lightning": Example(lambda: example("train_lightning.py", "--devices", "2"), "lightning"),
     "sharded": Example(lambda: torchrun("train_fsdp.py"), exit_code=1),
     "deepspeed": Example(
         lambda: torchrun("train_deepspeed.py"), "deepspeed", exit_code=1, settings={"PYTHONPATH": f"{ROOT}:{DEEPSPEED}"}

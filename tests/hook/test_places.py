@@ -158,6 +158,57 @@ def accelerated(stop_at: int | None) -> list[float]:
     return digest(training.model)
 
 
+def lightning(stop_at: int | None, *, package: str = "lightning.pytorch", **arguments: Any) -> list[float]:
+    pl = importlib.import_module(package)
+    from trainer_hook.lightning import activate
+
+    activate()
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+            self.save_hyperparameters({"of any class": Stop()})
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            if (self.trainer.fit_loop.batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
+                terminate_at(self.global_step + 1, stop_at)
+            return self.net(batch).pow(2).mean()
+
+        def validation_step(self, batch: torch.Tensor) -> None:
+            torch.rand(1)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)]
+
+        def on_train_epoch_start(self) -> None:
+            torch.rand(1)
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    module, size = Module(), BATCH // arguments.get("accumulate_grad_batches", 1)
+    trainer = pl.Trainer(accelerator="cpu", devices=1, **quiet, **({"max_epochs": EPOCHS} | arguments))
+    loader = DataLoader(Rows(), batch_size=size, shuffle=True)
+    trainer.fit(module, loader, DataLoader(Rows(), batch_size=BATCH))
+    return digest(module)
+
+
+class Stop:
+    """A class that torch.load does not know."""
+
+
+def lightning_validating_often(stop_at: int | None) -> list[float]:
+    return lightning(stop_at, val_check_interval=2, accumulate_grad_batches=2)
+
+
+def lightning_by_steps(stop_at: int | None) -> list[float]:
+    return lightning(stop_at, max_epochs=-1, max_steps=EPOCHS * PER_EPOCH)
+
+
+def lightning_by_its_older_name(stop_at: int | None) -> list[float]:
+    return lightning(stop_at, package="pytorch_lightning")
+
+
 def life(train: Callable[[int | None], list[float]], stop_at: int | None, environ: dict[str, str]) -> tuple[int, list[float]]:
     """Train in a process of its own. Returns its exit code and the weights."""
     receiving, sending = FORK.Pipe(duplex=False)
@@ -207,7 +258,8 @@ def environ(answers: Answers, volume: Path) -> dict[str, str]:
     return {"CKPT_DIR": str(volume), "CKPT_SAVE_STRATEGY": "no"} | answers.settings
 
 
-LIBRARY = {stateful: "torchdata", accelerated: "accelerate"}
+LIBRARY = {stateful: "torchdata", lightning_by_its_older_name: "pytorch_lightning", accelerated: "accelerate"}
+LIBRARY |= dict.fromkeys((lightning, lightning_validating_often, lightning_by_steps), "lightning.pytorch")
 PLACES: list[tuple[Any, tuple[int, ...]]] = [
     (shuffled, (1, 4, PER_EPOCH, 2 * PER_EPOCH - 1)),
     (shuffled_by_its_own_generator, (8,)),
@@ -218,6 +270,10 @@ PLACES: list[tuple[Any, tuple[int, ...]]] = [
     (accumulating, (PER_EPOCH, 8)),
     (stepping_itself, (5,)),
     (accelerated, (PER_EPOCH, 8)),
+    (lightning, (4, PER_EPOCH, PER_EPOCH + 2)),
+    (lightning_validating_often, (4, 5, PER_EPOCH, 8)),
+    (lightning_by_steps, (PER_EPOCH - 1, PER_EPOCH)),
+    (lightning_by_its_older_name, (8,)),
 ]
 
 

@@ -1,0 +1,214 @@
+"""Lightning, under both of its package names: a callback that saves, stops in time and continues at the same batch.
+
+```python
+from trainer_hook.lightning import checkpointer
+
+trainer = Trainer(callbacks=[checkpointer()])
+```
+
+Under ``CKPT_HOOK=auto`` every ``Trainer`` gets it by itself (``activate``).
+
+Lightning's own checkpoint holds model, optimizers, schedulers, loops and callbacks. Random state and the place in the data are
+added, and it is saved only where Lightning's loops continue exactly: after a batch that ended with an optimizer step and the
+validation that followed it, and between epochs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import pickle
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer_hook.lightning_fit import Fit
+from trainer_hook.log import warn
+from trainer_hook.session import session_from_environment
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def activate() -> None:
+    """Have every ``Trainer`` of the imported packages use the callback. Doing it again changes nothing."""
+    for name in PACKAGES:
+        package = sys.modules.get(name)
+        if package is not None and not hasattr(package.Trainer.fit, "__wrapped__"):
+            _wrap_fit(package)
+
+
+def _wrap_fit(package: Any) -> None:
+    original = package.Trainer.fit
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.fast_dev_run and not any(hasattr(callback, "checkpoint_fit") for callback in self.callbacks):
+            try:
+                self.callbacks.append(checkpointer(package))
+            except (OSError, ValueError) as error:  # nobody asked for the hook in this script
+                warn(f"the hook is off: {error}")
+        return original(self, *args, **kwargs)
+
+    package.Trainer.fit = fit
+
+
+def checkpointer(package: Any = None) -> Any:
+    """Return the callback.
+
+    Args:
+        package: ``lightning.pytorch`` or ``pytorch_lightning``; by default the one that is imported.
+
+    Raises:
+        ImportError: Neither is.
+    """
+    package = package or next((sys.modules[name] for name in PACKAGES if name in sys.modules), None)
+    if package is None:
+        raise ImportError("import lightning or pytorch_lightning before the checkpointer is made")
+    session_from_environment()  # listens for signals from now on
+    return _callback_class(package)()
+
+
+def _remade(package_name: str) -> Any:
+    return checkpointer(importlib.import_module(package_name))
+
+
+@functools.cache
+def _callback_class(package: Any) -> type:
+    _watch_data(package)
+
+    class Checkpointer(package.Callback):  # type: ignore[misc]
+        """One ``fit()`` at a time: it is set up when the ranks know each other, before Lightning loads a checkpoint."""
+
+        def __init__(self) -> None:
+            self.checkpoint_fit: Fit | None = None
+            self._undo = contextlib.ExitStack()
+
+        def __reduce__(self) -> Any:  # strategies that spawn send their callbacks along
+            return _remade, (package.__name__,)
+
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            tuning = any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks)
+            session = session_from_environment() if stage == "fit" and not tuning else None
+            if session is None:
+                return
+            self.checkpoint_fit = fit = Fit(session, trainer)
+            with contextlib.ExitStack() as undo:
+                _install(fit, undo)
+                self._undo = undo.pop_all()
+
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            fit, self.checkpoint_fit = self.checkpoint_fit, None
+            self._undo.close()
+            if fit is not None:
+                fit.ended()
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self.teardown(trainer, pl_module, "fit")
+
+        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            self.checkpoint_fit = None
+            self._undo.close()
+
+    return Checkpointer
+
+
+_fits: list[Fit] = []
+"""The fit that is under way."""
+
+
+def _watch_data(package: Any) -> None:
+    """Have the passes over the training data begin where ``Fit.batches`` says."""
+    fetcher = sys.modules[f"{package.__name__}.loops.fetchers"]._DataFetcher
+    original = fetcher.__iter__
+
+    def iterate(self: Any) -> Any:
+        if not _fits or self._combined_loader is not _fits[-1].trainer.fit_loop._combined_loader:
+            return original(self)
+        self.iterator = _fits[-1].batches(self.combined_loader)
+        self.reset()
+        return self
+
+    fetcher.__iter__ = iterate
+
+
+def _install(fit: Fit, undo: contextlib.ExitStack) -> None:
+    """Follow one ``fit()`` through the methods of its loops; ``undo`` takes all of it back."""
+    trainer = fit.trainer
+    loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    undo.enter_context(fit.session.stop.training())
+    _fits.append(fit)
+    undo.callback(_fits.remove, fit)
+    connector = trainer._checkpoint_connector
+    undo.enter_context(_replaced(connector, "_restore_modules_and_callbacks", functools.partial(_restore, fit)))
+    undo.enter_context(_replaced(connector, "restore_training_state", _then(fit.restored)))
+    undo.enter_context(_replaced(loop, "on_advance_start", _first(fit.before_epoch)))
+    undo.enter_context(_replaced(epoch_loop, "on_run_start", _around_pass(fit)))
+    undo.enter_context(_replaced(epoch_loop, "on_advance_end", _then(fit.after_batch)))
+    undo.enter_context(_replaced(loop, "on_advance_end", _then(fit.after_epoch)))
+    undo.enter_context(_replaced(loop, "on_run_end", _then(fit.trained)))
+    # Lightning's own handler broadcasts inside a signal handler, which hangs, and ends training without a checkpoint.
+    undo.enter_context(_replaced(trainer._signal_connector, "_sigterm_notifier_fn", lambda original: lambda *_: None))
+
+
+@contextlib.contextmanager
+def _replaced(thing: Any, method: str, wrapper: Callable[[Any], Any]) -> Iterator[None]:
+    setattr(thing, method, wrapper(getattr(thing, method)))
+    try:
+        yield
+    finally:
+        delattr(thing, method)
+
+
+def _then(after: Callable[[], None]) -> Callable[[Any], Any]:
+    def wrap(original: Any) -> Any:
+        def both(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            after()
+            return result
+
+        return both
+
+    return wrap
+
+
+def _first(before: Callable[[], None]) -> Callable[[Any], Any]:
+    def wrap(original: Any) -> Any:
+        def both(*args: Any, **kwargs: Any) -> Any:
+            before()
+            return original(*args, **kwargs)
+
+        return both
+
+    return wrap
+
+
+def _around_pass(fit: Fit) -> Callable[[Any], Any]:
+    def wrap(original: Any) -> Any:
+        def both(data_fetcher: Any, *args: Any, **kwargs: Any) -> Any:
+            fit.before_pass(data_fetcher)
+            result = original(data_fetcher, *args, **kwargs)
+            fit.in_pass()
+            return result
+
+        return both
+
+    return wrap
+
+
+def _restore(fit: Fit, original: Any) -> Any:
+    """Let Lightning load what ``Fit.choose`` says instead of what the script does."""
+
+    def restore(checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> Any:
+        path = fit.choose(checkpoint_path)
+        if not isinstance(path, Path):
+            return original(checkpoint_path, *args, **kwargs)
+        try:
+            return original(str(path), *args, **kwargs)
+        except pickle.UnpicklingError:
+            # Hyperparameters may be of any class. This run's own trainer wrote the file, and its checksum was verified; without
+            # it training could not go on at all.
+            return original(str(path), weights_only=False)
+
+    return restore

@@ -8,7 +8,7 @@ STORE  ?= s3
 JSON   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-scale bench-sigterm bench-stall bench-all bench-peers clean
+.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-hook bench-scale bench-sigterm bench-stall bench-all bench-peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench-stall: $(VENV)/.trainer  ## how long a save stops training: blocking, CKPT
 
 bench-sigterm: $(VENV)/.trainer bench-peers  ## seconds from SIGTERM to durable beside the Kubeflow SDK's scheme, over a shaped link (root)
 	$(BIN)/python -m benchmarks.sigterm $(BENCH_ARGS)
+
+bench-hook: $(VENV)/.trainer  ## what the hook costs a training script: per step, per interpreter
+	$(BIN)/python -m benchmarks.hook_overhead $(BENCH_ARGS)
 
 bench-peers: .venv-peers/.installed  ## the tools to compare with
 

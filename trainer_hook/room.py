@@ -66,13 +66,20 @@ def _free_bytes(volume: Path) -> int:
 def state_bytes(trainer: Any) -> int:
     """Return about how much a checkpoint of a Trainer takes on this node, before any was written: weights and optimizer.
 
-    What DeepSpeed holds is not seen: then it is too little, and the first save is tried.
+    What DeepSpeed holds is not seen, nor a model or an optimizer of another kind: then it is too little, and the first save
+    is tried.
     """
-    model = trainer.model
+    try:
+        return _state_bytes(trainer.model, trainer.optimizer)
+    except Exception:
+        return 0
+
+
+def _state_bytes(model: Any, optimizer: Any) -> int:
     weights = list(model.parameters()) + list(model.buffers())
     if hasattr(model, "peft_config"):  # only the adapter is saved
         weights = [tensor for tensor in weights if tensor.requires_grad]
-    states = getattr(trainer.optimizer, "state", None) or {}
+    states = getattr(optimizer, "state", None) or {}
     moments = [value for state in states.values() for value in state.values() if hasattr(value, "element_size")]
     return sum(_own_bytes(tensor) for tensor in [*weights, *moments])
 

@@ -72,6 +72,10 @@ def test_the_first_checkpoint_is_expected_to_hold_weights_and_optimizer(adapter:
     assert state_bytes(SimpleNamespace(model=model, optimizer=optimizer)) == expected
 
 
+def test_what_cannot_be_looked_at_is_tried() -> None:
+    assert state_bytes(SimpleNamespace(model=None, optimizer=None)) == 0
+
+
 @pytest.mark.slow
 def test_on_a_small_volume_what_is_durable_makes_way_for_the_next(small_volume: Path, tmp_path: Path) -> None:  # noqa: F811
     """Two checkpoints of 0.8 MB fit; the sidecar would keep nine."""

@@ -19,14 +19,16 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 from sidecar.core import checksum, keys
 from sidecar.core.commit import Mend, Ready
 from sidecar.core.local import Finished
-from sidecar.core.manifest import FileEntry
+from sidecar.core.manifest import FileEntry, decode_commit
 from sidecar.errors import StoreUnavailable
 from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Stored
+from sidecar.upload import documents
 from sidecar.upload.committing import Committer, manifest_of
 from tests.simulation.world import Faults, Request, Sleep, Together, World
 from trainer_hook.contract import Node
@@ -184,7 +186,12 @@ def simulate(nodes: int, *, dead: float) -> dict[str, Any]:
     for checkpoint, entries in checkpoints:
         dies = luck.random() < dead or (dead > 0 and checkpoint.node.index == 0)
         world.start(Author(), live(checkpoint, entries, dies=dies))
-    world.run(MOST_S)
+    # Documents that are equal are read once: ten thousand nodes are one process here.
+    with (
+        patch.object(documents, "decode_commit", functools.lru_cache(4)(decode_commit)),
+        patch.object(documents.checksum, "checksum", functools.lru_cache(64)(checksum.checksum)),
+    ):
+        world.run(MOST_S)
     dollars = sum(store.requests[kind] * price for kind, price in DOLLARS.items())
     return {
         "nodes": nodes,

@@ -22,17 +22,19 @@ from sidecar import report
 from sidecar.api.app import create_app, create_metrics_app
 from sidecar.api.server import Server, listen
 from sidecar.cleaner import Cleaner
+from sidecar.core import checksum
 from sidecar.core.lifecycle import Phase, Situation, next_phase
 from sidecar.core.spot import SpotNotice
 from sidecar.core.states import State
 from sidecar.errors import ConfigurationError, SidecarError, StoreError
 from sidecar.resume.downloader import Downloader
-from sidecar.run_identity import claim
+from sidecar.run_identity import Tenancy, claim
 from sidecar.runtime import Runtime
 from sidecar.scanner import SETTLE_S
 from sidecar.settings import Settings
 from sidecar.spot import SpotWatch
 from sidecar.store.protocol import Capabilities, Store, Verification
+from sidecar.termination import POD
 from sidecar.upload.uploader import Uploader
 from sidecar.volume.files import publish
 from sidecar.volume.lock import hold_volume
@@ -222,25 +224,45 @@ class Daemon:
         )
         runtime.make_room = cleaner.make_room
         self._opened.set()
+        tenancy = await self._settle()
         await _together(
             [
+                *([_kept_up("tenancy", tenancy.keep)] if tenancy else []),
                 _kept_up("uploader", uploader.run),
                 _kept_up("cleaner", cleaner.run),
             ]
         )
 
+    async def _settle(self) -> Tenancy | None:
+        """See that no other job writes below the prefix at this time: node 0 does, for all."""
+        runtime, node = self.runtime, self._settings.node
+        if node is None or node.index != 0:
+            return None
+        me = checksum.to_text(checksum.checksum(runtime.volume.read_small(POD) or runtime.token.encode()))
+        tenancy = Tenancy(
+            self._store,
+            runtime.transfers,
+            me=f"{self._settings.attempt}/{me[:8]}",
+            job=self._settings.job,
+            going=lambda: runtime.termination.going is not None,
+        )
+        await tenancy.settle()
+        return tenancy
+
     async def _open_store(self) -> Capabilities:
         while True:
             try:
                 capabilities = await self.runtime.transfers.once(self._store.probe)
-                run_id = await self.runtime.transfers.once(claim, self._store, run_id=self._settings.run_id)
+                run = await self.runtime.transfers.once(
+                    claim, self._store, run_id=self._settings.run_id, job=self._settings.job
+                )
             except StoreError as error:
                 if self._settings.verify_access and not error.transient:
                     raise ConfigurationError(str(error)) from None
                 self.runtime.health.failed(error)
                 await asyncio.sleep(STORE_AGAIN_S)
             else:
-                log.info("store_opened", run_id=run_id, verification=capabilities.verification.value)
+                log.info("store_opened", run_id=run.run_id, verification=capabilities.verification.value)
                 return capabilities
 
     async def _until_done(self) -> None:

@@ -123,6 +123,8 @@ class Settings(BaseModel):
     """From ``CKPT_NODE_*``, ``PET_*`` or ``JOB_COMPLETION_INDEX``; None: one of several, the marker must say which."""
     attempt: str = "local"
     """Attempt of markers that name none: the pod's UID, else its host name."""
+    job: str | None = None
+    """``POD_NAMESPACE`` and ``JOBSET_NAME`` or ``JOB_NAME``, from the downward API: pods of one job replace each other."""
 
     def without_effect(self) -> list[str]:
         """Return the settings that are asked for and that this version knows only by name."""
@@ -164,6 +166,7 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
     if fields.get("spot") == "aws" and (endpoint := given.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")):
         fields.setdefault("spot_endpoint", endpoint)
     fields["attempt"] = _safe(given.get("POD_UID") or pod_uid(mountinfo) or hostname)
+    fields["job"] = _job(given)
     try:
         fields |= _data_connection(given)
         check_settings(given)
@@ -188,6 +191,11 @@ def _data_connection(environ: Mapping[str, str]) -> dict[str, str]:
         if mounted is not None and mounted.is_file():
             found[field] = mounted.read_text("utf-8", errors="replace").strip()
     return {field: value for field, value in found.items() if value}
+
+
+def _job(environ: Mapping[str, str]) -> str | None:
+    name = environ.get("JOBSET_NAME") or environ.get("JOB_NAME")
+    return f"{environ.get('POD_NAMESPACE', 'default')}/{name}"[:200] if name else None
 
 
 def _safe(text: str) -> str:

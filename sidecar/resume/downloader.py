@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sidecar.copies import gathered_in_commit
 from sidecar.core import checksum, keys
+from sidecar.core.gathering import EAGER_NODES
 from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
 from sidecar.core.resume import check_listing, check_manifest, check_node_set, files_for
 from sidecar.errors import CorruptObject, NotFound, Stopped
@@ -80,13 +82,21 @@ class Downloader:
         Raises:
             ContractError: A document or object is missing, or not what was recorded.
         """
-        raw, sizes = await asyncio.gather(
-            asyncio.gather(*map(self._manifest, commit.manifests)), self._transfers.persistently(self._sizes, commit.name)
-        )
+        raw, sizes = await asyncio.gather(self._manifests(commit), self._transfers.persistently(self._sizes, commit.name))
         manifests = [decode_manifest(r, key=entry.key) for r, entry in zip(raw, commit.manifests, strict=True)]
         check_node_set(commit, manifests)
         check_listing(manifests, sizes)
         return Offer(commit, commit_crc, tuple(manifests))
+
+    async def _manifests(self, commit: Commit) -> list[bytes]:
+        """Return the commit's manifests, in its order; of a large job they lie together beside it."""
+        gathered = {}
+        if len(commit.manifests) > EAGER_NODES:
+            gathered = await gathered_in_commit(commit, self._store, self._transfers)
+        missing = [entry for entry in commit.manifests if entry.key not in gathered]
+        read = await self._transfers.together(map(self._manifest, missing))
+        found = gathered | {entry.key: raw for entry, raw in zip(missing, read, strict=True)}
+        return [found[entry.key] for entry in commit.manifests]
 
     async def _twice_the_same(self, key: str) -> bytes:
         """Return a document that nothing else names, read until two answers in a row agree: the wire may have damaged one."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from sidecar.core import checksum, keys
+from sidecar.core import keys
 from sidecar.core.commit import (
     GONE,
     Decision,
@@ -27,30 +27,24 @@ from sidecar.core.commit import (
 )
 from sidecar.core.gathering import EAGER_NODES, LOOK_S, Seat, groups, members, missing_nodes
 from sidecar.core.local import Finished
-from sidecar.core.manifest import Commit, FileEntry, Manifest, NodeOf, decode_commit, decode_manifest, encode
+from sidecar.core.manifest import FileEntry, Manifest, NodeOf, decode_manifest, encode
 from sidecar.core.rewrite import goes_after
-from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError
+from sidecar.errors import AlreadyExists, NotFound, StoreError
 from sidecar.store.protocol import Store
-from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer import Transfers
-from sidecar.upload.gathering import Gathering, Read, gathered_in_commit
+from sidecar.upload.documents import Documents, Standing, named_in
+from sidecar.upload.gathering import Gathering, Read
 from sidecar.upload.journal import Journal
 from trainer_hook.contract import ContractError, Node, rfc3339
 
 log = structlog.get_logger()
 
 MOST_LOOKS = 64
+DIGESTED_S = 30.0
+"""How much longer to leave the rest to a node that has gathered the manifests of the group."""
 LOOKS_AGAIN = ((5.0, True), (10.0, False))
 """Seconds after a checkpoint became durable when it is looked at again, and whether thoroughly: by then, whoever else wrote the
 same step has seen the commit. Thoroughly first, so that what one node takes back the others find gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """A commit found in the store. ``commit`` is ``None`` when it cannot be read: it protects nothing."""
-
-    commit: Commit | None
-    crc64nvme: str
 
 
 def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:
@@ -90,8 +84,8 @@ class _Look:
         return now_s - self.ready_since_s.setdefault(what, now_s) >= self.seat.patience_s(position)
 
 
-class Committer:
-    """Reads and writes the documents of a checkpoint in the store."""
+class Committer(Documents):
+    """Also writes them: manifests, and the commit when it is time."""
 
     def __init__(
         self,
@@ -101,76 +95,12 @@ class Committer:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._store = store
-        self._transfers = transfers
+        super().__init__(store, transfers)
         self._clock = clock
         self._sleep = sleep
         self._looks: dict[tuple[str, str, str | None], _Look] = {}
         self._written: set[tuple[str, str, str | None]] = set()
         """Whose commits this node wrote: it is the one that looks after them."""
-
-    async def standing(self, name: str) -> Standing | None:
-        """Return the commit of a checkpoint, or ``None`` if there is none."""
-        key = keys.commit(name)
-        try:
-            raw = await self._transfers.persistently(self._store.get, key)
-        except NotFound:
-            return None
-        try:
-            commit = decode_commit(raw, key=key)
-        except ContractError:
-            commit = None
-        return Standing(commit, checksum.to_text(checksum.checksum(raw)))
-
-    async def own_manifest(self, checkpoint: Finished) -> Manifest | None:
-        """Return the manifest that this node wrote for this attempt before, if it can be read."""
-        key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
-        try:
-            return decode_manifest(await self._transfers.persistently(self._store.get, key), key=key)
-        except (NotFound, ContractError):
-            return None
-
-    async def part(self, commit: Commit, node: Node) -> Manifest | None:
-        """Return the manifest of a node that a commit names, if it names one and it is what the commit says."""
-        key = keys.manifest(commit.name, commit.attempt, node)
-        named = next((entry for entry in commit.manifests if entry.key == key), None)
-        if named is None:
-            return None
-        try:
-            raw = await self._transfers.persistently(self._store.get, key)
-            return decode_manifest(raw, key=key) if checksum.to_text(checksum.checksum(raw)) == named.crc64nvme else None
-        except (NotFound, ContractError):
-            return None
-
-    async def damaged(self, commit: Commit) -> list[str]:
-        """Return the keys whose objects are not those that a commit names."""
-        listing = await self._transfers.persistently(self._listing, commit.name)
-        manifests, found = await self._manifests_of(commit)
-        etags: dict[str, set[str]] = {}
-        for entry in (entry for manifest in manifests for entry in manifest.files):
-            etags.setdefault(entry.key, set()).add(entry.etag)
-        for entry in {entry.key: entry for manifest in manifests for entry in manifest.files}.values():
-            there = listing.get(entry.key)
-            # Of nodes with the same content any may have been the last to send it; an empty etag is a store's that has none.
-            known = there is not None and bool({there.etag, ""} & etags[entry.key])
-            if there is None or there.size_bytes != entry.size_bytes or not (known or await self._holds(entry)):
-                found.append(entry.key)
-        return found
-
-    async def _holds(self, entry: FileEntry) -> bool:
-        """Whether an object that was written again has the same content: not every store's etag tells."""
-        try:
-            return await self._transfers.persistently(self._crc_of, entry.key, entry.size_bytes) == entry.crc
-        except (NotFound, CorruptObject):
-            return False
-
-    def _crc_of(self, key: str, size_bytes: int) -> int:
-        crc, buffer = 0, memoryview(bytearray(min(BLOCK_BYTES, max(1, size_bytes))))
-        with self._store.read(key, length=size_bytes) as body:
-            while count := body.readinto(buffer):
-                self._transfers.gate.check()
-                crc = checksum.checksum(buffer[:count], crc)
-        return crc
 
     async def still_stands(self, checkpoint: Finished, *, thoroughly: bool) -> bool:
         """Whether what was durable is durable yet: a pod of an earlier attempt may have hit it with its last requests.
@@ -192,24 +122,6 @@ class Committer:
             await self.make_way(checkpoint.name, judged=there)
             return False
         return True
-
-    async def _manifests_of(self, commit: Commit) -> tuple[list[Manifest], list[str]]:
-        """Return the manifests that a commit names, and the keys of those that are not what it says."""
-        many = len(commit.manifests) > EAGER_NODES
-        gathered = await gathered_in_commit(commit, self._store, self._transfers) if many else {}
-        manifests, wrong = [], []
-        for named in commit.manifests:
-            try:
-                raw = gathered.get(named.key)
-                if raw is None:
-                    raw = await self._transfers.persistently(self._store.get, named.key)
-                if checksum.to_text(checksum.checksum(raw)) == named.crc64nvme:
-                    manifests.append(decode_manifest(raw, key=named.key))
-                    continue
-            except (NotFound, ContractError):
-                pass
-            wrong.append(named.key)
-        return manifests, wrong
 
     async def is_untouched(self, name: str, *, attempt: str) -> bool:
         """Whether nothing in the store depends on the files of a step but what this attempt has written.
@@ -254,15 +166,6 @@ class Committer:
         await self._transfers.persistently(self._store.delete, [keys.commit(name)])
         await self._transfers.persistently(self._store.delete, await self._named_by(name, there))
         return True
-
-    async def _named_by(self, name: str, there: Standing) -> list[str]:
-        if there.commit is not None:
-            copy = keys.all_manifests(name, there.commit.attempt)
-            many = len(there.commit.manifests) > EAGER_NODES
-            return [e.key for e in there.commit.manifests if attempt_of(e.key, name) is not None] + [copy] * many
-        # Nothing says any more what it named; whoever still needs his manifest publishes it again.
-        stored = await self._transfers.persistently(self._listing, name)
-        return [key for key in stored if attempt_of(key, name) is not None]
 
     async def withdraw_earlier(self, checkpoint: Finished, before: Manifest | None) -> bool:
         """Take back this node's manifest of an earlier writing of the step, before its files are written over (I4).
@@ -356,9 +259,14 @@ class Committer:
     async def _gather(self, checkpoint: Finished, look: _Look, listed: Mapping[str, str], now_s: float) -> Decision:
         """Put the manifests of our group into one object; commit when all groups have."""
         name, attempt, count, seat = checkpoint.name, checkpoint.attempt, checkpoint.node.count, look.seat
+        own = keys.digest(name, attempt, seat.group, count)
+        is_late = seat.position > 0 and not look.digested and own not in look.ready_since_s
+        if is_late and own in await self._transfers.persistently(self._etags, own):
+            look.ready_since_s = {"group": now_s + DIGESTED_S, own: now_s}
+            return Wait("another node has gathered the manifests of its group")
         if look.digested != listed:
             reads = await look.gathering.read(listed, members(seat.group, count))
-            await look.gathering.write_digest(keys.digest(name, attempt, seat.group, count), reads)
+            await look.gathering.write_digest(own, reads)
             look.digested = dict(listed)
         there = await self._transfers.persistently(self._etags, keys.digests(name, attempt))
         digests = [keys.digest(name, attempt, group, count) for group in groups(count)]
@@ -429,17 +337,14 @@ class Committer:
         """Return whether a commit that stands names this node's part as it was published."""
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
         own = await look.gathering.own(key)
-        if there.commit is not None and own is not None and _is_of(own.manifest, checkpoint):
-            named = manifest_entry(own.manifest, own.raw)
-            if named in there.commit.manifests:
+        if own is not None and _is_of(own.manifest, checkpoint):
+            commit, wanted = there.commit, manifest_entry(own.manifest, own.raw)
+            if commit is not None and named_in(commit, key) == wanted:
                 return Ready()
         return Mend({}, "another writing of this step was committed in the meantime")
 
     def _etags(self, prefix: str) -> dict[str, str]:
         return {o.key: o.etag for o in self._store.list(prefix)}
-
-    def _listing(self, name: str) -> dict[str, Object]:
-        return {o.key: Object(o.size_bytes, o.etag) for o in self._store.list(keys.folder(name))}
 
     async def _sweep(self, name: str, manifests: Sequence[Manifest], listing: Mapping[str, Object]) -> None:
         # What an earlier version of the step left and nobody names.

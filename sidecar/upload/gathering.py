@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sidecar.core import checksum, keys
-from sidecar.core.commit import Mend, Object
-from sidecar.core.manifest import Commit, Digest, Gathered, Manifest, decode_digest, decode_manifest, encode
-from sidecar.errors import NotFound, StoreError
+from sidecar.core import keys
+from sidecar.core.commit import Mend
+from sidecar.core.manifest import Digest, Gathered, Manifest, decode_digest, decode_manifest, encode
+from sidecar.errors import NotFound
 from sidecar.store.protocol import Store
 from sidecar.transfer import Transfers
 from trainer_hook.contract import ContractError, Node, encode_json
@@ -128,28 +128,3 @@ def digest_of(name: str, attempt: str, reads: Iterable[Read]) -> Digest:
         for read in reads
     )
     return Digest(name=name, attempt=attempt, manifests=tuple(gathered))
-
-
-async def gathered_in_commit(commit: Commit, store: Store, transfers: Transfers) -> dict[str, bytes]:
-    """Return the manifests of a commit that lie in one object beside it, by key; empty where there is none.
-
-    Nothing is taken on trust: only what has the checksum that the commit names.
-    """
-    key = keys.all_manifests(commit.name, commit.attempt)
-    try:
-        digest = decode_digest(await transfers.persistently(store.get, key), key=key)
-    except (StoreError, ContractError):
-        return {}
-    named = {entry.key: entry.crc64nvme for entry in commit.manifests}
-    found = {gathered.key: gathered.text.encode() for gathered in digest.manifests}
-    return {key: raw for key, raw in found.items() if named.get(key) == checksum.to_text(checksum.checksum(raw))}
-
-
-def etags(listing: Mapping[str, Object]) -> dict[str, str]:
-    """Return the etag of each object."""
-    return {key: there.etag for key, there in listing.items()}
-
-
-def digest_keys(name: str, attempt: str, groups: Iterable[int], count: int) -> list[str]:
-    """Return the keys of the digests of some groups."""
-    return [keys.digest(name, attempt, group, count) for group in groups]

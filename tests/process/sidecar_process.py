@@ -63,6 +63,7 @@ class Sidecar:
         self.port = free_port()
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("CKPT_", "AWS_"))}
         environ |= {"CKPT_DIR": str(volume), "CKPT_API_PORT": str(self.port), "AWS_EC2_METADATA_DISABLED": "true"}
+        environ |= {"JOB_NAME": "tests"}  # pods of one job replace each other at once
         self.environ = environ | dict(settings)
         self._log_path = log
         self._log = log.open("ab")

@@ -17,7 +17,7 @@ from unittest.mock import patch
 from structlog.testing import capture_logs
 
 from sidecar.core.manifest import decode_manifest
-from sidecar.upload import committing, gathering
+from sidecar.upload import committing, documents, gathering
 from tests.simulation.schedule import Schedule
 
 BATCH = 500
@@ -28,7 +28,7 @@ def quiet() -> Iterator[list[MutableMapping[str, Any]]]:
     """Without what the sidecar logs, and reading equal documents once."""
     decoded = functools.lru_cache(2048)(decode_manifest)
     with ExitStack() as patches:
-        for module in (committing, gathering):
+        for module in (committing, documents, gathering):
             patches.enter_context(patch.object(module, "decode_manifest", decoded))
         yield patches.enter_context(capture_logs())
 

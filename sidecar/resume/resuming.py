@@ -18,7 +18,7 @@ from sidecar.core.resume import PassedOver, differs_from_its_commit, matches_tra
 from sidecar.core.states import PENDING, State
 from sidecar.errors import CheckpointChanged, CorruptObject, NotFound
 from sidecar.events import Events
-from sidecar.resume.downloader import Downloader
+from sidecar.resume.downloader import Downloader, Offer
 from sidecar.resume.quarantine import UNREADABLE, Quarantine
 from sidecar.transfer import Health
 from sidecar.volume.volume import Volume
@@ -293,6 +293,7 @@ class Resuming:
         name = commit.name
         self._set(replace(self._status, checkpoint=name, step=commit.step, total_bytes=commit.size_bytes, done_bytes=0))
         offer = await reader.offer(commit, crc)
+        self._say_if_elastic(offer)
         known = self._catalog.get(name)
         unknown = self._volume.marker_signature(name) not in (None, known.version if known else None)
         if unknown or not may_replace(known.checkpoint if known else None, commit):
@@ -305,6 +306,18 @@ class Resuming:
             # Told by threads that outlive a cancelled request, too.
             await reader.download(offer, self._node, functools.partial(self._progressed, asyncio.current_task()))
         self._end(ResumeState.READY, checkpoint=name, step=commit.step, source=source, meta=dict(commit.meta))
+
+    def _say_if_elastic(self, offer: Offer) -> None:
+        if len(offer.manifests) != self._node.count:
+            self._events.happened(
+                "resume_with_other_node_count",
+                level="warning",
+                checkpoint=offer.name,
+                saved_nodes=len(offer.manifests),
+                nodes=self._node.count,
+                saved_world_size=offer.commit.world_size,
+                hint="every node gets the files of all; only a sharded checkpoint (DCP) fits another number of ranks exactly",
+            )
 
     def _use_local(self, tracked: Tracked) -> None:
         assert tracked.checkpoint is not None

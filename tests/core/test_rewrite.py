@@ -76,3 +76,38 @@ def test_a_commit_without_a_time_protects_nothing(their_time: str | None) -> Non
 def test_a_node_that_the_commit_does_not_know_may_write_its_attempt_anew() -> None:
     standing = commit("a", STAMPS[0])
     assert rewrite(attempt="a", created_at=STAMPS[0], files=None, theirs=standing, part=None) == Replace()
+
+
+EARLIER, LATER = "20260301T120000Z-aaaaaaaa", "20260302T120000Z-bbbbbbbb"
+
+
+@given(contents, contents, stamps, stamps)
+def test_an_attempt_that_began_later_goes_first_whenever_its_steps_were_finished(
+    ours: dict[str, bytes], theirs: dict[str, bytes], our_time: str, their_time: str
+) -> None:
+    if ours == theirs:
+        return
+    here = [entry(path, content) for path, content in ours.items()]
+    for mine, other in ((EARLIER, LATER), (LATER, EARLIER)):
+        there = part(other, their_time, [entry(path, content) for path, content in theirs.items()])
+        decision = rewrite(attempt=mine, created_at=our_time, files=here, theirs=commit(other, their_time), part=there)
+        assert isinstance(decision, Replace) == (mine == LATER)
+
+
+def test_an_earlier_save_of_the_attempt_does_not_replace_a_later_one() -> None:
+    here = [entry("a", b"old")]
+    standing = commit("a", STAMPS[1]).model_copy(update={"save_id": "2"})
+    there = part("a", STAMPS[1], [entry("a", b"new")]).model_copy(update={"save_id": "2"})
+    decision = rewrite(attempt="a", created_at=STAMPS[0], files=here, theirs=standing, part=there, save_id="1")
+    assert isinstance(decision, Keep)
+    again = rewrite(attempt="a", created_at=STAMPS[0], files=here, theirs=standing, part=None, save_id="3")
+    assert again == Replace()
+
+
+def test_of_several_nodes_an_equal_part_alone_does_not_make_another_writing_durable() -> None:
+    here = [entry("config", b"{}")]
+    there = part("a", STAMPS[0], here)
+    one = commit("a", STAMPS[0])
+    two = one.model_copy(update={"manifests": one.manifests * 2})
+    assert rewrite(attempt="b", created_at=STAMPS[1], files=here, theirs=one, part=there) == Same()
+    assert rewrite(attempt="b", created_at=STAMPS[1], files=here, theirs=two, part=there) == Replace()

@@ -112,7 +112,7 @@ class Committer(Documents):
         """
         there = await self.standing(checkpoint.name)
         if there is None or there.commit is None:
-            return False
+            return await self._was_deleted(checkpoint)
         part = await self.part(there.commit, checkpoint.node)
         if part is None or not _is_of(part, checkpoint):
             return there.commit.attempt != checkpoint.attempt  # superseded, which is no loss
@@ -122,6 +122,14 @@ class Committer(Documents):
             await self.make_way(checkpoint.name, judged=there)
             return False
         return True
+
+    async def _was_deleted(self, checkpoint: Finished) -> bool:
+        """Whether a commit that is gone is none of our business: somebody deleted the step, or may be writing it anew."""
+        if checkpoint.node.count > 1 and checkpoint.save_id is None:
+            # Without the name of the writing, our part could be committed with the new parts of others.
+            return True
+        listing = await self._transfers.persistently(self._listing, checkpoint.name)
+        return not any(keys.shared_file(checkpoint.name, file.path) in listing for file in checkpoint.files)
 
     async def is_untouched(self, name: str, *, attempt: str) -> bool:
         """Whether nothing in the store depends on the files of a step but what this attempt has written.

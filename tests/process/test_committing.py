@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.core import checksum, keys
 from sidecar.core.commit import Mend, Ready, Wait
-from sidecar.core.local import Finished
+from sidecar.core.local import Finished, FoundFile
 from sidecar.core.manifest import FileEntry
 from sidecar.store.memory import MemoryStore
 from sidecar.transfer import Health, RateGate, Transfers
@@ -137,3 +137,45 @@ async def test_a_commit_sweeps_what_nobody_names_and_nothing_of_an_attempt_that_
         keys.shared_file(NAME, "ours"),
         keys.shared_file(NAME, "theirs"),
     }
+
+
+def finished(node: Node, *, save_id: str | None = "1") -> Finished:
+    files = (FoundFile(f"shard-{node.index}", 2, 0, 0),)
+    return Finished(NAME, "v", 20, "periodic", "a", node, 1.8e9, None, files, {}, save_id=save_id)
+
+
+async def test_what_a_late_request_hit_after_the_commit_is_found_and_taken_back(transfers: Transfers) -> None:
+    store = MemoryStore()
+    pod = Pod(store, transfers, 0, count=1)
+    checkpoint = finished(pod.node, save_id=None)
+    await pod.publish(b"v1", "a")
+    assert isinstance(await pod.committer.try_commit(checkpoint), Ready)
+    assert await pod.committer.still_stands(checkpoint, thoroughly=True)
+    store.put(keys.shared_file(NAME, "shard-0"), b"v1")  # the same again, under another etag
+    assert await pod.committer.still_stands(checkpoint, thoroughly=True)
+    store.put(keys.shared_file(NAME, "shard-0"), b"zz")
+    assert not await pod.committer.still_stands(checkpoint, thoroughly=True)
+    assert keys.commit(NAME) not in {stored.key for stored in store.list("")}
+    assert not await pod.committer.still_stands(checkpoint, thoroughly=False)
+
+
+async def test_a_step_that_somebody_deleted_is_not_sent_again(transfers: Transfers) -> None:
+    store = MemoryStore()
+    pod = Pod(store, transfers, 0, count=1)
+    await pod.publish(b"v1", "a")
+    assert isinstance(await pod.committer.try_commit(finished(pod.node, save_id=None)), Ready)
+    store.delete([stored.key for stored in list(store.list(""))])
+    assert await pod.committer.still_stands(finished(pod.node, save_id=None), thoroughly=False)
+
+
+async def test_another_commit_than_the_one_that_was_judged_stays(transfers: Transfers) -> None:
+    store = MemoryStore()
+    pod = Pod(store, transfers, 0, count=1)
+    await pod.publish(b"v1", "a")
+    await pod.committer.try_commit(pod.checkpoint("a"))
+    judged = await pod.committer.standing(NAME)
+    await pod.committer.make_way(NAME)
+    await pod.publish(b"v2", "b")
+    await pod.committer.try_commit(pod.checkpoint("b"))
+    assert not await pod.committer.make_way(NAME, judged=judged)
+    assert await pod.committer.standing(NAME) is not None

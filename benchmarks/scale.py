@@ -189,7 +189,7 @@ def simulate(nodes: int, *, dead: float) -> dict[str, Any]:
     # Documents that are equal are read once: ten thousand nodes are one process here.
     with (
         patch.object(documents, "decode_commit", functools.lru_cache(4)(decode_commit)),
-        patch.object(documents.checksum, "checksum", functools.lru_cache(64)(checksum.checksum)),
+        patch.object(checksum, "checksum", functools.lru_cache(64)(checksum.checksum)),
     ):
         world.run(MOST_S)
     dollars = sum(store.requests[kind] * price for kind, price in DOLLARS.items())

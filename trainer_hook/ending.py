@@ -14,6 +14,8 @@ from trainer_hook.log import say, warn
 
 DEGRADED_PATIENCE_S = 30.0
 FLUSH_POLL_S = 5.0
+OTHERS_PATIENCE_S = 120.0
+"""How long a node whose own part is in the store stays for those of the others: they commit without it, or are dead."""
 NEVER_DURABLE = frozenset({"lost", "given-up", "rejected"})
 """States that the sidecar tells once, to the call that waited for it."""
 
@@ -61,7 +63,7 @@ def exit_failed() -> bool:
 
 def wait_until_durable(client: Client, stop: StopSignal) -> str | None:
     """Stay until all that is finished is durable, or a signal comes. Returns what will not be, if anything."""
-    trouble_since_s: float | None = None
+    trouble_lasts, others_last = _Patience(DEGRADED_PATIENCE_S), _Patience(OTHERS_PATIENCE_S)
     lost: dict[str, str] = {}
     while stop.told_at_s is None:
         try:
@@ -69,22 +71,36 @@ def wait_until_durable(client: Client, stop: StopSignal) -> str | None:
             lost |= {m["checkpoint"]: _fate(m) for m in flushed.missing if m.get("state") in NEVER_DURABLE}
             for name in flushed.durable:  # written anew meanwhile
                 lost.pop(name, None)
-            missing = [_progress(m) for m in flushed.missing if m["checkpoint"] not in lost]
+            missing = [m for m in flushed.missing if m["checkpoint"] not in lost]
             if not missing:
                 return _ended(lost)
             trouble = client.degraded()
         except OSError as error:
             missing, trouble = [], f"no sidecar answers ({error})"
-        now_s = time.monotonic()
-        trouble_since_s = (trouble_since_s or now_s) if trouble else None
-        names = ", ".join(missing) or "the last checkpoints"
-        if trouble and trouble_since_s is not None and now_s - trouble_since_s >= DEGRADED_PATIENCE_S:
+        names = ", ".join(map(_progress, missing)) or "the last checkpoints"
+        if trouble_lasts.is_over(bool(trouble)):
             warn(f"ends without waiting any longer for {names}: {trouble}")
             return f"{names}: {trouble}"
+        if others_last.is_over(bool(missing) and all(m.get("state") == "uploaded" for m in missing)):
+            warn(f"ends: its part of {names} is in the store, and those of other nodes are not")
+            return f"{names}: parts of other nodes are missing"
         say(f"waiting until {names} {'is' if len(missing) == 1 else 'are'} durable" + (f": {trouble}" if trouble else ""))
         if trouble:
             time.sleep(1)
     return None
+
+
+class _Patience:
+    """Whether something has lasted too long, without a break."""
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._since_s: float | None = None
+
+    def is_over(self, lasts: bool) -> bool:
+        now_s = time.monotonic()
+        self._since_s = (self._since_s or now_s) if lasts else None
+        return self._since_s is not None and now_s - self._since_s >= self._most_s
 
 
 def _progress(missing: dict[str, Any]) -> str:

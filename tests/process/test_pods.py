@@ -103,7 +103,7 @@ def test_two_nodes_stop_at_one_step_when_one_is_preempted_and_go_on_with_the_sam
 def test_when_a_node_dies_the_newest_step_that_all_had_committed_is_resumed(
     place: Place, tmp_path: Path, uninterrupted: str
 ) -> None:
-    with pods(place, [tmp_path / "a0", tmp_path / "a1"], sleep_s=0.3) as (first, second):
+    with pods(place, [tmp_path / "a0", tmp_path / "a1"], sleep_s=2.0) as (first, second):
         for pod in (first, second):
             pod.sidecar.committed("checkpoint-5", timeout_s=120)
         first.trainer.at_step(8)

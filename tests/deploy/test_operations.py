@@ -65,7 +65,7 @@ def test_the_migration_brings_a_foreign_checkpoint_to_a_prefix_from_which_a_run_
         "STEP": "40",
     }
     done = subprocess.run(
-        ["bash", "-eu", "-c", snippet], env=environment, capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-eu", "-c", snippet], env=environment, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     commit = json.loads(client.get_object(Bucket=bucket, Key="runs/llama/checkpoint-40/.complete")["Body"].read())

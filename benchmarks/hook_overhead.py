@@ -62,10 +62,39 @@ def steps_ms(*, rounds: int, steps: int) -> dict[str, float]:
     for _ in range(rounds):
         for name, train in sides.items():
             took[name].append(_one_run_ms(train, steps))
+    own_us = own_cpu_us()
     current_session().outcome = None  # else the end waits for a sidecar
     difference = [a - b for a, b in zip(took["hooked"], took["plain"], strict=True)]
     medians = {name: statistics.median(times) for name, times in took.items()}
-    return medians | {"difference": statistics.median(difference), "least": min(difference), "most": max(difference)}
+    spread = {"difference": statistics.median(difference), "least": min(difference), "most": max(difference)}
+    return medians | spread | {"own_cpu_us": own_us}
+
+
+def own_cpu_us(rounds: int = 30, steps: int = 1000) -> float:
+    """Return the microseconds of CPU that the hook itself takes for a step at which nothing is due: the least of the rounds."""
+    from types import SimpleNamespace
+
+    from trainer_hook import transformers
+    from trainer_hook.session import current_session
+    from trainer_hook.wrapping import around
+
+    wishes = ("should_evaluate", "should_save", "should_training_stop", "should_epoch_stop")
+    control = SimpleNamespace(**dict.fromkeys(wishes, False))
+    state = SimpleNamespace(epoch=0.5, global_step=1, max_steps=10**9)
+    trainer = SimpleNamespace(control=control, state=state, args=SimpleNamespace(world_size=1), step_tail=lambda: None)
+    saver: Any = SimpleNamespace(step_seconds=None, get_ready=lambda: None)
+    hook = transformers._callback_class(None)(current_session(), trainer, saver)
+    took = []
+    with around(trainer, "step_tail", hook.tail.doing, then=hook.save_what_is_due):
+        for _ in range(rounds):
+            began_s = time.thread_time()
+            for _ in range(steps):
+                state.global_step += 1
+                hook.on_step_begin(None, state, control)
+                hook.on_step_end(None, state, control)
+                trainer.step_tail()
+            took.append(1e6 * (time.thread_time() - began_s) / steps)
+    return min(took)
 
 
 def _one_run_ms(train: Any, steps: int) -> float:
@@ -119,6 +148,7 @@ def _life_ms(code: str, environ: dict[str, str]) -> float:
 def as_text(measured: dict[str, Any]) -> str:
     step = measured["step"]
     lines = [
+        f"the hook's own work: {step['own_cpu_us']:.1f} us of CPU per step",
         f"a step: {step['plain']:.3f} ms, with the hook {step['hooked']:.3f} ms",
         f"the hook: {step['difference']:+.3f} ms per step (rounds: {step['least']:+.3f} to {step['most']:+.3f})",
     ]

@@ -121,12 +121,26 @@ class Turnstile:
         self._gate = gate
         self._counting = threading.Lock()
         self._held = False
+        self._let_through = 0
+        self._going_on: set[int] = set()
+        """Threads that go on all the same."""
         self.passed_bytes = 0
 
-    def hold(self, held: bool) -> None:
-        """Let nothing through until it is let go again. What the kernel was given is on its way."""
-        if held is not self._held:
-            self._held = held
+    @property
+    def is_held(self) -> bool:
+        """Whether it is held."""
+        return self._held
+
+    def hold(self, held: bool, *, but: int = 0) -> None:
+        """Let nothing through until it is let go again. What the kernel was given is on its way.
+
+        Args:
+            held: Whether to hold.
+            but: So many requests are let through to their end, because others wait for their place.
+        """
+        if (held, but) != (self._held, self._let_through):
+            self._held, self._let_through = held, but
+            self._going_on = self._going_on if held else set()
             self._gate.wake()
 
     def pass_through(self, size_bytes: int) -> None:
@@ -135,10 +149,16 @@ class Turnstile:
         Raises:
             Stopped: The gate is closed.
         """
-        self._gate.wait_while(lambda: self._held)
+        self._gate.wait_while(self._is_held)
         self._gate.pass_through(size_bytes)
         with self._counting:
             self.passed_bytes += size_bytes
+
+    def _is_held(self) -> bool:
+        thread, going_on = threading.get_ident(), self._going_on
+        if self._held and len(going_on) < self._let_through:
+            going_on.add(thread)
+        return self._held and thread not in going_on
 
 
 class Health:

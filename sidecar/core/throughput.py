@@ -10,8 +10,8 @@ SHORT_S, LONG_S = 3.0, 10.0
 """Busy seconds over which the bytes that left lately are counted."""
 DOUBT = 0.1
 """What is added on either side of the slowest and the fastest measurement."""
-MEASURED_AFTER_S = 0.5
-"""Busy time before which the bytes that left say nothing: they may still be in the socket."""
+MEASURED_AFTER_S = 2.0
+"""Busy time before which the bytes that left say nothing: connections begin slowly, and sockets take more than the link."""
 
 
 @dataclass(frozen=True, slots=True)

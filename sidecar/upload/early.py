@@ -91,6 +91,8 @@ class EarlyUploads:
         self._going = going
         self._on_change = on_change
         self._known: dict[str, _Early] = {}
+        self._handed_over: dict[str, tuple[_Early, Sending]] = {}
+        """Finished ones, while what is under way of them ends: they keep their place."""
         self._woken = asyncio.Event()
 
     def look_now(self) -> None:
@@ -113,7 +115,8 @@ class EarlyUploads:
     def sendings(self) -> list[tuple[Waiting, Sending]]:
         """Return what could be sent now, and its place in the queue: once the pod is going, before periodic ones."""
         going = self._going()
-        return [(_place(early, going=going), early.sending) for early in self._known.values() if early.sending is not None]
+        sending = [(early, early.sending) for early in self._known.values() if early.sending is not None]
+        return [(_place(early, going=going), its) for early, its in [*sending, *self._handed_over.values()]]
 
     async def run(self) -> None:
         """Look for closed files until cancelled."""
@@ -138,7 +141,12 @@ class EarlyUploads:
         async with early.ending:  # if it is just being abandoned, nothing of it must be removed later
             self._known.pop(name, None)
             self._hints.forget(self._volume.root / name)
-            await self._stop(early)
+            if early.sending is not None:
+                self._handed_over[name] = early, early.sending
+            try:
+                await self._stop(early)
+            finally:
+                self._handed_over.pop(name, None)
         return early.journal
 
     async def _look(self, watchers: asyncio.TaskGroup) -> None:

@@ -19,6 +19,10 @@ ROUND_TRIP_S = 0.05
 """What a request takes beside its bytes, where it was not measured."""
 COMMIT_ROUND_TRIPS = 6
 """Joining parts, the manifest, reading it with those of others, the listing, the commit."""
+HOLD_S = 0.25
+"""What is under way and ends within this time is not held."""
+PLACES = 4
+"""Requests that are enough for the first to have the link."""
 LEAST_READY_S = 0.2
 """A save that takes longer than the ones before is expected to end at any moment."""
 
@@ -114,17 +118,24 @@ class Flush:
     def hold(self, ordered: Sequence[Sending]) -> None:
         """Hold what does not go first, in the middle of its requests, while the first still has bytes to send.
 
-        A large part under way may take longer than all that is left of the time. With too few requests allowed at once for
-        the first to take their place, they are let through.
+        What is under way may take longer than all that is left of the time; where it ends at once, it is let end. As many
+        requests are let through as the first needs places.
         """
-        held: set[str] = set()
-        if self.plan is not None and ordered and ordered[0].in_flight:
-            first, behind = ordered[0], ordered[1:]
-            free = self._transfers.most - sum(sending.in_flight for sending in behind)
-            if (free >= self._transfers.adapted.limit or not first.has_more) and self._has_bytes_to_send(first):
-                held = {name for name in self._turnstiles if name != first.name}
+        first = ordered[0] if ordered else None
+        if self.plan is None or first is None or not first.in_flight or not self._is_worth_holding(first, ordered[1:]):
+            for counted in self._turnstiles.values():
+                counted.turnstile.hold(False)
+            return
+        free = self._transfers.most - sum(sending.in_flight for sending in ordered[1:])
+        missing = max(0, min(self._transfers.adapted.limit, PLACES) - free) if first.has_more else 0
+        places = {sending.name: sending.in_flight for sending in ordered[1:]}
+        rank = self.plan.rank()
         for name, counted in self._turnstiles.items():
-            counted.turnstile.hold(name in held)
+            # What is planned before it is being prepared; only what comes behind is held.
+            is_behind = name != first.name and rank.get(name, len(rank)) >= rank.get(first.name, len(rank))
+            but = min(missing, places.get(name, 0)) if is_behind else 0
+            counted.turnstile.hold(is_behind, but=but)
+            missing -= but
 
     def forget(self, names: Iterable[str]) -> None:
         """Keep count only of these."""
@@ -145,9 +156,21 @@ class Flush:
     def _counted(self, name: str) -> _Counted:
         return self._turnstiles.setdefault(name, _Counted(Turnstile(self._transfers.gate)))
 
-    def _has_bytes_to_send(self, sending: Sending) -> bool:
-        under_way = self._counted(sending.name).under_way_bytes(sending)
-        return sending.has_more or under_way < sending.large_in_flight * self._part_bytes
+    def _is_worth_holding(self, first: Sending, behind: Sequence[Sending]) -> bool:
+        if not first.has_more and not self._to_come_bytes(first):
+            return False
+        if self._is_holding:
+            return True
+        rate, to_come = self._transfers.rate(), sum(map(self._to_come_bytes, behind))
+        return rate is None or to_come > HOLD_S * rate.expected
+
+    @property
+    def _is_holding(self) -> bool:
+        return any(counted.turnstile.is_held for counted in self._turnstiles.values())
+
+    def _to_come_bytes(self, sending: Sending) -> int:
+        """Return at most how many bytes of requests under way have not left."""
+        return max(0, sending.large_in_flight * self._part_bytes - self._counted(sending.name).under_way_bytes(sending))
 
     def _load(self, pending: Pending) -> Load:
         tracked, sending = pending.tracked, pending.sending

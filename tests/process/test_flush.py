@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from sidecar.termination import Termination
 from sidecar.volume.volume import Volume
+from tests.process.conftest import Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 from trainer_hook.contract import Notice, encode_notice, rfc3339
 
@@ -71,15 +73,44 @@ def test_where_the_newest_cannot_fit_the_older_one_under_way_is_finished(tmp_pat
 
 def test_what_is_under_way_of_an_older_one_is_held_so_that_the_newest_lands(tmp_path: Path) -> None:
     # Two large parts of the older one are in flight; shared with them the link would be too slow for the newer one.
-    with sidecar(tmp_path / "volume", settings(tmp_path, grace_s=4, limit="5MB/s")) as running:
+    with sidecar(tmp_path / "volume", settings(tmp_path, grace_s=8, limit="5MB/s")) as running:
         running.ready()
         write_checkpoint(running.volume, "checkpoint-10", {"model": bytes(100 * MB)}, {})
         until(lambda: running.events("checkpoint_uploading"))
         time.sleep(0.6)
-        write_checkpoint(running.volume, "checkpoint-20", {"model": bytes(11 * MB)}, JIT)
+        write_checkpoint(running.volume, "checkpoint-20", {"model": bytes(22 * MB)}, JIT)
         assert running.terminate() == 3
         assert running.report["durable"] == ["checkpoint-20"]
         assert [entry["checkpoint"] for entry in running.report["given_up"]] == ["checkpoint-10"]
+
+
+def test_what_was_held_goes_on_in_the_middle_of_its_requests_and_is_not_sent_twice(place: Place, tmp_path: Path) -> None:
+    limit = {"CKPT_GRACE_SECONDS": "60", "CKPT_BANDWIDTH_LIMIT": "20MB/s"}
+    older, newer = os.urandom(60 * MB), os.urandom(20 * MB)
+    with sidecar(tmp_path / "volume", place.settings | limit) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-10", {"model": older}, {})
+        until(lambda: running.events("checkpoint_uploading"))
+        time.sleep(0.3)
+        write_checkpoint(running.volume, "checkpoint-20", {"model": newer}, JIT)
+        assert running.terminate() == 0
+        committed = running.events("checkpoint_committed")
+        assert [(e["checkpoint"], e["retries"]) for e in committed] == [("checkpoint-20", 0), ("checkpoint-10", 0)]
+        assert not running.events("store_request_failed")
+    assert place.store.get("checkpoint-10/model") == older
+    assert place.store.get("checkpoint-20/model") == newer
+
+
+def test_where_all_places_are_taken_the_newest_is_given_some(tmp_path: Path) -> None:
+    more = {"CKPT_CONCURRENCY": "4", "CKPT_PART_SIZE": "16Mi"}
+    with sidecar(tmp_path / "volume", settings(tmp_path, grace_s=10, limit="10MB/s") | more) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-10", {f"model-{n}": bytes(40 * MB) for n in range(4)}, {})
+        until(lambda: running.events("checkpoint_uploading"))
+        time.sleep(0.5)
+        write_checkpoint(running.volume, "checkpoint-20", {"model": bytes(10 * MB)}, JIT)
+        assert running.terminate() == 3
+        assert running.report["durable"] == ["checkpoint-20"]
 
 
 def test_with_a_single_request_at_a_time_nothing_waits_for_what_is_held(tmp_path: Path) -> None:
@@ -179,7 +210,7 @@ def test_a_save_that_will_not_fit_is_said_once_with_what_to_change(tmp_path: Pat
         assert risk["predicted_durable_s"] == pytest.approx(risk["predicted_save_s"] + risk["predicted_flush_s"])
         time.sleep(1.5)
         assert len(running.events("grace_too_short")) == 1
-        running.call("POST", "/v1/bandwidth", {"limit": None})
+        write_checkpoint(running.volume, "checkpoint-20", {"model": os.urandom(MB)}, {})  # saves less
         until(lambda: running.events("grace_is_enough_again"))
         assert running.status()["at_risk"]["advice"] is None
 

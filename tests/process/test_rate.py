@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.errors import Stopped
-from sidecar.transfer import RateGate
+from sidecar.transfer import RateGate, Turnstile
+from tests.process.sidecar_process import until
 
 
 class Clock:
@@ -78,3 +79,44 @@ def test_a_limit_that_is_lifted_lets_waiters_go() -> None:
     began_s = time.monotonic()
     gate.pass_through(100)
     assert time.monotonic() - began_s < 5
+
+
+def test_what_is_held_waits_and_as_many_as_are_let_through_go_on() -> None:
+    turnstile, passed, end = Turnstile(RateGate(None)), [], threading.Event()
+
+    def send(number: int) -> None:
+        for _ in range(3):
+            turnstile.pass_through(10)
+        passed.append(number)
+        end.wait(10)  # as the threads of the pool, which outlive a request
+
+    turnstile.hold(True, but=2)
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(5)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(passed) == 2)
+    time.sleep(0.1)
+    assert len(passed) == 2
+    assert turnstile.passed_bytes == 60
+    turnstile.hold(False)
+    until(lambda: len(passed) == 5)
+    end.set()
+    for thread in threads:
+        thread.join(5)
+    assert sorted(passed) == list(range(5))
+    assert turnstile.passed_bytes == 150
+
+
+def test_a_closed_gate_ends_those_that_are_held() -> None:
+    gate = RateGate(None)
+    turnstile, ended = Turnstile(gate), threading.Event()
+    turnstile.hold(True)
+
+    def send() -> None:
+        with pytest.raises(Stopped):
+            turnstile.pass_through(10)
+        ended.set()
+
+    threading.Thread(target=send).start()
+    gate.close()
+    assert ended.wait(5)

@@ -226,6 +226,7 @@ def _callback_class(module: Any) -> type:
             self.resumed: Callable[[], None] = lambda: None
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self._saver.begin()
             self._pace.begin(state.global_step)
             self.resumed()
 

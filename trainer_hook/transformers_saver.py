@@ -24,6 +24,17 @@ class Saver(StepSaver):
         super().__init__(session, background_for(session.settings, trainer))
         self._trainer = trainer
         self._said: set[str] = set()
+        self._saved_before: frozenset[str] | None = None
+
+    def begin(self) -> None:
+        """Called when training begins. It begins anew inside one call where ``auto_find_batch_size`` tries a smaller batch.
+
+        What was saved with the larger one is then another run's: it is written over, step by step.
+        """
+        if self._saved_before is None:
+            self._saved_before = frozenset(self._session.saved)
+        else:
+            self._session.saved &= self._saved_before
 
     def get_ready(self) -> None:
         """Called once after the first step: what saves beside training need is taken while training goes on."""

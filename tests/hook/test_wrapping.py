@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from trainer_hook.transformers import _Call, patch
+from trainer_hook.transformers_saver import Saver
 
 
 class Trainer:
@@ -67,3 +68,12 @@ def test_the_librarys_own_jit_checkpoint_gives_way_only_to_another(jit: bool, ca
     assert len(callbacks) == (1 if jit else 2)
     assert taken == ([True] if jit else [])
     assert ("enable_jit_checkpoint is replaced" in capsys.readouterr().err) == jit
+
+
+def test_what_was_saved_before_a_call_began_anew_with_a_smaller_batch_is_saved_again() -> None:
+    session = SimpleNamespace(saved={"checkpoint-3"})
+    saver: Any = SimpleNamespace(_session=session, _saved_before=None)
+    Saver.begin(saver)
+    session.saved.add("checkpoint-5")
+    Saver.begin(saver)
+    assert session.saved == {"checkpoint-3"}, "the one that is resumed from stays as it is"

@@ -255,6 +255,8 @@ class Committer(Documents):
         missing = missing_nodes(name, attempt, members(seat.group, node.count), node.count, there=listed)
         if node.index in missing:
             return decide([], {}, me=node)
+        if not look.gathering.is_published(keys.manifest(name, attempt, node), listed):
+            return Mend({}, "something else lies under the key of this node's manifest")
         if missing:
             look.ready_since_s.clear()
             return waiting_for(missing, count=node.count)
@@ -290,10 +292,15 @@ class Committer(Documents):
         """Compare what is there with all manifests, and commit if nothing is missing."""
         name, attempt, node = checkpoint.name, checkpoint.attempt, checkpoint.node
         listing = await self._transfers.persistently(self._listing, name)
+        if keys.commit(name) in listing and (there := await self.standing(name)) is not None:
+            return await self._found(checkpoint, look, there)
         if digests:
             await look.gathering.read_digests(digests)
         etags = {key: there.etag for key, there in listing.items()}
         reads = await look.gathering.read(etags, range(node.count))
+        own = next((read for read in reads if read.manifest.node.index == node.index), None)
+        if own is not None and not _is_of(own.manifest, checkpoint):
+            return Mend({}, "a late request has put an earlier manifest over this node's own")
         manifests, raw = [read.manifest for read in reads], {read.manifest.node.index: read.raw for read in reads}
         decision = decide(manifests, listing, me=node)
         if not isinstance(decision, Ready):

@@ -39,6 +39,11 @@ class Gathering:
         """This node wrote its manifest: it need not be read again."""
         self._known[key] = read
 
+    def is_published(self, key: str, listed: Mapping[str, str]) -> bool:
+        """Whether what is listed is what this node wrote, as far as it remembers and the etags tell."""
+        known = self._known.get(key)
+        return known is None or "" in (known.etag, listed[key]) or known.etag == listed[key]
+
     async def own(self, key: str) -> Read | None:
         """Return this node's manifest as it published it last, in this life or before."""
         if key not in self._known:

@@ -172,7 +172,7 @@ class Committer(Documents):
         if judged is not None and judged.crc64nvme != there.crc64nvme:
             return False
         await self._transfers.persistently(self._store.delete, [keys.commit(name)])
-        await self._transfers.persistently(self._store.delete, await self._named_by(name, there))
+        await self._delete_while_uncommitted(name, await self._named_by(name, there))
         return True
 
     async def withdraw_earlier(self, checkpoint: Finished, before: Manifest | None) -> bool:
@@ -186,8 +186,15 @@ class Committer(Documents):
         if before is None or _is_of(before, checkpoint):
             return False
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
-        await self._transfers.persistently(self._store.delete, [key])
+        await self._delete_while_uncommitted(checkpoint.name, [key])
         return True
+
+    async def _delete_while_uncommitted(self, name: str, manifests: Sequence[str]) -> None:
+        async def look() -> None:
+            if await self.standing(name) is not None:  # committed while the store did not answer: to be judged anew
+                raise AlreadyExists(keys.commit(name))
+
+        await self._transfers.persistently(self._store.delete, manifests, before_again=look)
 
     async def publish_manifest(self, manifest: Manifest) -> None:
         """Write this node's manifest: from now on its part counts as uploaded."""

@@ -84,7 +84,8 @@ class AuditedStore(MemoryStore):
         if self.equal_etags:
             self._objects[key].etag = f"md5-{_crc(content)}"
             stored = self._stored(key)
-        self.world.tell(f"{self.world.acting} put {key}{' (stray)' if self.world.is_stray else ''} {'=' if same else ''}")
+        if self.world.story is not None:
+            self.world.tell(f"{self.world.acting} put {key}{' (stray)' if self.world.is_stray else ''} {'=' if same else ''}")
         if key == COMMIT:
             self._committed()
         elif not same or not self.equal_etags:
@@ -95,7 +96,8 @@ class AuditedStore(MemoryStore):
         for key in keys:
             if key not in self._objects:
                 continue
-            self.world.tell(f"{self.world.acting} delete {key}{' (stray)' if self.world.is_stray else ''}")
+            if self.world.story is not None:
+                self.world.tell(f"{self.world.acting} delete {key}{' (stray)' if self.world.is_stray else ''}")
             if key == COMMIT:
                 self._taken_back()
             del self._objects[key]

@@ -20,6 +20,12 @@ _GRACE = "terminationGracePeriodSeconds"
 _KUBERNETES_GRACE_S = 30
 _BEFORE_ENV = ("name", "image", "imagePullPolicy", "command", "args", "workingDir", "ports", "envFrom")
 _BEFORE_MOUNTS = (*_BEFORE_ENV, "env", "resources", "restartPolicy")
+_JOBSETS = ("jobset.x-k8s.io", "trainer.kubeflow.org")
+_JOB_LABELS = {
+    ("batch", "Job"): "batch.kubernetes.io/job-name",
+    ("kubeflow.org", "PyTorchJob"): "training.kubeflow.org/job-name",
+}
+"""Labels by which a pod knows its job, by kind."""
 _HOLDS_FILES = ("emptyDir", "persistentVolumeClaim", "ephemeral", "hostPath", "csi", "nfs")
 
 
@@ -242,6 +248,21 @@ def is_guaranteed(spec: Fields) -> bool:
     return bool(found)
 
 
+def _whose_run(group: str, kind: str) -> dict[str, Any]:
+    """Return what names the job that a pod belongs to: the sidecar refuses a store that another one writes to.
+
+    Not for a CronJob, whose runs are jobs of different names that may continue each other.
+    """
+    label = "jobset.sigs.k8s.io/jobset-name" if group in _JOBSETS else _JOB_LABELS.get((group, kind))
+    if label is None:
+        return {}
+    name = "JOBSET_NAME" if group in _JOBSETS else "JOB_NAME"
+    return {
+        "POD_NAMESPACE": {"fieldRef": {"fieldPath": "metadata.namespace"}},
+        name: {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}},
+    }
+
+
 def _sidecar_environment(pod: Pod, store: str) -> dict[str, Any]:
     options = pod.options
     wanted = {"CKPT_STORE": store} | _shared_environment(pod)
@@ -258,7 +279,8 @@ def _sidecar_environment(pod: Pod, store: str) -> dict[str, Any]:
     wanted["POD_UID"] = {"fieldRef": {"fieldPath": "metadata.uid"}}
     if pod.node_index_field:
         wanted["CKPT_NODE_INDEX"] = {"fieldRef": {"fieldPath": pod.node_index_field}}
-    if pod.place.kind.group in ("jobset.x-k8s.io", "trainer.kubeflow.org"):
+    wanted |= _whose_run(pod.place.kind.group, pod.place.kind.name)
+    if pod.place.kind.group in _JOBSETS:
         # Grows with each restart of the whole set, so it tells a late pod of the last one from those of this one.
         attempt = "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
         wanted["JOBSET_RESTART_ATTEMPT"] = {"fieldRef": {"fieldPath": attempt}}

@@ -26,6 +26,7 @@ from sidecar.core import checksum
 from sidecar.core.lifecycle import Phase, Situation, next_phase
 from sidecar.core.spot import SpotNotice
 from sidecar.core.states import State
+from sidecar.core.tenancy import Run
 from sidecar.errors import ConfigurationError, SidecarError, StoreError
 from sidecar.resume.downloader import Downloader
 from sidecar.run_identity import Tenancy, claim
@@ -188,7 +189,7 @@ class Daemon:
     async def _use_store(self) -> None:
         """Reach the store, then upload, commit, clean and serve resumes until cancelled."""
         runtime, settings = self.runtime, self._settings
-        capabilities = await self._open_store()
+        capabilities, run = await self._open_store()
         runtime.capabilities = capabilities
         if capabilities.verification is Verification.OFF:
             log.warning("uploads_are_not_verified", hint="CKPT_VERIFY=off: a store that damages bytes is found out at resume")
@@ -224,7 +225,7 @@ class Daemon:
         )
         runtime.make_room = cleaner.make_room
         self._opened.set()
-        tenancy = await self._settle()
+        tenancy = await self._settle(run)
         await _together(
             [
                 *([_kept_up("tenancy", tenancy.keep)] if tenancy else []),
@@ -233,7 +234,7 @@ class Daemon:
             ]
         )
 
-    async def _settle(self) -> Tenancy | None:
+    async def _settle(self, run: Run) -> Tenancy | None:
         """See that no other job writes below the prefix at this time: node 0 does, for all."""
         runtime, node = self.runtime, self._settings.node
         if node is None or node.index != 0:
@@ -242,6 +243,7 @@ class Daemon:
         tenancy = Tenancy(
             self._store,
             runtime.transfers,
+            run,
             me=f"{self._settings.attempt}/{me[:8]}",
             job=self._settings.job,
             going=lambda: runtime.termination.going is not None,
@@ -249,7 +251,7 @@ class Daemon:
         await tenancy.settle()
         return tenancy
 
-    async def _open_store(self) -> Capabilities:
+    async def _open_store(self) -> tuple[Capabilities, Run]:
         while True:
             try:
                 capabilities = await self.runtime.transfers.once(self._store.probe)
@@ -263,7 +265,7 @@ class Daemon:
                 await asyncio.sleep(STORE_AGAIN_S)
             else:
                 log.info("store_opened", run_id=run.run_id, verification=capabilities.verification.value)
-                return capabilities
+                return capabilities, run
 
     async def _until_done(self) -> None:
         runtime = self.runtime

@@ -48,8 +48,12 @@ def claim(store: Store, *, run_id: str | None, job: str | None = None) -> Run:
 class Tenancy:
     """Node 0's hold on the prefix. Other nodes hold nothing: without node 0 nothing is committed."""
 
-    def __init__(self, store: Store, transfers: Transfers, *, me: str, job: str | None, going: Callable[[], bool]) -> None:
+    def __init__(
+        self, store: Store, transfers: Transfers, run: Run, *, me: str, job: str | None, going: Callable[[], bool]
+    ) -> None:
+        """``run`` is what ``claim`` returned."""
         self._store = store
+        self._run = run
         self._transfers = transfers
         self._me = me
         self._job = job
@@ -61,7 +65,7 @@ class Tenancy:
         Raises:
             ConfigurationError: Another job holds it.
         """
-        first = run = await self._transfers.persistently(_read, self._store)
+        first = run = await self._transfers.persistently(self._look)
         began_s = time.monotonic()
         while True:
             watched_s = time.monotonic() - began_s
@@ -78,8 +82,8 @@ class Tenancy:
             if not watched_s:
                 log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
             await asyncio.sleep(LOOK_S)
-            run = await self._transfers.persistently(_read, self._store)
-        await self._beat(run)
+            run = await self._transfers.persistently(self._look)
+        await self._transfers.persistently(self._beat, run)
 
     async def keep(self) -> None:
         """Beat until cancelled, or until the prefix has another holder."""
@@ -90,17 +94,27 @@ class Tenancy:
                 if self._going() and not said_ending:
                     break
             try:
-                run = await self._transfers.once(_read, self._store)
+                run = await self._transfers.once(self._look)
                 if run.holder not in (None, self._me):
                     log.error("prefix_taken_over", holder=run.holder, hint="a later pod of this job, or another job")
                     await asyncio.Event().wait()
-                await self._beat(run)
+                await self._transfers.once(self._beat, run)
             except (StoreError, ConfigurationError) as error:
                 log.warning("no_heartbeat", error=str(error))
 
-    async def _beat(self, run: Run) -> None:
+    def _look(self) -> Run:
+        """Return what the store says; when somebody removed that, what was known last: it is written again."""
+        try:
+            self._run = _read(self._store)
+        except NotFound:
+            log.warning(
+                "run_document_missing", key=keys.RUN, hint="it is written again; nothing but this system should delete it"
+            )
+        return self._run
+
+    def _beat(self, run: Run) -> None:
         held = replace(run, holder=self._me, job=run.job or self._job, beat=run.beat + 1, ending=self._going())
-        await self._transfers.once(self._store.put, keys.RUN, _encode(held))
+        self._store.put(keys.RUN, _encode(held))
 
 
 def _encode(run: Run) -> bytes:

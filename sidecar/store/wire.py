@@ -28,6 +28,10 @@ MAX_ERROR_BYTES = 64 << 10
 _LOST = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError, http.client.RemoteDisconnected)
 
 
+class CannotConnect(OSError):
+    """The text names the other side and says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One request. ``url`` is absolute and quoted; ``headers`` hold everything but Host and Content-Length."""
@@ -177,7 +181,11 @@ class Wire:
         plain = http.client.HTTPConnection(*first, timeout=self._connect_timeout_s)
         if to and parts.scheme == "https":
             plain.set_tunnel(host, port)
-        plain.connect()
+        try:
+            plain.connect()
+        except OSError as error:
+            where = f"the proxy {first[0]}:{first[1]}" if to else origin  # a proxy's URL may hold a password
+            raise CannotConnect(f"{where}: {error.strerror or error}") from None
         connection: socket.socket = plain.sock
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

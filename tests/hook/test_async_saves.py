@@ -19,7 +19,7 @@ from tests.hook.conftest import pod
 from tests.hook.job import Answers, Training, finished, marker, script, training
 from tests.hook.test_launchers import ranks, torchrun
 from tests.process.sidecar_process import until
-from trainer_hook import asynchronous
+from trainer_hook import asynchronous, background
 from trainer_hook.settings import Settings
 
 ASYNC = {"CKPT_ASYNC": "1", "CKPT_SAVE_STEPS": "3"}
@@ -173,7 +173,7 @@ def test_sharded_training_saves_as_before_and_says_so(flag: str, capfd: pytest.C
 
 @given(expected_s=st.floats(0, 1000), left_s=st.floats(-10, 1000), more_s=st.floats(0, 100))
 def test_a_longer_time_never_makes_a_save_fit_less(expected_s: float, left_s: float, more_s: float) -> None:
-    fits = asynchronous.fits(expected_s=expected_s, left_s=left_s)
+    fits = background.fits(expected_s=expected_s, left_s=left_s)
     assert not fits or expected_s < left_s
-    assert not fits or asynchronous.fits(expected_s=expected_s, left_s=left_s + more_s)
-    assert fits or not asynchronous.fits(expected_s=expected_s + more_s, left_s=left_s)
+    assert not fits or background.fits(expected_s=expected_s, left_s=left_s + more_s)
+    assert fits or not background.fits(expected_s=expected_s + more_s, left_s=left_s)

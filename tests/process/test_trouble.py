@@ -293,3 +293,15 @@ def test_a_sidecar_killed_at_random_moments_commits_everything_once_and_unchange
     assert list(place.store.pending_uploads("")) == []
     commit = json.loads(place.store.get("checkpoint-1/.complete"))
     assert commit["files"] == 2
+
+
+def test_a_store_that_goes_away_at_once_ends_no_sidecar(moto_process, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", moto_process.settings(prefix="run")) as running:
+        until(lambda: running.events("store_opened"))
+        moto_process.stop()
+        until(lambda: running.events("no_heartbeat") or running.events("store_request_failed"))
+        assert running.process.poll() is None
+        moto_process.start()  # with an empty memory: nobody has removed run.json but the outage
+        write_checkpoint(running.volume, "checkpoint-1", FILES, {})
+        running.committed("checkpoint-1")
+        assert running.terminate() == 0

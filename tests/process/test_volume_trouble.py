@@ -254,7 +254,7 @@ def test_what_cannot_be_held_and_is_deleted_is_lost_and_stays_reported(unlinkabl
         for _ in range(2):
             await runtime.scanner.scan()
             assert state_of(runtime, "checkpoint-1") is State.LOST
-        written = exit_report(runtime.catalog, runtime.termination, quarantined={})
+        written = exit_report(runtime.catalog, runtime.termination, quarantined={}, unfinished={})
         assert written["exit_code"] == EXIT_GIVEN_UP
         assert [entry["checkpoint"] for entry in written["given_up"]] == ["checkpoint-1"]
         write_checkpoint(unlinkable, "checkpoint-1", {"a": b"x"}, {})

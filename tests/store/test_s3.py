@@ -66,7 +66,7 @@ def always(answer: Answer) -> Proxy:
 def test_a_closed_port_is_reported_at_once_and_is_transient(opener: Opener) -> None:
     store = opener(f"http://127.0.0.1:{servers.free_port()}")
     began_s = time.monotonic()
-    with pytest.raises(StoreUnavailable, match="Could not connect") as caught:
+    with pytest.raises(StoreUnavailable, match="CannotConnect") as caught:
         store.probe()
     assert time.monotonic() - began_s < 5
     assert caught.value.transient
@@ -247,11 +247,10 @@ def test_what_does_not_speak_http_is_named(opener: Opener) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def greet() -> None:
-            for _ in range(2):
-                connection, _address = server.accept()
-                with connection:
-                    connection.recv(65_536)
-                    connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n\r\n")
+            connection, _address = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n\r\n")
 
         thread = threading.Thread(target=greet)
         thread.start()

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -19,12 +18,10 @@ from sidecar.catalog import Catalog, Tracked
 from sidecar.core import keys
 from sidecar.core.commit import Mend, Ready, Wait, Yield
 from sidecar.core.flush import Plan
-from sidecar.core.leftovers import is_leftover
 from sidecar.core.local import Finished
 from sidecar.core.manifest import FileEntry
-from sidecar.core.order import Waiting, overtakes, send_order, superseded, upload_order
+from sidecar.core.order import superseded
 from sidecar.core.rewrite import Keep, Same
-from sidecar.core.saving import usual_save
 from sidecar.core.states import PENDING, State
 from sidecar.errors import CheckpointChanged, CheckpointRejected, StoreError, UnreadableFile
 from sidecar.store.protocol import Capabilities, Store
@@ -34,8 +31,10 @@ from sidecar.upload.bodies import Bodies, Source
 from sidecar.upload.committing import LOOKS_AGAIN, Committer, Standing, manifest_of
 from sidecar.upload.early import EarlyUploads
 from sidecar.upload.fence import Fence, Outdated
-from sidecar.upload.flushing import PLAN_S, Flush, Going, Pending
+from sidecar.upload.flushing import PLAN_S, Flush
 from sidecar.upload.journal import Journal
+from sidecar.upload.leftovers import abort_leftovers
+from sidecar.upload.queue import Active, Queue, say_uploading
 from sidecar.upload.sending import Sending
 from sidecar.upload.stream import Stream
 from sidecar.upload.unchanged import Unchanged
@@ -51,21 +50,6 @@ LET_GO = frozenset({State.SUPERSEDED, State.LOST, State.REJECTED})
 """Nothing more is sent of these; what was given up may still be sent by the next life of the sidecar."""
 COMMIT_POLL_S = 1.0
 """How often a node that waits for others looks whether their manifests are there."""
-
-
-@dataclass(slots=True, eq=False)
-class _Active:
-    """An upload under way. ``sending`` is ``None`` before and after there is something to send."""
-
-    tracked: Tracked
-    sending: Sending | None = None
-    is_sent: bool = False
-    """Manifest and commit are what is left."""
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether nothing is left to begin but manifest and commit."""
-        return self.is_sent or (self.sending is not None and self.sending.is_ending)
 
 
 class Uploader:
@@ -108,11 +92,8 @@ class Uploader:
         self._unchanged = Unchanged()
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
-        self._active: dict[str, _Active] = {}
         self._looks: list[tuple[float, Tracked, bool]] = []
         """When which durable checkpoint is looked at again, and how (monotonic)."""
-        self._first: str | None = None
-        """Name of the upload that is let through before everything that may not overtake it."""
         self._moved: dict[str, dict[str, str]] = {}
         """Paths whose key another node owns, by version of the checkpoint (I6)."""
         self._mended: dict[str, frozenset[str]] = {}
@@ -128,14 +109,22 @@ class Uploader:
             on_change=self._news.set,
         )
 
+        self._queue = Queue(catalog, self._early, self._flush)
+
     def _is_going(self) -> bool:
         return self._left_s() is not None
 
     async def run(self) -> None:
         """Upload until cancelled. Run again after a mistake, it begins with what the journals say."""
-        self._active.clear()
+        self._queue.active.clear()
         self._stream = Stream(self._transfers)
-        await self._abort_leftovers()
+        await abort_leftovers(
+            self._store,
+            self._transfers,
+            self._volume.journal,
+            alone=self._alone,
+            newest_committed_step=self._catalog.newest_durable_step,
+        )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             tasks.create_task(self._early.run())
@@ -143,10 +132,10 @@ class Uploader:
             tasks.create_task(self._keep_pace())
             tasks.create_task(self._look_again())
             while True:
-                self._plan()
+                self._queue.plan(self._left_s(), trainer_alive=self._trainer_alive)
                 self._drop_superseded(tasks)
                 self._begin_and_end(tasks)
-                ordered = self._sendings()
+                ordered = self._queue.in_order()
                 self._stream.reorder(ordered)
                 self._flush.hold(ordered)
                 await self._news.wait()
@@ -162,7 +151,7 @@ class Uploader:
         was_going = False
         while True:
             is_going = self._is_going()
-            busy = any(sending.in_flight for sending in self._all_sendings().values())
+            busy = any(sending.in_flight for sending in self._queue.all().values())
             self._transfers.pace.look(self._transfers.gate.passed_bytes, now_s=time.monotonic(), busy=busy)
             if is_going or was_going:
                 self._news.set()
@@ -172,110 +161,15 @@ class Uploader:
                 self._early.look_now()
             await asyncio.sleep(PLAN_S)
 
-    async def _abort_leftovers(self) -> None:
-        """Abort uploads that nobody continues, before any is begun: those of a life whose journal is gone."""
-        known = {u.upload_id for path in self._volume.journal.glob("*.jsonl") for u in Journal(path).uploads.values()}
-        try:
-            pending = await self._transfers.once(lambda: list(self._store.pending_uploads("")))
-            for upload in pending:
-                if is_leftover(
-                    upload.key,
-                    upload.upload_id,
-                    age_s=time.time() - upload.begun_at_s,
-                    known=known,
-                    alone=self._alone,
-                    newest_committed_step=self._catalog.newest_durable_step,
-                ):
-                    log.info("leftover_upload_aborted", key=upload.key)
-                    await self._transfers.once(self._store.abort_upload, upload.key, upload.upload_id)
-        except StoreError as error:  # they cost money, not data
-            log.warning("leftover_uploads_not_aborted", error=str(error), hint="grant s3:ListBucketMultipartUploads")
-
     # What goes first.
-
-    def _plan(self) -> None:
-        """While the pod is going the time that is left decides."""
-        left_s = self._left_s()
-        if left_s is None:
-            self._flush.stay()
-            return
-        usual = usual_save(t.checkpoint for t in self._catalog.all() if t.checkpoint)
-        pending = []
-        for tracked in self._catalog.pending():
-            if tracked.state is not State.UPLOADED:
-                active = self._active.get(tracked.name) or _Active(tracked)
-                pending.append(Pending(tracked, self._waiting(tracked), active.sending, active.is_sent))
-        going = Going(left_s, self._catalog.newest_durable_step, usual)
-        self._flush.decide(going, pending, lambda: self._early.writing(alive=self._trainer_alive()))
-
-    def _queue(self) -> list[Tracked]:
-        waiting = {t.name: t for t in self._catalog.pending() if t.state is not State.UPLOADED}
-        if self._flush.plan is not None:
-            rank = self._flush.plan.rank()
-            return sorted(waiting.values(), key=lambda t: rank.get(t.name, len(rank)))
-        return [waiting[w.name] for w in send_order(map(self._waiting, waiting.values()), running=self._first)]
-
-    def _waiting(self, tracked: Tracked) -> Waiting:
-        active = self._active.get(tracked.name)
-        refused = active is not None and active.sending is not None and active.sending.standing.refused
-        return replace(tracked.waiting, refused=refused)
 
     def _begin_and_end(self, tasks: asyncio.TaskGroup) -> None:
         """Begin what has its turn; end what was written anew, deleted or superseded meanwhile."""
-        for active in self._active.values():
+        for active in self._queue.active.values():
             if active.sending is not None and not self._is_current(active.tracked):
                 active.sending.close()
-        queue = self._queue()
-        self._let_first_through(queue)
-        for tracked in queue:
-            if tracked.name not in self._active:
-                self._active[tracked.name] = _Active(tracked)
-                tasks.create_task(self._upload(self._active[tracked.name]))
-            active = self._active[tracked.name]
-            if active.tracked is not tracked or (active.sending is None and not active.is_sent):
-                return  # those behind begin when this one has nothing left to hand out
-            if active.sending is not None and active.sending.has_more and not active.sending.standing.refused:
-                return
-
-    def _let_first_through(self, queue: list[Tracked]) -> None:
-        first = queue[0].name if queue else None
-        if first == self._first:
-            return
-        before = self._active.get(self._first) if self._first else None
-        self._first = first
-        has_more = before is not None and before.sending is not None and before.sending.has_more
-        if first and before is not None and has_more and self._flush.plan is None:
-            queue[0].overtook = overtakes(queue[0].waiting, before.tracked.waiting)
-            before.tracked.overtook = False
-
-    def _all_sendings(self) -> dict[str, Sending]:
-        sending = {place.name: its for place, its in self._early.sendings()}
-        return sending | {a.tracked.name: a.sending for a in self._active.values() if a.sending is not None}
-
-    def _sendings(self) -> list[Sending]:
-        sending = self._all_sendings()
-        self._flush.forget([*sending, *self._active])
-        ordered = self._in_order(sending)
-        for rank, its in enumerate(ordered):
-            self._say_whose_turn_it_is(its, is_first=rank == 0 or not ordered[0].has_more)
-        return ordered
-
-    def _in_order(self, sending: dict[str, Sending]) -> list[Sending]:
-        if self._flush.plan is not None:
-            rank = self._flush.plan.rank()
-            return [sending[name] for name in sorted(sending, key=lambda name: rank.get(name, len(rank)))]
-        finished = [self._waiting(a.tracked) for a in self._active.values() if a.sending is not None]
-        unfinished = [place for place, its in self._early.sendings() if sending[place.name] is its]
-        return [sending[place.name] for place in send_order([*finished, *unfinished], running=self._first)]
-
-    def _say_whose_turn_it_is(self, sending: Sending, *, is_first: bool) -> None:
-        active = self._active.get(sending.name)
-        if active is None or active.sending is not sending:
-            return
-        if is_first and active.tracked.state is State.PAUSED:
-            self._say_uploading(active.tracked, sending)
-        elif not is_first and active.tracked.state in (State.UPLOADING, State.PAUSED) and sending.has_more:
-            self._catalog.move(active.tracked, State.PAUSED, reason=self._flush.why(active.tracked.name))
+        for active in self._queue.begin():
+            tasks.create_task(self._upload(active))
 
     def _is_replaced(self, tracked: Tracked) -> bool:
         return self._catalog.get(tracked.name) is not tracked
@@ -284,22 +178,19 @@ class Uploader:
         return not self._is_replaced(tracked) and tracked.state in PENDING
 
     def _drop_superseded(self, tasks: asyncio.TaskGroup) -> None:
-        queue = {t.name: t for t in self._catalog.pending() if self._skip_superseded or self._waits_for_others(t)}
+        queue = {t.name: t for t in self._catalog.pending() if self._skip_superseded or self._queue.waits_for_others(t)}
         newest = self._catalog.newest_durable_step
         for old in superseded((t.waiting for t in queue.values()), newest_committed_step=newest):
             tracked = queue[old.name]
-            waited = self._waits_for_others(tracked)
+            waited = self._queue.waits_for_others(tracked)
             why = "other nodes did not finish it" if waited else "CKPT_SUPERSEDED=skip"
             self._catalog.move(tracked, State.SUPERSEDED, reason=f"step {newest} is durable and {why}")
-            if tracked.name not in self._active:
+            if tracked.name not in self._queue.active:
                 tasks.create_task(self._discard(tracked))
-
-    def _waits_for_others(self, tracked: Tracked) -> bool:
-        return tracked.state is State.UPLOADED and tracked.name not in self._active
 
     # One upload.
 
-    async def _upload(self, active: _Active) -> None:
+    async def _upload(self, active: Active) -> None:
         tracked = active.tracked
         assert tracked.checkpoint is not None
         try:
@@ -318,7 +209,7 @@ class Uploader:
             self._restart(tracked, str(error))
         if self._is_replaced(tracked) or tracked.state in LET_GO:
             await self._discard(tracked)
-        del self._active[tracked.name]
+        del self._queue.active[tracked.name]
         self._news.set()
         self._wake_those_that_wait()
 
@@ -326,7 +217,7 @@ class Uploader:
         self._ended.set()
         self._ended = asyncio.Event()
 
-    async def _take_to_store(self, active: _Active, checkpoint: Finished) -> None:
+    async def _take_to_store(self, active: Active, checkpoint: Finished) -> None:
         tracked = active.tracked
         fence = Fence(self._committer, checkpoint.name, checkpoint.attempt, checkpoint.save_id)
         there, before = await asyncio.gather(
@@ -349,12 +240,12 @@ class Uploader:
         if self._is_current(tracked):
             await self._publish(tracked, checkpoint, entries, began_s=began_s)
 
-    async def _send(self, active: _Active, checkpoint: Finished, pin: Pin, journal: Journal, fence: Fence) -> list[FileEntry]:
+    async def _send(self, active: Active, checkpoint: Finished, pin: Pin, journal: Journal, fence: Fence) -> list[FileEntry]:
         """Let the stream send what is missing; what comes back counts only if the checkpoint is still wanted."""
         if not self._is_current(active.tracked):
             return []
         sending = self._sending(checkpoint.name, pin, journal, fence=fence, tracked=active.tracked)
-        self._say_uploading(active.tracked, sending)
+        say_uploading(self._catalog, active.tracked, sending)
         sending.add(checkpoint.files, moved=self._moved.get(checkpoint.version))
         active.sending = sending
         self._news.set()
@@ -374,12 +265,9 @@ class Uploader:
     async def _those_ahead_are_through(self, tracked: Tracked) -> None:
         """Let what goes first, and has nothing left to send but what is under way, be committed first: if there is time."""
         while not self._is_going() and any(
-            other.is_ending and self._goes_first(other.tracked, tracked) for other in self._active.values()
+            other.is_ending and self._queue.goes_first(other.tracked, tracked) for other in self._queue.active.values()
         ):
             await self._ended.wait()
-
-    def _goes_first(self, one: Tracked, other: Tracked) -> bool:
-        return one is not other and upload_order(map(self._waiting, (other, one)))[0].name == one.name
 
     async def _may_be_written(self, tracked: Tracked, checkpoint: Finished, pin: Pin, there: Standing) -> bool:
         match await self._already_there.decide(checkpoint, pin, there):
@@ -396,7 +284,7 @@ class Uploader:
     async def _commit_when_all_are_there(self) -> None:
         while True:
             for tracked in self._catalog.pending():
-                if tracked.state is State.UPLOADED and tracked.checkpoint is not None and tracked.name not in self._active:
+                if self._queue.waits_for_others(tracked) and tracked.checkpoint is not None:
                     try:
                         await self._try_commit(tracked, tracked.checkpoint)
                     except StoreError as error:
@@ -479,10 +367,6 @@ class Uploader:
             self._let_go(tracked)
             self._catalog.forget(tracked.name)
             self._examine_again(tracked.name)
-
-    def _say_uploading(self, tracked: Tracked, sending: Sending) -> None:
-        size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
-        self._catalog.move(tracked, State.UPLOADING, size_bytes=size_bytes, already_sent_bytes=sending.sent_bytes())
 
     async def _discard(self, tracked: Tracked) -> None:
         """Let go of a checkpoint that will not be sent, and of its unfinished uploads."""

@@ -49,11 +49,25 @@ def _on_lightning(module: Any) -> None:
     lightning.activate()
 
 
+def _on_dcp(module: Any) -> None:
+    from trainer_hook import patched_saves
+
+    patched_saves.patch_dcp(module)
+
+
+def _on_deepspeed(module: Any) -> None:
+    from trainer_hook import patched_saves
+
+    patched_saves.patch_deepspeed(module)
+
+
 WATCHED: dict[str, Callable[[Any], None]] = {
     "transformers.trainer": _on_transformers_trainer,
     "accelerate.commands.launch": _on_accelerate_launch,
     "lightning.pytorch": _on_lightning,
     "pytorch_lightning": _on_lightning,
+    "torch.distributed.checkpoint": _on_dcp,
+    "deepspeed.runtime.engine": _on_deepspeed,
 }
 
 

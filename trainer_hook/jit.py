@@ -133,6 +133,11 @@ class StopSignal:
             with contextlib.suppress(OSError):
                 publish(self._volume / TERMINATING, encode_notice(Notice(rfc3339(time.time()), source)))
 
+    @property
+    def is_training(self) -> bool:
+        """Whether a signal waits for the end of a step."""
+        return self._training
+
     def begin_training(self) -> None:
         """From now on a signal waits for who asks ``told()``."""
         self._training = True

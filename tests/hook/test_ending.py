@@ -93,7 +93,7 @@ import os, sys
 from types import SimpleNamespace
 from trainer_hook.session import current_session
 session = current_session()
-session.agreement = SimpleNamespace(world=SimpleNamespace(local_rank=0, size=1))
+session.world = SimpleNamespace(local_rank=0, size=1)
 session.outcome = "succeeded"
 """
 

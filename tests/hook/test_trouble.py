@@ -85,7 +85,7 @@ def test_the_very_first_save_may_not_fit(small_volume: Path, answers: Answers) -
 def test_without_any_sidecar_training_runs_and_a_signal_ends_the_wait_at_the_end(volume: Path) -> None:
     settings = {"CKPT_RESUME_TIMEOUT_S": "2", "CKPT_API_PORT": str(free_port())}
     with training(script(), volume, settings) as running:
-        running.said("waiting until the last checkpoints is durable")
+        running.said("waiting until the last checkpoints")
         assert running.steps() == list(range(1, 21))
         assert "no sidecar answers" in running.log()
         assert set(finished(volume)) == {"final", "checkpoint-20"}

@@ -52,7 +52,7 @@ def test_the_migration_brings_a_foreign_checkpoint_to_a_prefix_from_which_a_run_
         (commands / name).chmod(0o755)
     [snippet] = re.findall(r"```bash\n(.*?)```", OPERATIONS, re.DOTALL)
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("CKPT_")},
         **credentials,
         "PATH": f"{commands}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),

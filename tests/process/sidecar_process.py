@@ -108,20 +108,21 @@ class Sidecar:
     def up(self) -> Sidecar:
         """Wait until the API answers."""
 
-        def answers() -> bool:
-            assert self.process.poll() is None, self.log()
-            try:
-                return bool(self.call("GET", "/healthz"))
-            except OSError:
-                return False
-
-        until(answers, what=f"API up: {self.log()}")
-        return self
+        return self._until_ok("/healthz")
 
     def ready(self) -> Sidecar:
         """Wait until the store was reached."""
-        self.up()
-        until(lambda: self.call("GET", "/readyz")["http_status"] == 200, what="ready")
+        return self._until_ok("/readyz")
+
+    def _until_ok(self, path: str) -> Sidecar:
+        def answers() -> bool:
+            assert self.process.poll() is None, self.log()
+            try:
+                return bool(self.call("GET", path)["http_status"] == 200)
+            except OSError:
+                return False
+
+        until(answers, what=f"{path} answers")
         return self
 
     def status(self) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 
@@ -25,6 +26,7 @@ class Server:
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=0, server_header=False
         )
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._server = _Uvicorn(config)
         self._sockets = sockets
 
@@ -35,6 +37,11 @@ class Server:
     def stop(self) -> None:
         """End. Whoever waits is given an answer before; a stream that nobody reads is cut off."""
         self._server.should_exit = True
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """With no time for a graceful shutdown, uvicorn says as an error that it had nothing to cancel."""
+    return not record.getMessage().startswith("Cancel 0 running task(s)")
 
 
 def listen(host: str, port: int, *, setting: str) -> socket.socket:

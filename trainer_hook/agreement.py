@@ -47,6 +47,8 @@ class World:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    ranks: tuple[int, ...] = ()
+    """All ranks of this node; empty where nobody asked."""
 
     @property
     def node(self) -> int:
@@ -62,7 +64,7 @@ class World:
 def place_among(names: Sequence[str], rank: int) -> World:
     """Return a rank's place from the host name of every rank: hosts count from the one of rank 0 on."""
     mine = [other for other, name in enumerate(names) if name == names[rank]]
-    return World(rank, len(names), mine.index(rank), len(mine))
+    return World(rank, len(names), mine.index(rank), len(mine), tuple(mine))
 
 
 def new_attempt() -> str:
@@ -99,7 +101,9 @@ class Agreement:
         rank, size = dist.get_rank(), dist.get_world_size()
         i_am(rank)
         if os.environ.get("LOCAL_WORLD_SIZE") and os.environ.get("LOCAL_RANK"):
-            self.world = World(rank, size, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+            local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+            ranks = range(rank - local_rank, rank - local_rank + local_size)
+            self.world = World(rank, size, local_rank, local_size, tuple(ranks))
         else:  # mpirun, srun and the like
             names: list[Any] = [None] * size
             dist.all_gather_object(names, socket.gethostname(), group=self._group)

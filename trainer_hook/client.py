@@ -57,7 +57,14 @@ class Client:
         self._patience_s: float | None = None
 
     def resume(
-        self, checkpoint: str, *, train_call: int | None, timeout_s: float, tell: Callable[[str], None], bar: Bar | None = None
+        self,
+        checkpoint: str,
+        *,
+        train_call: int | None,
+        timeout_s: float,
+        tell: Callable[[str], None],
+        bar: Bar | None = None,
+        share: dict[str, Any] | None = None,
     ) -> Answer:
         """Ask for a checkpoint and wait until it is on the volume.
 
@@ -67,12 +74,14 @@ class Client:
             timeout_s: Longest wait.
             tell: Called with progress, at most every five seconds, while there is no bar.
             bar: Drawn where it can be.
+            share: ``world_size`` and ``ranks`` of this node, if the files of other ranks may be left out.
 
         Raises:
             SidecarAbsent: Nobody answers within ``ABSENT_AFTER_S``.
         """
         until_s = time.monotonic() + timeout_s
-        body = {"checkpoint": checkpoint} | ({} if train_call is None else {"train_call": train_call})
+        body: dict[str, Any] = {"checkpoint": checkpoint} | ({} if train_call is None else {"train_call": train_call})
+        body |= {} if share is None else {"share": share}
         progress = self._first_call("/v1/resume", body, until_s=until_s)
         told_s = time.monotonic()
         while progress.get("state") in ("choosing", "downloading", "idle") and time.monotonic() < until_s:

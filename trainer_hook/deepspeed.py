@@ -56,5 +56,9 @@ class Checkpointer(StatefulLoop):
         if not self._engine.save_16bit_model(str(folder), "model.pt"):
             raise RuntimeError("ZeRO 3 gathers the model only with stage3_gather_16bit_weights_on_model_save")
 
+    def _reads_all(self) -> bool:
+        engine = self._engine
+        return bool(engine.zero_elastic_checkpoint() or engine.load_universal_checkpoint() or super()._reads_all())
+
     def _stepped(self, accumulate: int) -> bool:
         return bool(self._engine.micro_steps % self._engine.gradient_accumulation_steps() == 0)

@@ -72,6 +72,14 @@ class Loop:
     def _write_final(self, folder: Path) -> None:
         """Write the trained model. Collective. Nothing by default."""
 
+    def _meta(self) -> dict[str, Any]:
+        """Return what the marker says of a checkpoint, besides what all of them say."""
+        return {}
+
+    def _reads_all(self) -> bool:
+        """Whether loading may read files that only ranks of other nodes wrote for themselves."""
+        return False
+
     def _about(self) -> dict[str, Any]:
         """Return what ``_load`` will want to know, for ``progress.json``."""
         return {}
@@ -254,7 +262,9 @@ class Loop:
             (folder / PROGRESS).write_text(json.dumps(progress | self._about()) + "\n")
 
     def _resume(self, session: Session) -> None:
-        choice = Resumer(session.settings, session.client, session.join(), missing=missing_from).choose(session.train_calls)
+        agreement = session.join()
+        resumer = Resumer(session.settings, session.client, agreement, missing=missing_from, reads_all=self._reads_all())
+        choice = resumer.choose(session.train_calls)
         if choice is None:
             say("no checkpoint to resume from")
             return
@@ -295,6 +305,9 @@ class _LoopSaver(StepSaver):
 
     def _write(self, model: Any, global_step: int) -> None:
         self._loop._write_all(self._volume / self.name(global_step))
+
+    def _about(self) -> dict[str, Any]:
+        return self._loop._meta()
 
     def _write_final(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)

@@ -39,7 +39,8 @@ def latest() -> Path | None:
     session = session_from_environment()
     if session is None:
         return None
-    choice = Resumer(session.settings, session.client, session.join(), missing=lambda *_, **__: []).choose(session.train_calls)
+    resumer = Resumer(session.settings, session.client, session.join(), missing=lambda *_, **__: [], reads_all=True)
+    choice = resumer.choose(session.train_calls)
     if choice is None:
         say("no checkpoint to resume from")
         return None

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainer_hook.agreement import Agreement
 from trainer_hook.client import Answer, Client, SidecarAbsent
-from trainer_hook.contract import FINAL, MARKER, META_TRAIN_CALL, ContractError, Marker, parse_marker, step_of
+from trainer_hook.contract import FINAL, MARKER, META_PARTIAL, META_TRAIN_CALL, ContractError, Marker, parse_marker, step_of
 from trainer_hook.log import say, warn
 from trainer_hook.progress import bar
 from trainer_hook.publish import finished_on
@@ -104,9 +104,24 @@ class Resumer:
     """One question per ``train()`` call; collective."""
 
     def __init__(
-        self, settings: Settings, client: Client, agreement: Agreement, *, missing: Callable[..., list[str]] = missing_from
+        self,
+        settings: Settings,
+        client: Client,
+        agreement: Agreement,
+        *,
+        missing: Callable[..., list[str]] = missing_from,
+        reads_all: bool = False,
     ) -> None:
-        """``missing`` says what a checkpoint lacks for one rank, with the arguments of ``missing_from``."""
+        """One run's.
+
+        Args:
+            settings: Of this process.
+            client: Of this pod's sidecar.
+            agreement: Of all ranks.
+            missing: Says what a checkpoint lacks for one rank, with the arguments of ``missing_from``.
+            reads_all: Whoever loads may read files of any rank: no node leaves some out.
+        """
+        self._reads_all = reads_all
         self._missing = missing
         self._settings = settings
         self._client = client
@@ -144,7 +159,9 @@ class Resumer:
 
     def lacks(self, folder: Path) -> list[str]:
         """Return what a directory that the script names lacks besides random state, if it is a Trainer's checkpoint at all."""
-        world = self._agreement.world
+        world, marker = self._agreement.world, _marker(folder)
+        if META_PARTIAL in marker.meta and marker.world_size != world.size:
+            return ["files of other ranks"]
         files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
         if not files or STATE not in files:
             return []
@@ -158,8 +175,10 @@ class Resumer:
         return None if self._agreement.all_agree(reason is None) else reason or "another rank cannot use it"
 
     def _request(self, name: str, train_call: int | None) -> Answer:
-        timeout_s = self._settings.resume_timeout_s
-        return self._client.resume(name, train_call=train_call, timeout_s=timeout_s, tell=say, bar=bar())
+        timeout_s, world = self._settings.resume_timeout_s, self._agreement.world
+        apart = world.nodes > 1 and world.ranks and not self._reads_all
+        share = {"world_size": world.size, "ranks": list(world.ranks)} if apart else None
+        return self._client.resume(name, train_call=train_call, timeout_s=timeout_s, tell=say, bar=bar(), share=share)
 
     def _ask(self, train_call: int) -> Answer:
         try:
@@ -189,6 +208,7 @@ class Resumer:
             c
             for c in finished_on(self._volume)
             if step_of(c.name) is not None
+            and META_PARTIAL not in c.marker.meta
             and (c.marker.node is None or c.marker.node.count == 1)
             and c.marker.meta.get(META_TRAIN_CALL, 0) == train_call
         ]
@@ -210,7 +230,8 @@ class Resumer:
         try:
             answer = self._request(name, None)
         except SidecarAbsent as absent:
-            return None if _marker(self._volume / name).files else str(absent)
+            marker = _marker(self._volume / name)
+            return None if marker.files and META_PARTIAL not in marker.meta else str(absent)
         if answer.checkpoint is not None:
             return None
         return answer.detail or "; ".join(reason for _, reason in answer.passed_over) or "not to be had on this node"

@@ -203,6 +203,10 @@ class StepSaver:
         """
         raise NotImplementedError
 
+    def _about(self) -> dict[str, Any]:
+        """Return what the marker says of every checkpoint, under ``meta``."""
+        return {}
+
     def _write_final(self, folder: Path) -> None:
         """Write this rank's files of the final model.
 
@@ -253,7 +257,7 @@ class StepSaver:
 
     def _marker(self, folder: Path, reason: str, more: Mapping[str, Any], *, global_step: int | None = None) -> Marker:
         session, world = self._session, self._world
-        meta = {META_TRAIN_CALL: session.train_calls, "base_step": session.base_step, **more}
+        meta = {META_TRAIN_CALL: session.train_calls, "base_step": session.base_step, **self._about(), **more}
         if reason == "jit" and self.unfinished:
             meta[META_UNFINISHED] = list(self.unfinished)
         return Marker(

@@ -82,6 +82,35 @@ def load(objects: Mapping[str, Any], folder: Path, *, group: Any) -> None:
         _load_sharded(sharded, objects, folder / SHARDED, group)
 
 
+def is_sharded(objects: Mapping[str, Any]) -> bool:
+    """Whether any object is sharded over ranks."""
+    return any(_is_sharded(thing, objects) for thing in objects.values())
+
+
+def reads_own_shards(objects: Mapping[str, Any], world_size: int) -> bool:
+    """Whether each rank needs of the sharded state only what it wrote itself, and what rank 0 wrote for all.
+
+    So it is where every parameter is sharded over all ranks in one dimension, as by ``fully_shard`` with one mesh: of what
+    several ranks hold, ``dedup_save_to_lowest_rank`` leaves one copy, at rank 0. With more dimensions it may be at others.
+    """
+    models = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module) and _is_sharded(thing, objects)]
+    if not models:
+        return True
+    tensor = sys.modules.get("torch.distributed.tensor")
+    if tensor is None or any(isinstance(part, _fsdp_class()) for model in models for part in model.modules()):
+        return False
+    values = [value for model in models for value in (*model.parameters(), *model.buffers())]
+    return all(
+        not isinstance(value, tensor.DTensor) or (value.device_mesh.ndim == 1 and value.device_mesh.size() == world_size)
+        for value in values
+    )
+
+
+def _fsdp_class() -> Any:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return () if fsdp is None else fsdp.FullyShardedDataParallel
+
+
 _ALLOW = "allow its classes with torch.serialization.add_safe_globals"
 _OTHER_RUN = "Another run needs a CKPT_STORE prefix of its own"
 

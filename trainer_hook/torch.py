@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from trainer_hook import state_files
+from trainer_hook.contract import META_OWN_SHARDS
 from trainer_hook.log import say
 from trainer_hook.loop import Loop
 
@@ -48,6 +49,15 @@ class StatefulLoop(Loop):
 
     def _about(self) -> dict[str, Any]:
         return {"objects": sorted(self._objects)}
+
+    def _meta(self) -> dict[str, Any]:
+        alike = state_files.is_sharded(self._objects) and state_files.reads_own_shards(self._objects, self._world.size)
+        return {META_OWN_SHARDS: True} if alike else {}
+
+    def _reads_all(self) -> bool:
+        session = self._session
+        size = 1 if session is None else session.join().world.size
+        return not state_files.reads_own_shards(self._objects, size)
 
     def _load(self, folder: Path, progress: Mapping[str, Any]) -> None:
         saved = progress.get("objects", [])

@@ -74,6 +74,15 @@ def _third(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[1] if len(args) > 1 else kwargs.get("ignore_keys_for_eval")
 
 
+def _reads_all(trainer: Any) -> bool:
+    """Whether DeepSpeed is told to read the files of all ranks."""
+    if not getattr(trainer, "is_deepspeed_enabled", False):
+        return False
+    config = trainer.accelerator.state.deepspeed_plugin.deepspeed_config
+    elastic = config.get("zero_optimization", {}).get("elastic_checkpoint")
+    return bool(elastic or config.get("checkpoint", {}).get("load_universal"))
+
+
 class _Call:
     """One ``train()`` call."""
 
@@ -81,7 +90,7 @@ class _Call:
         self._session = session
         self._trainer = trainer
         self._agreement = session.join()
-        self._resumer = Resumer(session.settings, session.client, self._agreement)
+        self._resumer = Resumer(session.settings, session.client, self._agreement, reads_all=_reads_all(trainer))
         self._saver = Saver(session, trainer)
         self._callback = _callback_class(module)(session, trainer, self._saver)
         self._ignore_keys = ignore_keys

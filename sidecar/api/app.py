@@ -120,7 +120,8 @@ async def begin_resume(runtime: Running, wanted: models.ResumeRequest) -> models
         raise Problem(
             422, "No such name", f"checkpoint is {wanted.checkpoint[:80]!r}: it must be latest, checkpoint-<step> or final"
         )
-    return views.resume(runtime.resuming.request(wanted.checkpoint, wanted.train_call))
+    share = wanted.share.core() if wanted.share else None
+    return views.resume(runtime.resuming.request(wanted.checkpoint, wanted.train_call, share))
 
 
 @calls.get("/v1/resume", summary="Progress of the resume")

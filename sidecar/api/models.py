@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from sidecar.core import layout
 from sidecar.settings import amount_bytes
 
 
@@ -145,11 +146,28 @@ class Checkpoints(BaseModel):
     checkpoints: list[Checkpoint]
 
 
+class Share(_Request):
+    """The training processes of a node, where each of them reads its own files and the shared ones, and no others."""
+
+    world_size: int = Field(ge=1, description="Training processes of the job")
+    ranks: frozenset[int] = Field(min_length=1, description="Those of this node, each below world_size")
+
+    @model_validator(mode="after")
+    def _exists(self) -> Share:
+        self.core()
+        return self
+
+    def core(self) -> layout.Share:
+        """Return what the rules work with."""
+        return layout.Share(self.world_size, self.ranks)
+
+
 class ResumeRequest(_Request):
     """What to continue from."""
 
     checkpoint: str = Field("latest", description="latest, checkpoint-<step> or final")
     train_call: int | None = Field(None, ge=0, description="Only checkpoints of this train() call of the script, from 0 on")
+    share: Share | None = Field(None, description="Leave out what only ranks of other nodes read; absent: every file")
 
 
 class PassedOver(BaseModel):
@@ -165,6 +183,7 @@ class Resume(BaseModel):
     state: Literal["idle", "choosing", "downloading", "ready", "none", "failed"]
     requested: str | None = None
     train_call: int | None = None
+    share: Share | None = None
     checkpoint: str | None = None
     step: int | None = None
     path: str | None = Field(None, description="As the sidecar sees the volume")

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer_hook.contract import (
     FINAL,
+    META_PARTIAL,
     META_RESTORED,
     ContractError,
     ListedFile,
@@ -100,6 +101,11 @@ class Finished:
         """Checksum of the commit that this directory was downloaded from, if it was."""
         value = self.meta.get(META_RESTORED)
         return value if isinstance(value, str) else None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether files of other nodes' ranks were left out of the download."""
+        return META_PARTIAL in self.meta
 
     @property
     def urgent(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core import checksum
+from sidecar.core.layout import Share, left_out, private_files
 from sidecar.core.local import Finished
 from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry
 from trainer_hook.contract import FINAL, META_TRAIN_CALL, ContractError, Node, rfc3339, step_of
@@ -106,11 +107,23 @@ def differs_from_its_commit(local: Finished, commit: Commit) -> bool:
     return is_the_same and (len(local.files), local.size_bytes) != (commit.files, commit.size_bytes)
 
 
-def files_for(node: Node, manifests: Sequence[Manifest]) -> list[FileEntry]:
-    """Return what a node downloads: every file of every node, and of two with one path its own, else the lowest index's."""
+def files_for(node: Node, manifests: Sequence[Manifest], share: Share | None = None) -> list[FileEntry]:
+    """Return what a node downloads.
+
+    Args:
+        node: Whose file it is to be where several nodes have one path; else the lowest index's.
+        manifests: Of all nodes that saved.
+        share: The node's ranks, if it asks for no more than they read; ``None``: every file of every node.
+
+    Returns:
+        In the order of their paths, but last what most likely only ranks of other nodes read.
+    """
     chosen: dict[str, FileEntry] = {}
     ordered = sorted(manifests, key=lambda m: (m.node.index != node.index, m.node.index))
     for manifest in ordered:
         for entry in manifest.files:
             chosen.setdefault(entry.path, entry)
-    return [chosen[path] for path in sorted(chosen)]
+    unwanted = left_out(manifests, share, nodes=node.count)
+    own = {entry.path for entry in ordered[0].files}
+    others = private_files(manifests).keys() - own
+    return [chosen[path] for path in sorted(chosen.keys() - unwanted, key=lambda path: (path in others, path))]

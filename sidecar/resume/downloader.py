@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from sidecar.copies import gathered_in_commit
 from sidecar.core import checksum, keys
 from sidecar.core.gathering import EAGER_NODES
+from sidecar.core.layout import Share, left_out
 from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
 from sidecar.core.resume import check_listing, check_manifest, check_node_set, files_for
 from sidecar.errors import CorruptObject, NotFound, Stopped
@@ -24,6 +25,7 @@ from sidecar.volume.volume import Volume
 from trainer_hook.contract import (
     MARKER,
     MAX_MARKER_BYTES,
+    META_PARTIAL,
     META_RESTORED,
     ContractError,
     ListedFile,
@@ -44,6 +46,16 @@ class Offer:
     commit: Commit
     commit_crc: str
     manifests: tuple[Manifest, ...]
+    share: Share | None = None
+    """The ranks that it is for; ``None``: all of it is wanted."""
+
+    def files(self, node: Node) -> list[FileEntry]:
+        """Return what a node needs of it."""
+        return files_for(node, self.manifests, self.share)
+
+    def left_out(self, node: Node) -> int:
+        """Return how many files the node does without."""
+        return len(left_out(self.manifests, self.share, nodes=node.count))
 
     @property
     def name(self) -> str:
@@ -76,8 +88,8 @@ class Downloader:
             return None
         return decode_commit(raw, key=key), checksum.to_text(checksum.checksum(raw))
 
-    async def offer(self, commit: Commit, commit_crc: str) -> Offer:
-        """Verify all that can be verified without downloading data.
+    async def offer(self, commit: Commit, commit_crc: str, share: Share | None = None) -> Offer:
+        """Verify all that can be verified without downloading data, also of what is not wanted.
 
         Raises:
             ContractError: A document or object is missing, or not what was recorded.
@@ -86,7 +98,7 @@ class Downloader:
         manifests = [decode_manifest(r, key=entry.key) for r, entry in zip(raw, commit.manifests, strict=True)]
         check_node_set(commit, manifests)
         check_listing(manifests, sizes)
-        return Offer(commit, commit_crc, tuple(manifests))
+        return Offer(commit, commit_crc, tuple(manifests), share)
 
     async def _manifests(self, commit: Commit) -> list[bytes]:
         """Return the commit's manifests, in its order; of a large job they lie together beside it."""
@@ -124,9 +136,9 @@ class Downloader:
         return raw
 
     async def is_local(self, offer: Offer, node: Node) -> bool:
-        """Whether the volume already holds all files of an offer with the recorded checksums."""
+        """Whether the volume already holds what a node needs of an offer with the recorded checksums."""
         place = self._volume.root / offer.name
-        for entry in files_for(node, offer.manifests):
+        for entry in offer.files(node):
             if not await self._transfers.once(holds, place / entry.path, entry):
                 return False
         return True
@@ -152,7 +164,7 @@ class Downloader:
         """
         incoming = self._volume.incoming / offer.name
         replacing = self._volume.fingerprint(offer.name)
-        entries = files_for(node, offer.manifests)
+        entries = offer.files(node)
         self._drop_others(incoming, entries)
         progress = _Progress(sum(entry.size_bytes for entry in entries), on_progress)
         fetching = Fetching(self._store, self._transfers, self._volume.incoming / PARTIAL, progress.add)
@@ -194,15 +206,17 @@ class _Progress:
 
 
 def _local_marker(offer: Offer, node: Node) -> bytes:
-    commit = offer.commit
+    commit, meta = offer.commit, offer.commit.meta | {META_RESTORED: offer.commit_crc}
+    if missing := offer.left_out(node):
+        meta[META_PARTIAL] = missing
     marker = Marker(
         step=commit.step,
         reason=commit.reason,
         created_at=commit.created_at,
         attempt=commit.attempt,
         world_size=commit.world_size,
-        files=tuple(ListedFile(entry.path, entry.size_bytes) for entry in files_for(node, offer.manifests)),
-        meta=commit.meta | {META_RESTORED: offer.commit_crc},
+        files=tuple(ListedFile(entry.path, entry.size_bytes) for entry in offer.files(node)),
+        meta=meta,
     )
     encoded = encode_marker(marker)
     # Every file was verified: a list that is too long for a marker can be left out.

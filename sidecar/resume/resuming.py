@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 
 from sidecar.catalog import Catalog, Tracked
+from sidecar.core.layout import Share
 from sidecar.core.manifest import Commit
 from sidecar.core.resume import PassedOver, differs_from_its_commit, matches_train_call, may_replace, newest_first
 from sidecar.core.states import PENDING, State
@@ -55,6 +56,8 @@ class ResumeStatus:
     state: ResumeState = ResumeState.IDLE
     requested: str | None = None
     train_call: int | None = None
+    share: Share | None = None
+    """The ranks that it is for; ``None``: whoever asked wants all files."""
     checkpoint: str | None = None
     step: int | None = None
     path: str | None = None
@@ -129,15 +132,16 @@ class Resuming:
         self.downloader = downloader
         self._ready.set()
 
-    def request(self, checkpoint: str = LATEST, train_call: int | None = None) -> ResumeStatus:
+    def request(self, checkpoint: str = LATEST, train_call: int | None = None, share: Share | None = None) -> ResumeStatus:
         """Begin a request, or join the one under way if it is the same."""
-        same = (self._status.requested, self._status.train_call) == (checkpoint, train_call)
+        status = self._status
+        same = (status.requested, status.train_call, status.share) == (checkpoint, train_call, share)
         running = self._task is not None and not self._task.done()
         if not (running and same):
             if self._task is not None:
                 self._task.cancel()
             self._asked_s = time.monotonic()
-            self._show(ResumeStatus(ResumeState.CHOOSING, requested=checkpoint, train_call=train_call))
+            self._show(ResumeStatus(ResumeState.CHOOSING, requested=checkpoint, train_call=train_call, share=share))
             before = frozenset(self._unended)
             self._task = asyncio.create_task(self._answer_after(before, checkpoint, train_call))
             self._unended.add(self._task)
@@ -239,6 +243,7 @@ class Resuming:
             and t.checkpoint is not None
             and t.checkpoint.resume_step is not None
             and t.checkpoint.node.count == 1
+            and not t.checkpoint.is_partial
             and (restored or t.checkpoint.restored_from is None)
             and matches_train_call(t.checkpoint.meta, train_call)
         ]
@@ -292,7 +297,7 @@ class Resuming:
     async def _fetch(self, reader: Downloader, commit: Commit, crc: str) -> None:
         name = commit.name
         self._set(replace(self._status, checkpoint=name, step=commit.step, total_bytes=commit.size_bytes, done_bytes=0))
-        offer = await reader.offer(commit, crc)
+        offer = await reader.offer(commit, crc, self._status.share)
         self._say_if_elastic(offer)
         known = self._catalog.get(name)
         unknown = self._volume.marker_signature(name) not in (None, known.version if known else None)
@@ -302,7 +307,8 @@ class Resuming:
         if not (self._volume.marker_signature(name) and await reader.is_local(offer, self._node)):
             source = "store"
             self._set(replace(self._status, state=ResumeState.DOWNLOADING))
-            self._events.happened("resume_download_started", checkpoint=name, size_bytes=commit.size_bytes)
+            size_bytes, left_out = sum(entry.size_bytes for entry in offer.files(self._node)), offer.left_out(self._node)
+            self._events.happened("resume_download_started", checkpoint=name, size_bytes=size_bytes, files_left_out=left_out)
             # Told by threads that outlive a cancelled request, too.
             await reader.download(offer, self._node, functools.partial(self._progressed, asyncio.current_task()))
         self._end(ResumeState.READY, checkpoint=name, step=commit.step, source=source, meta=dict(commit.meta))

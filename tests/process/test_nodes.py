@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from sidecar.core import keys
 from tests.process.conftest import Place
@@ -79,3 +83,41 @@ def test_a_step_that_is_written_again_is_invisible_until_every_node_has_written_
         until(lambda: len(first.events("checkpoint_committed")) == 2)
         until(lambda: len(second.events("checkpoint_committed")) == 2)
     assert {place.store.get(f"checkpoint-5/part-{index}") for index in (0, 1)} == {b"v2"}
+
+
+def of_ranks(*ranks: int, world_size: int = 2) -> dict[str, Any]:
+    return {"share": {"world_size": world_size, "ranks": ranks}}
+
+
+SHARED_BY_ALL = {"model.safetensors": b"all", "mine.npz": b"unknown"}
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_what_a_node_did_without_is_fetched_as_soon_as_another_job_wants_it(place: Place, tmp_path: Path) -> None:
+    marker = MARKER | {"world_size": 2}
+    with sidecar(tmp_path / "0", of_node(place, 0)) as first, sidecar(tmp_path / "1", of_node(place, 1)) as second:
+        write_checkpoint(first.ready().volume, "checkpoint-5", SHARED_BY_ALL | {"rng_state_0.pth": b"zero"}, marker)
+        write_checkpoint(second.ready().volume, "checkpoint-5", {"rng_state_1.pth": b"one"}, marker)
+        first.committed("checkpoint-5")
+    everything = SHARED_BY_ALL | {"rng_state_0.pth": b"zero", "rng_state_1.pth": b"one"}
+    volume = tmp_path / "new"
+    on_demand = {"CKPT_RESUME": "on-demand"}
+    with sidecar(volume, of_node(place, 1) | on_demand) as running:
+        assert running.up().resume(**of_ranks(1))["state"] == "ready"
+        assert contents(volume / "checkpoint-5") == SHARED_BY_ALL | {"rng_state_1.pth": b"one"}
+        assert json.loads((volume / "checkpoint-5/.complete").read_text())["meta"]["partial"] == 1
+        assert running.events("resume_download_started")[0]["files_left_out"] == 1
+        assert running.resume("checkpoint-5", **of_ranks(1))["source"] == "local"
+        shutil.rmtree(volume / "checkpoint-5")
+        assert running.resume("checkpoint-5", **of_ranks(1))["source"] == "store"
+        assert running.resume("checkpoint-5", **of_ranks(0))["source"] == "store", "its ranks came to another node"
+        assert contents(volume / "checkpoint-5") == SHARED_BY_ALL | {"rng_state_0.pth": b"zero"}
+        assert running.call("POST", "/v1/resume", of_ranks(2))["http_status"] == 422
+        before = place.keys("checkpoint-5/")
+    with sidecar(volume, place.settings | {"CKPT_STORE": f"file://{tmp_path / 'elsewhere'}"}) as alone:
+        assert alone.ready().resume()["state"] == "none", "part of a checkpoint is nothing to continue from"
+    with sidecar(volume, place.settings) as alone:
+        assert alone.ready().resume()["source"] == "store"
+        assert contents(volume / "checkpoint-5") == everything
+        assert "partial" not in json.loads((volume / "checkpoint-5/.complete").read_text())["meta"]
+    assert place.keys("checkpoint-5/") == before, "what was downloaded is not uploaded"

@@ -51,6 +51,11 @@ META_TRAIN_CALL = "train_call"
 META_RESTORED = "restored"
 """Key in ``meta`` of a local marker: CRC64NVME of the commit that a directory was downloaded from; never uploaded again."""
 
+META_PARTIAL = "partial"
+"""Key in ``meta`` of a local marker: how many files of other ranks were left out; such a directory is no whole checkpoint."""
+META_OWN_SHARDS = "own_shards"
+"""Key in ``meta``: from ``sharded/`` each rank of a job of the same size reads its own files and those of rank 0."""
+
 _STEP_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})", re.ASCII)
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 

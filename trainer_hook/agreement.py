@@ -83,6 +83,8 @@ class Agreement:
         self._kind = ""
         self._last: tuple[int, float] | None = None
         self._broken = False
+        self.waits_since_s: float | None = None
+        """Monotonic instant since which this rank waits for the others; ``None`` while it does not."""
         self._join(max(LEAST_TIMEOUT_S, timeout_s))
 
     @property
@@ -163,6 +165,10 @@ class Agreement:
         import torch.distributed as dist
 
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        self.waits_since_s = time.monotonic()
+        try:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        finally:
+            self.waits_since_s = None
         reduced: list[float] = tensor.tolist()
         return reduced

@@ -67,6 +67,8 @@ class StopSignal:
         self._looked_s = 0.0
         self.told_at_s: float | None = None
         """Monotonic instant of the first notice."""
+        self.when_told: Callable[[], None] = lambda: None
+        """Called once, with the first notice, in any thread or in a signal handler."""
 
     def install(self) -> None:
         """Begin to listen. The previous handler still runs; forked children get it back."""
@@ -132,6 +134,7 @@ class StopSignal:
         if source == "sigterm":
             with contextlib.suppress(OSError):
                 publish(self._volume / TERMINATING, encode_notice(Notice(rfc3339(time.time()), source)))
+        self.when_told()
 
     @property
     def is_training(self) -> bool:

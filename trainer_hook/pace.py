@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +20,10 @@ from trainer_hook.session import Session
 
 STATE_EVERY_S = 2.0
 EXIT_WITHIN_S = 10.0
+BEFORE_THE_END_S = 2.0
+"""How long before the end of the grace period a rank stops to wait for the others."""
+HANGS_AFTER_S = 1.0
+"""Shorter waits are the rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +46,15 @@ class Pace:
         self._saved_s = time.monotonic()
         self._told_state_s = 0.0
         self._first: tuple[int, float] | None = None
+        self._is_going = False
+        """All agreed to stop, and nobody asked for that: some pod is told to go."""
         self.step_seconds: float | None = None
         """Seconds per step, as measured; ``None`` before the second one."""
 
     def begin(self, step: int) -> None:
         """Training begins after a step of this call."""
         self._saved_s = time.monotonic()
+        self._session.stop.when_told = functools.partial(end_if_others_hang, self._session)
         self._session.tell_state("running", self._session.base_step + step)
 
     def at_step(self, step: int) -> Due:
@@ -63,6 +73,7 @@ class Pace:
         return self._heeded(self._agreement.tick(kind, self.wish), scheduled=False)
 
     def _heeded(self, wish: Wish, *, scheduled: bool) -> Due:
+        self._is_going = wish.stop and not wish.manual
         if wish.manual:
             self._session.requests.take()
         return Due(wish.stop, "manual" if wish.manual else "periodic" if wish.save or scheduled else None)
@@ -99,6 +110,8 @@ class Pace:
             save: Returns whether the step is saved.
         """
         told_s = self._session.stop.told_at_s
+        if self._is_going and told_s is None:  # the pod of other ranks is
+            end_if_others_hang(self._session)
         say("stops here: " + ("the pod is going" if told_s is not None else "it was asked for"))
         if not step:
             say("no step was finished yet: there is nothing to save")
@@ -109,6 +122,25 @@ class Pace:
         if told_s is not None:
             say(f"exits {self._session.settings.preempted_exit_code}, {time.monotonic() - told_s:.2f} s after the notice")
         leave(self._session, step)
+
+
+def end_if_others_hang(session: Session) -> None:
+    """See that from the end of the grace period on this process does not wait for other ranks.
+
+    A rank that dies closes its connections. One that hangs, such as on a volume that does not answer, keeps them open: the
+    newest step that all had committed stands, and what waits for it would only be killed.
+    """
+    threading.Thread(target=_end_a_wait, args=(session,), name="checkpoint-others", daemon=True).start()
+
+
+def _end_a_wait(session: Session) -> None:
+    time.sleep(max(0.0, session.settings.grace_seconds - BEFORE_THE_END_S))
+    agreement = session.join()  # long done
+    while (since_s := agreement.waits_since_s) is None or time.monotonic() - since_s < HANGS_AFTER_S:
+        time.sleep(HANGS_AFTER_S / 4)
+    warn("another rank does not answer and the grace period is over: ends without it; the newest committed step stands")
+    session.tell_state("preempted", session.last_step)
+    os._exit(session.settings.preempted_exit_code)
 
 
 def leave(session: Session, step: int) -> NoReturn:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import sys
+import time
 from pathlib import Path
 
 from tests.hook.conftest import pod
 from tests.hook.job import finished, marker, trainer_state, training
+from tests.process.sidecar_process import free_port
 
 SCRIPT = """
 import sys, time
@@ -52,3 +57,37 @@ def test_a_file_that_cannot_be_written_leaves_nothing_and_training_goes_on(tmp_p
         assert "checkpoint-3 could not be saved (FileNotFoundError" in running.log()
         assert "False\n" in running.log()
         assert not (running.volume / "checkpoint-3").exists()
+
+
+LOOP_OF_TWO = """
+import os, sys, time, torch.distributed as dist
+from trainer_hook.plain import save, stopping
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+print(f"rank {rank} is {os.getpid()}", flush=True)
+for step in range(1, 10000):
+    time.sleep(0.02)
+    if stopping():
+        save(step, lambda folder: (folder / f"state{rank}").write_text(str(step)))
+        sys.exit(143)
+    if step % 5 == 0:
+        save(step, lambda folder: (folder / f"state{rank}").write_text(str(step)))
+    print(f"rank {rank} step {step}", flush=True)
+"""
+
+
+def test_a_rank_that_hangs_holds_the_others_no_longer_than_the_grace_period(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(LOOP_OF_TWO)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(tmp_path / "loop.py")]
+    settings = {"CKPT_GRACE_SECONDS": "5", "CKPT_API_PORT": str(free_port()), "CKPT_RESUME": "off"}
+    with training(launcher, tmp_path / "volume", settings) as running:
+        running.at_step(20)
+        pids = {int(rank): int(pid) for rank, pid in re.findall(r"rank (\d) is (\d+)", running.log())}
+        os.kill(pids[1], signal.SIGSTOP)
+        began_s = time.monotonic()
+        os.kill(pids[0], signal.SIGTERM)
+        running.said("WARNING (rank 0): another rank does not answer", timeout_s=8)
+        assert 2 < time.monotonic() - began_s < 5
+        assert "the newest committed step stands" in running.log()
+        os.kill(pids[1], signal.SIGCONT)
+        assert running.wait(timeout_s=30) != 0

@@ -164,8 +164,8 @@ def finished_on(volume: Path) -> list[Local]:
 class RankRecords:
     """How the ranks of one node tell each other that they have written their part, without waiting for each other.
 
-    Each rank leaves a record; whoever then sees the records of all local ranks finishes the checkpoint. Two may see it at
-    the same time: they write the same marker.
+    Each rank leaves a record; whoever then sees the records of all local ranks finishes the checkpoint. Two may see them at
+    the same time: whoever takes the first one away is it. Two that wrote the marker would see each other's half of it.
     """
 
     def __init__(self, volume: Path, *, attempt: str, rank: int, local_ranks: int) -> None:
@@ -175,7 +175,7 @@ class RankRecords:
         self._local_ranks = local_ranks
 
     def wrote(self, name: str) -> bool:
-        """Record that this rank has written its part of a checkpoint. Returns whether all local ranks have.
+        """Record that this rank has written its part of a checkpoint. Returns whether it is the one to finish it.
 
         Raises:
             OSError: The record could not be written: the checkpoint stays unfinished.
@@ -183,7 +183,14 @@ class RankRecords:
         if self._local_ranks == 1:
             return True
         publish(self._path(name, self._rank), encode_json({"attempt": self._attempt}))
-        return sum(self._is_ours(path) for path in self._folder.glob(f"{name}.*.done")) >= self._local_ranks
+        ours = sorted(path for path in self._folder.glob(f"{name}.*.done") if self._is_ours(path))
+        if len(ours) < self._local_ranks:
+            return False
+        try:
+            ours[0].unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def clear(self, name: str) -> None:
         """Remove the records of a checkpoint."""

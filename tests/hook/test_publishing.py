@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,20 @@ def test_the_last_rank_to_write_finishes_whatever_the_order(order: list[int]) ->
         assert [every[rank].wrote("checkpoint-5") for rank in order] == [False, False, False, True]
         every[0].clear("checkpoint-5")
         assert names(Path(folder) / ".ckpt/ranks") == []
+
+
+def test_of_ranks_that_write_at_the_same_time_exactly_one_finishes(volume: Path) -> None:
+    every = records(volume, ranks=4)
+    with ThreadPoolExecutor(4) as ranks:
+        for step in range(100):
+            barrier = threading.Barrier(4)
+
+            def wrote(rank: RankRecords, name: str, together: threading.Barrier) -> bool:
+                together.wait()
+                return rank.wrote(name)
+
+            asked = [ranks.submit(wrote, rank, f"checkpoint-{step}", barrier) for rank in every]
+            assert sorted(future.result() for future in asked) == [False, False, False, True]
 
 
 def test_a_lone_rank_leaves_no_record(volume: Path) -> None:

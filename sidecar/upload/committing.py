@@ -94,9 +94,11 @@ class Committer(Documents):
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        epoch: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(store, transfers)
         self._clock = clock
+        self._epoch = epoch
         self._sleep = sleep
         self._looks: dict[tuple[str, str, str | None], _Look] = {}
         self._written: set[tuple[str, str, str | None]] = set()
@@ -315,7 +317,7 @@ class Committer(Documents):
             if isinstance(decision, Mend) and decision.reason == GONE:
                 return await self._later_attempt(checkpoint, listing) or decision
             return decision
-        commit = commit_of(manifests, raw, committed_at=rfc3339(time.time()))
+        commit = commit_of(manifests, raw, committed_at=rfc3339(self._epoch()))
         if node.count > EAGER_NODES:
             await look.gathering.write_digest(keys.all_manifests(name, attempt), reads)
         try:

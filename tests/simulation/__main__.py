@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from collections import Counter
@@ -15,7 +16,9 @@ def main() -> int:
     if after:
         began_s = time.perf_counter()
         totals, broken = search(range(int(first), int(after)))
-        print(f"{int(after) - int(first)} schedules in {time.perf_counter() - began_s:.1f} s: {dict(totals)}")
+        took_s, used = time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = used.ru_utime + used.ru_stime
+        print(f"{int(after) - int(first)} schedules in {took_s:.1f} s ({cpu_s:.1f} s of CPU): {dict(totals)}")
         for seed, reason in broken[:20]:
             print(f"seed {seed}: {reason}   (python -m tests.simulation {seed})")
         print(Counter(reason.split(":")[0] for _, reason in broken).most_common(10))

@@ -60,6 +60,8 @@ class AuditedStore(MemoryStore):
     changed_s: dict[str, float] = field(default_factory=dict)
     read_s: dict[Any, float] = field(default_factory=dict)
     """When who looked last whether there is a commit."""
+    _shown: dict[str, Stored] = field(default_factory=dict)
+    """Each object as a listing shows it."""
 
     def __post_init__(self) -> None:
         MemoryStore.__init__(self)
@@ -67,13 +69,16 @@ class AuditedStore(MemoryStore):
     def list(self, prefix: str) -> Any:
         if not self.world.is_stray:
             self.listed_s[self.world.acting] = self.world.now_s
-        objects = self._objects
-        return iter([Stored(k, len(objects[k].content), objects[k].etag) for k in sorted(objects) if k.startswith(prefix)])
+        shown = self._shown
+        return iter([shown[key] for key in sorted([key for key in shown if key.startswith(prefix)])])
 
     def get(self, key: str) -> bytes:
         if key == COMMIT and not self.world.is_stray:
             self.read_s[self.world.acting] = self.world.now_s
-        return MemoryStore.get(self, key)
+        there = self._objects.get(key)
+        if there is None:
+            raise NotFound(key)
+        return there.content
 
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:
         there = self._objects.get(key)
@@ -82,8 +87,9 @@ class AuditedStore(MemoryStore):
         same = there is not None and there.content == content
         stored = self._write(key, content)
         if self.equal_etags:
-            self._objects[key].etag = f"md5-{_crc(content)}"
-            stored = self._stored(key)
+            etag = self._objects[key].etag = f"md5-{_crc(content)}"
+            stored = Stored(key, len(content), etag)
+        self._shown[key] = stored
         if self.world.story is not None:
             self.world.tell(f"{self.world.acting} put {key}{' (stray)' if self.world.is_stray else ''} {'=' if same else ''}")
         if key == COMMIT:
@@ -100,7 +106,7 @@ class AuditedStore(MemoryStore):
                 self.world.tell(f"{self.world.acting} delete {key}{' (stray)' if self.world.is_stray else ''}")
             if key == COMMIT:
                 self._taken_back()
-            del self._objects[key]
+            del self._objects[key], self._shown[key]
             if key != COMMIT:
                 self._changed(key)
 
@@ -110,12 +116,12 @@ class AuditedStore(MemoryStore):
         """Return what a pod would load now, by manifest key and path; ``None`` if it would pass the step over."""
         try:
             raw = self._objects[COMMIT].content
-            commit = _commit(raw)
+            commit = commit_in(raw, key=COMMIT)
             manifests = []
             for entry in commit.manifests:
                 document = self._objects[entry.key].content
                 check_manifest(entry, document)
-                manifests.append(_manifest(document, entry.key))
+                manifests.append(manifest_in(document, key=entry.key))
             check_node_set(commit, manifests)
             check_listing(manifests, {key: len(there.content) for key, there in self._objects.items()})
             loaded = {}
@@ -131,12 +137,12 @@ class AuditedStore(MemoryStore):
 
     def _committed(self) -> None:
         world, now_s = self.world, self.world.now_s
-        commit = _commit(self._objects[COMMIT].content)
+        commit = commit_in(self._objects[COMMIT].content, key=COMMIT)
         loaded = self.resume()
         named = {entry.key for entry in commit.manifests}
         for entry in commit.manifests:
             if entry.key in self._objects:
-                named |= {file.key for file in _manifest(self._objects[entry.key].content, entry.key).files}
+                named |= {file.key for file in manifest_in(self._objects[entry.key].content, key=entry.key).files}
         if loaded is None:
             # I2. Only what changed after its author looked may be missing: nobody can withdraw a request that is on its way.
             looked_s = self.listed_s.get(world.acting, -1.0)
@@ -202,15 +208,15 @@ class AuditedStore(MemoryStore):
             raise NotFound(key)
         return self._objects[key].content
 
+    def close(self) -> None:
+        """Forget who looked when."""
+        self.listed_s.clear()
+        self.read_s.clear()
 
-@functools.lru_cache(4096)
-def _commit(raw: bytes) -> Commit:
-    return decode_commit(raw, key=COMMIT)
 
-
-@functools.lru_cache(4096)
-def _manifest(raw: bytes, key: str) -> Any:
-    return decode_manifest(raw, key=key)
+# Documents are frozen, and read the same each time: the sidecar and the audit read equal ones once.
+commit_in = functools.lru_cache(512)(decode_commit)
+manifest_in = functools.lru_cache(512)(decode_manifest)
 
 
 @functools.lru_cache(4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -91,7 +92,7 @@ class Pod:
             self.memories = {}
         self.mended, self.outcome, self.looks = {}, {}, []
         self.transfers = SimulatedTransfers(self.world)
-        self.committer = Committer(self.store, self.transfers, clock=self.world.clock)  # type: ignore[arg-type]
+        self.committer = Committer(self.store, self.transfers, clock=self.world.clock, epoch=self.world.epoch)  # type: ignore[arg-type]
         self.already_there = AlreadyThere(
             self.committer,
             self.transfers,  # type: ignore[arg-type]
@@ -199,11 +200,7 @@ class Pod:
             await Sleep(self.seconds_per_file)
             await fence.pass_through()
             stored = await self.transfers.persistently(self.store.put, key, content, before_again=fence.pass_through)
-            crc = checksum.to_text(checksum.checksum(content))
-            size_bytes = len(content)
-            memory.entries[file.path] = FileEntry(
-                path=file.path, key=key, size_bytes=size_bytes, crc64nvme=crc, etag=stored.etag
-            )
+            memory.entries[file.path] = _entry(file.path, key, content, stored.etag)
 
     async def _commit(self, version: Version, memory: Memory) -> None:
         checkpoint, began_s = version.checkpoint, self.world.now_s
@@ -243,6 +240,12 @@ class Pod:
     def _settle(self, version: Version, outcome: str) -> None:
         self.outcome[version.checkpoint.version] = outcome
         self.world.tell(f"{self} save {version.checkpoint.save_id}: {outcome}")
+
+
+@functools.lru_cache(4096)
+def _entry(path: str, key: str, content: bytes, etag: str) -> FileEntry:
+    crc = checksum.to_text(checksum.checksum(content))
+    return FileEntry(path=path, key=key, size_bytes=len(content), crc64nvme=crc, etag=etag)
 
 
 def version_of(node: Node, attempt: str, save_id: str | None, contents: Mapping[str, bytes], *, at_s: float) -> Version:

@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Iterator, MutableMapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from typing import Any
 from unittest.mock import patch
 
 from structlog.testing import capture_logs
 
-from sidecar.core.manifest import decode_manifest
-from sidecar.upload import committing, documents, gathering
+from sidecar.upload import already_there, committing, documents, gathering
+from tests.simulation.audit import commit_in, manifest_in
 from tests.simulation.schedule import Schedule
+from trainer_hook.contract import rfc3339
 
 BATCH = 500
 
@@ -26,10 +26,13 @@ BATCH = 500
 @contextmanager
 def quiet() -> Iterator[list[MutableMapping[str, Any]]]:
     """Without what the sidecar logs, and reading equal documents once."""
-    decoded = functools.lru_cache(2048)(decode_manifest)
+    stamped = functools.lru_cache(512)(rfc3339)
     with ExitStack() as patches:
         for module in (committing, documents, gathering):
-            patches.enter_context(patch.object(module, "decode_manifest", decoded))
+            patches.enter_context(patch.object(module, "decode_manifest", manifest_in))
+        patches.enter_context(patch.object(documents, "decode_commit", commit_in))
+        for module in (committing, already_there):
+            patches.enter_context(patch.object(module, "rfc3339", stamped))
         yield patches.enter_context(capture_logs())
 
 
@@ -52,16 +55,14 @@ def batch(seeds: Sequence[int]) -> tuple[Counter[str], list[tuple[int, str]]]:
     broken = []
     gc.collect()
     gc.freeze()
-    gc.disable()
+    gc.disable()  # a schedule leaves it nothing to do
     with quiet() as logged:
         for seed in seeds:
             try:
-                totals.update({name: int(value) for name, value in asdict(Schedule(seed).run()).items()})
+                totals.update({name: int(value) for name, value in vars(Schedule(seed).run()).items()})
             except Exception as error:
                 broken.append((seed, f"{type(error).__name__}: {error}"))
-            if seed % 50 == 0:
-                logged.clear()
-                gc.collect()
+            logged.clear()
     gc.enable()
     gc.unfreeze()
     return totals, broken

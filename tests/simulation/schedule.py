@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from tests.simulation.audit import AuditedStore, Violation
 from tests.simulation.pods import Pod, Version, version_of
-from tests.simulation.world import Faults, World
+from tests.simulation.world import EPOCH_S, Faults, World
 from trainer_hook.contract import Node
 
-EPOCH_S = 1.8e9
 FAULTS_END_S = 24.0
 END_S = 48.0
 PATIENCE_S = 150.0
@@ -53,11 +52,26 @@ class Schedule:
             self._second_attempt(count)
 
     def run(self) -> Outcome:
-        """Let it happen.
+        """Let it happen, once.
 
         Raises:
             Violation: An invariant does not hold.
         """
+        try:
+            return self._run()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        """Cut what refers to each other: so it is freed at once, and need not be looked for."""
+        self.world.close()
+        self.store.close()
+        for pod in self.pods:
+            if pod.process is not None:
+                pod.process.kill()
+                pod.process = None
+
+    def _run(self) -> Outcome:
         world = self.world
         world.run(FAULTS_END_S)
         world.faults = Faults()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +33,7 @@ def test_the_invariants_hold_in_some_schedules() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)  # two minutes on two idle cores
 def test_the_invariants_hold_in_a_hundred_thousand_schedules() -> None:
     totals, broken = search(range(SCHEDULES))
     print(dict(totals))
@@ -41,15 +43,32 @@ def test_the_invariants_hold_in_a_hundred_thousand_schedules() -> None:
     assert totals["commits"] > SCHEDULES / 2
 
 
-def test_a_seed_gives_the_same_schedule_each_time() -> None:
+@pytest.mark.parametrize("seed", [7, 1848])
+def test_a_seed_gives_the_same_schedule_each_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     stories = []
-    for _ in range(2):
-        schedule = Schedule(7, tell=True)
+    for leap_s in (0.0, 1.0):
+        # A wall clock that stands still, then one that leaps: neither is to be seen.
+        monkeypatch.setitem(Committer.__init__.__kwdefaults__, "epoch", itertools.count(1.9e9, leap_s).__next__)
+        schedule = Schedule(seed, tell=True)
         with quiet():
             schedule.run()
         stories.append(schedule.world.story)
     assert stories[0]
     assert stories[0] == stories[1]
+
+
+def test_a_schedule_leaves_nothing_to_the_garbage_collector() -> None:
+    """Looking for it would take a quarter of the time; ``batch`` does without."""
+    with quiet() as logged:
+        gc.collect()
+        gc.disable()
+        try:
+            for seed in range(20):
+                Schedule(seed).run()
+                logged.clear()
+            assert gc.collect() < 100
+        finally:
+            gc.enable()
 
 
 # Rules that are broken on purpose.
@@ -105,12 +124,17 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+FIRST_SEED = {"the fence is open": 2300}
+"""Where to begin for what shows in few schedules only: shortly before one that it breaks."""
+
+
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_broken_rule_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[mutant](monkeypatch)
-    for begins in range(0, 3000, 100):
+    first = FIRST_SEED.get(mutant, 0)
+    for begins in range(first, first + 3000, 100):
         _, broken = batch(range(begins, begins + 100))
         if broken:
             print(f"{mutant}: {len(broken)} of 100 from seed {begins} on, such as {broken[0]}")
             return
-    pytest.fail(f"{mutant}: not found in 3,000 schedules")
+    pytest.fail(f"{mutant}: not found in 3,000 schedules from seed {first} on")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
@@ -12,6 +11,8 @@ from typing import Any, TypeVar
 from sidecar.errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
+EPOCH_S = 1.8e9
+"""When time begins."""
 SLOWEST_S = 3.0
 """Longest time a request or an answer is on its way."""
 
@@ -70,10 +71,12 @@ class Together:
 class Request:
     """Awaited: a store call that goes through the network."""
 
-    __slots__ = ("call", "issued_s")
+    __slots__ = ("args", "call", "issued_s", "kwargs")
 
-    def __init__(self, call: Callable[[], Any]) -> None:
+    def __init__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         self.call = call
+        self.args = args
+        self.kwargs = kwargs
         self.issued_s = 0.0
 
     def __await__(self) -> Generator[Request, Any, Any]:
@@ -101,6 +104,7 @@ class World:
 
     def __init__(self, seed: int, faults: Faults) -> None:
         self.random = random.Random(seed)
+        self._draw = self.random.random
         self.faults = faults
         self.now_s = 0.0
         self.acting: Any = None
@@ -109,27 +113,34 @@ class World:
         """Whether who sent the request that is being carried out has had its answer already, or is dead."""
         self.events = 0
         self.story: list[str] | None = None
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 
     def clock(self) -> float:
         return self.now_s
 
-    def at(self, at_s: float, act: Callable[[], None]) -> None:
+    def epoch(self) -> float:
+        return EPOCH_S + self.now_s
+
+    def at(self, at_s: float, act: Callable[..., None], *args: Any) -> None:
         self._count += 1
-        heapq.heappush(self._queue, (at_s, self._count, act))
+        heapq.heappush(self._queue, (at_s, self._count, act, args))
 
     def run(self, until_s: float) -> None:
         queue = self._queue
         while queue and queue[0][0] <= until_s:
-            self.now_s, _, act = heapq.heappop(queue)
+            self.now_s, _, act, args = heapq.heappop(queue)
             self.events += 1
-            act()
+            act(*args)
         self.now_s = until_s
+
+    def close(self) -> None:
+        """Forget what has not happened yet."""
+        self._queue.clear()
 
     def start(self, author: Any, coroutine: Coroutine[Any, Any, None]) -> Process:
         process = Process(author, coroutine)
-        self.at(self.now_s, lambda: self._step(process, None, None))
+        self.at(self.now_s, self._step, process, None, None)
         return process
 
     def tell(self, text: str) -> None:
@@ -144,16 +155,18 @@ class World:
         except StopIteration:
             process.is_alive = False
             return
+        finally:
+            del error  # its traceback leads to this frame: a circle that only the garbage collector could cut
         if isinstance(awaited, Request):
             self._send(process, awaited)
         elif isinstance(awaited, Sleep):
-            self.at(self.now_s + awaited.for_s, lambda: self._step(process, None, None))
+            self.at(self.now_s + awaited.for_s, self._step, process, None, None)
         elif isinstance(awaited, Together):
             self._begin_together(process, awaited)
         else:
             process.rest = awaited
             if awaited.until_s is not None:
-                self.at(max(self.now_s, awaited.until_s), lambda: self._wake(process, awaited))
+                self.at(max(self.now_s, awaited.until_s), self._wake, process, awaited)
 
     def _begin_together(self, process: Process, awaited: Together) -> None:
         left = list(enumerate(awaited.works))
@@ -167,11 +180,11 @@ class World:
                 results[number] = await work
             running -= 1
             if not running:
-                self.at(self.now_s, lambda: self._step(process, results, None))
+                self.at(self.now_s, self._step, process, results, None)
 
         running = min(awaited.at_once, len(left))
         if not running:
-            self.at(self.now_s, lambda: self._step(process, results, None))
+            self.at(self.now_s, self._step, process, results, None)
         for _ in range(running):
             self.start(process.author, carry())
 
@@ -186,34 +199,33 @@ class World:
 
     def _send(self, process: Process, request: Request) -> None:
         request.issued_s = self.now_s
-        luck, faults = self.random.random(), self.faults
+        luck, faults = self._draw(), self.faults
         cut_off_s = process.author.cut_off
         there_s = self.now_s + self._way_s()
         if luck < faults.lost or cut_off_s[0] <= there_s < cut_off_s[1]:
-            lost = StoreUnavailable("no answer")
-            self.at(there_s + 1.0, lambda: self._step(process, None, lost))
+            self.at(there_s + 1.0, self._step, process, None, StoreUnavailable("no answer"))
             return
         unanswered = luck < faults.lost + faults.unanswered
-        self.at(there_s, lambda: self._arrive(process, request, unanswered=unanswered))
+        self.at(there_s, self._arrive, process, request, unanswered)
         if luck > 1 - faults.repeated:
-            self.at(there_s + SLOWEST_S * self.random.random(), lambda: self._carry_out(process, request, is_stray=True))
+            self.at(there_s + SLOWEST_S * self._draw(), self._carry_out, process, request, True)
 
     def _way_s(self) -> float:
-        chance = self.random.random()
-        return SLOWEST_S * self.random.random() if chance < self.faults.slow else 0.01 + 0.1 * chance
+        chance = self._draw()
+        return SLOWEST_S * self._draw() if chance < self.faults.slow else 0.01 + 0.1 * chance
 
-    def _arrive(self, process: Process, request: Request, *, unanswered: bool) -> None:
-        value, error = self._carry_out(process, request, is_stray=not process.is_alive)
+    def _arrive(self, process: Process, request: Request, unanswered: bool) -> None:
+        value, error = self._carry_out(process, request, not process.is_alive)
         if unanswered:
             value, error = None, StoreUnavailable("500 after the fact")
-        self.at(self.now_s + self._way_s(), lambda: self._step(process, value, error))
+        self.at(self.now_s + self._way_s(), self._step, process, value, error)
 
-    def _carry_out(self, process: Process, request: Request, *, is_stray: bool) -> tuple[Any, BaseException | None]:
+    def _carry_out(self, process: Process, request: Request, is_stray: bool) -> tuple[Any, BaseException | None]:
         self.acting, self.issued_s, self.is_stray = process.author, request.issued_s, is_stray
         try:
-            return request.call(), None
+            return request.call(*request.args, **request.kwargs), None
         except StoreError as error:
-            return None, error
+            return None, error.with_traceback(None)
         finally:
             self.acting = None
 
@@ -234,7 +246,7 @@ class SimulatedTransfers:
     async def once(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if getattr(call, "is_local", False):
             return call(*args, **kwargs)
-        return await Request(functools.partial(call, *args, **kwargs))
+        return await Request(call, *args, **kwargs)
 
     async def persistently(
         self,
@@ -246,7 +258,7 @@ class SimulatedTransfers:
         tries = 0
         while True:
             try:
-                return await Request(functools.partial(call, *args, **kwargs))
+                return await Request(call, *args, **kwargs)
             except StoreUnavailable:
                 tries += 1
                 await Sleep(min(4.0, 0.25 * 2**tries) * (0.5 + self._world.random.random()))

@@ -187,6 +187,9 @@ class Committer(Documents):
         """
         if before is None or _is_of(before, checkpoint):
             return False
+        # Reading it may have taken long: the look at the commit that came before it does not count any more.
+        if await self.standing(checkpoint.name) is not None:
+            return True
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
         await self._delete_while_uncommitted(checkpoint.name, [key])
         return True

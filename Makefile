@@ -19,7 +19,7 @@ demo: $(VENV)/.trainer  ## a training run is preempted, loses its volume, resume
 compose-demo:  ## the same in containers (Docker with Compose; STORE=ceph: not MinIO; COMPOSE_ARGS=--help)
 	@$(PYTHON) -m sidecar.demo.compose $(if $(filter ceph,$(STORE)),--store ceph) $(if $(filter 1,$(JSON)),--json) $(COMPOSE_ARGS)
 
-test: $(VENV)/.trainer  ## unit, property, store and process tests, under five minutes
+test: $(VENV)/.trainer  ## unit, property, store and process tests (PYTEST_ARGS='-k …' for some of them)
 	$(BIN)/python -m pytest -n 4 -m "not slow and not rgw and not docker" $(PYTEST_ARGS)
 
 test-docker: $(VENV)/.trainer  ## the images, and the compose scenario against Ceph RGW (Docker with Compose)

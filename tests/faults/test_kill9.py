@@ -17,7 +17,7 @@ from tests.faults.proxy import Exchange, FaultProxy
 from tests.faults.wire import Request
 from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 ROUNDS, KILLS = range(4), 5
 PART_BYTES, PIECE_BYTES, CONCURRENCY = 5 * MIB, 16 * MIB, 2

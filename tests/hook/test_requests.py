@@ -56,7 +56,7 @@ def test_at_the_end_of_a_job_the_trainer_waits_for_final_and_says_how_far_it_is(
     command = script(args={"max_steps": 3, "save_strategy": "no"}, width=100_000)
     with pod(volume, tmp_path / "store", settings) as (_, found), training(command, volume, found) as running:
         running.said("waiting until")
-        assert re.search(r"waiting until .*\(\d+ of \d+ MB\).* is durable", running.log())
+        assert re.search(r"waiting until .*\(\d+ of \d+ MB\).* (?:is|are) durable", running.log())
         assert running.process.poll() is None
         began_s = time.monotonic()
         assert running.wait() == 0

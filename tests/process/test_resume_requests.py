@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.core import keys
-from sidecar.core.manifest import Commit, ManifestEntry
+from sidecar.core.layout import Share
+from sidecar.core.manifest import Commit, Manifest, ManifestEntry, NodeOf
 from sidecar.resume import resuming
 from sidecar.resume.downloader import Downloader, Offer
 from sidecar.resume.resuming import ResumeState
@@ -53,8 +54,8 @@ class SlowToEnd(Downloader):
         )
         return commit, "0" * 16
 
-    async def offer(self, commit: Commit, commit_crc: str) -> Offer:
-        return Offer(commit, commit_crc, ())
+    async def offer(self, commit: Commit, commit_crc: str, share: Share | None = None) -> Offer:
+        return Offer(commit, commit_crc, (Manifest(name=commit.name, attempt="a", node=NodeOf(index=0, count=1), files=()),))
 
     async def download(self, offer: Offer, node: Node, on_progress: Callable[[int, int], None]) -> Path:
         self.under_way.append(offer.name)

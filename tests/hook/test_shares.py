@@ -1,0 +1,59 @@
+"""What a node asks its sidecar for, and what it makes of a copy that is only part of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_hook.agreement import Agreement, place_among
+from trainer_hook.client import Answer, Client, SidecarAbsent
+from trainer_hook.contract import META_PARTIAL, Marker
+from trainer_hook.publish import finish
+from trainer_hook.resume import Resumer
+from trainer_hook.settings import from_environment
+
+
+class Asked(Client):
+    """Knows what it was asked for; nobody answers it."""
+
+    def __init__(self, volume: Path) -> None:
+        super().__init__("http://127.0.0.1:9", volume)
+        self.shares: list[Any] = []
+
+    def resume(self, checkpoint: str, **asked: Any) -> Answer:
+        self.shares.append(asked["share"])
+        raise SidecarAbsent("no sidecar answers")
+
+
+@pytest.mark.parametrize("meta", [{}, {META_PARTIAL: 3}])
+def test_part_of_a_checkpoint_on_the_volume_is_nothing_to_continue_from_without_the_sidecar(
+    tmp_path: Path, meta: dict[str, Any]
+) -> None:
+    folder = tmp_path / "checkpoint-5"
+    folder.mkdir()
+    finish(folder, Marker(step=5, meta=meta))
+    resumer = Resumer(from_environment({"CKPT_DIR": str(tmp_path)}), Asked(tmp_path), Agreement(), missing=lambda *_, **__: [])
+    choice = resumer.choose(0)
+    assert (choice.name if choice else None) == (None if meta else "checkpoint-5")
+
+
+@pytest.mark.parametrize(
+    ("names", "reads_all", "share"),
+    [
+        (["a", "a", "b", "b"], False, {"world_size": 4, "ranks": [2, 3]}),
+        (["a", "b", "a", "b"], False, {"world_size": 4, "ranks": [1, 3]}),
+        (["a", "a", "b", "b"], True, None),
+        (["a", "a", "a", "a"], False, None),
+    ],
+)
+def test_a_node_asks_for_what_its_own_ranks_read(
+    tmp_path: Path, names: list[str], reads_all: bool, share: dict[str, Any] | None
+) -> None:
+    client, agreement = Asked(tmp_path), Agreement()
+    agreement.world = place_among(names, 3)
+    resumer = Resumer(from_environment({"CKPT_DIR": str(tmp_path)}), client, agreement, reads_all=reads_all)
+    with pytest.raises(SidecarAbsent):
+        resumer._request("latest", 0)
+    assert client.shares == [share]

@@ -144,7 +144,7 @@ def newest_committed(place: Place) -> str:
 
 
 @pytest.mark.parametrize("place", [pytest.param("rgw", marks=pytest.mark.rgw)], indirect=True)
-@pytest.mark.parametrize(("nodes", "per_node"), [(2, 2), (3, 1)])
+@pytest.mark.parametrize(("nodes", "per_node"), [(3, 1)])
 def test_sharded_state_comes_back_after_all_pods_were_preempted_and_after_one_was_cut_off_from_the_store(
     place: Place, tmp_path: Path, nodes: int, per_node: int
 ) -> None:

@@ -116,7 +116,7 @@ def test_what_a_node_did_without_is_fetched_as_soon_as_another_job_wants_it(plac
         before = place.keys("checkpoint-5/")
     with sidecar(volume, place.settings | {"CKPT_STORE": f"file://{tmp_path / 'elsewhere'}"}) as alone:
         assert alone.ready().resume()["state"] == "none", "part of a checkpoint is nothing to continue from"
-    with sidecar(volume, place.settings) as alone:
+    with sidecar(volume, place.settings | on_demand) as alone:
         assert alone.ready().resume()["source"] == "store"
         assert contents(volume / "checkpoint-5") == everything
         assert "partial" not in json.loads((volume / "checkpoint-5/.complete").read_text())["meta"]

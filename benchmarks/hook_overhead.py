@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-INJECT = ROOT / "trainer_hook/inject"
+INJECT = ROOT / "trainer_hook/activation/inject"
 IMPORTS = ("pass", "import torch", "from transformers import Trainer")
 
 
@@ -54,7 +54,7 @@ def steps_ms(*, rounds: int, steps: int) -> dict[str, float]:
     import torch
     from transformers import Trainer
 
-    from trainer_hook.session import current_session
+    from trainer_hook.process.session import current_session
 
     torch.set_num_threads(1)
     sides = {"hooked": Trainer.train, "plain": Trainer.train.__wrapped__}
@@ -74,9 +74,9 @@ def own_cpu_us(rounds: int = 30, steps: int = 1000) -> float:
     """Return the microseconds of CPU that the hook itself takes for a step at which nothing is due: the least of the rounds."""
     from types import SimpleNamespace
 
-    from trainer_hook import transformers
-    from trainer_hook.session import current_session
-    from trainer_hook.wrapping import around
+    from trainer_hook.libraries.transformers import trainer as transformers
+    from trainer_hook.libraries.transformers.wrapping import around
+    from trainer_hook.process.session import current_session
 
     wishes = ("should_evaluate", "should_save", "should_training_stop", "should_epoch_stop")
     control = SimpleNamespace(**dict.fromkeys(wishes, False))

@@ -124,8 +124,8 @@ class Dcp(TrainerCallback):
 
 def watch_the_hook(watch: Watch) -> None:
     """Time what the hook does in the training thread: its saves, and what the optimizer's step waits for."""
-    from trainer_hook import snapshot
-    from trainer_hook.transformers_saver import Saver
+    from trainer_hook.asynchronous import snapshot
+    from trainer_hook.libraries.transformers.saver import Saver
 
     Saver.save = watch.holding(Saver.save)  # type: ignore[method-assign]
     before = snapshot.before_next_step

@@ -47,7 +47,7 @@ def install(folder: Path) -> Installed:
     """
     source = Path(trainer_hook.__file__).resolve().parent
     files = {path.relative_to(source): path.read_bytes() for path in sorted(source.rglob("*.py"))}
-    starter = files[Path("inject/sitecustomize.py")]
+    starter = files[Path("activation/inject/sitecustomize.py")]
     version = f"{PACKAGE}-{_digest(files)}"
     target = folder / "sitecustomize.py"
     try:
@@ -74,7 +74,7 @@ def _digest(files: dict[Path, bytes]) -> str:
 
 def _points_at(folder: Path, version: str) -> bool:
     link = folder / CURRENT
-    return link.is_symlink() and str(link.readlink()) == version and (link / PACKAGE / "boot.py").is_file()
+    return link.is_symlink() and str(link.readlink()) == version and (link / PACKAGE / "activation/boot.py").is_file()
 
 
 def _place_package(folder: Path, version: str, files: dict[Path, bytes]) -> None:

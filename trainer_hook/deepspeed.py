@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.state_files import DoesNotFit
+from trainer_hook.loops.state_files import DoesNotFit
 from trainer_hook.torch import StatefulLoop
 
 __all__ = ["Checkpointer"]

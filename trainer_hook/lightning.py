@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.lightning_fit import Fit
-from trainer_hook.log import warn
-from trainer_hook.session import session_from_environment
+from trainer_hook.libraries.lightning_fit import Fit
+from trainer_hook.process.log import warn
+from trainer_hook.process.session import session_from_environment
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 

@@ -22,11 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.log import say
-from trainer_hook.pace import Pace
-from trainer_hook.resume import Resumer
-from trainer_hook.saving import StepSaver
-from trainer_hook.session import Session, session_from_environment
+from trainer_hook.process.log import say
+from trainer_hook.process.session import Session, session_from_environment
+from trainer_hook.resuming.resumer import Resumer
+from trainer_hook.saving.pace import Pace
+from trainer_hook.saving.step_saver import StepSaver
 
 __all__ = ["latest", "save", "stopping"]
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from trainer_hook import state_files
 from trainer_hook.contract import META_OWN_SHARDS
-from trainer_hook.log import say
-from trainer_hook.loop import Loop
+from trainer_hook.loops import state_files
+from trainer_hook.loops.loop import Loop
+from trainer_hook.process.log import say
 
 __all__ = ["Checkpointer"]
 

@@ -15,7 +15,7 @@ from sidecar.settings import from_environment as sidecar_settings
 from tests.deploy.building import INDEXED, POD, STORE, asked, job, named, pod_of, several, sidecar_of, values
 from tests.deploy.schemas import pod_templates
 from trainer_hook.contract import Node
-from trainer_hook.settings import from_environment as hook_settings
+from trainer_hook.process.settings import from_environment as hook_settings
 
 
 def test_the_environment_that_is_written_is_one_that_both_sides_take() -> None:
@@ -56,7 +56,7 @@ def test_the_hook_that_the_init_container_installs_is_active_in_the_trainer(tmp_
     pod = pod_of(inject(job(), asked(install_hook="true", dir=str(tmp_path))))
     [_, *install] = named(pod["initContainers"], "checkpoint-hook")["command"]
     subprocess.run([sys.executable, "-m", "sidecar", *install], check=True, capture_output=True, timeout=60)
-    look = "import sys; print('trainer_hook.boot' in sys.modules, sys.modules['sitecustomize'].__file__)"
+    look = "import sys; print('trainer_hook.activation.boot' in sys.modules, sys.modules['sitecustomize'].__file__)"
     env = {"PATH": os.environ["PATH"], **values(pod["containers"][0])}
     shown = subprocess.run([sys.executable, "-c", look], env=env, check=True, capture_output=True, text=True, timeout=60)
     assert shown.stdout.split() == ["True", f"{tmp_path}/.ckpt/hook/sitecustomize.py"]

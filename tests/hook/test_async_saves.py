@@ -19,8 +19,9 @@ from tests.hook.conftest import pod
 from tests.hook.job import Answers, Training, finished, marker, script, training
 from tests.hook.test_launchers import ranks, torchrun
 from tests.process.sidecar_process import until
-from trainer_hook import asynchronous, background
-from trainer_hook.settings import Settings
+from trainer_hook.asynchronous import background
+from trainer_hook.libraries.transformers import asynchronous
+from trainer_hook.process.settings import Settings
 
 ASYNC = {"CKPT_ASYNC": "1", "CKPT_SAVE_STEPS": "3"}
 WIDTH = 60_000
@@ -32,7 +33,7 @@ def writer_of(pid: int) -> int:
 
     def found() -> list[int]:
         pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(p) for p in pids if b"trainer_hook.writer" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        return [int(p) for p in pids if b"trainer_hook.asynchronous.writer" in Path(f"/proc/{p}/cmdline").read_bytes()]
 
     until(lambda: bool(found()))
     return found()[0]

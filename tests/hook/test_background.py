@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.process.sidecar_process import until
-from trainer_hook import background, deferring, host_memory, snapshot
-from trainer_hook.background import Background, no_room_for
-from trainer_hook.host_memory import Limit
+from trainer_hook.asynchronous import background, deferring, host_memory, snapshot
+from trainer_hook.asynchronous.background import Background, no_room_for
+from trainer_hook.asynchronous.host_memory import Limit
 
 BIG = deferring.SMALL_BYTES
 PLENTY = Limit(1 << 50, "of the machine")
@@ -338,7 +338,7 @@ def test_a_snapshot_fits_when_what_is_new_of_it_fits(size: int, held: int, free:
 
 def test_the_process_dies_with_the_trainer_and_outlives_signals_to_its_group(tmp_path: Path) -> None:
     program = (
-        "import sys, time, torch; from pathlib import Path; from trainer_hook.background import Background\n"
+        "import sys, time, torch; from pathlib import Path; from trainer_hook.asynchronous.background import Background\n"
         "one, folder = Background(), Path(sys.argv[1]); one.prepare(1 << 20)\n"
         "captured = one.capture(folder, lambda: torch.save(torch.zeros(1 << 20), folder / 'x.pt'))\n"
         "print(one.pid, flush=True); one.start(captured, folder, print); one.wait()\n"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer_hook.best_model import brought_at_end, is_new_best, look_on_volume
 from trainer_hook.contract import checkpoint_name
+from trainer_hook.libraries.transformers.best_model import brought_at_end, is_new_best, look_on_volume
 
 
 def trainer(best: Path | None, *, step: int = 8, best_step: int | None = 4, wanted: bool = True) -> Any:

@@ -14,8 +14,8 @@ import pytest
 
 from tests.hook.job import Answers
 from tests.process.sidecar_process import free_port
-from trainer_hook import client as client_module
-from trainer_hook.client import Answer, Client, Flushed, SidecarAbsent
+from trainer_hook.process import client as client_module
+from trainer_hook.process.client import Answer, Client, Flushed, SidecarAbsent
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_hook.agreement import INTERVAL_MS, MOST_TICKS, Agreement, Wish, World, new_attempt, next_check, place_among
 from trainer_hook.contract import check_id
-from trainer_hook.resume import is_finished, missing_from
-from trainer_hook.schedule import Schedule, surplus
-from trainer_hook.transformers import _is_search
+from trainer_hook.libraries.transformers.trainer import _is_search
+from trainer_hook.process.agreement import INTERVAL_MS, MOST_TICKS, Agreement, Wish, World, new_attempt, next_check, place_among
+from trainer_hook.resuming.resumer import is_finished, missing_from
+from trainer_hook.saving.schedule import Schedule, surplus
 
 ALONE = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 

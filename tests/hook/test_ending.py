@@ -12,10 +12,10 @@ import pytest
 
 from tests.hook.job import ROOT, Answers, plain_environ
 from tests.hook.test_client import in_turn
-from trainer_hook import ending
-from trainer_hook.client import Client
 from trainer_hook.contract import parse_trainer_state
-from trainer_hook.ending import wait_until_durable
+from trainer_hook.process import ending
+from trainer_hook.process.client import Client
+from trainer_hook.process.ending import wait_until_durable
 
 GOING_ON: Any = SimpleNamespace(told_at_s=None)
 
@@ -79,7 +79,7 @@ EXITS = {
 
 @pytest.mark.parametrize("code", EXITS, ids=lambda code: code.splitlines()[-1])
 def test_the_exit_code_of_the_script_is_known_to_the_last_act(code: str) -> None:
-    start = "import atexit, sys\nfrom trainer_hook.ending import exit_failed, watch_exit\nwatch_exit()\n"
+    start = "import atexit, sys\nfrom trainer_hook.process.ending import exit_failed, watch_exit\nwatch_exit()\n"
     start += "atexit.register(lambda: print('failed', exit_failed()))\n"
     ended = subprocess.run(
         [sys.executable, "-c", start + code], env=plain_environ() | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
@@ -91,7 +91,7 @@ def test_the_exit_code_of_the_script_is_known_to_the_last_act(code: str) -> None
 TRAINED = """
 import os, sys
 from types import SimpleNamespace
-from trainer_hook.session import current_session
+from trainer_hook.process.session import current_session
 session = current_session()
 session.world = SimpleNamespace(local_rank=0, size=1)
 session.outcome = "succeeded"

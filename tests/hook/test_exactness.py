@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from trainer_hook.agreement import World
-from trainer_hook.client import Client
-from trainer_hook.exactness import known_reasons, told
-from trainer_hook.resume import Resumer
-from trainer_hook.settings import Settings
+from trainer_hook.libraries.transformers.exactness import known_reasons, told
+from trainer_hook.process.agreement import World
+from trainer_hook.process.client import Client
+from trainer_hook.process.settings import Settings
+from trainer_hook.resuming.resumer import Resumer
 
 
 class EarlyStoppingCallback:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainer_hook.finished import training_outcome
+from trainer_hook.libraries.transformers.finished import training_outcome
 
 AT_END = {"train_runtime": 7.0, "train_loss": 0.25, "total_flos": 9.0, "epoch": 2.0, "step": 8}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.hook.job import ROOT, plain_environ
-from trainer_hook.launcher import INJECT
+from trainer_hook.activation.launcher import INJECT
 
 IMPORTED = """
 import sys
@@ -23,8 +23,15 @@ before = set(sys.modules)
 names = {{name.split(".")[0] for name in sys.modules}} - {{"trainer_hook"}}
 print(sorted(name for name in names if name not in sys.stdlib_module_names and name != "__main__"))
 """
-BASE = "import trainer_hook.boot, trainer_hook.contract, trainer_hook.launcher, trainer_hook.__main__"
-ALL = BASE + ", trainer_hook.session, trainer_hook.saving, trainer_hook.resume, trainer_hook.transformers"
+BASE = "import trainer_hook.activation.boot, trainer_hook.contract, trainer_hook.activation.launcher, trainer_hook.__main__"
+PARTS = (
+    "process.session",
+    "saving.step_saver",
+    "resuming.resumer",
+    "libraries.transformers.trainer",
+    "libraries.patched_saves",
+)
+ALL = ", ".join((BASE, *(f"trainer_hook.{part}" for part in PARTS)))
 
 
 def python(
@@ -90,17 +97,18 @@ def test_the_next_sitecustomize_on_the_path_runs_too(tmp_path: Path) -> None:
 
 
 def test_injected_twice_it_runs_once(tmp_path: Path) -> None:
-    copied = shutil.copytree(INJECT.parent, tmp_path / "trainer_hook", ignore=shutil.ignore_patterns("__pycache__"))
+    copied = shutil.copytree(INJECT.parents[1], tmp_path / "trainer_hook", ignore=shutil.ignore_patterns("__pycache__"))
     code = "import sys; print(sum(type(finder).__name__ == '_Finder' for finder in sys.meta_path))"
     assert python(code, path=(INJECT, INJECT, f"{INJECT}/")).stdout == "1\n"
-    ended = python(code, path=(copied / "inject", INJECT))
+    ended = python(code, path=(copied / "activation/inject", INJECT))
     assert (ended.stdout, ended.stderr) == ("1\n", "")
 
 
 def test_an_error_inside_is_one_warning_line_and_the_interpreter_lives(tmp_path: Path) -> None:
-    broken = tmp_path / "trainer_hook"
+    broken = tmp_path / "trainer_hook/activation"
     (broken / "inject").mkdir(parents=True)
     (broken / "inject/sitecustomize.py").write_text((INJECT / "sitecustomize.py").read_text())
+    (broken.parent / "__init__.py").touch()
     (broken / "__init__.py").touch()
     (broken / "boot.py").write_text("raise RuntimeError('broken on purpose')\n")
     ended = python("print('script')", path=(broken / "inject",))

@@ -45,7 +45,7 @@ def test_another_version_takes_over_whole_and_leaves_the_old_one_to_those_who_ru
     done = install(folder)
     assert done.is_new
     assert str((folder / CURRENT).readlink()) == done.version == old.name
-    assert (folder / "trainer_hook-000000000000/trainer_hook/boot.py").is_file()
+    assert (folder / "trainer_hook-000000000000/trainer_hook/activation/boot.py").is_file()
 
 
 def test_every_user_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_the_command_says_what_to_set(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_whatever_is_broken_in_it_is_one_line_and_the_interpreter_lives(folder: Path) -> None:
-    boot = (folder / CURRENT / "trainer_hook/boot.py").resolve()
+    boot = (folder / CURRENT / "trainer_hook/activation/boot.py").resolve()
     for broken in ("raise RuntimeError('broken on purpose')\n", "this is no Python\n", "\x00"):
         boot.write_text(broken)
         ended = python("print('script')", path=(folder,))

@@ -14,8 +14,8 @@ from tests.hook.job import ROOT, SCRIPTS, Answers, finished, marker, trainer_sta
 from tests.hook.story import LONG_S
 from tests.process.sidecar_process import free_port, until
 from trainer_hook.contract import MARKER, META_OWNER, SCRIPT_OWNED
-from trainer_hook.own_saves import hint_for, make_way
-from trainer_hook.publish import listed_files
+from trainer_hook.libraries.own_saves import hint_for, make_way
+from trainer_hook.volume.publish import listed_files
 
 DEEPSPEED = ROOT / ".deepspeed"
 SCRIPT = str(SCRIPTS / "own_saves.py")

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.hook.job import Answers, finished, marker
 from trainer_hook.contract import step_of
-from trainer_hook.publish import finished_on
 from trainer_hook.torch import Checkpointer
+from trainer_hook.volume.publish import finished_on
 
 FORK = multiprocessing.get_context("fork")
 ROWS, BATCH, EPOCHS = 24, 4, 3

@@ -14,11 +14,11 @@ import pytest
 
 from tests.hook.job import ROOT, Answers, plain_environ
 from tests.hook.test_client import in_turn
-from trainer_hook.client import Client
-from trainer_hook.progress import Bar, is_watched
+from trainer_hook.process.client import Client
+from trainer_hook.process.progress import Bar, is_watched
 
 DOWNLOADS = """
-from trainer_hook import progress
+from trainer_hook.process import progress
 {missing}
 bar = progress.bar()
 print(bool(bar))

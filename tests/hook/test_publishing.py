@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_hook import publish as publishing
 from trainer_hook.contract import LEASES, MARKER, SYSTEM_DIR, TOKEN, ContractError, Marker, parse_marker
-from trainer_hook.publish import (
+from trainer_hook.volume import publish as publishing
+from trainer_hook.volume.publish import (
     RankRecords,
     finish,
     finished_on,

@@ -12,9 +12,9 @@ import pytest
 from tests.hook.conftest import pod
 from tests.hook.job import Answers, finished, script, training
 from tests.hook.test_trouble import small_volume  # noqa: F401 - a fixture
-from trainer_hook import room as room_module
-from trainer_hook.client import Client
-from trainer_hook.room import Room, state_bytes
+from trainer_hook.process.client import Client
+from trainer_hook.saving import room as room_module
+from trainer_hook.saving.room import Room, state_bytes
 
 
 @pytest.fixture

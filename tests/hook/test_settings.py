@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.hook.job import ROOT, plain_environ
+from trainer_hook.activation.launcher import INJECT, _is_torchrun, environment_for, shutdown_warning, torch_reads_variable
 from trainer_hook.contract import KNOWN_SETTINGS
-from trainer_hook.launcher import INJECT, _is_torchrun, environment_for, shutdown_warning, torch_reads_variable
-from trainer_hook.settings import SettingError, Settings, from_environment
+from trainer_hook.process.settings import SettingError, Settings, from_environment
 
 
 def test_nothing_set_gives_the_defaults() -> None:

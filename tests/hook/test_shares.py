@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from trainer_hook.agreement import Agreement, place_among
-from trainer_hook.client import Answer, Client, SidecarAbsent
 from trainer_hook.contract import META_PARTIAL, Marker
-from trainer_hook.publish import finish
-from trainer_hook.resume import Resumer
-from trainer_hook.settings import from_environment
+from trainer_hook.process.agreement import Agreement, place_among
+from trainer_hook.process.client import Answer, Client, SidecarAbsent
+from trainer_hook.process.settings import from_environment
+from trainer_hook.resuming.resumer import Resumer
+from trainer_hook.volume.publish import finish
 
 
 class Asked(Client):

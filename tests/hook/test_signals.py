@@ -15,14 +15,14 @@ import pytest
 from sidecar.volume.volume import Volume
 from tests.hook.job import ROOT, plain_environ
 from tests.process.sidecar_process import until
-from trainer_hook import lease
 from trainer_hook.contract import Notice, Request, encode_notice, encode_request, parse_answer, parse_notice, rfc3339
-from trainer_hook.jit import Requests, StopSignal, process_start_s
+from trainer_hook.process.signals import Requests, StopSignal, process_start_s
+from trainer_hook.volume import lease
 
 START = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from trainer_hook.jit import StopSignal
+from trainer_hook.process.signals import StopSignal
 volume = Path(sys.argv[1])
 (volume / ".ckpt").mkdir(exist_ok=True)
 stop = StopSignal(volume, exit_code=143)
@@ -167,7 +167,7 @@ def test_a_notice_given_while_libraries_were_still_being_imported_counts(volume:
 
 def test_a_process_knows_when_it_was_started(volume: Path) -> None:
     before_s = time.time()
-    code = "from trainer_hook.jit import process_start_s\ntime.sleep(0.3)\nprint(process_start_s())"
+    code = "from trainer_hook.process.signals import process_start_s\ntime.sleep(0.3)\nprint(process_start_s())"
     started_s = float(outcome(code, volume)[1])
     assert before_s - 0.05 < started_s < before_s + 0.25
 
@@ -221,7 +221,7 @@ def test_a_request_is_answered_once_by_the_save_that_follows_it(volume: Path) ->
 
 
 HOLDS = """
-from trainer_hook import lease
+from trainer_hook.volume import lease
 print('held', lease.hold(volume, 0), lease.hold(volume, 0), flush=True)
 """
 
@@ -291,7 +291,7 @@ def test_a_forked_child_that_outlives_the_process_does_not_keep_the_lease(volume
 def test_a_parent_waits_for_the_ranks_that_it_started(volume: Path) -> None:
     code = """
 import multiprocessing
-from trainer_hook import jit
+from trainer_hook.process import signals as jit
 jit._NOT_TRAINING_S = 0.2
 def rank():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

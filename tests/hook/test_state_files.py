@@ -12,9 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_hook import randomness, state_files
-from trainer_hook.loop import missing_from
-from trainer_hook.state_files import DoesNotFit
+from trainer_hook.loops import randomness, state_files
+from trainer_hook.loops.loop import missing_from
+from trainer_hook.loops.state_files import DoesNotFit
 from trainer_hook.torch import Checkpointer
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer_hook.transformers import _Call, patch
-from trainer_hook.transformers_saver import Saver
+from trainer_hook.libraries.transformers.saver import Saver
+from trainer_hook.libraries.transformers.trainer import _Call, patch
 
 
 class Trainer:

@@ -21,7 +21,7 @@ from trainer_hook.contract import Notice, encode_notice, rfc3339
 MB = 1_000_000
 JIT = {"reason": "jit"}
 HOLD_LEASE = (
-    "import sys, time, pathlib; from trainer_hook import lease; "
+    "import sys, time, pathlib; from trainer_hook.volume import lease; "
     "lease.hold(pathlib.Path(sys.argv[1]), 0); print('held', flush=True); time.sleep(60)"
 )
 

@@ -16,8 +16,8 @@ from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpo
 
 TRAINER = """
 import os, sys, time, pathlib
-from trainer_hook import lease
-from trainer_hook.jit import Requests
+from trainer_hook.volume import lease
+from trainer_hook.process.signals import Requests
 volume = pathlib.Path(sys.argv[1])
 assert lease.hold(volume, 0)
 requests, outcome, step = Requests(volume), sys.argv[2], 10

@@ -158,7 +158,7 @@ def test_the_notice_of_each_cloud_begins_termination_and_reaches_the_trainer(
 
 
 HOLD_LEASE = (
-    "import sys, time, pathlib; from trainer_hook import lease; "
+    "import sys, time, pathlib; from trainer_hook.volume import lease; "
     "lease.hold(pathlib.Path(sys.argv[1]), 0); print('held', flush=True); time.sleep(60)"
 )
 

@@ -1,0 +1,88 @@
+"""``python -m trainer_hook run -- COMMAND``: sets the environment and becomes the command."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trainer_hook.activation.boot import SHUTDOWN_TIMEOUT, give_workers_the_grace_period
+from trainer_hook.process.log import warn
+from trainer_hook.process.settings import SettingError, Settings, from_environment
+
+HARD_CODED_S = 30.0
+INJECT = Path(__file__).resolve().parent / "inject"
+EXIT_CONFIGURATION, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 2, 126, 127
+
+
+def environment_for(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which every Python below activates the hook."""
+    paths = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    changed = {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "CKPT_HOOK": "auto"}
+    give_workers_the_grace_period(changed)
+    return changed
+
+
+def shutdown_warning(environ: Mapping[str, str], settings: Settings, *, reads_variable: bool | None) -> str | None:
+    """Return why torchrun may kill the ranks before the grace period is over, or ``None``.
+
+    Args:
+        environ: The environment that the command was given.
+        settings: The hook's.
+        reads_variable: Whether the installed torch has the knob; ``None``: there is no torch.
+    """
+    given, grace_s = environ.get(SHUTDOWN_TIMEOUT), settings.grace_seconds
+    if reads_variable is False and grace_s > HARD_CODED_S:
+        return (
+            f"torchrun of this torch kills the ranks {HARD_CODED_S:.0f} s after SIGTERM, not CKPT_GRACE_SECONDS={grace_s:g}: "
+            "a just-in-time save must be finished by then; torch 2.12 and later wait for the whole grace period"
+        )
+    if reads_variable and given and given.isdigit() and int(given) < grace_s:
+        return f"{SHUTDOWN_TIMEOUT}={given} is shorter than CKPT_GRACE_SECONDS={grace_s:g}: torchrun kills the ranks that early"
+    return None
+
+
+def torch_reads_variable() -> bool | None:
+    """Whether the torch of this interpreter has the knob; ``None`` without torch. It is not imported: that takes seconds."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return None
+    launcher = Path(found.origin).parent / "distributed/launcher/api.py"
+    try:
+        return SHUTDOWN_TIMEOUT in launcher.read_text(errors="replace")
+    except OSError:
+        return None
+
+
+def run(command: Sequence[str]) -> int:
+    """Become the command: same process, same signals. Returns only when that is not possible."""
+    try:
+        settings = from_environment(os.environ)
+    except SettingError as error:
+        return _fail(str(error), EXIT_CONFIGURATION)
+    if not command:
+        return _fail("nothing to run: python -m trainer_hook run -- python train.py", EXIT_CONFIGURATION)
+    if not settings.dir.is_dir():
+        return _fail(f"CKPT_DIR={settings.dir} is not a directory: mount the shared volume there", EXIT_CONFIGURATION)
+    if _is_torchrun(command) and (said := shutdown_warning(os.environ, settings, reads_variable=torch_reads_variable())):
+        warn(said)
+    try:
+        os.execvpe(command[0], list(command), environment_for(os.environ))  # noqa: S606 - the user's own command
+    except FileNotFoundError:
+        return _fail(f"{command[0]}: command not found", EXIT_NOT_FOUND)
+    except OSError as error:
+        return _fail(f"{command[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE)
+
+
+def _is_torchrun(command: Sequence[str]) -> bool:
+    names = {Path(command[0]).name, *(command[n + 1] for n, word in enumerate(command[:-1]) if word == "-m")}
+    return bool(
+        names & {"torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+    )
+
+
+def _fail(text: str, code: int) -> int:
+    print(f"trainer_hook: {text}", file=sys.stderr)  # noqa: T201
+    return code

@@ -1,0 +1,322 @@
+"""Saves that hold training only while a snapshot is taken: a process of its own writes it, one checkpoint at a time.
+
+Knows nothing of any trainer: :meth:`Background.capture` runs whatever saves a checkpoint into a folder,
+:meth:`Background.start` has it written and then calls back, from a thread that does nothing but wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_hook.asynchronous import host_memory
+from trainer_hook.asynchronous.deferring import Deferred, deferring
+from trainer_hook.asynchronous.host_buffer import HostBuffer
+from trainer_hook.asynchronous.snapshot import Copier, Torn, lay_out, steps_alone
+from trainer_hook.asynchronous.writer import ArchiveJob, Job, TensorsJob
+from trainer_hook.process.log import say, warn
+
+WRITER_BYTES = 384 << 20
+"""What the writing process takes for itself (torch, once imported), generously."""
+END_WITHIN_S = 5.0
+FAILURES_IN_A_ROW = 2
+"""After so many, saves block."""
+FITS_WITH = 1.25
+FITS_BEYOND_S = 1.0
+
+
+def fits(*, expected_s: float, left_s: float) -> bool:
+    """Whether a save that took ``expected_s`` the last time can be tried with ``left_s`` until the process is killed."""
+    return expected_s * FITS_WITH + FITS_BEYOND_S <= left_s
+
+
+class WriterDied(RuntimeError):
+    """The process that writes ended, or could not be started."""
+
+
+class NotWritten(RuntimeError):
+    """The process that writes could not write; the text is its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A snapshot, or for a save without large files nothing at all: those are on disk already."""
+
+    files: list[ArchiveJob | TensorsJob]
+    arrived: Callable[[], None]
+    """Returns when all of it is in the memory, or raises."""
+
+    def give_up(self) -> None:
+        """It will not be written: the optimizer has nothing to wait for any more."""
+        with contextlib.suppress(Exception):
+            self.arrived()
+
+
+def no_room_for(size_bytes: int, *, held_bytes: int, limit: host_memory.Limit) -> str | None:
+    """Return why a snapshot does not fit into the host's memory; ``None`` if it does.
+
+    Args:
+        size_bytes: Of the snapshot.
+        held_bytes: What is held for snapshots already; the process that writes counts as held then, too.
+        limit: What may still be taken.
+    """
+    needed = max(0, size_bytes - held_bytes) + (0 if held_bytes else WRITER_BYTES)
+    if size_bytes <= held_bytes or needed <= limit.available_bytes:
+        return None
+    return f"a snapshot needs {needed:,} bytes more of the memory {limit.where}, {max(0, limit.available_bytes):,} are free"
+
+
+class Writer:
+    """The process, from the trainer's side."""
+
+    def __init__(self, fd: int) -> None:
+        """Start it; it imports torch while training goes on. From the training thread: it dies with the thread that made it.
+
+        Raises:
+            OSError: It could not be started.
+        """
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))
+        environ = os.environ | {"PYTHONPATH": path, "CKPT_HOOK": "off", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        # A launcher may signal the whole tree or group: it is the trainer that decides when its save is over. Blocked already
+        # here, because a process can be signalled before it runs a line of its own; the mask survives exec.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainer_hook.asynchronous.writer", str(fd), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environ,
+                cwd="/",
+                pass_fds=(fd,),
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def do(self, job: Job) -> float:
+        """Have a job done. Returns the seconds that it took.
+
+        Raises:
+            WriterDied: It is not known how much was written.
+            NotWritten: A part of it may have been written.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(job.encode())
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+            said = json.loads(line)
+        except (OSError, ValueError):
+            self.close()
+            raise WriterDied(f"the process that writes checkpoints ended with {self._process.returncode}") from None
+        if "error" in said:
+            raise NotWritten(f"{'the volume is full: ' if said['full'] else ''}{said['error']}")
+        return float(said["wrote_s"])
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a write to a disk that does not answer
+            self._process.wait(END_WITHIN_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+
+class Background:
+    """Writes one checkpoint at a time, beside training. All methods are for the training thread."""
+
+    def __init__(self) -> None:
+        self._buffer: HostBuffer | None = None
+        self._writer: Writer | None = None
+        self._copier: Copier | None = None
+        self._preparing: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
+        self._failures = 0
+        self._torn = False
+        self._said: set[str] = set()
+
+    def prepare(self, size_bytes: int, *, device: Any = None) -> None:
+        """Take memory and start the process while training goes on: the first save is then like the others.
+
+        Args:
+            size_bytes: About what a snapshot will take.
+            device: Accelerator from which it will be copied, if it will.
+        """
+        if self._why_not(size_bytes) is None and (buffer := self._started()) is not None:
+            reserve = functools.partial(_reserve, buffer, size_bytes, device)
+            thread = threading.Thread(target=reserve, name="checkpoint-memory", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread to be had: the first save does it itself
+                thread.start()
+                self._preparing = thread
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that writes; ``None``: there is none."""
+        return self._writer.pid if self._writer is not None else None
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until nothing is being written and what was to be called back has returned. Returns false when time is up."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        return True
+
+    def capture(self, folder: Path, save: Callable[[], None], *, optimizer: Any = None) -> Captured | None:
+        """Save, but only as far as a snapshot of what is large. Waits for what is in flight.
+
+        Args:
+            folder: Of the checkpoint; what ``save`` writes elsewhere is written at once.
+            save: Writes the checkpoint, with ``torch.save`` and ``safetensors.torch.save_file``.
+            optimizer: Nothing changes the parameters but its ``step()``, which will then wait for the copy. ``None``: anybody
+                may, and the copy is complete on return.
+
+        Returns:
+            The snapshot for :meth:`start`. ``None`` when ``save`` has written everything, because that was not possible.
+
+        Raises:
+            Exception: Whatever ``save`` raises.
+        """
+        self.wait()
+        if not self._may_try():
+            save()
+            return None
+        with deferring(folder) as deferred:
+            save()
+        if not deferred.files:
+            return Captured([], lambda: None)
+        captured = self._snapshot(deferred, optimizer)
+        if captured is None:
+            deferred.write()
+        return captured
+
+    def start(self, captured: Captured, folder: Path, then: Callable[[Exception | None], None]) -> None:
+        """Have a snapshot written below ``folder``, and call ``then`` with what went wrong, if anything did."""
+        job = Job(str(folder), self._buffer.size_bytes if self._buffer else 0, captured.files)
+
+        def work() -> None:
+            error: Exception | None = None
+            try:
+                if captured.files:
+                    captured.arrived()
+                    assert self._writer is not None
+                    self._writer.do(job)
+                self._failures = 0
+            except Exception as what:
+                error = what
+                self._count(what)
+            try:
+                then(error)
+            except Exception as what:
+                warn(f"{folder.name} was written but not finished ({type(what).__name__}: {what})")
+
+        thread = threading.Thread(target=work, name="checkpoint-writer", daemon=True)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:  # no thread to be had
+            work()
+
+    def close(self) -> None:
+        """End the process and give the memory back. What is in flight is lost; see :meth:`wait`."""
+        if self._preparing is not None:
+            self._preparing.join()
+        if self._writer is not None:
+            self._writer.close()
+        if self.wait(END_WITHIN_S) and self._buffer is not None:
+            self._buffer.close()
+        self._buffer = self._writer = self._copier = self._preparing = None
+
+    def _may_try(self) -> bool:
+        return self._failures < FAILURES_IN_A_ROW
+
+    def _may_overlap(self, optimizer: Any) -> bool:
+        return not self._torn and optimizer is not None and steps_alone(optimizer)
+
+    def _count(self, error: Exception) -> None:
+        if isinstance(error, Torn):
+            self._torn = True  # the next ones are copied at once
+            return
+        if isinstance(error, NotWritten) and str(error).startswith("the volume is full"):
+            return  # a blocking save would have met the same
+        self._failures += 1
+        if self._failures == FAILURES_IN_A_ROW:
+            warn(f"{self._failures} saves beside training failed in a row: from now on saves block")
+
+    def _why_not(self, size_bytes: int) -> str | None:
+        held = self._buffer.size_bytes if self._buffer else 0
+        return no_room_for(size_bytes, held_bytes=held, limit=host_memory.available())
+
+    def _snapshot(self, deferred: Deferred, optimizer: Any) -> Captured | None:
+        layout, files = lay_out(deferred)
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+        reason = self._why_not(layout.size_bytes)
+        if reason is None and (buffer := self._started()) is not None:
+            try:
+                buffer.reserve(layout.size_bytes)
+                assert self._copier is not None
+                return Captured(files, self._copier.copy(layout, optimizer if self._may_overlap(optimizer) else None))
+            except (OSError, RuntimeError, ValueError) as error:
+                self._count(error)
+                reason = f"{type(error).__name__}: {error}"
+        self._say_once(f"this save blocks training: {reason}" if reason else "this save blocks training")
+        return None
+
+    def _started(self) -> HostBuffer | None:
+        """Return the memory, with a process that reads from it; ``None`` where there cannot be one."""
+        try:
+            if self._buffer is None:
+                self._buffer = HostBuffer()
+                self._copier = Copier(self._buffer)
+            if self._writer is None or not self._writer.alive():
+                self._writer = Writer(self._buffer.fd)
+        except (OSError, AttributeError, ValueError) as error:
+            self._count(error)
+            self._say_once(f"no process beside training could be started: {error}")
+            return None
+        return self._buffer
+
+    def _say_once(self, text: str) -> None:
+        if text.split(":")[0] not in self._said:
+            self._said.add(text.split(":")[0])
+            say(text)
+
+
+def _reserve(buffer: HostBuffer, size_bytes: int, device: Any) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # the first save will say it
+        buffer.reserve(size_bytes)
+        if device is not None:
+            buffer.pin(device)

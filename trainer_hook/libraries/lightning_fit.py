@@ -1,0 +1,214 @@
+"""One ``fit()`` of a Lightning Trainer: where it continues, when it saves, and what is added to Lightning's own checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainer_hook.loops import randomness, state_files
+from trainer_hook.loops.loading import Pass, is_stateful, nowhere
+from trainer_hook.loops.loop import PROGRESS, missing_from, rank_file
+from trainer_hook.process.log import say
+from trainer_hook.process.session import Session
+from trainer_hook.resuming.resumer import Choice, Resumer
+from trainer_hook.saving.pace import Pace, leave
+from trainer_hook.saving.step_saver import StepSaver
+
+CHECKPOINT = "lightning.ckpt"
+
+
+class Fit:
+    """Every method is called on every rank at the same point of the loops."""
+
+    def __init__(self, session: Session, trainer: Any) -> None:
+        self.session = session
+        self.trainer = trainer
+        session.outcome = None
+        agreement = session.join()
+        self._world = agreement.world
+        if not agreement.all_agree(session.stop.told_at_s is None):
+            leave(session, 0)
+        self._saver = _FitSaver(session, self)
+        self._pace = Pace(session)
+        self._pass: Pass | None = None
+        self._resumed: dict[str, Any] | None = None
+        self._batch = 0
+
+    @property
+    def _alone(self) -> bool:
+        return self._world.local_size == 1
+
+    def choose(self, theirs: Any) -> Path | None:
+        """Return Lightning's file in the checkpoint to continue from; ``None``: what the script says stands."""
+        session = self.session
+        choice = Resumer(session.settings, session.client, session.join(), missing=_missing).choose(session.train_calls)
+        if choice is None:
+            say("no checkpoint to resume from" + (f": {theirs} is used" if theirs else ""))
+            return None
+        if theirs and (_step_of_file(theirs) or -1) >= choice.step_in_call:
+            say(f"continues from {theirs}, as the script asks: {choice.name} is not further")
+            return None
+        if session.train_calls == 0:
+            session.base_step = choice.base_step
+        session.saved.add(choice.name)
+        self._read_place(choice)
+        return choice.path / CHECKPOINT
+
+    def _read_place(self, choice: Choice) -> None:
+        progress = json.loads((choice.path / PROGRESS).read_text())
+        self._batch = int(progress["batch"])
+        if progress["world_size"] == self._world.size:
+            self._resumed = state_files.read_pt(choice.path / rank_file(self._world.rank))
+        say(f"resumes from {choice.name} (epoch {progress['epoch']}, batch {self._batch})")
+
+    def restored(self) -> None:
+        """Lightning has loaded its state."""
+        if self._resumed is not None and not self._batch:
+            self._end_restart()  # between epochs: with max_steps Lightning would go on in the epoch that has ended
+        self._pace.begin(self.trainer.global_step)
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """Return the batches of a pass over the training data."""
+        self._pass = Pass(loader, alone=self._alone)
+        if self._resumed is None:
+            return self._pass.skip(self._batch) if self._batch and not _keep_their_place(loader) else self._pass.begin()
+        if not self._batch:
+            return self._pass.begin_after(self._resumed)
+        for part in loader.flattened:
+            sampler: Any = getattr(part, "sampler", None)
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(self.trainer.current_epoch)
+        return self._pass.resume(self._resumed, 0 if _keep_their_place(loader) else self._batch)
+
+    def before_epoch(self) -> None:
+        """An epoch begins, or one that was interrupted goes on."""
+        if self._resumed is not None and not self._batch:
+            randomness.restore(self._resumed["now"], alone=self._alone)
+
+    def before_pass(self, data_fetcher: Any) -> None:
+        """The first batch of a pass is about to be fetched."""
+        if self._resumed is not None and not self._batch and self.trainer.current_epoch > 0:
+            iter(data_fetcher)  # Lightning would use the pass that it began before the epoch did
+
+    def in_pass(self) -> None:
+        """The pass has been begun."""
+        if self._resumed is not None and self._batch:
+            self._end_restart()  # Lightning would pass over what it does after the next batch: schedulers, a validation
+            randomness.restore(self._resumed["now"], alone=self._alone)
+        self._resumed, self._batch = None, 0
+
+    def _end_restart(self) -> None:
+        loop = self.trainer.fit_loop
+        loop._restarting = False
+        loop.epoch_loop.restarting = False
+
+    def after_batch(self) -> None:
+        """A batch has been used, and a validation run if one was due."""
+        loop = self.trainer.fit_loop.epoch_loop
+        if loop._should_accumulate() or loop._is_training_done:
+            return
+        self._save_what_is_due(loop.batch_progress.current.ready, epoch_ends=False)
+
+    def after_epoch(self) -> None:
+        """An epoch has ended."""
+        self._save_what_is_due(0, epoch_ends=True)
+
+    def _save_what_is_due(self, batch: int, *, epoch_ends: bool) -> None:
+        self._batch = batch
+        step = self.trainer.global_step
+        due = self._pace.at_step(step)
+        if due.stop:
+            self._pace.stop(step, self._save_just_in_time)
+        reason = due.reason or ("periodic" if epoch_ends and self._pace.schedule.due_at_epoch_end() else None)
+        if reason is not None and step:
+            self._save(reason)
+        self._batch = 0
+
+    def _save(self, reason: str) -> None:
+        self._saver.step_seconds = self._pace.step_seconds
+        saved = self._saver.save(None, self.trainer.global_step, reason)
+        self._pace.saved(self.trainer.global_step, ok=saved)
+
+    def _save_just_in_time(self) -> bool:
+        self._saver.make_room()
+        return self._saver.save(None, self.trainer.global_step, "jit")
+
+    def trained(self) -> None:
+        """Training has ended by itself."""
+        self._save("periodic")
+        self._saver.save_final(self.trainer.global_step)
+
+    def ended(self) -> None:
+        """``fit()`` returns."""
+        session, step = self.session, int(self.trainer.global_step)
+        if not session.join().all_agree(session.stop.told_at_s is None or not session.settings.jit):
+            leave(session, step)
+        session.tell_state("running", session.base_step + step)
+        session.base_step += step
+        session.train_calls += 1
+        session.outcome = "succeeded"
+
+    def write(self, folder: Path) -> None:
+        """Write everything that a resume needs. Collective."""
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._plain_files():
+            self.trainer.save_checkpoint(folder / CHECKPOINT, weights_only=False)  # all of it
+        place = nowhere(alone=self._alone) if self._pass is None else self._pass.state()
+        state_files.write_pt(place, folder / rank_file(self._world.rank))
+        if self._world.rank == 0:
+            where = {"step": self.trainer.global_step, "epoch": self.trainer.current_epoch, "batch": self._batch}
+            (folder / PROGRESS).write_text(json.dumps(where | {"world_size": self._world.size}) + "\n")
+
+    def write_final(self, folder: Path) -> None:
+        """Write the model's weights. Collective."""
+        weights = self.trainer.strategy.lightning_module_state_dict()
+        sharded = any(type(value) is not torch.Tensor for value in weights.values())
+        state = ({}, {"model": weights}) if sharded else ({"model": weights}, {})
+        state_files.write(state, folder, rank=self._world.rank, group=self.session.join().group)
+
+    @contextlib.contextmanager
+    def _plain_files(self) -> Iterator[None]:
+        """Save with Lightning's own plain writer: another one may still write when it returns, or write elsewhere."""
+        strategy = self.trainer.strategy
+        before = strategy._checkpoint_io
+        strategy._checkpoint_io = None
+        try:
+            yield
+        finally:
+            strategy._checkpoint_io = before
+
+
+def _keep_their_place(loader: Any) -> bool:
+    """Whether Lightning itself restores the place in the data."""
+    return all(is_stateful(part) for part in loader.flattened)
+
+
+def _missing(files: Any, **ranks: Any) -> list[str]:
+    # A sharded strategy writes a folder.
+    there = any(name == CHECKPOINT or name.startswith(f"{CHECKPOINT}/") for name in files)
+    return missing_from(files, **ranks) + ([] if there else [CHECKPOINT])
+
+
+def _step_of_file(path: Any) -> int | None:
+    try:
+        return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["global_step"])
+    except Exception:  # whatever it is: ours is at least complete
+        return None
+
+
+class _FitSaver(StepSaver):
+    def __init__(self, session: Session, fit: Fit) -> None:
+        super().__init__(session)
+        self._fit = fit
+
+    def _write(self, model: Any, global_step: int) -> None:
+        self._fit.write(self._volume / self.name(global_step))
+
+    def _write_final(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self._fit.write_final(folder)

@@ -1,0 +1,59 @@
+"""``CKPT_ASYNC=1`` for the Hugging Face Trainer: when a save may be written beside training, and what may run meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer_hook.asynchronous.background import Background
+from trainer_hook.asynchronous.snapshot import estimated_bytes
+from trainer_hook.process.log import say
+from trainer_hook.process.settings import Settings
+
+WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
+"""Values of accelerate's ``DistributedType`` with which a save is no collective."""
+LIBRARIES = ("transformers", "trl", "peft", "accelerate", "trainer_hook")
+_METHODS = ("training_step", "compute_loss", "prediction_step")
+_EVENTS = ("on_epoch_begin", "on_epoch_end", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_evaluate")
+
+
+def background_for(settings: Settings, trainer: Any) -> Background | None:
+    """Return what writes beside training, if the settings ask for it and it is possible for this trainer."""
+    if not settings.asynchronous:
+        return None
+    kind = _distributed_type(trainer)
+    if kind not in WHOLE_STATE_ON_ONE_RANK:
+        say(f"CKPT_ASYNC=1 is not available with {kind}: saves block training")
+        return None
+    return Background()
+
+
+def _distributed_type(trainer: Any) -> str:
+    for flag, name in (("is_fsdp_enabled", "FSDP"), ("is_deepspeed_enabled", "DEEPSPEED")):
+        if getattr(trainer, flag, False):
+            return name
+    kind = getattr(getattr(trainer, "accelerator", None), "distributed_type", "of unknown kind")
+    return str(getattr(kind, "value", kind))
+
+
+def prepare(background: Background, trainer: Any) -> None:
+    """Take what the first save will need, once the optimizer has its state."""
+    if trainer.args.should_save:
+        device = trainer.args.device
+        size_bytes = estimated_bytes(trainer.model, trainer.optimizer)
+        background.prepare(size_bytes, device=device if device.type == "cuda" else None)
+
+
+def optimizer_that_waits(trainer: Any) -> Any:
+    """Return the optimizer if nothing else will change parameters before its next step; else ``None``.
+
+    Code of the script that runs in between might, and so does Trainer when training ends (``load_best_model_at_end``).
+    """
+    if trainer.control.should_training_stop:
+        return None
+    between = [getattr(trainer, name, None) for name in _METHODS]
+    between += [getattr(c, event, None) for c in trainer.callback_handler.callbacks for event in _EVENTS]
+    return trainer.optimizer if all(_is_of_a_library(method) for method in between if method is not None) else None
+
+
+def _is_of_a_library(method: Any) -> bool:
+    return str(getattr(method, "__module__", None)).split(".")[0] in LIBRARIES

@@ -1,0 +1,1 @@
+"""What a training process holds for its life: settings, session, signals, agreement with other ranks, the sidecar's client."""

@@ -1,0 +1,174 @@
+"""How ranks that see different things at different steps do the same thing at the same step.
+
+Every rank all-reduces a few floats on a gloo group of its own, at steps that all ranks compute alike: about once a second. No
+rank ever waits for a signal of its own, and the accelerator is not touched.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer_hook.process.log import i_am, warn
+
+INTERVAL_MS = 1000.0
+MOST_TICKS = 1000
+LEAST_TIMEOUT_S = 1800.0
+"""Longest wait for another rank: longer than any save or download, or they would be taken for a dead rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a rank wants, or what all agreed on: the maximum over the ranks."""
+
+    stop: bool = False
+    save: bool = False
+    manual: bool = False
+    """Somebody asked for the save."""
+
+
+def next_check(tick: int, *, ms_per_tick: float) -> int:
+    """Return the tick at which the ranks talk next: about ``INTERVAL_MS`` on, at least one tick, at most ``MOST_TICKS``."""
+    return tick + max(1, min(MOST_TICKS, int(INTERVAL_MS / max(ms_per_tick, 1e-3))))
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among all training processes."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    ranks: tuple[int, ...] = ()
+    """All ranks of this node; empty where nobody asked."""
+
+    @property
+    def node(self) -> int:
+        """Index of this node."""
+        return self.rank // self.local_size
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return max(1, self.size // self.local_size)
+
+
+def place_among(names: Sequence[str], rank: int) -> World:
+    """Return a rank's place from the host name of every rank: hosts count from the one of rank 0 on."""
+    mine = [other for other, name in enumerate(names) if name == names[rank]]
+    return World(rank, len(names), mine.index(rank), len(mine), tuple(mine))
+
+
+def new_attempt() -> str:
+    """Return an id that sorts by time: one start of the whole job."""
+    return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:8]}"
+
+
+class Agreement:
+    """Talks to the other ranks. Alone it answers at once, at every tick."""
+
+    def __init__(self, *, timeout_s: float = LEAST_TIMEOUT_S) -> None:
+        """Collective, once the process group is there. Without one this process is alone."""
+        self.world = World()
+        self._group: Any = None
+        self._tick = self._next_tick = 0
+        self._kind = ""
+        self._last: tuple[int, float] | None = None
+        self._broken = False
+        self.waits_since_s: float | None = None
+        """Monotonic instant since which this rank waits for the others; ``None`` while it does not."""
+        self._join(max(LEAST_TIMEOUT_S, timeout_s))
+
+    @property
+    def group(self) -> Any:
+        """The gloo group of all ranks; ``None`` alone."""
+        return self._group
+
+    def _join(self, timeout_s: float) -> None:
+        if "torch" not in sys.modules:  # then there is no process group either
+            return
+        import torch.distributed as dist
+
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return
+        self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
+        rank, size = dist.get_rank(), dist.get_world_size()
+        i_am(rank)
+        if os.environ.get("LOCAL_WORLD_SIZE") and os.environ.get("LOCAL_RANK"):
+            local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+            ranks = range(rank - local_rank, rank - local_rank + local_size)
+            self.world = World(rank, size, local_rank, local_size, tuple(ranks))
+        else:  # mpirun, srun and the like
+            names: list[Any] = [None] * size
+            dist.all_gather_object(names, socket.gethostname(), group=self._group)
+            self.world = place_among(names, rank)
+
+    def tick(self, kind: str, mine: Callable[[], Wish]) -> Wish:
+        """Return what all ranks agree on, or no wish at all where they do not talk.
+
+        Every rank calls it at the same steps of the same kind (training, evaluation). A new kind talks at once, because its
+        ticks may take much longer than those that the interval was computed from.
+
+        Args:
+            kind: What is being done.
+            mine: This rank's wish; asked for only where the ranks talk.
+        """
+        if self._group is None:
+            return mine()
+        self._tick += 1
+        if self._broken or (kind == self._kind and self._tick < self._next_tick):
+            return Wish()
+        if kind != self._kind:
+            self._kind, self._last = kind, None
+        wish = mine()
+        try:
+            stop, save, manual, slowest_ms = self._reduce(
+                [float(wish.stop), float(wish.save), float(wish.manual), self._ms_per_tick()]
+            )
+        except RuntimeError as error:  # a rank died: the training's own collectives end this job
+            self._broken = True
+            warn(f"another rank cannot be reached ({str(error)[:200]}); no more saves in this attempt")
+            return Wish()
+        self._next_tick = next_check(self._tick, ms_per_tick=slowest_ms)
+        return Wish(stop > 0, save > 0, manual > 0)
+
+    def _ms_per_tick(self) -> float:
+        now_s = time.monotonic()
+        before_tick, before_s = self._last or (self._tick - 1, now_s - INTERVAL_MS / 1000)
+        self._last = (self._tick, now_s)
+        return 1000 * (now_s - before_s) / max(1, self._tick - before_tick)
+
+    def all_agree(self, yes: bool) -> bool:
+        """Whether every rank says yes. A barrier."""
+        return yes if self._group is None else self._reduce([float(not yes)])[0] == 0
+
+    def from_rank_0(self, value: Any) -> Any:
+        """Return rank 0's value on every rank."""
+        if self._group is None:
+            return value
+        import torch.distributed as dist
+
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._group, device="cpu")
+        return box[0]
+
+    def _reduce(self, values: list[float]) -> list[float]:
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.tensor(values, dtype=torch.float64)
+        self.waits_since_s = time.monotonic()
+        try:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        finally:
+            self.waits_since_s = None
+        reduced: list[float] = tensor.tolist()
+        return reduced

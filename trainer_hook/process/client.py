@@ -1,0 +1,208 @@
+"""Talks to the sidecar over HTTP on this pod's loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainer_hook.contract import TOKEN
+from trainer_hook.process.progress import Bar
+
+ABSENT_AFTER_S = 30.0
+"""A sidecar that refuses connections for this long is not there."""
+ABSENT_STILL_AFTER_S = 1.0
+"""The same for one that was not there when it was asked last: a script may call ``train()`` many times."""
+_TRY_AGAIN_S = 0.5
+_NOT_IN_TIME = 504
+
+
+class SidecarAbsent(Exception):
+    """Nobody answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome of a resume request. ``checkpoint`` ``None``: nothing to resume from; the rest says why."""
+
+    checkpoint: str | None = None
+    source: str | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+    passed_over: tuple[tuple[str, str], ...] = ()
+    detail: str | None = None
+    known: bool = True
+    """False: the question could not be answered (no store, no space, no time)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """The outcome of a flush."""
+
+    missing: tuple[dict[str, Any], ...] = ()
+    """``checkpoint``, ``state`` and ``reason`` of what is not durable, or never will be."""
+    durable: tuple[str, ...] = ()
+    """When nothing is missing: what on the volume is in the store, too."""
+
+
+class Client:
+    """One connection per call."""
+
+    def __init__(self, url: str, volume: Path) -> None:
+        self._url = url
+        self._token_path = volume / TOKEN
+        self._patience_s: float | None = None
+
+    def resume(
+        self,
+        checkpoint: str,
+        *,
+        train_call: int | None,
+        timeout_s: float,
+        tell: Callable[[str], None],
+        bar: Bar | None = None,
+        share: dict[str, Any] | None = None,
+    ) -> Answer:
+        """Ask for a checkpoint and wait until it is on the volume.
+
+        Args:
+            checkpoint: ``latest`` or a name.
+            train_call: Only checkpoints of this ``train()`` call; ``None``: any.
+            timeout_s: Longest wait.
+            tell: Called with progress, at most every five seconds, while there is no bar.
+            bar: Drawn where it can be.
+            share: ``world_size`` and ``ranks`` of this node, if the files of other ranks may be left out.
+
+        Raises:
+            SidecarAbsent: Nobody answers within ``ABSENT_AFTER_S``.
+        """
+        until_s = time.monotonic() + timeout_s
+        body: dict[str, Any] = {"checkpoint": checkpoint} | ({} if train_call is None else {"train_call": train_call})
+        body |= {} if share is None else {"share": share}
+        progress = self._first_call("/v1/resume", body, until_s=until_s)
+        told_s = time.monotonic()
+        while progress.get("state") in ("choosing", "downloading", "idle") and time.monotonic() < until_s:
+            drawn = bar is not None and bar(progress)
+            if not drawn and time.monotonic() - told_s > 5:
+                told_s = time.monotonic()
+                tell(_progress_text(progress))
+            try:
+                wait_s = 0.5 if bar else 2
+                progress = _expect_success(*self._call("GET", f"/v1/resume?wait_s={wait_s}", None, timeout_s=10))
+            except OSError:  # the sidecar restarts: it continues where it was
+                time.sleep(_TRY_AGAIN_S)
+                progress = self._first_call("/v1/resume", body, until_s=until_s)
+        if bar is not None:
+            bar.close()
+        return _answer(progress)
+
+    def flush(self, *, timeout_s: float) -> Flushed:
+        """Wait until all that is finished is durable, or the time is over.
+
+        Raises:
+            OSError: Nobody answers, or not to us.
+        """
+        status, answer = self._call("POST", "/v1/flush", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10)
+        if status == _NOT_IN_TIME:
+            return Flushed(missing=tuple(answer.get("missing") or ()))
+        return Flushed(durable=tuple(_expect_success(status, answer).get("durable") or ()))
+
+    def make_room(self, wanted_bytes: int, *, timeout_s: float) -> list[str]:
+        """Have durable checkpoints leave the volume until so much is free. Returns their names.
+
+        Raises:
+            OSError: Nobody answers, or not to us.
+        """
+        answer = _expect_success(*self._call("POST", "/v1/room", {"bytes": wanted_bytes}, timeout_s=timeout_s))
+        return [str(name) for name in answer.get("deleted") or ()]
+
+    def degraded(self) -> str | None:
+        """Return why the store cannot be used at the moment, if so.
+
+        Raises:
+            OSError: Nobody answers, or not to us.
+        """
+        state = _expect_success(*self._call("GET", "/v1/status", None, timeout_s=10))
+        return str(state.get("degraded_reason")) if state.get("degraded") else None
+
+    def older_checkpoints(self, than_step: int) -> list[str]:
+        """Return committed checkpoints before a step, newest first.
+
+        Raises:
+            OSError: Nobody answers, or not to us.
+        """
+        answer = _expect_success(*self._call("GET", "/v1/checkpoints?where=store", None, timeout_s=60))
+        older = [c for c in answer.get("checkpoints", []) if c.get("step") is not None and c["step"] < than_step]
+        return [c["name"] for c in sorted(older, key=lambda c: -int(c["step"]))]
+
+    def _first_call(self, path: str, body: dict[str, Any], *, until_s: float) -> Any:
+        began_s = time.monotonic()
+        while True:
+            try:
+                answer = _expect_success(*self._call("POST", path, body, timeout_s=10))
+                self._patience_s = None
+                return answer
+            except OSError as error:
+                now_s = time.monotonic()
+                if now_s > until_s or now_s - began_s > (ABSENT_AFTER_S if self._patience_s is None else self._patience_s):
+                    self._patience_s = ABSENT_STILL_AFTER_S
+                    raise SidecarAbsent(f"no sidecar answers at {self._url} ({error})") from None
+                time.sleep(_TRY_AGAIN_S)
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None, *, timeout_s: float) -> tuple[int, Any]:
+        import http.client
+        import urllib.error
+        import urllib.request
+
+        request = urllib.request.Request(f"{self._url}{path}", method=method)  # noqa: S310 - http or https, checked at start
+        if body is not None:
+            request.data = json.dumps(body).encode()
+            request.add_header("content-type", "application/json")
+            with contextlib.suppress(OSError):
+                request.add_header("authorization", f"Bearer {self._token_path.read_text().strip()}")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the pod's own loopback needs no proxy
+        try:
+            with opener.open(request, timeout=timeout_s) as response:
+                return response.status, json.loads(response.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, _json_or_empty(error.read())
+        except (ValueError, http.client.HTTPException) as error:
+            raise OSError(f"not a sidecar's answer: {error!r}") from None
+
+
+def _json_or_empty(raw: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(raw)
+    except ValueError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _expect_success(status: int, answer: Any) -> Any:
+    if not 200 <= status < 300 or not isinstance(answer, dict):
+        detail = answer.get("detail") if isinstance(answer, dict) else None
+        raise OSError(detail or f"the sidecar answered HTTP {status}")
+    return answer
+
+
+def _answer(progress: dict[str, Any]) -> Answer:
+    passed = tuple((str(p["checkpoint"]), str(p["reason"])) for p in progress.get("passed_over") or ())
+    state = progress.get("state")
+    if state == "ready":
+        return Answer(progress["checkpoint"], progress.get("source"), progress.get("meta") or {}, passed)
+    if state == "none":
+        return Answer(passed_over=passed, detail=progress.get("detail"))
+    detail = progress.get("detail") or "no answer in time: raise CKPT_RESUME_TIMEOUT_S"
+    return Answer(passed_over=passed, detail=detail, known=False)
+
+
+def _progress_text(progress: dict[str, Any]) -> str:
+    if progress.get("detail"):
+        return f"waiting for the checkpoint to resume from: {progress['detail']}"
+    done, total = progress.get("done_bytes") or 0, progress.get("total_bytes") or 0
+    share = f", {100 * done / total:.0f} % of {total / 1e9:.2f} GB" if total else ""
+    return f"{progress['state']} {progress.get('checkpoint') or ''}{share}"

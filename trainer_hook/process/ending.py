@@ -1,0 +1,132 @@
+"""How the script itself ends, and what is still to become durable then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from typing import Any, NoReturn
+
+from trainer_hook.process.client import Client
+from trainer_hook.process.log import say, warn
+from trainer_hook.process.signals import StopSignal
+
+DEGRADED_PATIENCE_S = 30.0
+FLUSH_POLL_S = 5.0
+OTHERS_PATIENCE_S = 120.0
+"""How long a node whose own part is in the store stays for those of the others: they commit without it, or are dead."""
+NEVER_DURABLE = frozenset({"lost", "given-up", "rejected"})
+"""States that the sidecar tells once, to the call that waited for it."""
+
+
+class ScriptExit(SystemExit):
+    """What ``sys.exit`` raises under the hook: a ``SystemExit`` that knows when the interpreter itself asks for its code."""
+
+    ended_with: Any = None
+    """Code of the one that ended the interpreter."""
+
+    @property
+    def code(self) -> Any:
+        """The exit code, as ``sys.exit`` was given it."""
+        code = _CODE.__get__(self)
+        if sys._getframe().f_back is None:  # no Python code asks: nobody has caught it
+            ScriptExit.ended_with = code
+        return code
+
+    @code.setter
+    def code(self, code: Any) -> None:
+        _CODE.__set__(self, code)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SystemExit, self.args
+
+
+_CODE: Any = SystemExit.__dict__["code"]
+ScriptExit.__name__ = ScriptExit.__qualname__ = "SystemExit"
+
+
+def watch_exit() -> None:
+    """Stand in for ``sys.exit``: the last act is not told the exit code. ``raise SystemExit(1)`` without it is not seen."""
+
+    def exit(status: Any = None, /) -> NoReturn:
+        raise ScriptExit(*(() if status is None else (status,)))
+
+    exit.__doc__ = sys.exit.__doc__
+    sys.exit = exit
+
+
+def exit_failed() -> bool:
+    """Whether the script ended itself with an exit code that is not success."""
+    return ScriptExit.ended_with not in (None, 0)
+
+
+def wait_until_durable(client: Client, stop: StopSignal) -> str | None:
+    """Stay until all that is finished is durable, or a signal comes. Returns what will not be, if anything."""
+    trouble_lasts, others_last = _Patience(DEGRADED_PATIENCE_S), _Patience(OTHERS_PATIENCE_S)
+    lost: dict[str, str] = {}
+    while stop.told_at_s is None:
+        try:
+            flushed = client.flush(timeout_s=FLUSH_POLL_S)
+            lost |= {m["checkpoint"]: _fate(m) for m in flushed.missing if m.get("state") in NEVER_DURABLE}
+            for name in flushed.durable:  # written anew meanwhile
+                lost.pop(name, None)
+            missing = [m for m in flushed.missing if m["checkpoint"] not in lost]
+            if not missing:
+                return _ended(lost)
+            trouble = client.degraded()
+        except OSError as error:
+            missing, trouble = [], f"no sidecar answers ({error})"
+        names = ", ".join(map(_progress, missing)) or "the last checkpoints"
+        if trouble_lasts.is_over(bool(trouble)):
+            warn(f"ends without waiting any longer for {names}: {trouble}")
+            return f"{names}: {trouble}"
+        if others_last.is_over(bool(missing) and all(m.get("state") == "uploaded" for m in missing)):
+            warn(f"ends: its part of {names} is in the store, and those of other nodes are not")
+            return f"{names}: parts of other nodes are missing"
+        say(f"waiting until {names} {'is' if len(missing) == 1 else 'are'} durable" + (f": {trouble}" if trouble else ""))
+        if trouble:
+            time.sleep(1)
+    return None
+
+
+class _Patience:
+    """Whether something has lasted too long, without a break."""
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._since_s: float | None = None
+
+    def is_over(self, lasts: bool) -> bool:
+        now_s = time.monotonic()
+        self._since_s = (self._since_s or now_s) if lasts else None
+        return self._since_s is not None and now_s - self._since_s >= self._most_s
+
+
+def _progress(missing: dict[str, Any]) -> str:
+    sent_bytes, size_bytes = missing.get("sent_bytes"), missing.get("size_bytes")
+    return str(missing["checkpoint"]) + (
+        f" ({sent_bytes / 1e6:.0f} of {size_bytes / 1e6:.0f} MB)" if sent_bytes is not None and size_bytes else ""
+    )
+
+
+def _fate(missing: dict[str, Any]) -> str:
+    return str(missing["state"]) + (f", {missing['reason']}" if missing.get("reason") else "")
+
+
+def _ended(lost: dict[str, str]) -> str | None:
+    if not lost:
+        say("everything is durable")
+        return None
+    told = "; ".join(f"{name} ({fate})" for name, fate in sorted(lost.items()))
+    warn(f"not durable: {told}; everything else is")
+    return told
+
+
+def end_after_failure(why: str) -> None:
+    """Do what ``CKPT_ON_STORE_FAILURE=fail`` asks for, at an instant when raising is too late."""
+    warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {why}")
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(1)

@@ -1,0 +1,268 @@
+"""Where a run continues: asks the sidecar, checks that nothing is missing, and sees that all ranks do the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_hook.contract import FINAL, MARKER, META_PARTIAL, META_TRAIN_CALL, ContractError, Marker, parse_marker, step_of
+from trainer_hook.process.agreement import Agreement
+from trainer_hook.process.client import Answer, Client, SidecarAbsent
+from trainer_hook.process.log import say, warn
+from trainer_hook.process.progress import bar
+from trainer_hook.process.settings import Settings
+from trainer_hook.volume.publish import finished_on
+
+STATE = "trainer_state.json"
+META_STOPPED_EARLY = "stopped_early"
+"""Key in ``meta``: training ended here before its last step, because a callback said so."""
+_WEIGHTS = ("model", "pytorch_model", "adapter_model", "tf_model", "flax_model")
+
+
+class CannotResume(SystemExit):
+    """``CKPT_ON_STORE_FAILURE=fail``, and it is not known what to resume from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A directory on the volume that is complete for this trainer."""
+
+    name: str
+    path: Path
+    meta: Mapping[str, Any]
+    source: str | None = None
+    """``store`` or ``local``, where the sidecar says it."""
+
+    @property
+    def base_step(self) -> int:
+        """Steps of the ``train()`` calls before the one that saved it."""
+        base = self.meta.get("base_step", 0)
+        return base if isinstance(base, int) else 0
+
+    @property
+    def step_in_call(self) -> int:
+        """The Trainer's own step."""
+        return (step_of(self.name) or 0) - self.base_step
+
+
+def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_world_size: int | None) -> list[str]:
+    """Return what a Trainer checkpoint lacks for one rank.
+
+    Trainer itself loads what it finds: without ``optimizer.pt`` or ``scheduler.pt`` it silently drops both, without the RNG
+    state it goes on with another.
+
+    Args:
+        files: Size in bytes by path.
+        rank: Whose RNG state is needed.
+        world_size: Of this run.
+        saved_world_size: Of the run that saved it; with another one no rank's RNG state fits.
+    """
+    tops = {name.split("/", 1)[0] for name in files}
+    sharded = any(top.startswith("global_step") for top in tops)  # DeepSpeed keeps weights and optimizer there
+    missing = [] if STATE in files else [STATE]
+    if not sharded and not any(name.startswith(_WEIGHTS) for name in tops):
+        missing.append("the model's weights")
+    if not sharded and not any(top.startswith("optimizer") for top in tops):
+        missing.append("optimizer.pt")
+    if "scheduler.pt" not in files and not sharded:
+        missing.append("scheduler.pt")
+    rng = "rng_state.pth" if world_size == 1 else f"rng_state_{rank}.pth"
+    if rng not in files and saved_world_size in (None, world_size):
+        missing.append(rng)
+    return missing
+
+
+def is_finished(state: Mapping[str, Any], meta: Mapping[str, Any], *, max_steps: int, epochs: float) -> bool:
+    """Whether a run that stood at ``state`` has nothing left to train. Trainer itself would train one step too many.
+
+    Args:
+        state: Content of ``trainer_state.json``.
+        meta: Of the checkpoint's marker.
+        max_steps: The run's own limit; 0 or less means that ``epochs`` limits it.
+        epochs: ``num_train_epochs``.
+    """
+    if meta.get(META_STOPPED_EARLY):
+        return True
+    if max_steps > 0:
+        return bool(state.get("global_step", 0) >= max_steps)
+    return bool((state.get("epoch") or 0.0) >= epochs - 1e-6)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Return ``trainer_state.json`` of a checkpoint, or an empty one."""
+    try:
+        state = json.loads((folder / STATE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+class Resumer:
+    """One question per ``train()`` call; collective."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: Client,
+        agreement: Agreement,
+        *,
+        missing: Callable[..., list[str]] = missing_from,
+        reads_all: bool = False,
+    ) -> None:
+        """One run's.
+
+        Args:
+            settings: Of this process.
+            client: Of this pod's sidecar.
+            agreement: Of all ranks.
+            missing: Says what a checkpoint lacks for one rank, with the arguments of ``missing_from``.
+            reads_all: Whoever loads may read files of any rank: no node leaves some out.
+        """
+        self._reads_all = reads_all
+        self._missing = missing
+        self._settings = settings
+        self._client = client
+        self._agreement = agreement
+        self._volume = settings.dir
+
+    def choose(self, train_call: int) -> Choice | None:
+        """Return what all ranks continue from, or ``None`` for a fresh start.
+
+        Raises:
+            CannotResume: It is not known what to continue from, and the settings ask to fail then.
+        """
+        rank_0 = self._agreement.world.rank == 0
+        answer: Answer = self._agreement.from_rank_0(self._ask(train_call) if rank_0 else None)
+        while answer.checkpoint is not None:
+            reason = self._problem(answer.checkpoint)
+            if self._agreement.all_agree(reason is None):
+                return Choice(answer.checkpoint, self._volume / answer.checkpoint, answer.meta, answer.source)
+            if reason is not None:
+                warn(f"{answer.checkpoint} is passed over: {reason}")
+            answer = self._agreement.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
+        if not answer.known and self._settings.fail_without_store:
+            warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {answer.detail}")
+            raise CannotResume(1)
+        return None
+
+    def final(self, train_call: int) -> Path | None:
+        """Return the final model of a call that had finished, if every node can have it."""
+        path = self._volume / FINAL
+        there = self._fetch(FINAL) is None if self._agreement.world.local_rank == 0 else True
+        if not self._agreement.all_agree(there):
+            return None
+        marker = _marker(path)
+        return path if self._agreement.all_agree(marker.meta.get(META_TRAIN_CALL, 0) == train_call) else None
+
+    def lacks(self, folder: Path) -> list[str]:
+        """Return what a directory that the script names lacks besides random state, if it is a Trainer's checkpoint at all."""
+        world, marker = self._agreement.world, _marker(folder)
+        if META_PARTIAL in marker.meta and marker.world_size != world.size:
+            return ["files of other ranks"]
+        files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+        if not files or STATE not in files:
+            return []
+        return missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=0)
+
+    def bring(self, name: str) -> str | None:
+        """Have every node bring one checkpoint to its volume. Returns why not all ranks can use it, as this rank sees it."""
+        reason = self._fetch(name) if self._agreement.world.local_rank == 0 else None
+        self._agreement.all_agree(True)  # the other ranks of this node wait for its directory
+        reason = reason or self._incomplete(self._volume / name)
+        return None if self._agreement.all_agree(reason is None) else reason or "another rank cannot use it"
+
+    def _request(self, name: str, train_call: int | None) -> Answer:
+        timeout_s, world = self._settings.resume_timeout_s, self._agreement.world
+        apart = world.nodes > 1 and world.ranks and not self._reads_all
+        share = {"world_size": world.size, "ranks": list(world.ranks)} if apart else None
+        return self._client.resume(name, train_call=train_call, timeout_s=timeout_s, tell=say, bar=bar(), share=share)
+
+    def _ask(self, train_call: int) -> Answer:
+        try:
+            answer = self._request("latest", train_call)
+        except SidecarAbsent as absent:
+            return self._local(train_call, str(absent))
+        for name, reason in answer.passed_over:
+            warn(f"{name} is passed over: {reason}")
+        if answer.checkpoint is None and not answer.known:
+            warn(f"no checkpoint can be had: {answer.detail}")
+            return self._local(train_call, str(answer.detail))
+        return answer
+
+    def _ask_older(self, refused: Answer, train_call: int) -> Answer:
+        step = step_of(refused.checkpoint or "") or 0
+        try:
+            for name in self._client.older_checkpoints(step):
+                answer = self._request(name, train_call)
+                if answer.checkpoint is not None:
+                    return answer
+        except (SidecarAbsent, OSError) as error:
+            return Answer(detail=str(error), known=False)
+        return Answer()
+
+    def _local(self, train_call: int, why: str) -> Answer:
+        usable = [
+            c
+            for c in finished_on(self._volume)
+            if step_of(c.name) is not None
+            and META_PARTIAL not in c.marker.meta
+            and (c.marker.node is None or c.marker.node.count == 1)
+            and c.marker.meta.get(META_TRAIN_CALL, 0) == train_call
+        ]
+        if not usable or self._settings.fail_without_store:
+            return Answer(detail=why, known=False)
+        newest = max(usable, key=lambda c: step_of(c.name) or 0)
+        warn(f"{why}; continues from {newest.name}, the newest on the volume")
+        return Answer(newest.name, "local", dict(newest.marker.meta), known=False)
+
+    def _problem(self, name: str) -> str | None:
+        """Return why this rank cannot use the checkpoint. Fetches it first on nodes that did not ask for it. Collective."""
+        world = self._agreement.world
+        reason = self._fetch(name) if world.local_rank == 0 and world.rank != 0 else None
+        self._agreement.all_agree(True)  # the other ranks of this node wait for its directory
+        return reason or self._incomplete(self._volume / name)
+
+    def _fetch(self, name: str) -> str | None:
+        """Have this node's sidecar bring a checkpoint. Returns why it cannot."""
+        try:
+            answer = self._request(name, None)
+        except SidecarAbsent as absent:
+            marker = _marker(self._volume / name)
+            return None if marker.files and META_PARTIAL not in marker.meta else str(absent)
+        if answer.checkpoint is not None:
+            return None
+        return answer.detail or "; ".join(reason for _, reason in answer.passed_over) or "not to be had on this node"
+
+    def _incomplete(self, folder: Path) -> str | None:
+        world, marker = self._agreement.world, _marker(folder)
+        try:
+            files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
+            shards = _missing_shards(folder)
+        except (OSError, ValueError) as error:
+            return f"it cannot be read: {error}"
+        changed = [f.path for f in marker.files or () if files.get(f.path) != f.size_bytes]
+        missing = self._missing(files, rank=world.rank, world_size=world.size, saved_world_size=marker.world_size) + shards
+        if missing or changed:
+            why = "; was it saved with save_only_model?" if {"optimizer.pt", "scheduler.pt"} <= {*missing} else ""
+            return f"{', '.join(dict.fromkeys([*missing, *changed]))} missing or incomplete: it cannot be resumed exactly{why}"
+        if marker.world_size not in (None, world.size):
+            say(f"{folder.name}: saved by {marker.world_size} processes, now {world.size}; the random state differs")
+        return None
+
+
+def _marker(folder: Path) -> Marker:
+    try:
+        return parse_marker((folder / MARKER).read_bytes(), name=folder.name)
+    except (OSError, ContractError):
+        return Marker()
+
+
+def _missing_shards(folder: Path) -> list[str]:
+    missing: set[str] = set()
+    for index in folder.glob("*.index.json"):
+        shards = set(json.loads(index.read_bytes()).get("weight_map", {}).values())
+        missing |= {shard for shard in shards if not (folder / shard).is_file()}
+    return sorted(missing)

@@ -315,7 +315,7 @@ class Transfers:
 
     def rate(self) -> Rate | None:
         """Return what to plan with, or ``None`` before anything is known."""
-        return estimated(arrived=self.sent.bytes_per_s(), pace=self.pace, limit=self.gate.bytes_per_s)
+        return estimated(arrived=self.sent.telling_bytes_per_s(), pace=self.pace, limit=self.gate.bytes_per_s)
 
     def hurry(self) -> None:
         """The pod is going: whoever waits to try again tries now, and waits shorter from then on."""

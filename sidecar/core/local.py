@@ -36,6 +36,11 @@ class FoundFile:
         """What changes when the file is written or replaced, as far as the file system tells."""
         return f"{self.inode:x}-{self.mtime_ns:x}-{self.size_bytes:x}"
 
+    @property
+    def growing_stamp(self) -> str:
+        """What stays the same while the file is being written."""
+        return f"{self.inode:x}-growing"
+
 
 @dataclass(frozen=True, slots=True)
 class FoundMarker:

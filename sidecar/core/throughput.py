@@ -10,6 +10,8 @@ SHORT_S, LONG_S = 3.0, 10.0
 """Busy seconds over which the bytes that left lately are counted."""
 DOUBT = 0.1
 """What is added on either side of the slowest and the fastest measurement."""
+TELLING_BYTES = 4 << 20
+"""What arrived says how fast the link is from this many bytes on: fewer say how far away the store is."""
 MEASURED_AFTER_S = 2.0
 """Busy time before which the bytes that left say nothing: connections begin slowly, and sockets take more than the link."""
 
@@ -50,12 +52,23 @@ class Throughput:
 
     def bytes_per_s(self) -> float | None:
         """Return the rate, or ``None`` before anything was measured."""
+        busy_s, total = self._busy_s(), self._total_bytes()
+        return total / busy_s if busy_s > 0 and total > 0 else None
+
+    def telling_bytes_per_s(self) -> float | None:
+        """Return the rate, or ``None`` while so little arrived that it only says how far away the store is."""
+        enough = self._total_bytes() >= TELLING_BYTES or self._busy_s() >= MEASURED_AFTER_S
+        return self.bytes_per_s() if enough else None
+
+    def _total_bytes(self) -> int:
+        return sum(size for _, _, size in self._sent)
+
+    def _busy_s(self) -> float:
         busy_s, reached_s = 0.0, float("-inf")
         for began_s, ended_s, _ in sorted(self._sent):
             busy_s += max(0.0, ended_s - max(began_s, reached_s))
             reached_s = max(reached_s, ended_s)
-        total = sum(size for _, _, size in self._sent)
-        return total / busy_s if busy_s > 0 and total > 0 else None
+        return busy_s
 
 
 class Pace:
@@ -87,7 +100,7 @@ def estimated(*, arrived: float | None, pace: Pace, limit: float | None) -> Rate
     """Return the rate to plan with, or ``None`` before anything is known.
 
     Args:
-        arrived: Bytes per second that arrived lately, from ``Throughput``.
+        arrived: Bytes per second that arrived lately, from ``Throughput``, where they tell something.
         pace: What left lately.
         limit: The bandwidth limit, if there is one.
     """

@@ -54,7 +54,18 @@ class FileSlice(io.RawIOBase):
     slice has been read to its end.
     """
 
-    def __init__(self, fd: int, offset: int, size_bytes: int, *, gate: Gate, name: str = "", with_md5: bool = False) -> None:
+    def __init__(
+        self,
+        fd: int,
+        offset: int,
+        size_bytes: int,
+        *,
+        gate: Gate,
+        name: str = "",
+        with_md5: bool = False,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Begin at the beginning. ``on_end`` is told when more is asked for than there is: all that was read has left."""
         super().__init__()
         self.fd = fd
         self.offset = offset
@@ -62,6 +73,7 @@ class FileSlice(io.RawIOBase):
         self.name = name
         self.gate = gate
         self.with_md5 = with_md5
+        self._on_end = on_end
         self._position = 0
         self._checked = 0
         self._crc = 0
@@ -140,6 +152,7 @@ class FileSlice(io.RawIOBase):
         block = buffer if type(buffer) is memoryview and buffer.format == "B" else memoryview(buffer).cast("B")
         wanted = min(self.size_bytes - self._position, BLOCK_BYTES, len(block))
         if not wanted:
+            self._on_end()
             return 0
         self.gate.pass_through(wanted)
         count = self._pread(block[:wanted], self._position)

@@ -25,6 +25,8 @@ from sidecar.store.wire_answer import OpenAnswer, read_head
 TINY_BYTES = 32 << 10
 """Bodies up to this size leave in one piece with their headers."""
 MAX_ERROR_BYTES = 64 << 10
+NOT_SENT_BYTES = 512 << 10
+"""What the kernel holds at most of bytes that the link has not taken yet, per connection."""
 _LOST = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError, http.client.RemoteDisconnected)
 
 
@@ -189,6 +191,9 @@ class Wire:
         connection: socket.socket = plain.sock
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+                # What the kernel was given cannot be held any more: it gets what the link takes, and little ahead.
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
             if parts.scheme == "https":
                 connection = self._tls.wrap_socket(connection, server_hostname=host)
             connection.settimeout(self._stall_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -13,6 +14,10 @@ from sidecar.upload.journal import FileProgress
 
 Range = tuple[int, int]
 """Offset and length in bytes."""
+
+
+def _unheard() -> None:
+    return
 
 
 class Source(Protocol):
@@ -38,17 +43,19 @@ class Bodies:
         self._with_md5 = capabilities.verification is Verification.MD5
         self._gate = gate
 
-    def put_file(self, path: str, key: str, size_bytes: int) -> tuple[Stored, int]:
-        """Send a file in one request; return the object and its CRC64NVME."""
+    def put_file(self, path: str, key: str, size_bytes: int, on_left: Callable[[], object] = _unheard) -> tuple[Stored, int]:
+        """Send a file in one request; return the object and its CRC64NVME. ``on_left`` is told when all bytes have left."""
         with self._source.open(path) as fd:
-            body = self._slice(fd, path, (0, size_bytes))
+            body = self._slice(fd, path, (0, size_bytes), on_left)
             stored = self._store.put_file(key, body)
         return stored, body.crc64nvme
 
-    def put_part(self, path: str, progress: FileProgress, number: int, place: Range) -> tuple[Part, int]:
-        """Send a part; return it and its CRC64NVME."""
+    def put_part(
+        self, path: str, progress: FileProgress, number: int, place: Range, on_left: Callable[[], object] = _unheard
+    ) -> tuple[Part, int]:
+        """Send a part; return it and its CRC64NVME. ``on_left`` is told when all bytes have left."""
         with self._source.open(path) as fd:
-            body = self._slice(fd, path, place)
+            body = self._slice(fd, path, place, on_left)
             try:
                 part = self._store.upload_part(progress.key, progress.upload_id, number, body)
             except StoreUnavailable:
@@ -82,6 +89,6 @@ class Bodies:
                 crc = checksum.checksum(buffer[:count], crc)
         return crc
 
-    def _slice(self, fd: int, path: str, place: Range) -> FileSlice:
+    def _slice(self, fd: int, path: str, place: Range, on_left: Callable[[], object] = _unheard) -> FileSlice:
         name = f"{self._name}/{path}"
-        return FileSlice(fd, *place, gate=self._gate, name=name, with_md5=self._with_md5)
+        return FileSlice(fd, *place, gate=self._gate, name=name, with_md5=self._with_md5, on_end=on_left)

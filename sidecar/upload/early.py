@@ -1,6 +1,7 @@
 """Sends files of checkpoints that the trainer still writes, so that the marker only has to confirm them.
 
-Nothing of it is believed later without another look: each file is compared, byte for byte by its checksum, once the marker is
+Closed files go whole; of those that grow, the parts that lie before what was there at an earlier look. Nothing of it is
+believed later without another look: each file is compared, byte for byte by its checksum, once the marker is
 there. Where the step has anything in the store that another attempt may need, nothing is sent early.
 """
 
@@ -23,7 +24,7 @@ from sidecar.upload.committing import Committer
 from sidecar.upload.flushing import Writing
 from sidecar.upload.journal import Journal
 from sidecar.upload.sending import Sending
-from sidecar.volume.unfinished import Unfinished, closed_files
+from sidecar.volume.unfinished import Look, Unfinished, look_at
 from sidecar.volume.volume import Volume
 from sidecar.volume.watch import Hints
 from trainer_hook.contract import FINAL, step_of
@@ -57,6 +58,10 @@ class _Early:
     sending: Sending | None = None
     added: dict[str, str] = field(default_factory=dict)
     """Stamp of each file that was queued, by path."""
+    growing: dict[str, FoundFile] = field(default_factory=dict)
+    """What the files that are being written were when they were looked at last, by path."""
+    begun: dict[str, FoundFile] = field(default_factory=dict)
+    """Of these, those whose beginning was queued, and how much."""
     allowed: bool | None = None
     """Whether anything may be sent before the marker; ``None`` until the store was asked."""
     quiet_only: bool = False
@@ -65,6 +70,12 @@ class _Early:
     """When it was first seen."""
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is handed over or abandoned."""
+
+    def is_written_anew(self, file: FoundFile) -> bool:
+        """Whether something else than what a file is now, or is the beginning of, was sent."""
+        begun = self.begun.get(file.path)
+        sent_as = self.added.get(file.path, file.stamp)
+        return sent_as != file.stamp or (begun is not None and not _continues(begun, file))
 
 
 class EarlyUploads:
@@ -94,6 +105,13 @@ class EarlyUploads:
         self._handed_over: dict[str, tuple[_Early, Sending]] = {}
         """Finished ones, while what is under way of them ends: they keep their place."""
         self._woken = asyncio.Event()
+        self._closed_only = False
+
+    def wait_for_closing(self) -> None:
+        """What was sent of a file is not what the trainer left: from now on only closed files are sent."""
+        if not self._closed_only:
+            log.info("early_upload_waits_for_closing", reason="a file was changed after its beginning was sent")
+        self._closed_only = True
 
     def look_now(self) -> None:
         """Do not wait for the next look: the pod is going."""
@@ -133,6 +151,11 @@ class EarlyUploads:
                         await self._woken.wait()
                 self._woken.clear()
 
+    def has(self, name: str) -> bool:
+        """Whether something of a checkpoint is being sent early."""
+        early = self._known.get(name)
+        return early is not None and early.sending is not None
+
     async def hand_over(self, name: str) -> Journal:
         """Stop sending early, wait for what is under way, and return what is in the store; its file can be deleted."""
         early = self._known.get(name)
@@ -158,7 +181,7 @@ class EarlyUploads:
                 self._known[name] = _Early(name, Unfinished(folder), Journal(self._journal_path(name)))
         for early in list(self._known.values()):
             if early.name in unfinished and self._is_new(early.name):
-                await self._add_closed(early, watchers)
+                await self._add_new(early, watchers)
             elif early.name not in names or early.name in unfinished:
                 await self._abandon(early)
 
@@ -167,34 +190,45 @@ class EarlyUploads:
         step = step_of(name)
         return name == FINAL or newest is None or (step is not None and step > newest)
 
-    async def _add_closed(self, early: _Early, watchers: asyncio.TaskGroup) -> None:
+    async def _add_new(self, early: _Early, watchers: asyncio.TaskGroup) -> None:
         now_s = asyncio.get_running_loop().time()
         if early.allowed is False or now_s < early.rest_until_s:
             return
         folder, closed = self._volume.root / early.name, self._hints.closed()
-        found = await asyncio.to_thread(closed_files, folder, closed, quiet_only=early.quiet_only)
-        fresh = [file for file in found if early.added.get(file.path) != file.stamp]
-        if not early.added and not _is_worth_it(fresh):
+        look = await asyncio.to_thread(look_at, folder, closed, quiet_only=early.quiet_only)
+        fresh = [file for file in look.closed if early.added.get(file.path) != file.stamp]
+        longer = [] if self._closed_only or early.quiet_only else _longer(early, look)
+        early.growing = {file.path: file for file in look.open}
+        if not early.added and not early.begun and not _is_worth_it([*fresh, *longer]):
             return
         if early.allowed is None:
             early.allowed = await self._may_be_sent(early.name)
-        if not fresh or not early.allowed or self._known.get(early.name) is not early:
+        if not (fresh or longer) or not early.allowed or self._known.get(early.name) is not early:
             return
-        if any(file.path in early.added for file in fresh):  # written again: what is under way is of no use
+        if any(map(early.is_written_anew, [*fresh, *look.open])):  # what is under way is of no use
             await self._stop(early)
             early.added.clear()
+            early.begun.clear()
             return
-        self._send(early, fresh, watchers)
+        self._send(early, fresh, longer, watchers)
 
-    def _send(self, early: _Early, files: Sequence[FoundFile], watchers: asyncio.TaskGroup) -> None:
-        for file in files:
+    def _send(
+        self, early: _Early, closed: Sequence[FoundFile], longer: Sequence[FoundFile], watchers: asyncio.TaskGroup
+    ) -> None:
+        for file in closed:
             early.source.see(file)
             early.added[file.path] = file.stamp
+            early.begun.pop(file.path, None)
+        for file in longer:
+            early.source.see_growing(file)
+            early.begun[file.path] = file
         if early.sending is None:
             early.sending = self._make_sending(early.name, early.source, early.journal)
             watchers.create_task(self._watch_over(early, early.sending))
-            log.info("checkpoint_sent_early", checkpoint=early.name, files=len(files))
-        early.sending.add(files)
+            log.info("checkpoint_sent_early", checkpoint=early.name, closed_files=len(closed), growing_files=len(longer))
+        early.sending.add(closed)
+        for file in longer:
+            early.sending.add_growing(file)
         self._on_change()
 
     async def _watch_over(self, early: _Early, sending: Sending) -> None:
@@ -206,6 +240,7 @@ class EarlyUploads:
             early.quiet_only = True
             early.rest_until_s = asyncio.get_running_loop().time() + REST_S
             early.added.clear()
+            early.begun.clear()
         if early.sending is sending:
             early.sending = None
 
@@ -249,6 +284,27 @@ def _place(early: _Early, *, going: bool) -> Waiting:
     return Waiting(early.name, step_of(early.name), urgent=going, written=False)
 
 
-def _is_worth_it(closed: Sequence[FoundFile]) -> bool:
-    newest_s = max((file.mtime_ns for file in closed), default=0) / 1e9
-    return sum(file.size_bytes for file in closed) >= LEAST_BYTES and time.time() - newest_s < FRESH_S
+def _longer(early: _Early, look: Look) -> list[FoundFile]:
+    """Return what open files were at the look before, if they have become longer since: so much of them can be sent.
+
+    Files are written from their beginning to their end, as good as always. One that has its size from the start, and is
+    filled later, never becomes longer.
+    """
+    before = early.growing
+    return [
+        before[now.path]
+        for now in look.open
+        if now.path in before
+        and _continues(before[now.path], now)
+        and now.size_bytes > before[now.path].size_bytes >= LEAST_BYTES
+        and now.path not in early.added
+    ]
+
+
+def _continues(before: FoundFile, now: FoundFile) -> bool:
+    return now.inode == before.inode and now.size_bytes >= before.size_bytes
+
+
+def _is_worth_it(files: Sequence[FoundFile]) -> bool:
+    newest_s = max((file.mtime_ns for file in files), default=0) / 1e9
+    return sum(file.size_bytes for file in files) >= LEAST_BYTES and time.time() - newest_s < FRESH_S

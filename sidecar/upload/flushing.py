@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.catalog import Tracked
@@ -115,13 +115,20 @@ class Flush:
         if before is None or _outcome(before) != _outcome(self.plan):
             self._on_plan(self.plan)
 
-    def hold(self, ordered: Sequence[Sending]) -> None:
+    def hold(self, ordered: Sequence[Sending], *, next_up: str | None = None) -> None:
         """Hold what does not go first, in the middle of its requests, while the first still has bytes to send.
 
         What is under way may take longer than all that is left of the time; where it ends at once, it is let end. As many
         requests are let through as the first needs places.
+
+        Args:
+            ordered: What is being sent; the first goes first.
+            next_up: A checkpoint that has nothing to send this moment and goes on in the next.
         """
         first = ordered[0] if ordered else None
+        if self.plan is not None and next_up is not None:
+            self._hold_behind(self.plan, next_up, places={}, missing=0)
+            return
         if self.plan is None or first is None or not first.in_flight or not self._is_worth_holding(first, ordered[1:]):
             for counted in self._turnstiles.values():
                 counted.turnstile.hold(False)
@@ -129,10 +136,13 @@ class Flush:
         free = self._transfers.most - sum(sending.in_flight for sending in ordered[1:])
         missing = max(0, min(self._transfers.adapted.limit, PLACES) - free) if first.has_more else 0
         places = {sending.name: sending.in_flight for sending in ordered[1:]}
-        rank = self.plan.rank()
+        self._hold_behind(self.plan, first.name, places=places, missing=missing)
+
+    def _hold_behind(self, plan: Plan, first: str, *, places: Mapping[str, int], missing: int) -> None:
+        rank = plan.rank()
         for name, counted in self._turnstiles.items():
             # What is planned before it is being prepared; only what comes behind is held.
-            is_behind = name != first.name and rank.get(name, len(rank)) >= rank.get(first.name, len(rank))
+            is_behind = name != first and rank.get(name, len(rank)) >= rank.get(first, len(rank))
             but = min(missing, places.get(name, 0)) if is_behind else 0
             counted.turnstile.hold(is_behind, but=but)
             missing -= but
@@ -157,7 +167,7 @@ class Flush:
         return self._turnstiles.setdefault(name, _Counted(Turnstile(self._transfers.gate)))
 
     def _is_worth_holding(self, first: Sending, behind: Sequence[Sending]) -> bool:
-        if not first.has_more and not self._to_come_bytes(first):
+        if not first.has_more and not first.large_in_flight:
             return False
         if self._is_holding:
             return True

@@ -78,6 +78,8 @@ class Journal:
                 case "begun":
                     self.uploads[line["path"]] = FileProgress(line["upload_id"], line["key"], line["part_bytes"])
                     self.stamps[line["path"]] = line["stamp"]
+                case "grown":
+                    self.stamps[line["path"]] = line["stamp"]
                 case "part":
                     progress = self.uploads[line["path"]]
                     progress.parts[line["number"]] = Part(line["number"], line["size_bytes"], line["etag"])
@@ -119,9 +121,9 @@ class Journal:
             self._writable = False
             log.warning("journal_not_written", journal=self.path.name, error=os.strerror(error.errno or 0))
 
-    def begun(self, file: FoundFile, *, upload_id: str, key: str, part_bytes: int) -> None:
-        """A multipart upload was begun for a file."""
-        self._append(_begun(file.path, file.stamp, FileProgress(upload_id, key, part_bytes)))
+    def begun(self, path: str, stamp: str, *, upload_id: str, key: str, part_bytes: int) -> None:
+        """A multipart upload was begun for a file, which is what its stamp says."""
+        self._append(_begun(path, stamp, FileProgress(upload_id, key, part_bytes)))
 
     def part(self, path: str, part: Part, *, crc: int) -> None:
         """A part is in the store."""
@@ -147,10 +149,11 @@ class Journal:
         Returns:
             Unfinished uploads of files that are others now: to be aborted.
         """
-        ours = {file.path: file.stamp for file in files if file.path not in self.stamps}
-        for path, stamp in early.stamps.items():
-            if ours.get(path) != stamp:
+        ours = {file.path: file for file in files if file.path not in self.stamps}
+        for path in early.stamps:
+            if path not in ours or not early.is_of(ours[path]):
                 continue
+            stamp = ours[path].stamp
             lines = [{"event": "unconfirmed", "path": path}]
             if path in early.entries:
                 lines.append(_stored(early.entries[path], stamp, early.first_crcs.get(path)))
@@ -160,6 +163,17 @@ class Journal:
                 lines += [_part(path, part, progress.checksums[number]) for number, part in progress.parts.items()]
             self._append(*lines)
         return [progress for path, progress in early.uploads.items() if path not in self.uploads]
+
+    def is_of(self, file: FoundFile) -> bool:
+        """Whether what is known of a file's path is of this file, or of what it was while it was being written."""
+        stamp, progress = self.stamps.get(file.path), self.uploads.get(file.path)
+        if progress is None or stamp != file.growing_stamp:
+            return stamp == file.stamp
+        return max(progress.parts, default=0) * progress.part_bytes <= file.size_bytes
+
+    def grown(self, file: FoundFile) -> None:
+        """A file of which the beginning was sent while it was being written is complete."""
+        self._append({"event": "grown", "path": file.path, "stamp": file.stamp})
 
     def close(self) -> None:
         """Give the file back; it is opened again when there is more to write."""

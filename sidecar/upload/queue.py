@@ -22,6 +22,8 @@ class Active:
     sending: Sending | None = None
     is_sent: bool = False
     """Manifest and commit are what is left."""
+    hands_over: bool = False
+    """What was sent of it early is being taken over: its next bytes follow at once."""
 
     @property
     def is_ending(self) -> bool:
@@ -80,9 +82,16 @@ class Queue:
         sending = self.all()
         self._flush.forget([*sending, *self.active])
         ordered = self._sorted(sending)
+        if (next_up := self.handed_over()) is not None and self._flush.plan is not None:
+            rank_of = self._flush.plan.rank()
+            ordered = [its for its in ordered if rank_of.get(its.name, len(rank_of)) <= rank_of.get(next_up, -1)]
         for rank, its in enumerate(ordered):
             self._say_whose_turn_it_is(its, is_first=rank == 0 or not ordered[0].has_more)
         return ordered
+
+    def handed_over(self) -> str | None:
+        """Return the name of a checkpoint that is being taken over from what was sent early."""
+        return next((name for name, active in self.active.items() if active.hands_over), None)
 
     def goes_first(self, one: Tracked, other: Tracked) -> bool:
         """Whether one checkpoint is sent before another."""

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeVar
 
@@ -51,6 +51,10 @@ class Upload:
     known: Known | None = None
     begin: asyncio.Lock | None = None
     """Of files in parts, while one of them begins the upload."""
+    is_growing: bool = False
+    """More is being written: these are only the whole parts in its beginning."""
+    under_way: set[int] = field(default_factory=set)
+    """Numbers of the parts that are queued or carried."""
 
 
 @dataclass(slots=True)
@@ -61,6 +65,10 @@ class Piece:
     step: Step
     number: int = 1
     """Of the part, from 1 on."""
+    is_leaving: bool = False
+    """Its bytes are on their way out; with what only waits for its answer the link has nothing to do."""
+    on_left: Callable[[], object] = lambda: None
+    """Told, from a thread, when the last byte has left."""
 
     @property
     def is_small(self) -> bool:
@@ -85,12 +93,15 @@ class Sending:
         fence: Callable[[], Awaitable[None]],
         on_progress: Callable[[int], None] = lambda _: None,
         on_change: Callable[[], None] = lambda: None,
+        on_sent_in_vain: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self.journal = journal
         self.standing = Standing(on_change)
         self.in_flight = 0
         self.large_in_flight = 0
+        self.large_leaving = 0
+        """Of these, those whose bytes have not all left."""
         self.rest_until_s = 0.0
         """Monotonic: pieces that failed while something else went first are not tried again before."""
         self._bodies = bodies
@@ -102,7 +113,9 @@ class Sending:
         self._fence = fence
         self._on_progress = on_progress
         self._on_change = on_change
+        self._on_sent_in_vain = on_sent_in_vain
         self._files: dict[str, FoundFile] = {}
+        self._growing: dict[str, Upload] = {}
         self._missing: set[str] = set()
         """Paths of files that are not in the store, or not confirmed."""
         self._moved: Mapping[str, str] = {}
@@ -124,6 +137,25 @@ class Sending:
         for file in files:
             self._files[file.path] = file
             self._queue(file, compare=True)
+
+    def add_growing(self, file: FoundFile) -> None:
+        """Queue the whole parts in the beginning of a file that is still being written. ``add`` comes when it is closed.
+
+        Args:
+            file: What it was a while ago: so much of it is not expected to change.
+        """
+        path = file.path
+        if path not in self._growing:
+            if path in self.journal.stamps and self.journal.stamps[path] != file.growing_stamp:
+                self.journal.dropped(path)
+            self._growing[path] = self._upload(file, keys.shared_file(self.name, path))
+        upload = self._growing[path]
+        whole_parts = min(file.size_bytes // upload.part_bytes, self._can.max_parts)
+        upload.file, upload.is_growing = file, True
+        upload.ranges = part_ranges(whole_parts * upload.part_bytes, part_bytes=upload.part_bytes) if whole_parts else []
+        self._files[path] = file
+        self._missing.add(path)
+        self._queue_parts(upload)
 
     def entries(self) -> list[FileEntry] | None:
         """Return the entries of all files, or ``None`` while some are not in the store or not confirmed."""
@@ -198,15 +230,19 @@ class Sending:
             case Step.WHOLE if piece.is_small:
                 await self._send_small(piece)
             case Step.WHOLE:
-                await self._send_whole(piece.upload)
+                await self._send_whole(piece.upload, piece.on_left)
             case Step.PART:
-                await self._send_part(piece.upload, piece.number)
+                await self._send_part(piece.upload, piece.number, piece.on_left)
             case Step.JOIN:
                 await self._join(piece.upload, self.journal.uploads[piece.upload.file.path])
 
     def _queue(self, file: FoundFile, *, compare: bool) -> None:
         path, journal = file.path, self.journal
         key = self._moved.get(path) or keys.shared_file(self.name, path)
+        grown = self._growing.pop(path, None)
+        if grown is not None and grown.ranges and file.size_bytes <= grown.part_bytes * self._can.max_parts:
+            self._queue_rest(grown, file)
+            return
         known = journal.entries.get(path) or journal.uploads.get(path)
         if known is not None and (journal.stamps.get(path) != file.stamp or known.key != key):
             journal.dropped(path)
@@ -228,12 +264,24 @@ class Sending:
             piece = Piece(upload, Step.WHOLE)
             (self._small if piece.is_small else self._large).append(piece)
             return
+        self._queue_parts(upload)
+        if not upload.under_way:  # a crash between the last part and the completion
+            self._large.append(Piece(upload, Step.JOIN))
+
+    def _queue_parts(self, upload: Upload) -> None:
         progress = self.journal.uploads.get(upload.file.path)
         done = progress.parts if progress else {}
-        left = [number for number in range(1, len(upload.ranges) + 1) if number not in done]
+        left = [n for n in range(1, len(upload.ranges) + 1) if n not in done and n not in upload.under_way]
         self._large.extend(Piece(upload, Step.PART, number) for number in left)
-        if not left:  # a crash between the last part and the completion
-            self._large.append(Piece(upload, Step.JOIN))
+        upload.under_way.update(left)
+
+    def _queue_rest(self, upload: Upload, file: FoundFile) -> None:
+        """The file is closed: its beginning was sent, or is on its way."""
+        upload.file, upload.is_growing = file, False
+        upload.ranges = part_ranges(file.size_bytes, part_bytes=upload.part_bytes)
+        if file.path in self.journal.uploads:
+            self.journal.grown(file)
+        self._queue_pieces(upload)
 
     def _upload(self, file: FoundFile, key: str) -> Upload:
         progress = self.journal.uploads.get(file.path)
@@ -262,6 +310,7 @@ class Sending:
         if await self._transfers.once(self._bodies.is_still, path, places, wanted):
             self.journal.confirmed(path)
         else:
+            self._on_sent_in_vain()
             await self._drop(upload)
         self._queue(upload.file, compare=False)
 
@@ -285,12 +334,12 @@ class Sending:
         self._stored(upload, stored, crc, part_bytes=known.entry.part_bytes, first_crc=known.first_crc)
         return True
 
-    async def _send_whole(self, upload: Upload) -> None:
+    async def _send_whole(self, upload: Upload, on_left: Callable[[], object]) -> None:
         path, size_bytes = upload.file.path, upload.file.size_bytes
         for _ in range(CORRUPT_TRIES):
             await self._fence()
             began_s = time.monotonic()
-            stored, crc = await self._persistently(self._bodies.put_file, path, upload.key, size_bytes)
+            stored, crc = await self._persistently(self._bodies.put_file, path, upload.key, size_bytes, on_left)
             if await self._verified(upload, stored, crc):
                 self._arrived(size_bytes, began_s=began_s)
                 self._stored(upload, stored, crc, part_bytes=0, first_crc=crc)
@@ -321,20 +370,21 @@ class Sending:
             return self._small.popleft().upload
         return None
 
-    async def _send_part(self, upload: Upload, number: int) -> None:
-        path = upload.file.path
+    async def _send_part(self, upload: Upload, number: int, on_left: Callable[[], object]) -> None:
+        path, place = upload.file.path, upload.ranges[number - 1]
         await self._fence()
         progress = await self._begun(upload)
         began_s = time.monotonic()
         try:
-            part, crc = await self._persistently(self._bodies.put_part, path, progress, number, upload.ranges[number - 1])
+            part, crc = await self._persistently(self._bodies.put_part, path, progress, number, place, on_left)
         except NotFound:
             # The store dropped the unfinished upload (a lifecycle rule, an abort): the file begins anew.
             self.journal.dropped(path)
             raise
         self.journal.part(path, part, crc=crc)
+        upload.under_way.discard(number)
         self._arrived(part.size_bytes, began_s=began_s)
-        if len(progress.parts) == len(upload.ranges):
+        if len(progress.parts) == len(upload.ranges) and not upload.is_growing:
             await self._join(upload, progress)
 
     async def _begun(self, upload: Upload) -> FileProgress:
@@ -343,7 +393,8 @@ class Sending:
         async with upload.begin:
             if path not in self.journal.uploads:
                 upload_id = await self._persistently(self._store.begin_upload, upload.key)
-                self.journal.begun(upload.file, upload_id=upload_id, key=upload.key, part_bytes=upload.part_bytes)
+                stamp = upload.file.growing_stamp if upload.is_growing else upload.file.stamp
+                self.journal.begun(path, stamp, upload_id=upload_id, key=upload.key, part_bytes=upload.part_bytes)
             return self.journal.uploads[path]
 
     async def _join(self, upload: Upload, progress: FileProgress) -> None:

@@ -136,8 +136,8 @@ class Uploader:
                 self._drop_superseded(tasks)
                 self._begin_and_end(tasks)
                 ordered = self._queue.in_order()
-                self._stream.reorder(ordered)
-                self._flush.hold(ordered)
+                self._stream.reorder(ordered, strictly=self._is_going())
+                self._flush.hold(ordered, next_up=self._queue.handed_over())
                 await self._news.wait()
                 self._news.clear()
 
@@ -229,7 +229,7 @@ class Uploader:
         if there is None and await self._committer.withdraw_earlier(checkpoint, before):
             there = await self._committer.standing(checkpoint.name)
         pin = await asyncio.to_thread(self._volume.pins.hold, checkpoint)
-        with contextlib.closing(await self._journal(checkpoint)) as journal:
+        with contextlib.closing(await self._journal(active, checkpoint)) as journal:
             if there is not None and not await self._may_be_written(tracked, checkpoint, pin, there):
                 return
             mended = self._mended.pop(checkpoint.version, frozenset())
@@ -247,7 +247,7 @@ class Uploader:
         sending = self._sending(checkpoint.name, pin, journal, fence=fence, tracked=active.tracked)
         say_uploading(self._catalog, active.tracked, sending)
         sending.add(checkpoint.files, moved=self._moved.get(checkpoint.version))
-        active.sending = sending
+        active.sending, active.hands_over = sending, False
         self._news.set()
         try:
             return await sending.finished()
@@ -410,6 +410,7 @@ class Uploader:
             fence=fence.pass_through,
             on_progress=progressed,
             on_change=self._news.set,
+            on_sent_in_vain=self._early.wait_for_closing,
         )
         arrived(sending.sent_bytes())  # what came before is not counted
         return sending
@@ -417,8 +418,9 @@ class Uploader:
     def _early_sending(self, name: str, source: Unfinished, journal: Journal) -> Sending:
         return self._sending(name, source, journal, fence=Fence(self._committer, name, ""))
 
-    async def _journal(self, checkpoint: Finished) -> Journal:
+    async def _journal(self, active: Active, checkpoint: Finished) -> Journal:
         journal = Journal(self._journal_path(checkpoint))
+        active.hands_over = self._early.has(checkpoint.name)
         early = await self._early.hand_over(checkpoint.name)
         for stale in journal.take_over(early, checkpoint.files):
             await self._transfers.persistently(self._store.abort_upload, stale.key, stale.upload_id)

@@ -10,7 +10,7 @@ import errno
 import os
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,14 +63,27 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def is_as_seen(status: os.stat_result, seen: FoundFile) -> bool:
+    """Whether a status is that of the file, in the version, that a walk saw."""
+    return (status.st_ino, status.st_size, status.st_mtime_ns) == (seen.inode, seen.size_bytes, seen.mtime_ns)
+
+
+def has_only_grown(status: os.stat_result, seen: FoundFile) -> bool:
+    """Whether a status is that of the file that a walk saw, which may have become longer."""
+    return status.st_ino == seen.inode and status.st_size >= seen.size_bytes
+
+
 @contextmanager
-def opened_as_seen(place: Path, seen: FoundFile, *, whose: str) -> Iterator[int]:
+def opened_as_seen(
+    place: Path, seen: FoundFile, *, whose: str, is_same: Callable[[os.stat_result, FoundFile], bool] = is_as_seen
+) -> Iterator[int]:
     """Open a file of a checkpoint for reading, as the same file that a walk saw, before and after.
 
     Args:
         place: The directory that the walk began in.
         seen: What the walk saw.
         whose: The checkpoint's name, for messages.
+        is_same: Says by its status whether a file is still what the walk saw.
 
     Raises:
         CheckpointChanged: It was rewritten or replaced since.
@@ -84,16 +97,11 @@ def opened_as_seen(place: Path, seen: FoundFile, *, whose: str) -> Iterator[int]
             raise
         raise CheckpointRejected(_cannot_read(f"{whose}/{seen.path}", error)) from error
     try:
-        _expect(fd, seen, whose)
+        _expect(is_same(os.fstat(fd), seen), seen, whose)
         yield fd
-        _expect(fd, seen, whose)
+        _expect(is_same(os.fstat(fd), seen), seen, whose)
     finally:
         os.close(fd)
-
-
-def is_as_seen(status: os.stat_result, seen: FoundFile) -> bool:
-    """Whether a status is that of the file, in the version, that a walk saw."""
-    return (status.st_ino, status.st_size, status.st_mtime_ns) == (seen.inode, seen.size_bytes, seen.mtime_ns)
 
 
 def read_regular(path: Path, *, max_bytes: int) -> tuple[bytes, os.stat_result]:
@@ -111,8 +119,8 @@ def read_regular(path: Path, *, max_bytes: int) -> tuple[bytes, os.stat_result]:
         os.close(fd)
 
 
-def _expect(fd: int, seen: FoundFile, whose: str) -> None:
-    if not is_as_seen(os.fstat(fd), seen):
+def _expect(is_same: bool, seen: FoundFile, whose: str) -> None:
+    if not is_same:
         raise CheckpointChanged(f"{whose}/{seen.path}")
 
 

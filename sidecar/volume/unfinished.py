@@ -7,26 +7,39 @@ import stat
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 from sidecar.core.local import FoundFile
-from sidecar.volume.files import opened_as_seen
+from sidecar.volume.files import has_only_grown, opened_as_seen
 from trainer_hook.contract import ContractError, check_path
 
 QUIET_S = 2.0
 """A file whose size and time stayed the same this long counts as closed, where nobody said so."""
+_BLOCK_BYTES = 512
+"""Unit of ``st_blocks``, whatever the file system's own. Source: stat(2)."""
 
 
-def closed_files(folder: Path, closed: Mapping[str, float], *, quiet_only: bool = False) -> list[FoundFile]:
-    """Return the regular files of a directory that nobody seems to write.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The regular files of a directory, in the order of their paths."""
+
+    closed: tuple[FoundFile, ...]
+    """Nobody seems to write these."""
+    open: tuple[FoundFile, ...]
+    """These are being written, without holes."""
+
+
+def look_at(folder: Path, closed: Mapping[str, float], *, quiet_only: bool = False) -> Look:
+    """Return what a directory holds now; it may be changing, or gone.
 
     Args:
-        folder: The directory; may be changing, or gone.
+        folder: The directory.
         closed: When the kernel said that a path was closed after writing (epoch seconds), by absolute path.
         quiet_only: Believe only in time.
     """
     now_s = time.time()
-    found = []
+    ended, being_written = [], []
     for inside, _, names in os.walk(folder):
         for name in names:
             path = Path(inside, name)
@@ -35,11 +48,16 @@ def closed_files(folder: Path, closed: Mapping[str, float], *, quiet_only: bool 
                 relative = check_path(path.relative_to(folder).as_posix())
             except (OSError, ContractError):
                 continue
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            file = FoundFile(relative, status.st_size, status.st_mtime_ns, status.st_ino)
             is_quiet = now_s - max(status.st_mtime, status.st_ctime) > QUIET_S
             was_closed = not quiet_only and closed.get(str(path), 0.0) >= status.st_mtime
-            if stat.S_ISREG(status.st_mode) and (is_quiet or was_closed):
-                found.append(FoundFile(relative, status.st_size, status.st_mtime_ns, status.st_ino))
-    return sorted(found, key=lambda file: file.path)
+            if is_quiet or was_closed:
+                ended.append(file)
+            elif status.st_blocks * _BLOCK_BYTES >= status.st_size:  # else written in another order than from its beginning
+                being_written.append(file)
+    return Look(_sorted(ended), _sorted(being_written))
 
 
 class Unfinished:
@@ -48,20 +66,28 @@ class Unfinished:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: dict[str, FoundFile] = {}
+        self._growing: dict[str, FoundFile] = {}
 
     def see(self, file: FoundFile) -> None:
-        """Remember what a file is that will be opened."""
+        """Remember what a closed file is that will be opened."""
         self._seen[file.path] = file
+        self._growing.pop(file.path, None)
+
+    def see_growing(self, file: FoundFile) -> None:
+        """Remember what a file is of which the beginning will be read while the rest is written."""
+        self._growing[file.path] = file
+        self._seen.pop(file.path, None)
 
     @property
     def size_bytes(self) -> int:
         """Sum of the files that were seen."""
-        return sum(file.size_bytes for file in self._seen.values())
+        return sum(file.size_bytes for file in (*self._seen.values(), *self._growing.values()))
 
     @property
     def newest_mtime_s(self) -> float:
         """When something was last written, in epoch seconds: to a file that was seen, or to the directory."""
-        newest_s = max((file.mtime_ns for file in self._seen.values()), default=0) / 1e9
+        seen = (*self._seen.values(), *self._growing.values())
+        newest_s = max((file.mtime_ns for file in seen), default=0) / 1e9
         try:
             return max(newest_s, self._folder.stat().st_mtime)
         except OSError:
@@ -69,4 +95,10 @@ class Unfinished:
 
     def open(self, path: str) -> AbstractContextManager[int]:
         """Open a file for reading, as the same file that was seen; raises what ``opened_as_seen`` does."""
+        if path in self._growing:
+            return opened_as_seen(self._folder, self._growing[path], whose=self._folder.name, is_same=has_only_grown)
         return opened_as_seen(self._folder, self._seen[path], whose=self._folder.name)
+
+
+def _sorted(files: list[FoundFile]) -> tuple[FoundFile, ...]:
+    return tuple(sorted(files, key=lambda file: file.path))

@@ -61,3 +61,18 @@ def test_the_last_measurement_stays_however_long_ago() -> None:
     throughput = Throughput(window_s=1)
     throughput.add(10, began_s=0, now_s=5)
     assert throughput.bytes_per_s() == 2.0
+
+
+def test_a_few_small_requests_do_not_say_how_fast_the_link_is() -> None:
+    throughput = Throughput()
+    throughput.add(2048, began_s=0.0, now_s=0.03)
+    assert throughput.bytes_per_s() == pytest.approx(2048 / 0.03)
+    assert throughput.telling_bytes_per_s() is None
+    throughput.add(8 << 20, began_s=0.03, now_s=0.1)
+    assert throughput.telling_bytes_per_s() == throughput.bytes_per_s()
+
+
+def test_a_link_so_slow_that_little_arrives_is_known_after_a_while() -> None:
+    throughput = Throughput()
+    throughput.add(100_000, began_s=0.0, now_s=5.0)
+    assert throughput.telling_bytes_per_s() == 20_000.0

@@ -12,7 +12,7 @@ from sidecar.core.manifest import FileEntry
 from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.store.protocol import Part
 from sidecar.upload.journal import Journal
-from sidecar.volume.unfinished import QUIET_S, Unfinished, closed_files
+from sidecar.volume.unfinished import QUIET_S, Look, Unfinished, look_at
 
 
 def found(path: str, *, size_bytes: int = 10, mtime_ns: int = 1, inode: int = 1) -> FoundFile:
@@ -27,7 +27,7 @@ def filled(path: Path) -> Journal:
     """A journal with one file that is whole and one of which a part is there."""
     journal = Journal(path)
     journal.stored(entry("whole"), stamp=found("whole").stamp, first_crc=7)
-    journal.begun(found("half"), upload_id="u", key="checkpoint-1/half", part_bytes=5)
+    journal.begun("half", found("half").stamp, upload_id="u", key="checkpoint-1/half", part_bytes=5)
     journal.part("half", Part(1, 5, "etag"), crc=3)
     journal.close()
     return journal
@@ -78,15 +78,15 @@ def test_a_file_counts_as_closed_when_the_kernel_said_so_or_nobody_touched_it_fo
     (tmp_path / "link").symlink_to("old")
     now_s = (tmp_path / "open").stat().st_mtime
     os.utime(tmp_path / "old", (now_s - QUIET_S - 1, now_s - QUIET_S - 1))
-    assert [f.path for f in closed_files(tmp_path, {str(tmp_path / "closed"): now_s + 1})] == ["closed"]
+    assert [f.path for f in look_at(tmp_path, {str(tmp_path / "closed"): now_s + 1}).closed] == ["closed"]
     # "old" has an old time of its own making: when it was made is what counts.
-    assert [f.path for f in closed_files(tmp_path, {str(tmp_path / "closed"): now_s + 1}, quiet_only=True)] == []
-    assert closed_files(tmp_path / "gone", {}) == []
+    assert [f.path for f in look_at(tmp_path, {str(tmp_path / "closed"): now_s + 1}, quiet_only=True).closed] == []
+    assert look_at(tmp_path / "gone", {}) == Look((), ())
 
 
 def test_an_unfinished_file_is_opened_only_as_the_one_that_was_seen(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"weights")
-    [seen] = closed_files(tmp_path, {str(tmp_path / "model"): 1e12})
+    [seen] = look_at(tmp_path, {str(tmp_path / "model"): 1e12}).closed
     source = Unfinished(tmp_path)
     source.see(seen)
     with source.open("model") as fd:

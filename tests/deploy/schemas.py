@@ -16,6 +16,7 @@ from referencing import Registry, Resource
 from ruamel.yaml import YAML
 
 KUBERNETES = Path(__file__).parents[2] / "deploy/kubernetes"
+CRDS = Path(__file__).parent / "crds"
 VERSIONS = tuple(f"1.{minor}" for minor in range(29, 38))
 OLD_VERSIONS = ("1.25", "1.28")
 _SCHEMAS = files("kubernetes_validate").joinpath("kubernetes-json-schema")
@@ -24,6 +25,15 @@ _MODELS = {
     "TrainJob": trainer_models.TrainerV1alpha1TrainJob,
     "JobSet": trainer_models.JobsetV1alpha2JobSet,
 }
+_CLOSED = {
+    "monitoring.coreos.com/v1": ("PodMonitor", "PrometheusRule"),
+    "cert-manager.io/v1": ("Certificate", "Issuer"),
+    "kubeflow.org/v1": ("PyTorchJob",),
+    "ray.io/v1": ("RayCluster", "RayJob"),
+}
+"""Kinds whose schemas lie in crds/."""
+_NOT_AT_HAND = ("AppWrapper", "LeaderWorkerSet", "MPIJob", "RayCronJob")
+"""Kinds of which only the pods are held against a schema."""
 
 
 def documents(text: str) -> list[Any]:
@@ -59,14 +69,31 @@ def complaints(document: dict[str, Any], version: str) -> list[str]:
     if group in ("", "batch", "apps", "policy", "admissionregistration.k8s.io"):
         name = "-".join(filter(None, (kind.lower(), group.split(".")[0], api_version.rpartition("/")[2])))
         said += _errors(_validator(version, name), document)
-    elif kind in _MODELS and version == VERSIONS[-1] and "podTemplateOverrides" not in document["spec"]:  # gone in Trainer 2.3
-        parsed = _MODELS[kind].from_dict(document).to_dict()
-        said += [f"{path} is not known" for path in _lost(_plain(document), parsed)]
+    elif kind in _MODELS:
+        if version == VERSIONS[-1]:
+            said += _of_model(document)
+    elif kind in _CLOSED.get(api_version, ()):
+        said += _errors(_closed(kind.lower()), document)
+    elif kind not in _NOT_AT_HAND:
+        said.append(f"no schema is known of {api_version} {kind}")
     if kind != "TrainJob":
         for template in pod_templates(document):
             said += _errors(_validator(version, "podtemplatespec-v1"), template)
             said += _pod_rules(template["spec"], native=version >= "1.29")
     return said
+
+
+@cache
+def _closed(name: str) -> Any:
+    return jsonschema.Draft202012Validator(json.loads((CRDS / f"{name}.json").read_text()))
+
+
+def _of_model(document: dict[str, Any]) -> list[str]:
+    """Trainer's and JobSet's own models, and of Trainer 2.1 what 2.3 does not know any more."""
+    spec = {key: value for key, value in document["spec"].items() if key != "podTemplateOverrides"}
+    parsed = _MODELS[document["kind"]].from_dict({**document, "spec": spec}).to_dict()
+    said = [f"{path} is not known" for path in _lost(_plain({**document, "spec": spec}), parsed)]
+    return said + _errors(_closed("podtemplateoverrides"), document["spec"].get("podTemplateOverrides", []))
 
 
 def _errors(validator: Any, instance: Any) -> list[str]:

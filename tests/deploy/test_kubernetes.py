@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import random
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,29 @@ PREFIX = "# checkpoint-sidecar "
 MADE = sorted(
     path for path in [*KUBERNETES.glob("*.yaml"), *KUBERNETES.glob("component/*.yaml")] if path.read_text().startswith(PREFIX)
 )
-HELD = sorted([*KUBERNETES.glob("*.yaml"), KUBERNETES / "webhook/webhook.yaml"])
+HELD = sorted(
+    [*KUBERNETES.glob("*.yaml"), KUBERNETES / "webhook/webhook.yaml", KUBERNETES / "webhook/certificate.yaml"]
+    + [KUBERNETES.parent / "monitoring" / name for name in ("pod-monitor.yaml", "prometheus-rule.yaml")]
+)
+FREE = {
+    "labels",
+    "annotations",
+    "matchLabels",
+    "nodeSelector",
+    "stringData",
+    "limits",
+    "requests",
+    "data",
+    "rayStartParams",
+    "selector",
+    "pytorchReplicaSpecs",
+}
+"""Mappings whose keys are the user's."""
 JOBS = [path for path in MADE if path.parent == KUBERNETES and not path.stem.startswith("trainjob")]
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(KUBERNETES))
+    return str(path.relative_to(KUBERNETES.parent))
 
 
 def pods(path: Path) -> list[dict[str, Any]]:
@@ -58,6 +77,28 @@ def test_an_api_server_takes_it(path: Path) -> None:
     assert found
     for document in found:
         assert [(version, said) for version in versions for said in complaints(document, version)] == []
+
+
+def mappings(node: Any, free: bool = False) -> Iterator[dict[str, Any]]:
+    """Every mapping of a document whose keys are the schema's."""
+    if isinstance(node, dict):
+        if not free:
+            yield node
+        for key, value in node.items():
+            yield from mappings(value, key in FREE)
+    elif isinstance(node, list):
+        for value in node:
+            yield from mappings(value)
+
+
+@pytest.mark.parametrize("path", HELD, ids=name_of)
+def test_a_misspelt_field_would_be_seen(path: Path) -> None:
+    for document in documents(path.read_text()):
+        places = [place for place in mappings(document) if place is not document.get("metadata")]
+        for place in random.Random(1).sample(places, min(12, len(places))):
+            place["misspelt"] = "x"
+            assert complaints(document, VERSIONS[-1]) != [], place
+            del place["misspelt"]
 
 
 @pytest.mark.parametrize("path", JOBS, ids=name_of)

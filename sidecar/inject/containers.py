@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 SIDECAR = "checkpoint-sidecar"
@@ -70,3 +71,14 @@ def hook_installer(*, image: str, guaranteed: bool, secured: dict[str, Any], vol
         "securityContext": secured,
         "volumeMounts": [{"name": volume, "mountPath": directory}],
     }
+
+
+def is_guaranteed(spec: Mapping[str, Any]) -> bool:
+    """Whether all containers ask for exactly their limits: another one that does not would cost the pod its class."""
+    found = [c.get("resources") or {} for c in spec.get("containers") or () if c.get("name") != SIDECAR]
+    for resources in found:
+        limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+        for name in ("cpu", "memory"):
+            if name not in limits or str(requests.get(name, limits[name])) != str(limits[name]):
+                return False
+    return bool(found)

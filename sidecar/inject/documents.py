@@ -10,9 +10,10 @@ from typing import Any
 from sidecar.inject import train_job
 from sidecar.inject.fields import Fields, put
 from sidecar.inject.identity import run_of
-from sidecar.inject.options import Options
-from sidecar.inject.places import Kind, NotInjectable, Warning_, group_of, kind_of, nested, places, pod_somewhere
-from sidecar.inject.pods import Pod, look_at, put_in
+from sidecar.inject.options import Options, in_store
+from sidecar.inject.places import Kind, NotInjectable, Place, Warning_, group_of, kind_of, nested, places, pod_somewhere
+from sidecar.inject.pods import Pod, has_trainer, look_at, put_in
+from sidecar.inject.roles import without_helpers
 from sidecar.inject.traps import warnings_of
 
 
@@ -92,25 +93,17 @@ def _inject_carried(document: Fields, carried: list[tuple[str, Fields]], options
     stores: tuple[str, ...] = ()
     for path, inner in carried:
         done = inject_in_place(inner, options, inside=path)
-        warnings += [Warning_(f"{path}.{warning.path}", warning.text) for warning in done.warnings]
+        warnings += [replace(warning, path=f"{path}.{warning.path}") for warning in done.warnings]
         pods += done.pods
         stores += done.stores
     return Injected(document, tuple(warnings), pods, stores)
 
 
 def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
-    chosen = places(document, kind)
-    if options.pods:
-        chosen = [place for place in chosen if place.name in options.pods]
-    count, index_field, warnings = run_of(document, kind, chosen)
-    looked_at = [look_at(place, options, pods=count, node_index_field=index_field) for place in chosen]
-    found: list[Pod] = [pod for pod in looked_at if pod is not None]
-    if not found:
-        wanted = options.trainer_container or kind.trainer
-        why = (
-            f"no pod has a container {wanted!r}: --trainer-container" if chosen else f"none is called {', '.join(options.pods)}"
-        )
-        raise NotInjectable(kind.pods[0], why)
+    chosen, warnings = _chosen(document, kind, options)
+    count, index_field, said = run_of(document, kind, chosen)
+    warnings += said
+    found: list[Pod] = [look_at(place, options, pods=count, node_index_field=index_field) for place in chosen]
     for pod in found:
         warnings += warnings_of(pod)
     stores: dict[str, None] = {}
@@ -125,6 +118,20 @@ def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
     return Injected(document, tuple(dict.fromkeys(warnings)), len(found), runs)
 
 
+def _chosen(document: Fields, kind: Kind, options: Options) -> tuple[list[Place], list[Warning_]]:
+    """Return the pods that get a sidecar: those that are named, else those that train."""
+    chosen = places(document, kind)
+    if options.pods:
+        chosen = [place for place in chosen if place.name in options.pods]
+        if not chosen:
+            raise NotInjectable(kind.pods[0], f"none is called {', '.join(options.pods)}")
+    with_trainer = [place for place in chosen if has_trainer(place, options)]
+    if not with_trainer:
+        wanted = options.trainer_container or kind.trainer
+        raise NotInjectable(kind.pods[0], f"no pod has a container {wanted!r}: --trainer-container")
+    return (with_trainer, []) if options.pods else without_helpers(document, kind, with_trainer)
+
+
 def _filled_in(options: Options, document: Fields) -> Options:
     """Fill in ``{namespace}`` and ``{name}``, so that one default gives each run its own prefix."""
     store = options.store
@@ -134,5 +141,5 @@ def _filled_in(options: Options, document: Fields) -> Options:
     name = metadata.get("name") or str(metadata.get("generateName") or "").rstrip("-")
     if "{name}" in store and not name:
         raise NotInjectable("metadata.name", f"is missing, and --store {store} needs it")
-    filled = store.replace("{namespace}", str(metadata.get("namespace") or "default")).replace("{name}", str(name))
-    return replace(options, store=filled)
+    namespace = str(metadata.get("namespace") or "default")
+    return replace(options, store=in_store(store, namespace=namespace, name=str(name)))

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from sidecar.inject.fields import Fields, entries
-from sidecar.inject.places import Kind, Place, Warning_
+from sidecar.inject.places import Kind, Place, Warning_, at
 
 _TOLD = ("JOB_COMPLETION_INDEX", "PET_NNODES", "PET_NODE_RANK")
 """What controllers and people give the trainer, and the sidecar understands, too."""
-_OF_SEVERAL = ("ray.io/cluster", "training.kubeflow.org/job-name", "leaderworkerset.sigs.k8s.io/name", "volcano.sh/job-name")
+_OF_SEVERAL = (
+    *("ray.io/cluster", "training.kubeflow.org/job-name", "leaderworkerset.sigs.k8s.io/name", "volcano.sh/job-name"),
+    "kueue.x-k8s.io/pod-group-name",
+)
 """Labels of pods that may be several although nothing in them says how many."""
 
 
@@ -36,7 +39,7 @@ def run_of(document: Fields, kind: Kind, chosen: list[Place]) -> tuple[int | Non
     """
     spec = document.get("spec") or {}
     if kind.is_job:
-        return _run_of_jobs(document, kind, chosen)
+        return _run_of_jobs(kind, chosen)
     if kind.name == "StatefulSet":
         count = _whole(spec.get("replicas"), 1)
         return (count, "metadata.labels['apps.kubernetes.io/pod-index']", []) if count > 1 else (None, None, [])
@@ -59,12 +62,12 @@ def run_of(document: Fields, kind: Kind, chosen: list[Place]) -> tuple[int | Non
 
 
 def _replicas(place: Place, *, scaled: bool) -> int:
-    above = place.above[-1]
-    most = max(_whole(above.get("replicas"), 1), _whole(above.get("maxReplicas"), 0) if scaled else 0)
+    above, elastic = place.above[-1], at(place.document, "spec.elasticPolicy.maxReplicas")
+    most = max(_whole(above.get("replicas"), 1), _whole(above.get("maxReplicas"), 0) if scaled else 0, _whole(elastic, 0))
     return most * _whole(above.get("numOfHosts"), 1)
 
 
-def _run_of_jobs(document: Fields, kind: Kind, chosen: list[Place]) -> tuple[int | None, str | None, list[Warning_]]:
+def _run_of_jobs(kind: Kind, chosen: list[Place]) -> tuple[int | None, str | None, list[Warning_]]:
     jobs = [(place, place.job or {}) for place in chosen]
     if kind.group == "trainer.kubeflow.org":
         return None, None, []  # the TrainJob says how many
@@ -76,12 +79,13 @@ def _run_of_jobs(document: Fields, kind: Kind, chosen: list[Place]) -> tuple[int
         if parallel < wanted:
             return None, None, list(_of_several("indices that do not run at once", wanted, f"{place.job_path}.completions"))
         return wanted, None, []
-    replicated = [
-        _whole(outer.get("replicas"), 1) for outer in (document.get("spec") or {}).get("replicatedJobs") or () if outer
-    ]
-    pods = [_whole(job.get("completions") or job.get("parallelism"), 1) for _, job in jobs]
-    if len(jobs) == 1 and sum(replicated) == 1:
-        return pods[0], None, []
+    if len(jobs) > 1:
+        names = ", ".join(place.name for place in chosen)
+        text = f"{names}: all of their pods write to one prefix, as one run; where only some train, name those with --pods"
+        return None, None, [Warning_(chosen[0].path.partition("[")[0], text)]
+    [(place, job)] = jobs
+    if _whole(place.replicated_job.get("replicas"), 1) == 1:
+        return _whole(job.get("completions") or job.get("parallelism"), 1), None, []
     # Every Job of the set counts its pods from 0: an index means nothing beyond it.
     return None, None, []
 

@@ -8,11 +8,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.errors import ConfigurationError
 from sidecar.inject.documents import Injected, inject, inject_in_place
+from sidecar.inject.kyaml import kyaml
 from sidecar.inject.merging import merged
 from sidecar.inject.options import Options
 from sidecar.inject.places import NotInjectable, Warning_
@@ -32,6 +33,8 @@ class InjectedText:
     warnings: tuple[Warning_, ...]
     pods: int
     stores: tuple[str, ...] = ()
+    runtimes: frozenset[str] = frozenset()
+    """Names of the training runtimes that got the sidecar."""
 
 
 def inject_text(text: str, options: Options) -> InjectedText:
@@ -43,11 +46,12 @@ def inject_text(text: str, options: Options) -> InjectedText:
     """
     newline = "\r\n" if "\r\n" in text else "\n"
     plain = text.replace("\r\n", "\n")
-    if plain.lstrip("\ufeff \n\t").startswith("{"):
-        done = _inject_json(plain, options)
-    else:
+    done = _inject_json(plain, options)
+    if done is None:
         parts = [_inject_part(part, options) for part in _parts(plain)]
-        warnings = tuple(warning for part in parts for warning in part.warnings)
+        runtimes = frozenset(name for part in parts for name in part.runtimes)
+        said = (warning for part in parts for warning in part.warnings)
+        warnings = tuple(warning for warning in said if warning.unless_injected not in runtimes)
         stores = tuple(store for part in parts for store in part.stores)
         done = InjectedText("".join(part.text for part in parts), warnings, sum(part.pods for part in parts), stores)
     if not done.pods:
@@ -62,7 +66,9 @@ def inject_text(text: str, options: Options) -> InjectedText:
 def _shared_prefixes(stores: tuple[str, ...]) -> Iterator[Warning_]:
     for store, count in Counter(stores).items():
         if count > 1:
-            text = f"{count} workloads have this prefix, and each would resume the other's training: put {{name}} into --store"
+            text = (
+                f"{count} workloads have this prefix: unless they are one run, put {{name}} into --store or choose with --only"
+            )
             yield Warning_(store, text)
 
 
@@ -79,17 +85,35 @@ def _inject_part(text: str, options: Options) -> InjectedText:
         return InjectedText(text, (), 0)
     done = inject_in_place(_load(text), options)
     name = _called(loaded)
-    warnings = tuple(Warning_(f"{name}: {warning.path}", warning.text) for warning in done.warnings)
+    warnings = tuple(replace(warning, path=f"{name}: {warning.path}") for warning in done.warnings)
+    kind, _, called = name.partition("/")
+    runtimes = frozenset([called] if kind.endswith("TrainingRuntime") else [])
     if done.document == loaded:
-        return InjectedText(text, warnings, done.pods, done.stores)
-    # Against what ruamel makes of the text without a change: the rest of the differences are its taste, not ours.
-    before, after = _dump(loaded, text), _dump(done.document, text)
-    new = merged(text, before, after)
-    if new is None or not _same(new, done):
-        new = after
+        return InjectedText(text, warnings, done.pods, done.stores, runtimes)
+    candidates = list(_candidates(text, loaded, done.document))
+    # What an anchor shares is the same for all who share it, but only once it is text: then none compares equal.
+    new = next((candidate for candidate in candidates if _same(candidate, done)), candidates[-1])
     if not new.endswith("\n"):
         new += "\n"
-    return InjectedText(new, warnings, done.pods, done.stores)
+    return InjectedText(new, warnings, done.pods, done.stores, runtimes)
+
+
+def _candidates(text: str, loaded: Any, document: Any) -> Iterator[str]:
+    """Yield texts of the changed document, the one that keeps most of the original first."""
+    writers = [_dump]
+    if loaded.fa.flow_style() and "\n" in text.strip("-\n "):
+        writers.insert(0, _dump_braces)
+    for write in writers:
+        # Against what it makes of the text without a change: the rest of the differences are its taste, not ours.
+        before, after = write(loaded, text), write(document, text)
+        mixed = merged(text, before, after)
+        if mixed is not None:
+            yield mixed
+        yield after
+
+
+def _dump_braces(document: Any, text: str) -> str:
+    return ("---\n" if _SEPARATOR.match(text) else "") + kyaml(document)
 
 
 def _same(text: str, done: Injected) -> bool:
@@ -168,11 +192,12 @@ def _dump(document: Any, text: str) -> str:
     return stream.getvalue()
 
 
-def _inject_json(text: str, options: Options) -> InjectedText:
+def _inject_json(text: str, options: Options) -> InjectedText | None:
+    """Return ``None`` for what is no JSON, though it may begin like it."""
     try:
         loaded = json.loads(text.lstrip("\ufeff"))
-    except ValueError as error:
-        raise NotInjectable("", f"is no JSON: {error}") from None
+    except ValueError:
+        return None
     done = inject(loaded, options)
     warnings = tuple(Warning_(f"{_called(loaded)}: {warning.path}", warning.text) for warning in done.warnings)
     if done.document == loaded:

@@ -1,8 +1,8 @@
-"""Carries a change over to a text that is formatted otherwise: line by line, so that untouched lines stay as they are."""
+"""Carries a change over from one text to another that says the same in a different style."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 
 
@@ -12,18 +12,20 @@ def merged(original: str, before: str, after: str) -> str | None:
     Returns:
         ``None`` where a changed line has no counterpart. The caller compares what the result means with what it should.
     """
-    lines, old, new = original.splitlines(), before.splitlines(), after.splitlines()
+    lines, old, new = _joined(original.splitlines()), before.splitlines(), after.splitlines()
     partner = _partners(old, lines)
+    steps = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    columns = _Columns(new, _indents(steps, partner, lines))
     result: list[str] = []
     done = 0
-    for tag, begin, end, new_begin, new_end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+    for tag, begin, end, new_begin, new_end in steps:
         if tag == "equal":
             continue
         place = _place(partner, begin, len(old), len(lines))
         stop = place if begin == end else _after(partner, begin, end)
         if place is None or stop is None or place < done:
             return None
-        added = _indented(new[new_begin:new_end], _shift(partner, old, lines, begin, end))
+        added = [_indented(new[index], columns.shift(index)) for index in range(new_begin, new_end)]
         if tag == "insert":
             place = stop = _above_comments(lines, place, added, done)
         result += lines[done:place] + added
@@ -36,8 +38,21 @@ def _partners(old: Sequence[str], lines: Sequence[str]) -> dict[int, int]:
     return {i + k: j + k for i, j, size in matcher.get_matching_blocks() for k in range(size)}
 
 
+def _joined(lines: Sequence[str]) -> list[str]:
+    """Make one of a dash or a key and the line with its value, which templates like to put below it."""
+    found: list[str] = []
+    for line in lines:
+        last = found[-1].strip() if found else ""
+        if last == "-" or (last.endswith(":") and line.strip() in ("[]", "{}", "null", "~")):
+            found[-1] += "\n" + line
+        else:
+            found.append(line)
+    return found
+
+
 def _meaning(line: str) -> str:
-    return " ".join(line.split())
+    words = " ".join(line.split())
+    return words.removesuffix(" null") if words.endswith(": null") else words
 
 
 def _place(partner: dict[int, int], begin: int, count: int, lines: int) -> int | None:
@@ -55,23 +70,71 @@ def _after(partner: dict[int, int], begin: int, end: int) -> int | None:
     return partner[end - 1] + 1
 
 
-def _shift(partner: dict[int, int], old: Sequence[str], lines: Sequence[str], begin: int, end: int) -> int:
-    """By how many columns the text is indented otherwise around the change."""
-    near = begin if begin < end else begin - 1
-    for index in (near, begin, begin - 1):
-        if index in partner and old[index].strip():
-            return _indent(lines[partner[index]]) - _indent(old[index])
-    return 0
+def _indents(steps: Iterable[tuple[str, int, int, int, int]], partner: dict[int, int], lines: Sequence[str]) -> dict[int, int]:
+    """Return by how much the original indents each new line that it has, too."""
+    found = {}
+    for tag, begin, end, new_begin, new_end in steps:
+        # A line that is replaced stands where the one before it stood.
+        if tag == "equal" or (tag == "replace" and end - begin == new_end - new_begin):
+            pairs = zip(range(begin, end), range(new_begin, new_end), strict=True)
+            found.update({there: _indent(lines[partner[here]]) for here, there in pairs if here in partner})
+    return found
+
+
+class _Columns:
+    """By how many columns lines that are new must be moved to stand with their neighbours in the original.
+
+    A list may be indented against its key there, and another one not.
+    """
+
+    def __init__(self, new: Sequence[str], indents: dict[int, int]) -> None:
+        self._new = new
+        self._indents = indents
+
+    def shift(self, index: int) -> int:
+        """Return the shift of a neighbour in the same mapping or list, else that of what it lies in."""
+        above = self._near(index, -1)
+        if above is None:
+            return 0
+        if above not in self._indents:
+            return self.shift(above)
+        if _level(self._new[above]) == _level(self._new[index]):
+            return self._known(above)
+        below = self._near(index, 1)
+        while below is not None and _level(self._new[below]) == _level(self._new[index]):
+            if below in self._indents:
+                return self._known(below)
+            below = self._near(below, 1)
+        return self._known(above)
+
+    def _known(self, index: int) -> int:
+        return self._indents[index] - _indent(self._new[index])
+
+    def _near(self, index: int, step: int) -> int | None:
+        """Return the nearest line on one side that is not deeper."""
+        level = _level(self._new[index])
+        index += step
+        while 0 <= index < len(self._new):
+            line = self._new[index]
+            if line.strip() and not line.lstrip().startswith("#") and _level(line) <= level:
+                return index
+            index += step
+        return None
+
+
+def _level(line: str) -> int:
+    """Order lines by depth: an entry of a list lies deeper than a key in the same column, which may be the list's own."""
+    return 2 * _indent(line) + line.lstrip().startswith("- ")
 
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
 
 
-def _indented(added: Sequence[str], shift: int) -> list[str]:
-    if shift >= 0:
-        return [" " * shift + line if line.strip() else line for line in added]
-    return [line[-shift:] if not line[:-shift].strip() else line for line in added]
+def _indented(line: str, shift: int) -> str:
+    if not line.strip():
+        return line
+    return " " * shift + line if shift >= 0 else line[min(-shift, _indent(line)) :]
 
 
 def _above_comments(lines: Sequence[str], place: int, added: Sequence[str], least: int) -> int:

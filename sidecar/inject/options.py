@@ -9,12 +9,15 @@ from typing import Any
 
 from sidecar import __version__
 from sidecar.errors import ConfigurationError
+from sidecar.store_url import shown, store_place
 from trainer_hook.contract import DEFAULT_API_PORT, DEFAULT_DIR, HOOK_SETTINGS, KNOWN_SETTINGS, ContractError, check_settings
 
 DEFAULT_IMAGE = f"checkpoint-sidecar:{__version__}"
 ANNOTATION = "checkpoint-sidecar/"
 ENVIRONMENT = "CKPT_INJECT_"
 _DERIVED = frozenset({"CKPT_DIR", "CKPT_GRACE_SECONDS", "CKPT_STORE", "CKPT_MODE", "CKPT_API_PORT", "CKPT_CREDENTIALS_DIR"})
+ANY_BUCKET = "bucket-of-the-secret"
+"""Stands for the bucket of ``s3:///prefix`` where a URL is only checked."""
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 
 
@@ -113,9 +116,16 @@ def _truth(text: str) -> bool:
 
 
 def _store(text: str) -> str:
-    if not re.fullmatch(r"s3://\S*|file:///\S+", text):
-        raise ValueError("must be s3://bucket/prefix or file:///path")
-    return text.rstrip("/")
+    filled = in_store(text, namespace="namespace", name="name")
+    if "{" in filled or "}" in filled:
+        raise ValueError("has braces that are neither {namespace} nor {name}")
+    store_place(filled, bucket=ANY_BUCKET)
+    return re.sub(r"(?<=[^/:])/+$", "", text)
+
+
+def in_store(store: str, *, namespace: str, name: str) -> str:
+    """Return a store with the names of one workload filled in."""
+    return store.replace("{namespace}", namespace).replace("{name}", name)
 
 
 def _version(text: str) -> tuple[int, int]:
@@ -196,7 +206,7 @@ def with_given(options: Options, given: Mapping[str, str], *, prefix: str = "--"
         try:
             value = flag.parse(text.strip())
         except ValueError as error:
-            raise ConfigurationError(f"{prefix}{name}={text!r} {error}") from None
+            raise ConfigurationError(f"{prefix}{name}={shown(text)!r} {error}") from None
         if flag.is_setting:
             settings[f"CKPT_{flag.field.upper()}"] = value
         else:

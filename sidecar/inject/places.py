@@ -27,6 +27,8 @@ class Warning_:  # noqa: N801 - the name without underscore is Python's own
 
     path: str
     text: str
+    unless_injected: str | None = None
+    """Name of a training runtime; where the same file brings it, there is nothing to say."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}"
@@ -45,7 +47,12 @@ class Kind:
     @property
     def is_job(self) -> bool:
         """Whether a batch Job stands above each pod template."""
-        return self.group in ("batch", "jobset.x-k8s.io", "trainer.kubeflow.org")
+        return self.group == "batch" or self.has_replicated_jobs
+
+    @property
+    def has_replicated_jobs(self) -> bool:
+        """Whether it is a JobSet or a template of one."""
+        return self.group in ("jobset.x-k8s.io", "trainer.kubeflow.org")
 
 
 _JOBSET = "replicatedJobs[].template.spec.template"
@@ -68,6 +75,7 @@ KINDS = (
     Kind("kubeflow.org", "MPIJob", ("spec.mpiReplicaSpecs{}.template",)),
     Kind("ray.io", "RayCluster", ("spec.workerGroupSpecs[].template",)),
     Kind("ray.io", "RayJob", ("spec.rayClusterSpec.workerGroupSpecs[].template",)),
+    Kind("ray.io", "RayCronJob", ("spec.jobTemplate.rayClusterSpec.workerGroupSpecs[].template",)),
     Kind("leaderworkerset.x-k8s.io", "LeaderWorkerSet", ("spec.leaderWorkerTemplate.workerTemplate",)),
     Kind("batch.volcano.sh", "Job", ("spec.tasks[].template",)),
 )
@@ -99,6 +107,16 @@ class Place:
         return self.above[-1] if self.kind.is_job else None
 
     @property
+    def replicated_job(self) -> Fields:
+        """The entry of a JobSet's ``replicatedJobs`` that it belongs to."""
+        return self.above[-3]
+
+    @property
+    def document(self) -> Fields:
+        """The whole of it."""
+        return self.above[0] if self.above else self.template
+
+    @property
     def job_path(self) -> str:
         """Where that is."""
         return self.path.removesuffix(".template")
@@ -125,22 +143,22 @@ def places(document: Fields, kind: Kind) -> list[Place]:
     paths = kind.pods
     if kind.group == "ray.io":
         paths = _ray_paths(document, kind)
-    elif kind.name == "LeaderWorkerSet" and _at(document, _OPTIONAL_LEADER):
+    elif kind.name == "LeaderWorkerSet" and at(document, _OPTIONAL_LEADER):
         paths = (_OPTIONAL_LEADER, *kind.pods)
     return [place for path in paths for place in _walk(kind, document, _STEP.findall(path), "", (), kind.name.lower())]
 
 
 def _ray_paths(document: Fields, kind: Kind) -> tuple[str, ...]:
     """The worker groups; where a cluster has none, the head does the work."""
-    prefix = "spec" if kind.name == "RayCluster" else "spec.rayClusterSpec"
-    if kind.name == "RayJob" and _at(document, "spec.clusterSelector"):
-        raise NotInjectable(
-            "spec.clusterSelector", "the pods are those of a RayCluster that is there already: inject into that one"
-        )
-    return kind.pods if _at(document, f"{prefix}.workerGroupSpecs") else (f"{prefix}.headGroupSpec.template",)
+    prefix = kind.pods[0].partition(".workerGroupSpecs")[0]
+    selector = f"{prefix.removesuffix('.rayClusterSpec')}.clusterSelector"
+    if at(document, selector):
+        raise NotInjectable(selector, "the pods are those of a RayCluster that is there already: inject into that one")
+    return kind.pods if at(document, f"{prefix}.workerGroupSpecs") else (f"{prefix}.headGroupSpec.template",)
 
 
-def _at(document: Any, path: str) -> Any:
+def at(document: Any, path: str) -> Any:
+    """Return what is at a path of mappings, or ``None``."""
     for step in path.split("."):
         document = document.get(step) if isinstance(document, Mapping) else None
     return document
@@ -186,7 +204,7 @@ def nested(document: Fields) -> list[tuple[str, Fields]] | None:
     if here == ("", "List"):
         return list(_mappings(document.get("items"), "items"))
     if here == ("workload.codeflare.dev", "AppWrapper"):
-        parts = _mappings(_at(document, "spec.components"), "spec.components")
+        parts = _mappings(at(document, "spec.components"), "spec.components")
         return [
             (f"{path}.template", part["template"]) for path, part in parts if isinstance(part.get("template"), MutableMapping)
         ]

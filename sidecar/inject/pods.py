@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sidecar.inject import containers as made
 from sidecar.inject.fields import Fields, entries, growing, named, overlay, put, put_named, section
 from sidecar.inject.identity import told
-from sidecar.inject.options import DEFAULT_IMAGE, Options
-from sidecar.inject.places import NotInjectable, Place
+from sidecar.inject.options import ANY_BUCKET, DEFAULT_IMAGE, Options
+from sidecar.inject.places import Kind, NotInjectable, Place
+from sidecar.store_url import shown, store_place
 from trainer_hook.contract import DEFAULT_API_PORT, DEFAULT_DIR
 
 INJECTED = "checkpoint-sidecar/injected"
@@ -20,7 +22,6 @@ _GRACE = "terminationGracePeriodSeconds"
 _KUBERNETES_GRACE_S = 30
 _BEFORE_ENV = ("name", "image", "imagePullPolicy", "command", "args", "workingDir", "ports", "envFrom")
 _BEFORE_MOUNTS = (*_BEFORE_ENV, "env", "resources", "restartPolicy")
-_JOBSETS = ("jobset.x-k8s.io", "trainer.kubeflow.org")
 _JOB_LABELS = {
     ("batch", "Job"): "batch.kubernetes.io/job-name",
     ("kubeflow.org", "PyTorchJob"): "training.kubeflow.org/job-name",
@@ -38,7 +39,12 @@ class Shared:
     mount: Fields | None
     """The trainer's, where it has one already."""
     volume: Fields | None
-    """``None``: to be made, or a claim template of a StatefulSet."""
+    """``None``: to be made, or a claim that the workload makes."""
+
+    @property
+    def is_claim_template(self) -> bool:
+        """Whether the workload makes a claim for it."""
+        return self.mount is not None and self.volume is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,15 @@ class Pod:
     node_index_field: str | None
 
 
-def look_at(place: Place, options: Options, *, pods: int | None, node_index_field: str | None = None) -> Pod | None:
-    """Return what is needed to put the sidecar into a pod, or ``None`` when this one does not train.
+def has_trainer(place: Place, options: Options) -> bool:
+    """Whether the pod has the container that is said to train; any will do where nothing says which."""
+    wanted = options.trainer_container or place.kind.trainer
+    spec = section(place.template, "spec", place.path)
+    return wanted is None or named(entries(spec, "containers", place.spec_path), wanted) is not None
+
+
+def look_at(place: Place, options: Options, *, pods: int | None, node_index_field: str | None = None) -> Pod:
+    """Return what is needed to put the sidecar into a pod that has a trainer.
 
     Args:
         place: The pod template.
@@ -73,8 +86,6 @@ def look_at(place: Place, options: Options, *, pods: int | None, node_index_fiel
     if (spec.get("os") or {}).get("name") == "windows":
         raise NotInjectable(f"{path}.os.name", "the sidecar needs Linux")
     index = _trainer_index(place, entries(spec, "containers", path), options)
-    if index is None:
-        return None
     trainer = spec["containers"][index]
     trainer_path = f"{path}.containers[{index}]"
     _check_ours(spec, path)
@@ -86,17 +97,15 @@ def look_at(place: Place, options: Options, *, pods: int | None, node_index_fiel
     return Pod(place, spec, trainer, trainer_path, shared, grace_s, options, pods, node_index_field)
 
 
-def _trainer_index(place: Place, containers: Any, options: Options) -> int | None:
+def _trainer_index(place: Place, containers: Any, options: Options) -> int:
     path = f"{place.spec_path}.containers"
     names = [str(container.get("name")) for container in containers]
     others = [index for index, name in enumerate(names) if name != made.SIDECAR]
     if not others:
         raise NotInjectable(path, "no container that could train")
     wanted = options.trainer_container or place.kind.trainer
-    if wanted in names:
-        return names.index(wanted)
     if wanted is not None:
-        return None
+        return names.index(wanted)
     if len(others) > 1 and place.kind.group != "ray.io":  # Ray's own container is the first
         raise NotInjectable(path, f"which one trains, {', '.join(names[i] for i in others)}? Say it with --trainer-container")
     return others[0]
@@ -146,9 +155,7 @@ def _is_claim_template(place: Place, name: str) -> bool:
 def put_in(pod: Pod) -> str:
     """Change the pod: the volume, the trainer's environment, the sidecar, the hook's installer. Returns its store."""
     spec, path, options = pod.spec, pod.place.spec_path, pod.options
-    store = options.store or _store_that_is_there(spec, path)
-    if store is None:
-        raise NotInjectable("", "--store is missing: where do the checkpoints go? Such as s3://bucket/runs/{name}")
+    store = _store(pod)
     _label(pod)
     put(spec, _GRACE, pod.grace_s, before=("initContainers", "containers"))
     if pod.shared.mount is None:
@@ -237,26 +244,15 @@ def _security(pod: Pod) -> dict[str, Any]:
     return made.security(as_root=effective == 0, user=user, group=own.get("runAsGroup"))
 
 
-def is_guaranteed(spec: Fields) -> bool:
-    """Whether all containers ask for exactly their limits: another one that does not would cost the pod its class."""
-    found = [c.get("resources") or {} for c in spec.get("containers") or () if c.get("name") != made.SIDECAR]
-    for resources in found:
-        limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-        for name in ("cpu", "memory"):
-            if name not in limits or str(requests.get(name, limits[name])) != str(limits[name]):
-                return False
-    return bool(found)
-
-
-def _whose_run(group: str, kind: str) -> dict[str, Any]:
+def _whose_run(kind: Kind) -> dict[str, Any]:
     """Return what names the job that a pod belongs to: the sidecar refuses a store that another one writes to.
 
     Not for a CronJob, whose runs are jobs of different names that may continue each other.
     """
-    label = "jobset.sigs.k8s.io/jobset-name" if group in _JOBSETS else _JOB_LABELS.get((group, kind))
+    label = "jobset.sigs.k8s.io/jobset-name" if kind.has_replicated_jobs else _JOB_LABELS.get((kind.group, kind.name))
     if label is None:
         return {}
-    name = "JOBSET_NAME" if group in _JOBSETS else "JOB_NAME"
+    name = "JOBSET_NAME" if kind.has_replicated_jobs else "JOB_NAME"
     return {
         "POD_NAMESPACE": {"fieldRef": {"fieldPath": "metadata.namespace"}},
         name: {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}},
@@ -279,8 +275,8 @@ def _sidecar_environment(pod: Pod, store: str) -> dict[str, Any]:
     wanted["POD_UID"] = {"fieldRef": {"fieldPath": "metadata.uid"}}
     if pod.node_index_field:
         wanted["CKPT_NODE_INDEX"] = {"fieldRef": {"fieldPath": pod.node_index_field}}
-    wanted |= _whose_run(pod.place.kind.group, pod.place.kind.name)
-    if pod.place.kind.group in _JOBSETS:
+    wanted |= _whose_run(pod.place.kind)
+    if pod.place.kind.has_replicated_jobs:
         # Grows with each restart of the whole set, so it tells a late pod of the last one from those of this one.
         attempt = "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
         wanted["JOBSET_RESTART_ATTEMPT"] = {"fieldRef": {"fieldPath": attempt}}
@@ -292,7 +288,7 @@ def _sidecar(pod: Pod, store: str, secured: dict[str, Any]) -> None:
     wanted = made.sidecar(
         image=options.image or DEFAULT_IMAGE,
         native=options.is_native,
-        guaranteed=is_guaranteed(spec),
+        guaranteed=made.is_guaranteed(spec),
         secured=secured,
         metrics_port=options.metrics_port,
     )
@@ -351,7 +347,7 @@ def _installer(pod: Pod, secured: dict[str, Any]) -> None:
     wanted = _plain(
         made.hook_installer(
             image=str(ours.get("image")),
-            guaranteed=is_guaranteed(pod.spec),
+            guaranteed=made.is_guaranteed(pod.spec),
             secured=secured,
             volume=pod.shared.name,
             directory=pod.shared.directory,
@@ -365,13 +361,29 @@ def _installer(pod: Pod, secured: dict[str, Any]) -> None:
         overlay(there, {key: value for key, value in wanted.items() if key != "resources" or not there.get("resources")})
 
 
-def _store_that_is_there(spec: Fields, path: str) -> str | None:
-    for key in ("initContainers", "containers"):
-        ours = named(entries(spec, key, path), made.SIDECAR)
-        env = named(entries(ours, "env", made.SIDECAR), "CKPT_STORE") if ours else None
-        if env and env.get("value"):
-            return str(env["value"])
-    return None
+def _store(pod: Pod) -> str:
+    """What was asked for, else what an earlier injection has written; by the rule of the sidecar's settings."""
+    store = pod.options.store or store_that_is_there(pod)
+    if store is None:
+        raise NotInjectable("", "--store is missing: where do the checkpoints go? Such as s3://bucket/runs/{name}")
+    try:
+        store_place(store, bucket=ANY_BUCKET, volume=Path(pod.shared.directory))
+    except ValueError as error:
+        raise NotInjectable("", f"--store {shown(store)} {error}") from None
+    return store
+
+
+def our_container(pod: Pod) -> Fields | None:
+    """Return the sidecar of an earlier injection."""
+    found = (named(entries(pod.spec, key, pod.place.spec_path), made.SIDECAR) for key in ("initContainers", "containers"))
+    return next(filter(None, found), None)
+
+
+def store_that_is_there(pod: Pod) -> str | None:
+    """Return the store of an earlier injection."""
+    ours = our_container(pod)
+    env = named(entries(ours, "env", made.SIDECAR), "CKPT_STORE") if ours else None
+    return str(env["value"]) if env and env.get("value") else None
 
 
 def _plain(value: Any) -> Any:

@@ -7,8 +7,10 @@ from typing import Any
 
 from sidecar.inject import containers as made
 from sidecar.inject.fields import Fields, entries, growing, named, put, put_named, section
-from sidecar.inject.options import Options
+from sidecar.inject.options import ANY_BUCKET, Options
 from sidecar.inject.places import NotInjectable, Warning_
+from sidecar.inject.traps import warning_of_name
+from sidecar.store_url import shown, store_place
 
 MANAGER = "checkpoint-sidecar/inject"
 _DEFAULT_POD = "node"
@@ -20,7 +22,7 @@ def put_in(document: Fields, options: Options) -> list[Warning_]:
     The form is ``runtimePatches``, or ``podTemplateOverrides`` where the document has them already (Trainer 2.1 and older).
     """
     spec = section(document, "spec", "")
-    warnings = list(_warnings(spec, options))
+    warnings = [*warning_of_name(document), *_warnings(spec, options)]
     env = _sidecar_environment(spec, options)
     for pod in options.pods or (_DEFAULT_POD,):
         patched = _override(spec, pod) if "podTemplateOverrides" in spec else _patch(spec, pod, options)
@@ -52,6 +54,10 @@ def _sidecar_environment(spec: Fields, options: Options) -> dict[str, str]:
     }
     if not options.store:
         raise NotInjectable("", "--store is missing: each run has its own prefix, such as s3://bucket/runs/{name}")
+    try:
+        store_place(options.store, bucket=ANY_BUCKET)
+    except ValueError as error:
+        raise NotInjectable("", f"--store {shown(options.store)} {error}") from None
     return env
 
 
@@ -88,9 +94,8 @@ def _named(items: Any, name: str, *, key: str = "name") -> Fields:
 
 def _warnings(spec: Fields, options: Options) -> Iterator[Warning_]:
     runtime = (spec.get("runtimeRef") or {}).get("name")
-    yield Warning_(
-        "spec.runtimeRef", f"a TrainJob cannot add containers: the sidecar must be in the runtime {runtime!r}; inject it there"
-    )
+    text = f"a TrainJob cannot add containers: the sidecar must be in the runtime {runtime!r}; inject it there"
+    yield Warning_("spec.runtimeRef", text, unless_injected=str(runtime))
     if "podTemplateOverrides" in spec and options.grace:
         text = "cannot set the grace period: write it into the runtime, the same number as --grace"
         yield Warning_("spec.podTemplateOverrides", text)

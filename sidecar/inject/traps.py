@@ -8,7 +8,7 @@ from sidecar.inject import containers as made
 from sidecar.inject.fields import Fields, named
 from sidecar.inject.options import DEFAULT_IMAGE
 from sidecar.inject.places import Warning_
-from sidecar.inject.pods import Pod
+from sidecar.inject.pods import Pod, our_container, store_that_is_there
 from trainer_hook.contract import DEFAULT_API_PORT
 
 Trap = Callable[[Pod], Iterator[Warning_]]
@@ -47,7 +47,9 @@ def _volume(pod: Pod) -> Iterator[Warning_]:
         yield Warning_(f"{path}.volumes", f"{shared.name}: sizeLimit: {text}")
     if empty.get("medium") == "Memory":
         yield Warning_(f"{path}.volumes", f"{shared.name}: checkpoints in memory count against the containers' memory limits")
-    if "persistentVolumeClaim" in (shared.volume or {}) and (pod.node_count or 1) > 1:
+    # A JobSet makes one claim for all of its pods.
+    is_of_all = shared.is_claim_template and pod.place.kind.has_replicated_jobs
+    if (is_of_all or "persistentVolumeClaim" in (shared.volume or {})) and (pod.node_count or 1) > 1:
         text = (
             "several pods share the claim, but one sidecar at a time uses a volume: give each an emptyDir or ephemeral volume"
         )
@@ -185,6 +187,20 @@ def _shell(pod: Pod) -> Iterator[Warning_]:
         yield Warning_(f"{pod.trainer_path}.{'args' if pod.trainer.get('args') else 'command'}", text)
 
 
+def _name(pod: Pod) -> Iterator[Warning_]:
+    # A Pod with such a name is mostly one that a controller made.
+    if pod.place.kind.name != "Pod":
+        yield from warning_of_name(pod.place.document)
+
+
+def warning_of_name(document: Fields) -> Iterator[Warning_]:
+    """Yield what a name that the API server makes means for the prefix."""
+    metadata = document.get("metadata") or {}
+    if metadata.get("generateName") and not metadata.get("name"):
+        text = "all that is made from this has one prefix and continues what the last one trained: give each its own --store"
+        yield Warning_("metadata.generateName", text)
+
+
 def _credentials(pod: Pod) -> Iterator[Warning_]:
     secret = pod.options.secret
     for index, source in enumerate(pod.trainer.get("envFrom") or ()):
@@ -192,15 +208,26 @@ def _credentials(pod: Pod) -> Iterator[Warning_]:
             yield Warning_(f"{pod.trainer_path}.envFrom[{index}]", "the trainer needs no credentials for checkpoints any more")
 
 
+def _access(pod: Pod) -> Iterator[Warning_]:
+    store, ours, options = pod.options.store or store_that_is_there(pod) or "", our_container(pod) or {}, pod.options
+    known = {str(entry.get("name")) for entry in ours.get("env") or ()}
+    if options.secret or not store.startswith("s3://") or ours.get("envFrom") or "CKPT_CREDENTIALS_DIR" in known:
+        return
+    where = f"{pod.place.spec_path}.{'initContainers' if options.is_native else 'containers'}"
+    if not options.cloud_identity and not pod.spec.get("serviceAccountName") and "AWS_ACCESS_KEY_ID" not in known:
+        yield Warning_(where, "nothing here gives the sidecar credentials: use --secret or --cloud-identity")
+    if store.startswith("s3:///") and "AWS_S3_BUCKET" not in known:
+        yield Warning_(where, f"the bucket of {store} would come from a Secret, and none is named: --secret, or s3://bucket/…")
+
+
 def _image(pod: Pod) -> Iterator[Warning_]:
-    there = [named(pod.spec.get(key) or [], made.SIDECAR) for key in ("initContainers", "containers")]
-    if pod.options.image is None and not any(there):
+    if pod.options.image is None and our_container(pod) is None:
         yield Warning_(
             f"{pod.place.spec_path}.initContainers", f"the image is {DEFAULT_IMAGE}: name your registry's with --image"
         )
 
 
 _TRAPS: tuple[Trap, ...] = (
-    *(_image, _grace, _volume, _ephemeral_storage, _user, _credentials, _network),
+    *(_image, _name, _grace, _volume, _ephemeral_storage, _user, _access, _credentials, _network),
     *(_restart, _replica, _job, _rollout, _hook, _shell),
 )

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from sidecar.errors import ConfigurationError
 from sidecar.store.file import FileStore
 from sidecar.store.protocol import Store, Verification
+from sidecar.store_url import BucketPlace, FolderPlace, shown, store_place
 
 if TYPE_CHECKING:
     from sidecar.settings import Settings
-
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", re.ASCII | re.IGNORECASE)
 
 
 def open_from(settings: Settings) -> Store:
@@ -23,39 +20,24 @@ def open_from(settings: Settings) -> Store:
     Raises:
         ConfigurationError: ``CKPT_STORE`` is neither ``s3://bucket/prefix`` nor ``file:///path``.
     """
-    url = urlsplit(settings.store)
-    if "@" in url.netloc:  # not repeated: it may hold a secret
-        raise ConfigurationError("CKPT_STORE must not hold credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-    if url.query or url.fragment:
-        raise ConfigurationError(f"CKPT_STORE={settings.store!r} must have no '?' and no '#'")
-    if url.scheme == "s3":
-        return _open_s3(settings, url.netloc or settings.bucket or "", url.path.strip("/"))
-    if url.scheme == "file":
-        path = Path(unquote(url.path))
-        if url.netloc or not path.is_absolute() or path == Path("/"):
-            raise ConfigurationError(f"CKPT_STORE={settings.store!r} must be file:///path with an absolute path")
-        if path == settings.dir or settings.dir in path.parents or path in settings.dir.parents:
-            raise ConfigurationError(
-                f"CKPT_STORE={settings.store!r} must lie outside CKPT_DIR={settings.dir}, on a volume that lasts"
-            )
-        return FileStore(path, verification=Verification.READ_BACK if settings.verify == "read-back" else Verification.FSYNC)
-    raise ConfigurationError(f"CKPT_STORE={settings.store!r} must be s3://bucket/prefix or file:///path")
+    try:
+        place = store_place(settings.store, bucket=settings.bucket, volume=settings.dir)
+    except ValueError as error:
+        raise ConfigurationError(f"CKPT_STORE={shown(settings.store)!r} {error}") from None
+    if isinstance(place, FolderPlace):
+        verification = Verification.READ_BACK if settings.verify == "read-back" else Verification.FSYNC
+        return FileStore(place.path, verification=verification)
+    return _open_s3(settings, place)
 
 
-def _open_s3(settings: Settings, bucket: str, prefix: str) -> Store:
+def _open_s3(settings: Settings, place: BucketPlace) -> Store:
     from sidecar.store.s3 import S3Options, S3Store
 
-    if not _BUCKET.fullmatch(bucket):
-        raise ConfigurationError(
-            f"CKPT_STORE={settings.store!r}: {bucket!r} is not a bucket name; write s3://bucket/prefix or set AWS_S3_BUCKET"
-        )
-    if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
-        raise ConfigurationError(f"CKPT_STORE={settings.store!r}: the prefix must be a plain path")
     _check_endpoint(settings.endpoint_url)
     return S3Store(
         S3Options(
-            bucket=bucket,
-            prefix=prefix,
+            bucket=place.bucket,
+            prefix=place.prefix,
             endpoint_url=settings.endpoint_url,
             region=settings.region,
             verify_tls=settings.verify_tls,

@@ -10,7 +10,7 @@ from typing import Any
 
 from sidecar.errors import ConfigurationError
 from sidecar.inject.documents import inject
-from sidecar.inject.options import Options, from_annotations
+from sidecar.inject.options import Options, from_annotations, in_store
 from sidecar.inject.places import NotInjectable
 from sidecar.webhook.json_patch import difference
 
@@ -89,7 +89,7 @@ def _options(document: dict[str, Any], request: Mapping[str, Any], defaults: Opt
     name = _run_name(metadata)
     if "{name}" in options.store and name is None:
         raise NotInjectable("metadata.labels", f"nothing here names the run: set the annotation {_OPTION_PREFIX}store")
-    return replace(options, store=options.store.replace("{namespace}", str(namespace)).replace("{name}", str(name)))
+    return replace(options, store=in_store(options.store, namespace=str(namespace), name=str(name)))
 
 
 def _run_name(metadata: Mapping[str, Any]) -> str | None:

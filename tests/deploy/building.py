@@ -12,7 +12,8 @@ STORE = Options(store="s3://bucket/runs/{name}")
 
 
 def asked(**given: str) -> Options:
-    return with_given(Options(), {name.replace("_", "-"): value for name, value in ({"store": "s3://b/run"} | given).items()})
+    given = {"store": "s3://bucket/run"} | given
+    return with_given(Options(), {name.replace("_", "-"): value for name, value in given.items()})
 
 
 def job(**pod: Any) -> dict[str, Any]:

@@ -239,8 +239,8 @@ def test_anchors_and_merge_keys_mean_what_they_meant() -> None:
 def test_two_workloads_of_a_file_with_one_prefix_are_told_so() -> None:
     text = "---\n".join([PLAIN["job-classic"], PLAIN["jobset"]])
     said = [warning for warning in inject_text(text, asked(trainer_container="trainer")).warnings if "prefix" in warning.text]
-    assert [(warning.path, warning.text[:11]) for warning in said] == [("s3://b/run", "2 workloads")]
-    own = asked(store="s3://b/{name}", trainer_container="trainer")
+    assert [(warning.path, warning.text[:11]) for warning in said] == [("s3://bucket/run", "2 workloads")]
+    own = asked(store="s3://bucket/{name}", trainer_container="trainer")
     renamed = text.replace("name: llama", "name: other", 1)
     assert not [warning for warning in inject_text(renamed, own).warnings if "prefix" in warning.text]
     both = PLAIN["runtime"] + "---\n" + PLAIN["trainjob"]

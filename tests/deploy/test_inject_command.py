@@ -17,7 +17,8 @@ def test_the_command_prints_the_difference_writes_in_place_and_says_what_bites(
 ) -> None:
     place = tmp_path / "job.yaml"
     place.write_text(PLAIN["job"])
-    chosen = ["--store", "s3://b/{name}", "--grace", "90", "--save-steps", "5", "--jit", "true", "--set", "CKPT_KEEP_STORE=4"]
+    chosen = ["--store", "s3://bucket/{name}", "--grace", "90", "--save-steps", "5", "--jit", "true"]
+    chosen += ["--set", "CKPT_KEEP_STORE=4"]
     assert main(["inject", "-f", str(place), "--diff", *chosen]) == 0
     out, err = capsys.readouterr()
     assert "+      terminationGracePeriodSeconds: 90" in out.splitlines()
@@ -48,7 +49,7 @@ def test_standard_input_goes_to_standard_output(capsys: pytest.CaptureFixture[st
         (["--set", "KEEP=1"], 2, "must be CKPT_NAME=VALUE"),
         (["--set", "CKPT_VERIFY=maybe"], 2, "CKPT_VERIFY='maybe'"),
         (
-            ["--store", "s3://b/x", "--trainer-container", "nobody"],
+            ["--store", "s3://bucket/x", "--trainer-container", "nobody"],
             1,
             "job.yaml: spec.template: no pod has a container 'nobody'",
         ),

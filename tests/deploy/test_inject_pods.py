@@ -113,7 +113,7 @@ def test_a_pod_of_class_guaranteed_stays_one() -> None:
 
 
 def test_what_people_added_to_the_sidecar_stays_and_what_was_chosen_before_too() -> None:
-    once = inject(job(), asked(store="s3://b/first", image="registry/sidecar:1"))
+    once = inject(job(), asked(store="s3://bucket/first", image="registry/sidecar:1"))
     sidecar = sidecar_of(pod_of(once))
     sidecar["resources"] = {"requests": {"memory": "1Gi"}}
     sidecar["env"].append({"name": "AWS_CA_BUNDLE", "value": "/ca.pem"})

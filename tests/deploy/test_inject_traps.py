@@ -7,7 +7,7 @@ import pytest
 from sidecar.errors import ConfigurationError
 from sidecar.inject import NotInjectable, Options, inject, inject_text
 from sidecar.inject.options import with_given
-from tests.deploy.building import STORE, asked, in_job, in_pod, job, several, with_volume
+from tests.deploy.building import STORE, asked, in_job, in_pod, job, several, sidecar_of, with_volume
 
 TRAPS = {
     "grace": (in_pod("terminationGracePeriodSeconds", None), {}, "terminationGracePeriodSeconds: is not set"),
@@ -44,6 +44,12 @@ TRAPS = {
         {"secret": "s"},
         "containers[0].envFrom[0]",
     ),
+    "no credentials": (job(), {"secret": None}, "nothing here gives the sidecar credentials"),
+    "no bucket": (
+        in_pod("serviceAccountName", "trainer"),
+        {"secret": None, "store": "s3:///runs/x"},
+        "the bucket of s3:///runs/x would come from a Secret",
+    ),
     "image": (job(), {"image": None}, "name your registry's"),
     "rollout": (several("Deployment", {"template": job()["spec"]["template"]}), {}, "spec.strategy"),
 }
@@ -52,14 +58,24 @@ TRAPS = {
 @pytest.mark.parametrize("name", TRAPS)
 def test_what_would_bite_is_said_with_its_place(name: str) -> None:
     document, given, text = TRAPS[name]
-    chosen = asked(**{key: value for key, value in ({"image": "registry/x:1"} | given).items() if value is not None})
+    given = {"image": "registry/x:1", "secret": "data-connection"} | given
+    chosen = asked(**{key: value for key, value in given.items() if value is not None})
     said = [str(warning) for warning in inject(document, chosen).warnings]
     assert [line for line in said if text in line] == said[:1], said
     assert len(said) == 1
 
 
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "CKPT_CREDENTIALS_DIR"])
+def test_credentials_that_a_person_gave_the_sidecar_are_seen(name: str) -> None:
+    chosen = asked(image="registry/x:1")
+    once = inject(job(), chosen).document
+    sidecar_of(once["spec"]["template"]["spec"])["env"].append({"name": name, "value": "x"})
+    assert inject(once, chosen).warnings == ()
+    assert inject(job(), asked(image="registry/x:1", cloud_identity="true")).warnings == ()
+
+
 def test_a_pod_without_traps_has_no_warnings() -> None:
-    assert inject(job(), asked(image="registry/x:1")).warnings == ()
+    assert inject(job(), asked(image="registry/x:1", secret="data-connection")).warnings == ()
 
 
 REFUSALS = {
@@ -98,7 +114,19 @@ REFUSALS = {
     ),
     "windows": (in_pod("os", {"name": "windows"}), {}, "os.name: the sidecar needs Linux"),
     "no store": (job(), {"store": None}, "--store is missing"),
-    "no name": ({**job(), "metadata": {}}, {"store": "s3://b/{name}"}, "metadata.name: is missing"),
+    "no bucket": (
+        {**job(), "metadata": {"name": "x", "namespace": "ab"}},
+        {"store": "s3://{namespace}/x"},
+        "--store s3://ab/x names no bucket",
+    ),
+    "no bucket of a run": (
+        {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "a", "namespace": "ab"}},
+        {"store": "s3://{namespace}/x"},
+        "--store s3://ab/x names no bucket",
+    ),
+    "store on the volume": (job(), {"store": "file:///checkpoints/x"}, "must lie outside CKPT_DIR=/checkpoints"),
+    "store on its volume": (job(), {"store": "file:///scratch/x", "dir": "/scratch"}, "must lie outside CKPT_DIR=/scratch"),
+    "no name": ({**job(), "metadata": {}}, {"store": "s3://bucket/{name}"}, "metadata.name: is missing"),
     "other cluster": (
         {"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": {"clusterSelector": {"ray.io/cluster": "c"}}},
         {},
@@ -110,7 +138,8 @@ REFUSALS = {
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_is_not_understood_is_refused_with_its_place(name: str) -> None:
     document, given, text = REFUSALS[name]
-    chosen = {key.replace("_", "-"): value for key, value in ({"store": "s3://b/run"} | given).items() if value is not None}
+    given = {"store": "s3://bucket/run"} | given
+    chosen = {key.replace("_", "-"): value for key, value in given.items() if value is not None}
     with pytest.raises(NotInjectable, match=re.escape(text)):
         inject(document, with_given(Options(), chosen))
 
@@ -119,12 +148,18 @@ def test_what_is_not_understood_is_refused_with_its_place(name: str) -> None:
     ("given", "text"),
     [
         ({"store": "gs://b"}, "--store='gs://b' must be s3://"),
+        ({"store": "s3://ab/x"}, "--store='s3://ab/x' names no bucket with 'ab'"),
+        ({"store": "s3://bucket/{job}"}, "has braces that are neither {namespace} nor {name}"),
+        ({"store": "s3://bucket/../{name}"}, "must have a plain path as its prefix"),
+        ({"store": "s3://bucket/x?versionId=1"}, "must have no '?'"),
+        ({"store": "s3://me:hunter2@bucket/x"}, "--store='s3://…@bucket/x' must not hold credentials"),
+        ({"store": "file://host/x"}, "must be file:///path"),
         ({"kubernetes-version": "new"}, "must be a version such as 1.31"),
         ({"grace": "0"}, "--grace='0' must be a whole number"),
         ({"wrong": "x"}, "--wrong is not an option"),
         ({"CKPT_KEEP_STOER": "1"}, "did you mean CKPT_KEEP_STORE?"),
         ({"CKPT_GRACE_SECONDS": "9"}, "use --grace"),
-        ({"claim": "c", "store": "s3://b/x"}, "--claim is for a file:// store"),
+        ({"claim": "c", "store": "s3://bucket/x"}, "--claim is for a file:// store"),
     ],
 )
 def test_a_wrong_option_is_one_line_that_names_it(given: dict[str, str], text: str) -> None:

@@ -225,7 +225,7 @@ def test_it_does_not_start_without_a_certificate_or_with_an_unknown_default(tmp_
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "the certificate cannot be loaded" in done.stderr
-    wrong = {**os.environ, "CKPT_INJECT_STOER": "s3://b/x"}
+    wrong = {**os.environ, "CKPT_INJECT_STOER": "s3://bucket/x"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=wrong)
     assert done.returncode == 2
     assert "option stoer is not an option, did you mean store?" in done.stderr
@@ -249,7 +249,7 @@ def test_the_patch_turns_one_document_into_the_other(old: Any, new: Any) -> None
 @given(workloads())
 def test_the_patch_of_an_injection_touches_only_what_changes(document: dict[str, Any]) -> None:
     done = inject(
-        document, with_given(Options(), {"store": "s3://b/x", "trainer-container": "main", "dir": "/elsewhere"})
+        document, with_given(Options(), {"store": "s3://bucket/x", "trainer-container": "main", "dir": "/elsewhere"})
     ).document
     operations = list(difference(document, done))
     assert jsonpatch.apply_patch(document, operations) == done

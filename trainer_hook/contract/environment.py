@@ -67,7 +67,7 @@ def check_settings(environ: Mapping[str, str]) -> None:
             import difflib
 
             near = difflib.get_close_matches(name, KNOWN_SETTINGS, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see the settings table in README.md"
+            hint = f"did you mean {near[0]}?" if near else "see docs/settings.md"
             raise ContractError(f"{name} is not a setting: {hint}")
 
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.deploy.schemas import documents
+from sidecar.inject import inject
+from tests.deploy.building import asked, job, sidecar_of
+from tests.deploy.schemas import documents, pod_templates
 from tests.process.sidecar_process import sidecar, write_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +56,15 @@ def test_panels_have_their_own_place_and_say_what_they_show() -> None:
         taken |= cells
         assert panel["type"] == "row" or (panel["description"] and panel["datasource"]["uid"] == "${datasource}")
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_the_pod_monitor_finds_the_sidecars_that_inject_makes() -> None:
+    [monitor] = documents((MONITORING / "pod-monitor.yaml").read_text())
+    [template] = pod_templates(inject(job(), asked(metrics_port="9471")).document)
+    for name, value in monitor["spec"]["selector"]["matchLabels"].items():
+        assert template["metadata"]["labels"][name] == value
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    assert [port["name"] for port in sidecar_of(template["spec"])["ports"]] == [endpoint["port"]]
 
 
 def test_every_alert_has_its_runbook() -> None:

@@ -20,7 +20,9 @@ from tests.deploy.containers.building import BASE, IMAGES
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
-ANYBODY = ["--user=1000680000:0", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--tmpfs=/tmp"]
+OWN_USER = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--tmpfs=/tmp"]
+"""What the image names, which a pod gets that says nothing of users."""
+ANYBODY = ["--user=1000680000:0", *OWN_USER]
 SIDECAR, TRAINER = IMAGES["SIDECAR_IMAGE"], IMAGES["TRAINER_IMAGE"]
 LIMIT_BYTES = 250_000_000
 
@@ -34,10 +36,10 @@ def _python(image: str, program: str, *, python: str = "python") -> str:
 
 
 @contextlib.contextmanager
-def _container(*arguments: str) -> Iterator[str]:
+def _container(*arguments: str, rights: list[str] = ANYBODY) -> Iterator[str]:
     name = f"checkpoint-test-{uuid.uuid4().hex[:8]}"
     try:
-        call(["docker", "run", "-d", "--name", name, "--network=none", *ANYBODY, "--tmpfs=/checkpoints:mode=777", *arguments])
+        call(["docker", "run", "-d", "--name", name, "--network=none", *rights, "--tmpfs=/checkpoints:mode=777", *arguments])
         yield name
     finally:
         subprocess.run(["docker", "rm", "-f", name], check=False, capture_output=True)
@@ -101,10 +103,16 @@ print(*(p for p in places if not os.path.islink(p) and os.access(p, os.W_OK)))
     assert call(["docker", "run", *options]).split() == []
 
 
-def test_the_sidecar_is_healthy_and_ends_at_once_when_it_is_told(images: dict[str, str]) -> None:
+@pytest.mark.parametrize(("rights", "user"), [(ANYBODY, "1000680000:0"), (OWN_USER, "10001:0")], ids=["any user", "own user"])
+def test_the_sidecar_is_healthy_and_ends_at_once_when_it_is_told(rights: list[str], user: str, images: dict[str, str]) -> None:
     store = ["--tmpfs=/store:mode=777", "--env=CKPT_STORE=file:///store", "--health-interval=0.5s"]
-    with _container(*store, SIDECAR) as name:
+    folder = "/checkpoints/checkpoint-1"
+    with _container(*store, SIDECAR, rights=rights) as name:
         _until_healthy(name)
+        call(["docker", "exec", name, "sh", "-c", f"mkdir {folder} && echo x >{folder}/weights && touch {folder}/.complete"])
+        call(["docker", "exec", name, "checkpoint-sidecar", "flush"])
+        committed = ["/store/checkpoint-1/weights", "/store/checkpoint-1/.complete"]
+        assert call(["docker", "exec", name, "stat", "-c", "%u:%g", *committed]).split() == [user, user]
         assert call(["docker", "exec", name, "cat", "/proc/1/comm"]).strip() == "checkpoint-side"
         began_s = time.monotonic()
         call(["docker", "stop", "--time=30", name])

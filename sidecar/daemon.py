@@ -130,7 +130,7 @@ class Daemon:
                 f"CKPT_DIR={self._settings.dir}: {error.strerror}: "
                 f"mount the volume that the trainer writes to, writable for user {os.geteuid()}"
             ) from None
-        self.runtime.termination.begin(self._settings.attempt)
+        self.runtime.termination.begin(self._settings.pod)
         return True
 
     def _servers(self) -> list[Server]:
@@ -244,7 +244,7 @@ class Daemon:
             self._store,
             runtime.transfers,
             run,
-            me=f"{self._settings.attempt}/{me[:8]}",
+            me=f"{self._settings.pod}/{me[:8]}",
             job=self._settings.job,
             going=lambda: runtime.termination.going is not None,
         )

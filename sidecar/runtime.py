@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from sidecar.catalog import Catalog, Tracked
+from sidecar.core.attempts import Restart, of_pod
 from sidecar.core.flush import Plan, Verdict
 from sidecar.core.lifecycle import Phase
 from sidecar.core.local import Identity
@@ -59,7 +60,7 @@ class Runtime:
         self.transfers = Transfers(
             concurrency=settings.concurrency, gate=RateGate(settings.bandwidth_limit), health=self.health
         )
-        self.scanner = Scanner(self.volume, self.catalog, Identity(settings.node, settings.attempt))
+        self.scanner = Scanner(self.volume, self.catalog, self.identity)
         self.termination = Termination(self.volume, grace_s=settings.grace_seconds)
         self.saves = Saves(self.volume, self.catalog, self.events)
         self.resuming = Resuming(
@@ -71,6 +72,14 @@ class Runtime:
             enabled=settings.resume != "off",
             look_at_volume=self._look_at_volume,
         )
+
+    def identity(self) -> Identity:
+        """Return what this pod is when a marker does not say. Ask once the volume was taken: it knows since when."""
+        settings = self.settings
+        attempt = of_pod(
+            settings.pod, since_s=self.termination.pod_since_s, restart=Restart(*settings.restart) if settings.restart else None
+        )
+        return Identity(settings.node, attempt)
 
     def trainer_alive(self) -> bool:
         """Whether a training process still runs: a lease is held, or, without leases, something is still written."""
@@ -100,7 +109,7 @@ class Runtime:
     def attempt(self) -> str:
         """Return the id of the attempt that the trainer makes now: what the hook says, else what markers without one mean."""
         trainer = self.termination.trainer()
-        return (trainer.attempt if trainer else None) or self.settings.attempt
+        return (trainer.attempt if trainer else None) or self.identity().attempt
 
     def everything_durable(self) -> bool:
         """Whether nothing that the trainer finished, or is finishing at this instant, is still to be uploaded."""

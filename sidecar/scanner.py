@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -55,7 +56,7 @@ class _Trouble:
 class Scanner:
     """A scan of an unchanged volume costs one ``lstat`` per checkpoint; what is new is walked and held in a thread."""
 
-    def __init__(self, volume: Volume, catalog: Catalog, identity: Identity) -> None:
+    def __init__(self, volume: Volume, catalog: Catalog, identity: Callable[[], Identity]) -> None:
         self._volume = volume
         self._catalog = catalog
         self._identity = identity
@@ -220,7 +221,7 @@ class Scanner:
         if known is not None and known.checkpoint is not None:
             await asyncio.to_thread(self._volume.pins.release, known.checkpoint)
         try:
-            checkpoint = judge(found, self._identity)
+            checkpoint = judge(found, self._identity())
             # Held at once, before the trainer's next rotation.
             pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pins.hold, checkpoint)
         except Disappeared as error:

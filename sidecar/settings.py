@@ -121,8 +121,10 @@ class Settings(BaseModel):
 
     node: Node | None = Node()
     """From ``CKPT_NODE_*``, ``PET_*`` or ``JOB_COMPLETION_INDEX``; None: one of several, the marker must say which."""
-    attempt: str = "local"
-    """Attempt of markers that name none: the pod's UID, else its host name."""
+    pod: str = "local"
+    """The pod's UID, else its host name."""
+    restart: tuple[int, str] | None = None
+    """``JOBSET_RESTART_ATTEMPT`` and ``JOBSET_UID``, from the downward API: which restart of which JobSet this pod is of."""
     job: str | None = None
     """``POD_NAMESPACE`` and ``JOBSET_NAME`` or ``JOB_NAME``, from the downward API: pods of one job replace each other."""
 
@@ -165,8 +167,8 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
     }
     if fields.get("spot") == "aws" and (endpoint := given.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")):
         fields.setdefault("spot_endpoint", endpoint)
-    fields["attempt"] = _safe(given.get("POD_UID") or pod_uid(mountinfo) or hostname)
-    fields["job"] = _job(given)
+    fields["pod"] = _safe(given.get("POD_UID") or pod_uid(mountinfo) or hostname)
+    fields["job"], fields["restart"] = _job(given), _restart(given)
     try:
         fields |= _data_connection(given)
         check_settings(given)
@@ -196,6 +198,12 @@ def _data_connection(environ: Mapping[str, str]) -> dict[str, str]:
 def _job(environ: Mapping[str, str]) -> str | None:
     name = environ.get("JOBSET_NAME") or environ.get("JOB_NAME")
     return f"{environ.get('POD_NAMESPACE', 'default')}/{name}"[:200] if name else None
+
+
+def _restart(environ: Mapping[str, str]) -> tuple[int, str] | None:
+    uid, number = environ.get("JOBSET_UID", "").lower(), environ.get("JOBSET_RESTART_ATTEMPT", "")
+    is_told = re.match(r"[0-9a-f]{8}", uid, re.ASCII) and re.fullmatch(r"[0-9]{1,9}", number, re.ASCII)
+    return (int(number), uid) if is_told else None
 
 
 def _safe(text: str) -> str:

@@ -56,7 +56,8 @@ class Termination:
         self.sigterms = 0
         self._trainer_before: bytes | None = None
         """What ``trainer.json`` said when this life began."""
-        self._pod_since_s = self._started_at_s
+        self.pod_since_s = self._started_at_s
+        """Since when this pod uses the volume, epoch."""
         self._ended_in_order_at_s: float | None = None
         self._void: bytes | None = None
         """A notice on the volume that no longer counts, where it could not be removed."""
@@ -70,7 +71,7 @@ class Termination:
         self._ended_in_order_at_s = _ended_in_order_at_s(self._volume.read_small(EXIT_REPORT))
         since_s = _pod_since_s(self._volume.read_small(POD), pod)
         if since_s is not None:
-            self._pod_since_s = since_s
+            self.pod_since_s = since_s
             return
         try:
             publish(self._volume.root / POD, json.dumps({"pod": pod, "since": rfc3339(self._started_at_s)}).encode())
@@ -182,7 +183,7 @@ class Termination:
             and is_success_of_this_pod(
                 updated_at_s=_epoch_s(trainer.updated_at),
                 changed=self._volume.read_small(TRAINER_STATE) != self._trainer_before,
-                pod_since_s=self._pod_since_s,
+                pod_since_s=self.pod_since_s,
                 ended_in_order_at_s=self._ended_in_order_at_s,
             )
         )

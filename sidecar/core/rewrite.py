@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sidecar.core.attempts import goes_after, is_later, seconds
 from sidecar.core.manifest import Commit, FileEntry, Manifest
-from trainer_hook.contract import ContractError, epoch_seconds
-
-_BEGAN = re.compile(r"\d{8}T\d{6}Z(?=-)", re.ASCII)
-"""An attempt's id may begin with when it began, in UTC, as the hook's do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,35 +71,14 @@ def _of_one_attempt(
     if not is_equal and _same_instant(created_at, part.created_at):
         return Keep("its files changed after its marker was written: the store keeps what was committed", torn=True)
     # Both times are of this node's own clock.
-    if save_id != theirs.save_id and part.created_at is not None and not _is_later(created_at, part.created_at):
+    if save_id != theirs.save_id and part.created_at is not None and not is_later(created_at, part.created_at):
         return Keep("a later save of this step is committed")
     return Replace()
-
-
-def goes_after(attempt: str, created_at: str, their_attempt: str, their_created_at: str | None) -> bool:
-    """Whether what one attempt wrote is strictly later than what another one did."""
-    began, they_began = _BEGAN.match(attempt), _BEGAN.match(their_attempt)
-    if began is not None and they_began is not None and began[0] != they_began[0]:
-        # A pod that outlived its attempt may still finish steps: they are late, and yet of the earlier attempt.
-        return began[0] > they_began[0]
-    return their_created_at is None or _is_later(created_at, their_created_at)
 
 
 def _content(files: Sequence[FileEntry]) -> set[tuple[str, int, str]]:
     return {(file.path, file.size_bytes, file.crc64nvme) for file in files}
 
 
-def _seconds(stamp: str) -> float | None:
-    try:
-        return epoch_seconds(stamp)
-    except ContractError:
-        return None
-
-
 def _same_instant(one: str, other: str | None) -> bool:
-    return other is not None and (one == other or (_seconds(one) is not None and _seconds(one) == _seconds(other)))
-
-
-def _is_later(ours: str, theirs: str) -> bool:
-    our_s, their_s = _seconds(ours), _seconds(theirs)
-    return our_s is None or their_s is None or our_s > their_s
+    return other is not None and (one == other or (seconds(one) is not None and seconds(one) == seconds(other)))

@@ -277,7 +277,9 @@ def _sidecar_environment(pod: Pod, store: str) -> dict[str, Any]:
         wanted["CKPT_NODE_INDEX"] = {"fieldRef": {"fieldPath": pod.node_index_field}}
     wanted |= _whose_run(pod.place.kind)
     if pod.place.kind.has_replicated_jobs:
-        # Grows with each restart of the whole set, so it tells a late pod of the last one from those of this one.
+        # Grows with each restart of this very set, so it tells a late pod of the last one from those of this one.
+        uid = "metadata.labels['jobset.sigs.k8s.io/jobset-uid']"
+        wanted["JOBSET_UID"] = {"fieldRef": {"fieldPath": uid}}
         attempt = "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"
         wanted["JOBSET_RESTART_ATTEMPT"] = {"fieldRef": {"fieldPath": attempt}}
     return wanted

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from sidecar.core import keys
+from sidecar.core.attempts import goes_after
 from sidecar.core.commit import (
     GONE,
     Decision,
@@ -28,7 +29,6 @@ from sidecar.core.commit import (
 from sidecar.core.gathering import EAGER_NODES, LOOK_S, Seat, groups, members, missing_nodes
 from sidecar.core.local import Finished
 from sidecar.core.manifest import FileEntry, Manifest, NodeOf, decode_manifest, encode
-from sidecar.core.rewrite import goes_after
 from sidecar.errors import AlreadyExists, NotFound, StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer import Transfers

@@ -72,7 +72,7 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_one() -> None:
 
 def test_every_setting_of_the_contract_is_a_field_and_the_other_way_round() -> None:
     read_elsewhere = {"CKPT_NODE_INDEX", "CKPT_NODE_COUNT"}
-    not_variables = {"node", "attempt", "endpoint_url", "bucket", "region", "job"}
+    not_variables = {"node", "pod", "endpoint_url", "bucket", "region", "job", "restart"}
     fields = {f"CKPT_{name.upper()}" for name in Settings.model_fields if name not in not_variables}
     assert fields == SIDECAR_SETTINGS - read_elsewhere
 
@@ -205,15 +205,22 @@ UID = "0b7c9a52-3f5e-4a30-9a68-6a3f3f0c1d2e"
 
 @given(st.text(max_size=200), st.text(max_size=200))
 def test_the_attempt_is_always_safe_as_a_part_of_a_key(hostname: str, uid: str) -> None:
-    check_id(from_environment(STORE | {"POD_UID": uid}, hostname=hostname).attempt, what="attempt")
+    check_id(from_environment(STORE | {"POD_UID": uid}, hostname=hostname).pod, what="attempt")
 
 
 def test_the_attempt_is_the_pods_uid_else_the_host_name() -> None:
     mountinfo = f"3 1 8:1 /var/lib/kubelet/pods/{UID}/etc-hosts /etc/hosts rw - ext4 /dev/sda1 rw"
-    assert from_environment(STORE | {"POD_UID": "from-downward-api"}, mountinfo=mountinfo).attempt == "from-downward-api"
-    assert from_environment(STORE, mountinfo=mountinfo, hostname="host").attempt == UID
-    assert from_environment(STORE, hostname="host.local").attempt == "host.local"
-    assert from_environment(STORE, hostname="_ä").attempt == "local"
+    assert from_environment(STORE | {"POD_UID": "from-downward-api"}, mountinfo=mountinfo).pod == "from-downward-api"
+    assert from_environment(STORE, mountinfo=mountinfo, hostname="host").pod == UID
+    assert from_environment(STORE, hostname="host.local").pod == "host.local"
+    assert from_environment(STORE, hostname="_ä").pod == "local"
+
+
+def test_a_pod_knows_which_restart_of_its_jobset_it_belongs_to() -> None:
+    told = {"JOBSET_UID": UID, "JOBSET_RESTART_ATTEMPT": "3"}
+    assert from_environment(STORE | told).restart == (3, UID)
+    for untold in ({"JOBSET_UID": UID}, {"JOBSET_RESTART_ATTEMPT": "3"}, told | {"JOBSET_RESTART_ATTEMPT": "many"}):
+        assert from_environment(STORE | untold).restart is None, "an older JobSet controller does not set the label"
 
 
 def test_the_node_comes_from_the_environment_and_may_be_left_to_the_marker() -> None:

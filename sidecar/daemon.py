@@ -197,6 +197,7 @@ class Daemon:
         runtime.resuming.opened(Downloader(self._store, runtime.volume, runtime.transfers))
         if settings.resume == "eager" and not runtime.volume.held_leases():
             runtime.resuming.begin_early()
+        tenancy = self._tenancy(run)
         uploader = Uploader(
             store=self._store,
             capabilities=capabilities,
@@ -213,6 +214,7 @@ class Daemon:
             on_plan=runtime.planned,
             alone=settings.node is not None and settings.node.count == 1,
             is_quarantined=lambda name: name in runtime.resuming.quarantined,
+            objection=tenancy.objection,
         )
         cleaner = Cleaner(
             settings=settings,
@@ -225,31 +227,30 @@ class Daemon:
         )
         runtime.make_room = cleaner.make_room
         self._opened.set()
-        tenancy = await self._settle(run)
+        is_first = settings.node is not None and settings.node.index == 0
+        if is_first:  # see that no other job writes below the prefix at this time, for all nodes
+            await tenancy.settle()
         await _together(
             [
-                *([_kept_up("tenancy", tenancy.keep)] if tenancy else []),
+                *([_kept_up("tenancy", tenancy.keep)] if is_first else []),
                 _kept_up("uploader", uploader.run),
                 _kept_up("cleaner", cleaner.run),
             ]
         )
 
-    async def _settle(self, run: Run) -> Tenancy | None:
-        """See that no other job writes below the prefix at this time: node 0 does, for all."""
-        runtime, node = self.runtime, self._settings.node
-        if node is None or node.index != 0:
-            return None
+    def _tenancy(self, run: Run) -> Tenancy:
+        runtime, settings = self.runtime, self._settings
         me = checksum.to_text(checksum.checksum(runtime.volume.read_small(POD) or runtime.token.encode()))
-        tenancy = Tenancy(
+        return Tenancy(
             self._store,
             runtime.transfers,
             run,
-            me=f"{self._settings.pod}/{me[:8]}",
-            job=self._settings.job,
+            me=f"{settings.pod}/{me[:8]}",
+            node=settings.node,
+            job=settings.job,
             going=lambda: runtime.termination.going is not None,
+            attempt=lambda: trainer.attempt if (trainer := runtime.termination.trainer()) else None,
         )
-        await tenancy.settle()
-        return tenancy
 
     async def _open_store(self) -> tuple[Capabilities, Run]:
         while True:
@@ -330,8 +331,8 @@ class Daemon:
             why = f"{why}; {runtime.health.trouble}"
         for tracked in runtime.catalog.pending():
             planned = runtime.plan.get(tracked.name) if runtime.plan else None
-            # Where all of it was sent, what was waited for: other nodes.
-            more = tracked.reason if tracked.state is State.UPLOADED else planned.reason if planned else None
+            # Where all of it was sent, what was waited for: other nodes. Where nothing was, why not.
+            more = (planned.reason if planned and tracked.state is not State.UPLOADED else None) or tracked.reason
             reason = f"{why}: {more}" if more else why
             runtime.catalog.move(tracked, State.GIVEN_UP, reason=reason, sent_bytes=tracked.sent_bytes)
         written = report.exit_report(

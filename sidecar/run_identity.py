@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 import uuid
@@ -12,15 +13,17 @@ from dataclasses import asdict, replace
 import structlog
 
 from sidecar.core import keys
-from sidecar.core.tenancy import BEAT_S, Run, Verdict, belongs, may_hold
+from sidecar.core.tenancy import CHECK_S, LOOK_S, Run, Verdict, belongs, may_hold, why_not, with_attempt
 from sidecar.errors import AlreadyExists, ConfigurationError, NotFound, StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer import Transfers
-from trainer_hook.contract import FORMAT, encode_json
+from trainer_hook.contract import FORMAT, Node, encode_json
 
 log = structlog.get_logger()
 
-LOOK_S = 1.0
+TICK_S = 1.0
+UNKNOWN = Node(1, 2)
+"""Stands for one of several nodes where the markers alone say which."""
 
 
 def claim(store: Store, *, run_id: str | None, job: str | None = None) -> Run:
@@ -46,18 +49,35 @@ def claim(store: Store, *, run_id: str | None, job: str | None = None) -> Run:
 
 
 class Tenancy:
-    """Node 0's hold on the prefix. Other nodes hold nothing: without node 0 nothing is committed."""
+    """A pod's part in its run. Node 0 holds the prefix for all, and says which attempts are its own; the others go by that."""
 
     def __init__(
-        self, store: Store, transfers: Transfers, run: Run, *, me: str, job: str | None, going: Callable[[], bool]
+        self,
+        store: Store,
+        transfers: Transfers,
+        run: Run,
+        *,
+        me: str,
+        node: Node | None,
+        job: str | None,
+        going: Callable[[], bool],
+        attempt: Callable[[], str | None],
     ) -> None:
-        """``run`` is what ``claim`` returned."""
+        """``run`` is what ``claim`` returned, ``attempt`` is what the trainer makes now, as far as is known."""
         self._store = store
         self._run = run
         self._transfers = transfers
         self._me = me
+        self._node = node or UNKNOWN
         self._job = job
         self._going = going
+        self._attempt = attempt
+        self._writes = asyncio.Lock()
+        self._own: set[str] = set()
+        """Attempts that were found to be this run's."""
+        self._said_ending = False
+        self._is_missing = False
+        """Whether somebody removed the document."""
 
     async def settle(self) -> None:
         """Wait until this pod may write below the prefix: at once, or when a holder that died was silent for long enough.
@@ -66,47 +86,85 @@ class Tenancy:
             ConfigurationError: Another job holds it.
         """
         first = run = await self._transfers.persistently(self._look)
-        began_s = time.monotonic()
+        began_s: float | None = None
         while True:
-            watched_s = time.monotonic() - began_s
+            watched_s = 0.0 if began_s is None else time.monotonic() - began_s
             match may_hold(first, run, me=self._me, job=self._job, watched_s=watched_s):
                 case Verdict.TWO_AT_ONCE:
                     raise ConfigurationError(
                         f"{self._store.url} is being written by another job ({run.job or run.holder}) at this moment: give "
-                        "each run its own prefix in CKPT_STORE. Is it an earlier pod of this job? Then end it"
+                        "each run its own prefix in CKPT_STORE. Is it an earlier pod of this job? Then end it. Is it another "
+                        "node of this job? Then set CKPT_NODE_INDEX and CKPT_NODE_COUNT"
                     )
                 case Verdict.OURS:
                     break
             if self._going():  # what this pod has matters more now than who else is there
                 break
-            if not watched_s:
+            if began_s is None:
                 log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
-            await asyncio.sleep(LOOK_S)
+                await self._transfers.persistently(self._ask)
+                began_s = time.monotonic()
+            await asyncio.sleep(TICK_S)
             run = await self._transfers.persistently(self._look)
         await self._transfers.persistently(self._beat, run)
+        if began_s is not None:
+            await self._transfers.persistently(self._store.delete, [keys.ASKED])
 
     async def keep(self) -> None:
-        """Beat until cancelled, or until the prefix has another holder."""
-        while True:
-            said_ending = self._going()
-            for _ in range(int(BEAT_S / LOOK_S)):
-                await asyncio.sleep(LOOK_S)
-                if self._going() and not said_ending:
-                    break
+        """Hold the prefix until cancelled, or until it has another holder. Writes when there is news or somebody asks."""
+        for tick in itertools.count(1):
+            await asyncio.sleep(TICK_S)
             try:
-                run = await self._transfers.once(self._look)
-                if run.holder not in (None, self._me):
-                    log.error("prefix_taken_over", holder=run.holder, hint="a later pod of this job, or another job")
-                    await asyncio.Event().wait()
-                await self._transfers.once(self._beat, run)
+                if (attempt := self._attempt()) is not None:
+                    await self.objection(None, attempt)  # before the first checkpoint: the other nodes wait for it
+                is_news = self._going() is not self._said_ending
+                asked = tick % LOOK_S == 0 and await self._transfers.once(self._is_asked)
+                if not (is_news or asked or tick % CHECK_S == 0):
+                    continue
+                async with self._writes:
+                    run = await self._transfers.once(self._look)
+                    if run.holder not in (None, self._me):
+                        break
+                    if is_news or asked or self._is_missing:
+                        await self._transfers.once(self._beat, run)
+                if asked:
+                    await self._transfers.once(self._store.delete, [keys.ASKED])
             except (StoreError, ConfigurationError) as error:
                 log.warning("no_heartbeat", error=str(error))
+        log.error("prefix_taken_over", holder=self._run.holder, hint="a later pod of this job, or another job")
+        await asyncio.Event().wait()
+
+    async def objection(self, node: Node | None, attempt: str) -> str | None:
+        """Return why a checkpoint of an attempt must not be written yet, or ``None``. Node 0 says first that it is ours.
+
+        Args:
+            node: Whose checkpoint it is; ``None``: this pod's.
+            attempt: Of which attempt.
+
+        Pods of one Kubernetes job need not ask: another job was refused by its name.
+
+        Raises:
+            StoreError: It cannot be known now.
+        """
+        node = node or self._node
+        if node.count == 1 or self._job is not None or attempt in self._own:
+            return None
+        async with self._writes:
+            run = await self._transfers.once(self._look)
+            reason = why_not(run, me=self._me, index=node.index, attempt=attempt)
+            if reason is not None:
+                return reason
+            if attempt not in run.attempts:
+                await self._transfers.once(self._store.put, keys.RUN, _encode(with_attempt(run, attempt)))
+            self._own.add(attempt)
+        return None
 
     def _look(self) -> Run:
         """Return what the store says; when somebody removed that, what was known last: it is written again."""
         try:
             self._run = _read(self._store)
         except NotFound:
+            self._is_missing = True
             log.warning(
                 "run_document_missing", key=keys.RUN, hint="it is written again; nothing but this system should delete it"
             )
@@ -115,6 +173,16 @@ class Tenancy:
     def _beat(self, run: Run) -> None:
         held = replace(run, holder=self._me, job=run.job or self._job, beat=run.beat + 1, ending=self._going())
         self._store.put(keys.RUN, _encode(held))
+        self._said_ending, self._is_missing = held.ending, False
+
+    def _ask(self) -> None:
+        self._store.put(keys.ASKED, encode_json({"format": FORMAT, "by": self._me}))
+
+    def _is_asked(self) -> bool:
+        try:
+            return bool(self._store.get(keys.ASKED))
+        except NotFound:
+            return False
 
 
 def _encode(run: Run) -> bytes:
@@ -127,7 +195,8 @@ def _read(store: Store) -> Run:
         fields = json.loads(raw)
         job, holder, beat = fields.get("job"), fields.get("holder"), fields.get("beat", 0)
         run_id, ending = str(fields["run_id"]), bool(fields.get("ending"))
-        return Run(run_id, job and str(job), holder and str(holder), int(beat), ending)
+        attempts = tuple(str(attempt) for attempt in fields.get("attempts", ()))
+        return Run(run_id, job and str(job), holder and str(holder), int(beat), ending, attempts)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ConfigurationError(f"{store.url}/{keys.RUN} is not this system's: choose an empty prefix in CKPT_STORE") from None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from trainer_hook.contract import MARKER, SYSTEM_DIR, Node
 
 RUN = "run.json"
+ASKED = "run-asked.json"
+"""Who wants to write below the prefix asks its holder for a sign of life."""
 PROBE = ".ckpt-probe/"
 """Prefix of what the start-up probe writes and deletes."""
 

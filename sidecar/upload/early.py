@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,6 +90,7 @@ class EarlyUploads:
         committer: Committer,
         make_sending: Callable[[str, Unfinished, Journal], Sending],
         attempt: Callable[[], str],
+        objection: Callable[[], Awaitable[str | None]],
         going: Callable[[], bool],
         on_change: Callable[[], None],
     ) -> None:
@@ -99,6 +100,7 @@ class EarlyUploads:
         self._committer = committer
         self._make_sending = make_sending
         self._attempt = attempt
+        self._objection = objection
         self._going = going
         self._on_change = on_change
         self._known: dict[str, _Early] = {}
@@ -246,7 +248,7 @@ class EarlyUploads:
 
     async def _may_be_sent(self, name: str) -> bool:
         try:
-            return await self._committer.is_untouched(name, attempt=self._attempt())
+            return await self._objection() is None and await self._committer.is_untouched(name, attempt=self._attempt())
         except StoreError:
             return False
 

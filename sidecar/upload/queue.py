@@ -24,6 +24,8 @@ class Active:
     """Manifest and commit are what is left."""
     hands_over: bool = False
     """What was sent of it early is being taken over: its next bytes follow at once."""
+    is_held: bool = False
+    """It may not be sent yet: what else there is goes first."""
 
     @property
     def is_ending(self) -> bool:
@@ -111,7 +113,7 @@ class Queue:
     def _waiting(self, tracked: Tracked) -> Waiting:
         active = self.active.get(tracked.name)
         refused = active is not None and active.sending is not None and active.sending.standing.refused
-        return replace(tracked.waiting, refused=refused)
+        return replace(tracked.waiting, refused=refused or (active is not None and active.is_held))
 
     def _let_first_through(self, queue: list[Tracked]) -> None:
         first = queue[0].name if queue else None

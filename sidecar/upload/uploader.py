@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -42,7 +42,7 @@ from sidecar.volume.pins import Pin, version_id
 from sidecar.volume.unfinished import Unfinished
 from sidecar.volume.volume import Volume
 from sidecar.volume.watch import Hints
-from trainer_hook.contract import ContractError, epoch_seconds
+from trainer_hook.contract import ContractError, Node, epoch_seconds
 
 log = structlog.get_logger()
 
@@ -72,9 +72,11 @@ class Uploader:
         trainer_alive: Callable[[], bool],
         on_plan: Callable[[Plan | None], None],
         is_quarantined: Callable[[str], bool],
+        objection: Callable[[Node | None, str], Awaitable[str | None]],
         alone: bool,
     ) -> None:
         self._alone = alone
+        self._objection = objection
         self._store = store
         self._can = capabilities
         self._volume = volume
@@ -105,10 +107,10 @@ class Uploader:
             committer=self._committer,
             make_sending=self._early_sending,
             attempt=attempt,
+            objection=lambda: objection(None, attempt()),
             going=lambda: left_s() is not None,
             on_change=self._news.set,
         )
-
         self._queue = Queue(catalog, self._early, self._flush)
 
     def _is_going(self) -> bool:
@@ -219,6 +221,7 @@ class Uploader:
 
     async def _take_to_store(self, active: Active, checkpoint: Finished) -> None:
         tracked = active.tracked
+        await self._until_nobody_objects(active, checkpoint)
         fence = Fence(self._committer, checkpoint.name, checkpoint.attempt, checkpoint.save_id)
         there, before = await asyncio.gather(
             self._committer.standing(checkpoint.name), self._committer.own_manifest(checkpoint)
@@ -239,6 +242,20 @@ class Uploader:
         await self._those_ahead_are_through(tracked)
         if self._is_current(tracked):
             await self._publish(tracked, checkpoint, entries, began_s=began_s)
+
+    async def _until_nobody_objects(self, active: Active, checkpoint: Finished) -> None:
+        """Let whatever else there is go first while it is not known that this run may write the checkpoint."""
+        while self._is_current(active.tracked):
+            reason = await self._objection(checkpoint.node, checkpoint.attempt)
+            if reason is None:
+                break
+            if not active.is_held:
+                log.warning("upload_waits", checkpoint=checkpoint.name, reason=reason)
+                self._catalog.move(active.tracked, active.tracked.state, reason=reason)
+            active.is_held = True
+            self._news.set()
+            await asyncio.sleep(COMMIT_POLL_S * max(1.0, checkpoint.node.count / 1000))
+        active.is_held = False
 
     async def _send(self, active: Active, checkpoint: Finished, pin: Pin, journal: Journal, fence: Fence) -> list[FileEntry]:
         """Let the stream send what is missing; what comes back counts only if the checkpoint is still wanted."""

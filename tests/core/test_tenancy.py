@@ -5,7 +5,18 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.tenancy import BEAT_S, SILENCE_S, Run, Verdict, belongs, may_hold
+from sidecar.core.tenancy import (
+    CHECK_S,
+    LOOK_S,
+    MOST_ATTEMPTS,
+    SILENCE_S,
+    Run,
+    Verdict,
+    belongs,
+    may_hold,
+    why_not,
+    with_attempt,
+)
 
 names = st.none() | st.sampled_from(["a", "b"])
 runs = st.builds(Run, st.sampled_from(["r", "s"]), names, names, st.integers(0, 3), st.booleans())
@@ -43,4 +54,24 @@ def test_a_holder_that_beats_while_it_is_watched_is_another_job() -> None:
     later = replace(run, beat=2)
     assert may_hold(run, later, me="me", job="mine", watched_s=1) is Verdict.TWO_AT_ONCE
     assert may_hold(run, replace(later, ending=True), me="me", job="mine", watched_s=1) is Verdict.OURS
-    assert 2 * BEAT_S < SILENCE_S
+    assert 3 * LOOK_S < SILENCE_S < CHECK_S
+
+
+@given(st.lists(st.sampled_from("abcdefghijklmnopqrstuvwxyz"), max_size=40))
+def test_the_latest_attempts_that_node_0_said_are_its_own_are_known(said: list[str]) -> None:
+    run = Run("r")
+    for attempt in said:
+        run = with_attempt(run, attempt)
+    assert len(run.attempts) == len(set(run.attempts)) == min(MOST_ATTEMPTS, len(set(said)))
+    assert not said or run.attempts[-1] == said[-1]
+
+
+def test_other_nodes_write_what_node_0_said_is_its_own_and_node_0_says_it_while_it_holds_the_prefix() -> None:
+    run = with_attempt(Run("r", holder="first"), "a-1")
+    assert why_not(run, me="first", index=0, attempt="a-2") is None
+    assert why_not(run, me="other", index=1, attempt="a-1") is None
+    refused = why_not(run, me="other", index=1, attempt="b-1")
+    assert refused is not None
+    assert "attempt b-1" in refused
+    assert "first" in refused
+    assert "first" in (why_not(run, me="second", index=0, attempt="b-1") or "")

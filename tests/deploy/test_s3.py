@@ -13,7 +13,7 @@ LIFECYCLE = Path(__file__).parents[2] / "deploy/s3/lifecycle.json"
 
 
 @pytest.mark.parametrize("endpoint_name", ["moto_endpoint", pytest.param("rgw_endpoint", marks=pytest.mark.rgw)])
-def test_a_store_takes_the_lifecycle_rule_as_it_is(request: pytest.FixtureRequest, endpoint_name: str) -> None:
+def test_a_store_takes_the_lifecycle_rules_as_they_are(request: pytest.FixtureRequest, endpoint_name: str) -> None:
     endpoint, bucket = request.getfixturevalue(endpoint_name), f"rule-{uuid.uuid4().hex[:12]}"
     servers.create_bucket(endpoint, bucket)
     client = boto3.client(
@@ -25,7 +25,10 @@ def test_a_store_takes_the_lifecycle_rule_as_it_is(request: pytest.FixtureReques
     )
     rules = json.loads(LIFECYCLE.read_text())
     client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rules)
-    [taken] = client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]
-    assert taken["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
-    assert taken["Status"] == "Enabled"
+    taken = {rule["ID"]: rule for rule in client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]}
+    assert {rule["Status"] for rule in taken.values()} == {"Enabled"}
+    assert taken["abort-unfinished-checkpoint-uploads"]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
+    replaced = taken["expire-what-was-overwritten-or-deleted"]
+    assert replaced["NoncurrentVersionExpiration"] == {"NoncurrentDays": 1}
+    assert replaced["Expiration"] == {"ExpiredObjectDeleteMarker": True}
     client.close()

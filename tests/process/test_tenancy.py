@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import AbstractContextManager
 from pathlib import Path
+
+import pytest
 
 from sidecar.core import keys
 from tests.process.conftest import Place
-from tests.process.sidecar_process import sidecar, until, write_checkpoint
+from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
 
 def test_of_two_jobs_on_one_prefix_the_second_is_refused_and_the_first_is_left_alone(place: Place, tmp_path: Path) -> None:
@@ -29,6 +33,50 @@ def test_of_two_jobs_on_one_prefix_the_second_is_refused_and_the_first_is_left_a
         write_checkpoint(third.volume, "checkpoint-15", {"model": b"third"})
         third.committed("checkpoint-15")
         assert third.terminate() == 0
+
+
+@pytest.mark.parametrize("place", ["file", pytest.param("rgw", marks=pytest.mark.rgw)], indirect=True)
+def test_of_two_jobs_of_two_nodes_no_node_of_the_second_writes(place: Place, tmp_path: Path) -> None:
+    def node(job: str, index: int) -> AbstractContextManager[Sidecar]:
+        its = {"JOB_NAME": "", "CKPT_NODE_INDEX": str(index), "CKPT_NODE_COUNT": "2", "CKPT_GRACE_SECONDS": "3"}
+        return sidecar(tmp_path / f"{job}{index}", place.settings | its)
+
+    def save(running: Sidecar, name: str, job: str) -> None:
+        write_checkpoint(running.volume, name, {f"part-{running.volume.name[-1]}": job.encode()}, {"attempt": job})
+
+    with node("a", 0) as first, node("a", 1) as second:
+        for running in (first.ready(), second.ready()):
+            save(running, "checkpoint-5", "a")
+        for running in (first, second):
+            running.committed("checkpoint-5")
+        with node("b", 0) as other_first, node("b", 1) as other_second:
+            save(other_second.ready(), "checkpoint-5", "b")
+            assert other_first.wait() == 2
+            assert "is being written by another job" in other_first.log()
+            [waits] = until(lambda: other_second.events("upload_waits"))
+            assert "node 0 of attempt b does not hold the prefix" in waits["reason"]
+            assert "give this job its own prefix in CKPT_STORE" in waits["reason"]
+            for running in (first, second):
+                save(running, "checkpoint-10", "a")
+            for running in (first, second):
+                running.committed("checkpoint-10")
+            assert waits["reason"] in str(other_second.status()["queue"])
+            assert other_second.terminate() == 3
+            assert waits["reason"] in str(other_second.report["given_up"])
+    assert {place.store.get(f"{name}/part-{i}") for name in ("checkpoint-5", "checkpoint-10") for i in (0, 1)} == {b"a"}
+    assert keys.commit("checkpoint-5") in place.keys("checkpoint-5/")
+
+
+def test_a_holder_whom_nobody_asks_writes_nothing(tmp_path: Path) -> None:
+    settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "JOB_NAME": ""}
+    with sidecar(tmp_path / "volume", settings) as running:
+        document = tmp_path / "store" / keys.RUN
+        before = until(lambda: running.ready() and b'"holder"' in document.read_bytes() and document.stat())
+        time.sleep(4.0)
+        assert document.stat() == before
+        (tmp_path / "store" / keys.ASKED).write_text("{}")
+        until(lambda: not (tmp_path / "store" / keys.ASKED).exists(), timeout_s=10)
+        assert document.stat() != before
 
 
 def test_another_job_of_kubernetes_is_refused_also_when_the_first_has_ended(place: Place, tmp_path: Path) -> None:

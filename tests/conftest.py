@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import servers
+from tests.network import Network, is_required, why_not
 
 settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
@@ -45,6 +46,17 @@ def rgw_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("radosgw is not installed: see tests/rgw/up")
     with servers.rgw(tmp_path_factory.mktemp("rgw")) as endpoint:
         yield endpoint
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Network namespaces for pods."""
+    if (reason := why_not()) is not None:
+        if is_required():
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with Network().up() as network:
+        yield network
 
 
 @pytest.fixture(scope="session")

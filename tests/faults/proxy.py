@@ -125,16 +125,16 @@ class FaultProxy:
         self._throttle.bytes_per_s = value
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[str]:
+    def running(self, address: str = "127.0.0.1") -> Iterator[str]:
         """Yield the endpoint."""
-        with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        with socket.create_server((address, 0), backlog=128) as server:
             # Accepted connections inherit them.
             server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
             server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
             accepting = threading.Thread(target=self._accept, args=(server,))
             accepting.start()
             try:
-                yield f"http://127.0.0.1:{server.getsockname()[1]}"
+                yield f"http://{address}:{server.getsockname()[1]}"
             finally:
                 self._stopping.set()
                 server.shutdown(socket.SHUT_RDWR)

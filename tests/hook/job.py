@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -40,13 +40,21 @@ def script(**told: Any) -> list[str]:
 class Training:
     """A process under ``python -m trainer_hook run`` whose output goes to a file."""
 
-    def __init__(self, command: list[str], volume: Path, settings: Mapping[str, str], *, hooked: bool = True) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        volume: Path,
+        settings: Mapping[str, str],
+        *,
+        hooked: bool = True,
+        within: Sequence[str] = (),
+    ) -> None:
         work = volume.parent / f"{volume.name}-work"
         work.mkdir(exist_ok=True)
         self.volume = volume
         self.work = work
         self._log_path = work / f"log-{time.monotonic_ns()}"
-        prefix = [sys.executable, "-m", "trainer_hook", "run", "--"] if hooked else []
+        prefix = [*within, *([sys.executable, "-m", "trainer_hook", "run", "--"] if hooked else [])]
         environ = plain_environ() | {"CKPT_DIR": str(volume), "PYTHONPATH": str(ROOT)} | dict(settings)
         with self._log_path.open("wb") as log:
             self.process = subprocess.Popen(
@@ -104,11 +112,16 @@ class Training:
 
 @contextmanager
 def training(
-    command: list[str], volume: Path, settings: Mapping[str, str] | None = None, *, hooked: bool = True
+    command: list[str],
+    volume: Path,
+    settings: Mapping[str, str] | None = None,
+    *,
+    hooked: bool = True,
+    within: Sequence[str] = (),
 ) -> Iterator[Training]:
-    """Run a training process for the length of the context."""
+    """Run a training process for the length of the context. ``within``: what goes before its command."""
     volume.mkdir(parents=True, exist_ok=True)
-    running = Training(command, volume, settings or {}, hooked=hooked)
+    running = Training(command, volume, settings or {}, hooked=hooked, within=within)
     try:
         yield running
     finally:

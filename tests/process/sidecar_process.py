@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 class Sidecar:
     """``checkpoint-sidecar run`` as a child process."""
 
-    def __init__(self, volume: Path, settings: Mapping[str, str], log: Path) -> None:
+    def __init__(self, volume: Path, settings: Mapping[str, str], log: Path, *, within: Sequence[str] = ()) -> None:
         self.volume = volume
         self.port = free_port()
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("CKPT_", "AWS_"))}
@@ -68,7 +68,7 @@ class Sidecar:
         self._log_path = log
         self._log = log.open("ab")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sidecar", "run"], env=self.environ, stdout=self._log, stderr=subprocess.STDOUT
+            [*within, sys.executable, "-m", "sidecar", "run"], env=self.environ, stdout=self._log, stderr=subprocess.STDOUT
         )
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -169,10 +169,10 @@ class Sidecar:
 
 
 @contextmanager
-def sidecar(volume: Path, settings: Mapping[str, str]) -> Iterator[Sidecar]:
-    """Run a sidecar for the length of the context."""
+def sidecar(volume: Path, settings: Mapping[str, str], *, within: Sequence[str] = ()) -> Iterator[Sidecar]:
+    """Run a sidecar for the length of the context. ``within``: what goes before its command."""
     volume.mkdir(parents=True, exist_ok=True)
-    running = Sidecar(volume, settings, volume.parent / f"{volume.name}-{free_port()}.log")
+    running = Sidecar(volume, settings, volume.parent / f"{volume.name}-{free_port()}.log", within=within)
     try:
         yield running
     finally:

@@ -23,6 +23,7 @@ TOLD = {
     "eval_draws": False,
     "same_trainer": False,
     "rows": 64,
+    "fsdp": False,
 }
 TOLD |= json.loads(sys.argv[1])
 RANK = os.environ.get("RANK", "0")
@@ -91,13 +92,29 @@ def trainer_of(net, arguments):
     return Trainer(model=net, args=arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=[tells])
 
 
+def shard_on_cpus():
+    """accelerate itself shards on CPUs as well as elsewhere, and only declines to be asked."""
+    from accelerate.state import AcceleratorState, DistributedType
+
+    original = AcceleratorState.__init__
+
+    def init(self, *args, fsdp_plugin=None, **kwargs):
+        original(self, *args, fsdp_plugin=fsdp_plugin, **kwargs)
+        if fsdp_plugin is not None:
+            self.fsdp_plugin, self.distributed_type = fsdp_plugin, DistributedType.FSDP
+
+    AcceleratorState.__init__ = init
+    return {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}
+
+
 def main():
     torch.set_num_threads(1)
     set_seed(3)
     net = Net()
     defaults = {"output_dir": "output", "max_steps": 20, "per_device_train_batch_size": 4, "learning_rate": 0.01}
     quiet = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True, "logging_steps": 5}
-    arguments = TrainingArguments(**(defaults | quiet | TOLD["args"]))
+    sharded = shard_on_cpus() if TOLD["fsdp"] else {}
+    arguments = TrainingArguments(**(defaults | quiet | sharded | TOLD["args"]))
     tell("made")
     time.sleep(TOLD["before_s"])
     trainer = None
@@ -109,7 +126,8 @@ def main():
     tell(f"limits {trainer.args.save_only_model} {trainer.args.save_total_limit} {trainer.args.output_dir}")
     digest = hashlib.sha256()
     for name, tensor in sorted(net.state_dict().items()):
-        digest.update(name.encode() + tensor.numpy().tobytes())
+        whole = tensor.full_tensor() if TOLD["fsdp"] else tensor
+        digest.update(name.encode() + whole.numpy().tobytes())
     if RANK == "0":
         tell(f"weights {digest.hexdigest()}")
 

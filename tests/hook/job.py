@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,6 +37,15 @@ def script(**told: Any) -> list[str]:
     return [sys.executable, str(SCRIPTS / "train.py"), json.dumps(told)]
 
 
+Start = Callable[[list[str], Path, Mapping[str, str], Path], Any]
+"""Starts a command in a folder, with an environment and a log, in a session of its own. Returns what acts as a ``Popen``."""
+
+
+def popen(command: list[str], folder: Path, environ: Mapping[str, str], log_path: Path) -> Any:
+    with log_path.open("wb") as log:
+        return subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
 class Training:
     """A process under ``python -m trainer_hook run`` whose output goes to a file."""
 
@@ -48,6 +57,7 @@ class Training:
         *,
         hooked: bool = True,
         within: Sequence[str] = (),
+        start: Start = popen,
     ) -> None:
         work = volume.parent / f"{volume.name}-work"
         work.mkdir(exist_ok=True)
@@ -56,10 +66,7 @@ class Training:
         self._log_path = work / f"log-{time.monotonic_ns()}"
         prefix = [*within, *([sys.executable, "-m", "trainer_hook", "run", "--"] if hooked else [])]
         environ = plain_environ() | {"CKPT_DIR": str(volume), "PYTHONPATH": str(ROOT)} | dict(settings)
-        with self._log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [*prefix, *command], cwd=work, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-            )
+        self.process = start([*prefix, *command], work, environ, self._log_path)
 
     def log(self) -> str:
         return self._log_path.read_text(errors="replace")
@@ -118,10 +125,11 @@ def training(
     *,
     hooked: bool = True,
     within: Sequence[str] = (),
+    start: Start = popen,
 ) -> Iterator[Training]:
     """Run a training process for the length of the context. ``within``: what goes before its command."""
     volume.mkdir(parents=True, exist_ok=True)
-    running = Training(command, volume, settings or {}, hooked=hooked, within=within)
+    running = Training(command, volume, settings or {}, hooked=hooked, within=within, start=start)
     try:
         yield running
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import sys
@@ -12,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.hook.conftest import pod
-from tests.hook.job import SCRIPTS, Answers, Training, finished, marker, script, trainer_state, training
-from tests.hook.test_scripts import ready
+from tests.hook.job import Answers, Training, finished, marker, script, trainer_state, training
 from tests.process.sidecar_process import free_port, until
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
@@ -106,37 +104,3 @@ def test_where_the_shell_keeps_the_signal_to_itself_drain_ends_training(tmp_path
         assert running.wait(timeout_s=10) == 143, running.log()
         assert marker(volume, f"checkpoint-{running.steps()[-1]}")["reason"] == "jit"
         sidecar.committed(f"checkpoint-{running.steps()[-1]}")
-
-
-@pytest.mark.slow
-def test_trl_sft_trainer_is_saved_and_resumed(tmp_path: Path) -> None:
-    pytest.importorskip("trl")
-    command, volume, store = [sys.executable, str(SCRIPTS / "family.py"), "sft"], tmp_path / "volume", tmp_path / "store"
-    with pod(volume, store) as (sidecar, found), training([*command, "0.2"], volume, found) as first:
-        first.at_step(4)
-        assert first.terminate() == 143, first.log()
-        last = first.steps()[-1]
-        sidecar.committed(f"checkpoint-{last}")
-        assert "tokenizer.json" in {file["path"] for file in marker(volume, f"checkpoint-{last}")["files"]}
-    with pod(tmp_path / "empty", store) as (_, found), training([*command, "0"], tmp_path / "empty", found) as second:
-        assert second.wait() == 0, second.log()
-        assert second.steps() == list(range(last + 1, 11))
-    with training([*command, "0"], tmp_path / "alone", hooked=False) as alone:
-        assert alone.wait() == 0, alone.log()
-        assert re.findall("weights .*", alone.log()) == re.findall("weights .*", second.log())
-
-
-def test_trl_grpo_trainer_which_generates_is_saved_and_resumed_exactly(volume: Path, answers: Answers) -> None:
-    command = [sys.executable, str(SCRIPTS / "family.py"), "grpo"]
-    with training([*command, "0.3"], volume, answers.settings) as first:
-        first.at_step(3)
-        assert first.terminate() == 143, first.log()
-    jit = f"checkpoint-{first.steps()[-1]}"
-    assert finished(volume) == [jit]
-    answers.by_call["POST /v1/resume"] = ready(jit, **marker(volume, jit)["meta"])
-    with training([*command, "0"], volume, answers.settings) as second:
-        assert second.wait() == 0, second.log()
-        assert second.steps() == list(range(first.steps()[-1] + 1, 11))
-    with training([*command, "0"], volume.parent / "unhooked", hooked=False) as alone:
-        assert alone.wait() == 0, alone.log()
-    assert second.weights() == alone.weights()

@@ -1,11 +1,23 @@
 """A tiny language model and a tokenizer of bytes, both built here: nothing is downloaded."""
 
 import hashlib
+import json
 import os
+import sys
 import time
+from pathlib import Path
 
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast, TrainerCallback
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+    TrainerCallback,
+    set_seed,
+)
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -45,8 +57,23 @@ def model(*, scores=False):
     return LlamaForSequenceClassification(config)
 
 
+def translator():
+    config = T5Config(vocab_size=len(VOCABULARY), d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    config.pad_token_id, config.eos_token_id, config.decoder_start_token_id = 1, 0, 1
+    return T5ForConditionalGeneration(config)
+
+
 def digest(trained):
     found = hashlib.sha256()
     for name, tensor in sorted(trained.state_dict().items()):
         found.update(name.encode() + tensor.numpy().tobytes())
     return found.hexdigest()
+
+
+if __name__ == "__main__":  # what a script that knows nothing of tests can load: tiny.py MODEL DATA
+    set_seed(3)
+    model().save_pretrained(sys.argv[1])
+    tokenizer().save_pretrained(sys.argv[1])
+    rows = [json.dumps({"text": f"a line of text, number {n}"}) for n in range(64)]
+    Path(sys.argv[2]).mkdir()
+    Path(sys.argv[2], "train.jsonl").write_text("\n".join(rows))

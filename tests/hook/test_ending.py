@@ -63,6 +63,15 @@ def test_what_was_rejected_and_then_written_anew_is_durable(answers: Answers, vo
 
 EXITS = {
     "sys.exit(1)": True,
+    "raise SystemExit(1)": True,
+    "raise SystemExit('a message')": True,
+    "raise SystemExit": False,
+    "raise SystemExit(0)": False,
+    "exit(3)": True,
+    "class Own(SystemExit):\n    pass\nraise Own(4)": True,
+    "try:\n    raise SystemExit(1)\nexcept SystemExit as error:\n    error.code = 0\n    raise": False,
+    "sys.excepthook = lambda *error: None\nraise ValueError": True,
+    "try:\n    raise ValueError\nexcept ValueError:\n    pass": False,
     "sys.exit('a message')": True,
     "exec('import sys; sys.exit(2)')": True,
     "sys.exit()": False,
@@ -70,6 +79,8 @@ EXITS = {
     "pass": False,
     "try:\n    sys.exit(1)\nfinally:\n    print(end='')": True,
     "try:\n    sys.exit(1)\nexcept SystemExit as error:\n    assert (error.code, repr(error)) == (1, 'SystemExit(1)')": False,
+    "import pickle\nassert pickle.loads(pickle.dumps(SystemExit(3))).code == 3": False,
+    "exit_code.watch()\nsys.exit(1)": True,
     "import copy, pickle\ntry:\n    sys.exit()\nexcept SystemExit as e:\n    assert type(copy.copy(e)) is SystemExit": False,
     "def f():\n    try:\n        sys.exit(1)\n    except SystemExit:\n        pass\nf()": False,
     "import argparse\nargparse.ArgumentParser().parse_args(['--unknown'])": True,
@@ -79,8 +90,8 @@ EXITS = {
 
 @pytest.mark.parametrize("code", EXITS, ids=lambda code: code.splitlines()[-1])
 def test_the_exit_code_of_the_script_is_known_to_the_last_act(code: str) -> None:
-    start = "import atexit, sys\nfrom trainer_hook.process.ending import exit_failed, watch_exit\nwatch_exit()\n"
-    start += "atexit.register(lambda: print('failed', exit_failed()))\n"
+    start = "import atexit, sys\nfrom trainer_hook.process import exit_code\nexit_code.watch()\n"
+    start += "atexit.register(lambda: print('failed', exit_code.failed()))\n"
     ended = subprocess.run(
         [sys.executable, "-c", start + code], env=plain_environ() | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
@@ -98,7 +109,17 @@ session.outcome = "succeeded"
 """
 
 
-@pytest.mark.parametrize(("last_line", "state"), [("sys.exit(1)", "failed"), ("sys.exit(0)", "succeeded"), ("", "succeeded")])
+@pytest.mark.parametrize(
+    ("last_line", "state"),
+    [
+        ("sys.exit(1)", "failed"),
+        ("raise SystemExit(1)", "failed"),
+        ("sys.excepthook = lambda *error: None; 1 / 0", "failed"),
+        ("raise SystemExit(0)", "succeeded"),
+        ("sys.exit(0)", "succeeded"),
+        ("", "succeeded"),
+    ],
+)
 def test_a_script_that_ends_with_an_error_after_training_has_not_succeeded(
     last_line: str, state: str, volume: Path, answers: Answers
 ) -> None:

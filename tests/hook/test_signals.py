@@ -58,6 +58,23 @@ def test_outside_training_a_signal_ends_the_process_as_preempted(volume: Path) -
     assert parse_notice((volume / ".ckpt/terminating").read_bytes()).source == "sigterm"
 
 
+SLOW_THREADS = """
+from trainer_hook.process import signals
+publish = signals.publish
+def slow(*arguments):
+    if threading.current_thread() is not threading.main_thread():
+        time.sleep(3)
+    publish(*arguments)
+signals.publish = slow
+"""
+
+
+def test_the_process_does_not_end_before_the_volume_knows(volume: Path) -> None:
+    code = SLOW_THREADS + "stop.install()\nprint('up', flush=True)\ntime.sleep(30)\n"
+    assert outcome(code, volume, signalled=True) == (143, "up\n")
+    assert (volume / ".ckpt/terminating").exists()
+
+
 WAITS = """
 with stop.training():
     print('up', flush=True)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 from trainer_hook.process.client import Client
 from trainer_hook.process.log import say, warn
@@ -18,47 +18,6 @@ OTHERS_PATIENCE_S = 120.0
 """How long a node whose own part is in the store stays for those of the others: they commit without it, or are dead."""
 NEVER_DURABLE = frozenset({"lost", "given-up", "rejected"})
 """States that the sidecar tells once, to the call that waited for it."""
-
-
-class ScriptExit(SystemExit):
-    """What ``sys.exit`` raises under the hook: a ``SystemExit`` that knows when the interpreter itself asks for its code."""
-
-    ended_with: Any = None
-    """Code of the one that ended the interpreter."""
-
-    @property
-    def code(self) -> Any:
-        """The exit code, as ``sys.exit`` was given it."""
-        code = _CODE.__get__(self)
-        if sys._getframe().f_back is None:  # no Python code asks: nobody has caught it
-            ScriptExit.ended_with = code
-        return code
-
-    @code.setter
-    def code(self, code: Any) -> None:
-        _CODE.__set__(self, code)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SystemExit, self.args
-
-
-_CODE: Any = SystemExit.__dict__["code"]
-ScriptExit.__name__ = ScriptExit.__qualname__ = "SystemExit"
-
-
-def watch_exit() -> None:
-    """Stand in for ``sys.exit``: the last act is not told the exit code. ``raise SystemExit(1)`` without it is not seen."""
-
-    def exit(status: Any = None, /) -> NoReturn:
-        raise ScriptExit(*(() if status is None else (status,)))
-
-    exit.__doc__ = sys.exit.__doc__
-    sys.exit = exit
-
-
-def exit_failed() -> bool:
-    """Whether the script ended itself with an exit code that is not success."""
-    return ScriptExit.ended_with not in (None, 0)
 
 
 def wait_until_durable(client: Client, stop: StopSignal) -> str | None:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from trainer_hook.contract import TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339
+from trainer_hook.process import exit_code
 from trainer_hook.process.agreement import Agreement, World, new_attempt
 from trainer_hook.process.client import Client
-from trainer_hook.process.ending import end_after_failure, exit_failed, wait_until_durable, watch_exit
+from trainer_hook.process.ending import end_after_failure, wait_until_durable
 from trainer_hook.process.log import say, warn
 from trainer_hook.process.settings import Settings, from_environment
 from trainer_hook.process.signals import Requests, StopSignal
@@ -90,7 +91,7 @@ class Session:
         if self.stop.told_at_s is not None:  # the script's own last part was cut short: it is run again
             self.tell_state("preempted", self.last_step)
             return
-        if exit_failed():  # the container is restarted: this is not the job's success
+        if exit_code.failed():  # the container is restarted: this is not the job's success
             self.tell_state("failed", self.last_step)
             return
         self.tell_state("succeeded", self.last_step)
@@ -167,7 +168,7 @@ def open_session(settings: Settings) -> Session:
     # Registered early, so that it runs after whatever the script registers.
     atexit.register(session.at_exit)
     _watch_for_failure(session)
-    watch_exit()
+    exit_code.watch()
     return session
 
 

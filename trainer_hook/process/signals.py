@@ -65,6 +65,8 @@ class StopSignal:
         self._pid = os.getpid()
         self._born_s = process_start_s()
         self._looked_s = 0.0
+        self._notice: bytes | None = None
+        """What the volume is still to be told."""
         self.told_at_s: float | None = None
         """Monotonic instant of the first notice."""
         self.when_told: Callable[[], None] = lambda: None
@@ -98,7 +100,7 @@ class StopSignal:
     def _read(self, reader: socket.socket) -> None:
         while numbers := reader.recv(64):
             if signal.SIGTERM in numbers:
-                self._told("sigterm")
+                self._told_by_signal()
                 if not self._training and not callable(self._previous) and not _ranks_below():
                     # The main thread may be waiting in C code for other ranks: its handler would never run.
                     end_surely(self._exit_code, within_s=_NOT_TRAINING_S)
@@ -113,10 +115,12 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
             return
-        self._told("sigterm")
+        self._told_by_signal()
         if self._training:
             # DataLoader workers get the group's signal, too; their death must not raise in the middle of a save.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        else:
+            self._tell_volume()
         if callable(self._previous):
             try:
                 self._previous(number, frame)
@@ -126,15 +130,24 @@ class StopSignal:
         elif not self._training:
             raise SystemExit(self._exit_code)
 
-    def _told(self, source: str) -> None:
+    def _told(self) -> None:
         # No lock: this also runs in a signal handler, which may have interrupted itself.
-        if self.told_at_s is not None:
-            return
-        self.told_at_s = time.monotonic()
-        if source == "sigterm":
+        if self.told_at_s is None:
+            self.told_at_s = time.monotonic()
+            self.when_told()
+
+    def _told_by_signal(self) -> None:
+        if self.told_at_s is None:
+            self._notice = encode_notice(Notice(rfc3339(time.time()), "sigterm"))
+            self._told()
+            self._tell_volume()
+
+    def _tell_volume(self) -> None:
+        # Also by who comes second and ends the process: the other one may still be at it. Twice the same does no harm.
+        if (notice := self._notice) is not None:
             with contextlib.suppress(OSError):
-                publish(self._volume / TERMINATING, encode_notice(Notice(rfc3339(time.time()), source)))
-        self.when_told()
+                publish(self._volume / TERMINATING, notice)
+            self._notice = None
 
     @property
     def is_training(self) -> bool:
@@ -175,7 +188,7 @@ class StopSignal:
             return
         # A notice from before this process was born was for an earlier one.
         if (epoch_seconds(notice.at) if notice.at else written_s) >= self._born_s:
-            self._told(notice.source or "prestop")
+            self._told()
 
 
 def _ranks_below() -> bool:

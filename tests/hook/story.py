@@ -42,6 +42,11 @@ def torchrun(name: str, *options: str) -> list[str]:
     return [*launcher, f"--master_port={free_port()}", str(ROOT / "examples" / name), *options]
 
 
+def deepspeed(name: str, *options: str) -> list[str]:
+    launcher = [sys.executable, "-c", "from deepspeed.launcher.runner import main; main()", "--num_accelerators=2"]
+    return [*launcher, f"--master_port={free_port()}", str(ROOT / "examples" / name), *options]
+
+
 def told(command: Callable[[], list[str]], path: Path, *, until_step: int, settings: dict[str, str]) -> Story:
     """Run it until a step, send SIGTERM, lose the volume, run it to its end; then once more without a volume."""
     store, slowly, without = path / "store", [*command(), *SLOWLY], settings | {"CKPT_DIR": ""}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.hook.job import ROOT, marker, trainer_state
-from tests.hook.story import Story, example, steps, told, torchrun, weights
+from tests.hook.story import Story, deepspeed, example, steps, told, torchrun, weights
 
 pytestmark = pytest.mark.timeout(400)
 LAST = 48
@@ -23,7 +23,7 @@ class Example:
     command: Callable[[], list[str]]
     needs: str = "torch"
     exit_code: int = 143
-    """torchrun's own is 1."""
+    """That of torchrun and of deepspeed is 1."""
     settings: dict[str, str] = field(default_factory=dict)
 
 
@@ -33,7 +33,7 @@ EXAMPLES = {
     "lightning": Example(lambda: example("train_lightning.py", "--devices", "2"), "lightning"),
     "sharded": Example(lambda: torchrun("train_fsdp.py"), exit_code=1),
     "deepspeed": Example(
-        lambda: torchrun("train_deepspeed.py"), "deepspeed", exit_code=1, settings={"PYTHONPATH": f"{ROOT}:{DEEPSPEED}"}
+        lambda: deepspeed("train_deepspeed.py"), "deepspeed", exit_code=1, settings={"PYTHONPATH": f"{ROOT}:{DEEPSPEED}"}
     ),
 }
 

@@ -38,9 +38,15 @@ def _is_helper() -> bool:
 
 
 def _on_accelerate_launch(module: Any) -> None:
-    from trainer_hook.activation import accelerate_launch
+    from trainer_hook.activation import launchers
 
-    accelerate_launch.patch(module)
+    launchers.patch_accelerate(module)
+
+
+def _on_deepspeed_runner(module: Any) -> None:
+    from trainer_hook.activation import launchers
+
+    launchers.patch_deepspeed(module)
 
 
 def _on_lightning(module: Any) -> None:
@@ -64,6 +70,7 @@ def _on_deepspeed(module: Any) -> None:
 WATCHED: dict[str, Callable[[Any], None]] = {
     "transformers.trainer": _on_transformers_trainer,
     "accelerate.commands.launch": _on_accelerate_launch,
+    "deepspeed.launcher.runner": _on_deepspeed_runner,
     "lightning.pytorch": _on_lightning,
     "pytorch_lightning": _on_lightning,
     "torch.distributed.checkpoint": _on_dcp,

@@ -1,7 +1,8 @@
-"""``accelerate launch`` with one process does not pass SIGTERM on: its trainer would train on until it is killed."""
+"""Launchers that do not pass SIGTERM on: their ranks would train on until they are killed."""
 
 from __future__ import annotations
 
+import functools
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 
-def patch(launch_module: Any) -> None:
-    """Make ``simple_launcher`` forward SIGTERM to its child and exit as the child does."""
+def patch_accelerate(launch_module: Any) -> None:
+    """Make ``accelerate launch`` with one process forward SIGTERM to it and exit as it does."""
     original = launch_module.simple_launcher
 
     def simple_launcher(args: Any) -> Any:
@@ -24,6 +25,18 @@ def patch(launch_module: Any) -> None:
     launch_module.simple_launcher = simple_launcher
 
 
+def patch_deepspeed(runner_module: Any) -> None:
+    """Make the ``deepspeed`` command forward SIGTERM to the node's launcher, which passes it on to its ranks."""
+    original = runner_module.main
+
+    @functools.wraps(original)
+    def main(*args: Any, **kwargs: Any) -> Any:
+        with _forwarding():
+            return original(*args, **kwargs)
+
+    runner_module.main = main
+
+
 @contextmanager
 def _forwarding() -> Iterator[None]:
     children: list[subprocess.Popen[Any]] = []
@@ -34,9 +47,11 @@ def _forwarding() -> Iterator[None]:
         children.append(self)
 
     def forward(number: int, frame: FrameType | None) -> None:
-        for child in children:
-            if child.poll() is None:
-                child.send_signal(number)
+        alive = [child for child in children if child.poll() is None]
+        for child in alive:
+            child.send_signal(number)
+        if not alive:
+            raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, forward)
     subprocess.Popen.__init__ = remember  # type: ignore[method-assign]

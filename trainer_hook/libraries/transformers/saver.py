@@ -108,11 +108,13 @@ class Saver(StepSaver):
 
 @contextlib.contextmanager
 def _redirected(trainer: Any, run_dir: str) -> Iterator[None]:
-    """Point one save elsewhere: the script's output_dir, rotation, hub and best model know nothing of it."""
+    """Point one save elsewhere: the script's output_dir, rotation, hub, best model and state know nothing of it."""
     args, state = trainer.args, trainer.state
     ours = {"save_only_model": False, "push_to_hub": False, "save_on_each_node": False, "save_total_limit": None}
     before = {name: getattr(args, name) for name in ours if hasattr(args, name)}
     best = state.best_model_checkpoint, getattr(state, "best_global_step", None)
+    # A save writes them anew, and appends to those of several callbacks of one class.
+    told = {name: list(kept) if isinstance(kept, list) else kept for name, kept in state.stateful_callbacks.items()}
     # Instance attributes of TrainingArguments are guarded against plain assignment in some versions.
     for name in before:
         object.__setattr__(args, name, ours[name])
@@ -126,6 +128,7 @@ def _redirected(trainer: Any, run_dir: str) -> Iterator[None]:
         state.best_model_checkpoint = best[0]
         if best[1]:
             state.best_global_step = best[1]
+        state.stateful_callbacks = told
 
 
 def _link(source: Path, target: Path) -> None:

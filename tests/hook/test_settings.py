@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.hook.job import ROOT, plain_environ
-from trainer_hook.activation.launcher import INJECT, _is_torchrun, environment_for, shutdown_warning, torch_reads_variable
+from trainer_hook.activation.launcher import (
+    INJECT,
+    _is_torchrun,
+    deepspeed_warning,
+    environment_for,
+    shutdown_warning,
+    torch_reads_variable,
+)
 from trainer_hook.contract import KNOWN_SETTINGS
 from trainer_hook.process.settings import SettingError, Settings, from_environment
 
@@ -200,3 +207,12 @@ def test_the_torch_of_this_machine_has_the_knob() -> None:
 )
 def test_torchrun_is_known_by_its_names(command: list[str], is_it: bool) -> None:
     assert _is_torchrun(command) is is_it
+
+
+@pytest.mark.parametrize(
+    ("command", "grace", "is_said"),
+    [("/bin/deepspeed train.py", "31", True), ("deepspeed train.py", "30", False), ("torchrun deepspeed.py", "60", False)],
+)
+def test_a_grace_period_that_deepspeed_does_not_wait_for_is_said(command: str, grace: str, is_said: bool) -> None:
+    said = deepspeed_warning(command.split(), from_environment({"CKPT_GRACE_SECONDS": grace}))
+    assert (said is not None) == is_said

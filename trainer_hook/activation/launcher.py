@@ -68,6 +68,8 @@ def run(command: Sequence[str]) -> int:
         return _fail(f"CKPT_DIR={settings.dir} is not a directory: mount the shared volume there", EXIT_CONFIGURATION)
     if _is_torchrun(command) and (said := shutdown_warning(os.environ, settings, reads_variable=torch_reads_variable())):
         warn(said)
+    if said := deepspeed_warning(command, settings):
+        warn(said)
     try:
         os.execvpe(command[0], list(command), environment_for(os.environ))  # noqa: S606 - the user's own command
     except FileNotFoundError:
@@ -76,11 +78,23 @@ def run(command: Sequence[str]) -> int:
         return _fail(f"{command[0]}: {error.strerror}", EXIT_NOT_EXECUTABLE)
 
 
-def _is_torchrun(command: Sequence[str]) -> bool:
-    names = {Path(command[0]).name, *(command[n + 1] for n, word in enumerate(command[:-1]) if word == "-m")}
-    return bool(
-        names & {"torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+def deepspeed_warning(command: Sequence[str], settings: Settings) -> str | None:
+    """Return why DeepSpeed's launcher may kill the ranks before the grace period is over, or ``None``."""
+    if "deepspeed" not in _names(command) or settings.grace_seconds <= HARD_CODED_S:
+        return None
+    return (
+        f"deepspeed kills the ranks {HARD_CODED_S:.0f} s after SIGTERM, not CKPT_GRACE_SECONDS={settings.grace_seconds:g}: "
+        "a just-in-time save must be finished by then; torchrun, which can start the same script, waits longer"
     )
+
+
+def _is_torchrun(command: Sequence[str]) -> bool:
+    names = {"torchrun", "accelerate", "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+    return bool(names & _names(command))
+
+
+def _names(command: Sequence[str]) -> set[str]:
+    return {Path(command[0]).name, *(command[n + 1] for n, word in enumerate(command[:-1]) if word == "-m")}
 
 
 def _fail(text: str, code: int) -> int:

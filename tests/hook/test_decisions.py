@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from trainer_hook.contract import check_id
 from trainer_hook.libraries.transformers.trainer import _is_search
-from trainer_hook.process.agreement import INTERVAL_MS, MOST_TICKS, Agreement, Wish, World, new_attempt, next_check, place_among
+from trainer_hook.process.agreement import (
+    INTERVAL_MS,
+    MOST_TICKS,
+    Agreement,
+    Wish,
+    new_attempt,
+    next_check,
+    place_among,
+    place_in_blocks,
+)
 from trainer_hook.resuming.resumer import is_finished, missing_from
 from trainer_hook.saving.schedule import Schedule, surplus
 
@@ -109,7 +118,7 @@ def test_ranks_talk_again_after_one_tick_at_least_and_about_a_second(tick: int, 
 
 def test_alone_every_wish_is_granted_at_once() -> None:
     agreement = Agreement()
-    assert agreement.world == World(0, 1, 0, 1)
+    assert (agreement.world.local_rank, agreement.world.local_size) == (0, 1)
     assert agreement.tick("train", lambda: Wish(stop=True)) == Wish(stop=True)
     assert agreement.all_agree(True)
     assert not agreement.all_agree(False)
@@ -123,11 +132,22 @@ def test_a_ranks_place_is_counted_among_those_of_its_host(names: list[str], data
     assert (world.rank, world.size) == (rank, len(names))
     assert world.local_size == names.count(names[rank])
     assert world.local_rank == names[:rank].count(names[rank])
+    everybody = [place_among(names, other) for other in range(len(names))]
+    assert {other.node for other in everybody} == set(range(world.nodes))
+    assert {other.rank for other in everybody if other.node == world.node} == set(world.ranks)
 
 
-@pytest.mark.parametrize(("world", "node", "nodes"), [(World(5, 8, 1, 4), 1, 2), (World(), 0, 1), (World(3, 4, 3, 4), 0, 1)])
-def test_nodes_are_counted_by_their_ranks(world: World, node: int, nodes: int) -> None:
-    assert (world.node, world.nodes) == (node, nodes)
+@given(nodes=st.integers(1, 5), local_size=st.integers(1, 5))
+def test_torchruns_nodes_are_those_that_host_names_would_tell(nodes: int, local_size: int) -> None:
+    names = [f"host-{node}" for node in range(nodes) for _ in range(local_size)]
+    for rank in range(len(names)):
+        place = place_in_blocks(rank, len(names), local_rank=rank % local_size, local_size=local_size)
+        assert place == place_among(names, rank)
+
+
+def test_ranks_that_mpirun_deals_out_one_by_one_are_on_the_node_of_their_host() -> None:
+    places = [place_among(["a", "b", "a", "b"], rank) for rank in range(4)]
+    assert [(place.node, place.nodes, place.local_rank) for place in places] == [(0, 2, 0), (1, 2, 0), (0, 2, 1), (1, 2, 1)]
 
 
 def test_attempts_are_ids_that_sort_by_time() -> None:

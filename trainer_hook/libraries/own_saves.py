@@ -30,7 +30,7 @@ from trainer_hook.contract import (
     rfc3339,
     step_of,
 )
-from trainer_hook.process.agreement import World, new_attempt
+from trainer_hook.process.agreement import World, new_attempt, place_in_blocks
 from trainer_hook.process.log import i_am, say, warn
 from trainer_hook.process.session import Session, known_session, session_of_saves
 from trainer_hook.volume.publish import RankRecords, finish, listed_files
@@ -196,7 +196,9 @@ def _place(session: Session, ranks: tuple[int, ...]) -> World | None:
 def _place_by_launcher(environ: Mapping[str, str], rank: int, size: int) -> World | None:
     local_rank = environ.get("LOCAL_RANK", "")
     local_size = environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or ""  # torchrun's, deepspeed's
-    return World(rank, size, int(local_rank), int(local_size)) if local_rank.isdigit() and local_size.isdigit() else None
+    if not (local_rank.isdigit() and local_size.isdigit()):
+        return None
+    return place_in_blocks(rank, size, local_rank=int(local_rank), local_size=int(local_size))
 
 
 def _common_attempt(world: World) -> str:
@@ -218,7 +220,7 @@ class _OwnSave:
     """One save of one checkpoint, as one rank sees it. The lowest one on each node that takes part writes the marker."""
 
     def __init__(self, session: Session, world: World, ranks: tuple[int, ...], name: str) -> None:
-        here = [rank for rank in ranks if rank // world.local_size == world.node]
+        here = [rank for rank in ranks if rank in world.ranks]
         self._session = session
         self._world = world
         self._name = name

@@ -45,26 +45,35 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    ranks: tuple[int, ...] = ()
-    """All ranks of this node; empty where nobody asked."""
+    node: int = 0
+    """Index of this node."""
+    nodes: int = 1
+    """Number of nodes."""
+    ranks: tuple[int, ...] = (0,)
+    """All ranks of this node, in order."""
 
     @property
-    def node(self) -> int:
-        """Index of this node."""
-        return self.rank // self.local_size
+    def local_rank(self) -> int:
+        """Index of this process among those of its node."""
+        return self.ranks.index(self.rank)
 
     @property
-    def nodes(self) -> int:
-        """Number of nodes."""
-        return max(1, self.size // self.local_size)
+    def local_size(self) -> int:
+        """Number of processes on this node."""
+        return len(self.ranks)
 
 
 def place_among(names: Sequence[str], rank: int) -> World:
-    """Return a rank's place from the host name of every rank: hosts count from the one of rank 0 on."""
-    mine = [other for other, name in enumerate(names) if name == names[rank]]
-    return World(rank, len(names), mine.index(rank), len(mine), tuple(mine))
+    """Return a rank's place from the host name of every rank, in whatever order they are: hosts count as they come in it."""
+    hosts = list(dict.fromkeys(names))
+    mine = (other for other, name in enumerate(names) if name == names[rank])
+    return World(rank, len(names), hosts.index(names[rank]), len(hosts), tuple(mine))
+
+
+def place_in_blocks(rank: int, size: int, *, local_rank: int, local_size: int) -> World:
+    """Return a rank's place where each node has ``local_size`` ranks that follow on one another, as torchrun numbers them."""
+    first = rank - local_rank
+    return World(rank, size, rank // local_size, max(1, size // local_size), tuple(range(first, first + local_size)))
 
 
 def new_attempt() -> str:
@@ -85,27 +94,35 @@ class Agreement:
         self._broken = False
         self.waits_since_s: float | None = None
         """Monotonic instant since which this rank waits for the others; ``None`` while it does not."""
-        self._join(max(LEAST_TIMEOUT_S, timeout_s))
+        self._timeout_s = max(LEAST_TIMEOUT_S, timeout_s)
+        self._join()
 
     @property
     def group(self) -> Any:
         """The gloo group of all ranks; ``None`` alone."""
         return self._group
 
-    def _join(self, timeout_s: float) -> None:
+    def new_group(self) -> Any:
+        """Return another gloo group of all ranks, for what they do in a thread meanwhile; ``None`` alone. Collective."""
+        if self._group is None:
+            return None
+        import torch.distributed as dist
+
+        return dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s))
+
+    def _join(self) -> None:
         if "torch" not in sys.modules:  # then there is no process group either
             return
         import torch.distributed as dist
 
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return
-        self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
+        self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s))
         rank, size = dist.get_rank(), dist.get_world_size()
         i_am(rank)
         if os.environ.get("LOCAL_WORLD_SIZE") and os.environ.get("LOCAL_RANK"):
             local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-            ranks = range(rank - local_rank, rank - local_rank + local_size)
-            self.world = World(rank, size, local_rank, local_size, tuple(ranks))
+            self.world = place_in_blocks(rank, size, local_rank=local_rank, local_size=local_size)
         else:  # mpirun, srun and the like
             names: list[Any] = [None] * size
             dist.all_gather_object(names, socket.gethostname(), group=self._group)

@@ -176,7 +176,7 @@ class Resumer:
 
     def _request(self, name: str, train_call: int | None) -> Answer:
         timeout_s, world = self._settings.resume_timeout_s, self._agreement.world
-        apart = world.nodes > 1 and world.ranks and not self._reads_all
+        apart = world.nodes > 1 and not self._reads_all
         share = {"world_size": world.size, "ranks": list(world.ranks)} if apart else None
         return self._client.resume(name, train_call=train_call, timeout_s=timeout_s, tell=say, bar=bar(), share=share)
 

@@ -18,6 +18,7 @@ from trainer_hook.accelerate import Checkpointer
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="slows the loop down, to have time to look at it")
     options = parser.parse_args()
 
@@ -26,7 +27,8 @@ def main() -> None:
     accelerator = Accelerator(gradient_accumulation_steps=2, cpu=not torch.cuda.is_available())
     x = torch.rand(256, 1) * 6
     loader = DataLoader(TensorDataset(x, x.sin()), batch_size=8, shuffle=True)
-    model = torch.nn.Sequential(torch.nn.Linear(1, 64), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    layers = [torch.nn.Linear(1, options.width), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(options.width, 1)]
+    model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=48)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)

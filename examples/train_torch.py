@@ -17,6 +17,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="slows the loop down, to have time to look at it")
     options = parser.parse_args()
 
@@ -24,7 +25,8 @@ def main() -> None:
     torch.manual_seed(7)
     x = torch.rand(128, 1) * 6
     loader = DataLoader(TensorDataset(x, x.sin()), batch_size=8, shuffle=True, num_workers=options.workers)
-    model = torch.nn.Sequential(torch.nn.Linear(1, 64), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    layers = [torch.nn.Linear(1, options.width), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(options.width, 1)]
+    model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 

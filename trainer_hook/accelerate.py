@@ -15,13 +15,16 @@ with Checkpointer(accelerator) as ckpt:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.torch import StatefulLoop
+from trainer_hook.loops.stateful_loop import StatefulLoop
 
 __all__ = ["Checkpointer"]
+
+WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
+"""Values of ``DistributedType`` with which ``save_state`` is no collective."""
 
 
 class Checkpointer(StatefulLoop):
@@ -51,6 +54,14 @@ class Checkpointer(StatefulLoop):
     def _write_final(self, folder: Path) -> None:
         for number, model in enumerate(self._accelerator._models):
             self._accelerator.save_model(model, str(folder if number == 0 else folder / f"model_{number}"))
+
+    def _obstacle(self) -> str | None:
+        kind = str(getattr(self._accelerator.distributed_type, "value", self._accelerator.distributed_type))
+        return None if kind in WHOLE_STATE_ON_ONE_RANK else kind
+
+    def _large(self) -> Sequence[Any]:
+        prepared = [*self._accelerator._models, *self._accelerator._optimizers] if self._accelerator.is_main_process else []
+        return [*prepared, *super()._large()]
 
     def _stepped(self, accumulate: int) -> bool:
         return bool(self._accelerator.sync_gradients)

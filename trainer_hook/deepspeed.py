@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.loops.state_files import DoesNotFit
-from trainer_hook.torch import StatefulLoop
+from trainer_hook.loops.stateful_loop import StatefulLoop
 
 __all__ = ["Checkpointer"]
 
@@ -59,6 +59,10 @@ class Checkpointer(StatefulLoop):
     def _reads_all(self) -> bool:
         engine = self._engine
         return bool(engine.zero_elastic_checkpoint() or engine.load_universal_checkpoint() or super()._reads_all())
+
+    def _obstacle(self) -> str | None:
+        # Its ranks write partitions of one state through writers of its own, some of which write beside training themselves.
+        return "DeepSpeed, whose own writers save"
 
     def _stepped(self, accumulate: int) -> bool:
         return bool(self._engine.micro_steps % self._engine.gradient_accumulation_steps() == 0)

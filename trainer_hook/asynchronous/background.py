@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.asynchronous import host_memory
-from trainer_hook.asynchronous.deferring import Deferred, deferring
+from trainer_hook.asynchronous.deferring import Deferred, NotEverywhere, deferring
 from trainer_hook.asynchronous.host_buffer import HostBuffer
-from trainer_hook.asynchronous.snapshot import Copier, Torn, lay_out, steps_alone
-from trainer_hook.asynchronous.writer import ArchiveJob, Job, TensorsJob
+from trainer_hook.asynchronous.layout import Layout
+from trainer_hook.asynchronous.snapshot import Copier, Torn, steps_alone
+from trainer_hook.asynchronous.writer import Job
 from trainer_hook.process.log import say, warn
 
 WRITER_BYTES = 384 << 20
@@ -52,28 +53,42 @@ class NotWritten(RuntimeError):
 class Captured:
     """A snapshot, or for a save without large files nothing at all: those are on disk already."""
 
-    files: list[ArchiveJob | TensorsJob]
+    files: list[Any]
+    """Jobs of the process that writes."""
     arrived: Callable[[], None]
     """Returns when all of it is in the memory, or raises."""
+    deferred: Deferred
 
-    def give_up(self) -> None:
-        """It will not be written: the optimizer has nothing to wait for any more."""
+    def give_up(self, error: Exception | None = None) -> None:
+        """It will not be written: the optimizer has nothing to wait for any more, nor has another rank."""
         with contextlib.suppress(Exception):
             self.arrived()
+        self.deferred.give_up(error or RuntimeError("the save was given up"))
+
+    def written(self, results: list[Any]) -> None:
+        """All of it is written.
+
+        Raises:
+            NotEverywhere: Another rank could not write its part.
+        """
+        for file, result in zip(self.deferred.files, results, strict=True):
+            file.written(result)
 
 
-def no_room_for(size_bytes: int, *, held_bytes: int, limit: host_memory.Limit) -> str | None:
+def no_room_for(size_bytes: int, *, held_bytes: int, limit: host_memory.Limit, ranks: int = 1) -> str | None:
     """Return why a snapshot does not fit into the host's memory; ``None`` if it does.
 
     Args:
         size_bytes: Of the snapshot.
         held_bytes: What is held for snapshots already; the process that writes counts as held then, too.
         limit: What may still be taken.
+        ranks: How many on this node ask at the same time for about as much each.
     """
-    needed = max(0, size_bytes - held_bytes) + (0 if held_bytes else WRITER_BYTES)
+    needed = ranks * (max(0, size_bytes - held_bytes) + (0 if held_bytes else WRITER_BYTES))
     if size_bytes <= held_bytes or needed <= limit.available_bytes:
         return None
-    return f"a snapshot needs {needed:,} bytes more of the memory {limit.where}, {max(0, limit.available_bytes):,} are free"
+    what = "a snapshot needs" if ranks == 1 else f"snapshots of {ranks} ranks need"
+    return f"{what} {needed:,} bytes more of the memory {limit.where}, {max(0, limit.available_bytes):,} are free"
 
 
 class Writer:
@@ -114,8 +129,8 @@ class Writer:
         """Whether it runs."""
         return self._process.poll() is None
 
-    def do(self, job: Job) -> float:
-        """Have a job done. Returns the seconds that it took.
+    def do(self, job: Job) -> list[Any]:
+        """Have a job done. Returns what is told of each of its files.
 
         Raises:
             WriterDied: It is not known how much was written.
@@ -133,7 +148,8 @@ class Writer:
             raise WriterDied(f"the process that writes checkpoints ended with {self._process.returncode}") from None
         if "error" in said:
             raise NotWritten(f"{'the volume is full: ' if said['full'] else ''}{said['error']}")
-        return float(said["wrote_s"])
+        results: list[Any] = said["results"]
+        return results
 
     def close(self) -> None:
         """End it."""
@@ -149,7 +165,9 @@ class Writer:
 class Background:
     """Writes one checkpoint at a time, beside training. All methods are for the training thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int = 1) -> None:
+        """``ranks``: as for ``no_room_for``."""
+        self._ranks = ranks
         self._buffer: HostBuffer | None = None
         self._writer: Writer | None = None
         self._copier: Copier | None = None
@@ -213,9 +231,13 @@ class Background:
             save()
             return None
         with deferring(folder) as deferred:
-            save()
+            try:
+                save()
+            except Exception as error:
+                deferred.give_up(error)
+                raise
         if not deferred.files:
-            return Captured([], lambda: None)
+            return Captured([], lambda: None, deferred)
         captured = self._snapshot(deferred, optimizer)
         if captured is None:
             deferred.write()
@@ -229,9 +251,7 @@ class Background:
             error: Exception | None = None
             try:
                 if captured.files:
-                    captured.arrived()
-                    assert self._writer is not None
-                    self._writer.do(job)
+                    self._write(captured, job)
                 self._failures = 0
             except Exception as what:
                 error = what
@@ -247,6 +267,16 @@ class Background:
             self._thread = thread
         except RuntimeError:  # no thread to be had
             work()
+
+    def _write(self, captured: Captured, job: Job) -> None:
+        assert self._writer is not None
+        try:
+            captured.arrived()
+            results = self._writer.do(job)
+        except Exception as error:
+            captured.give_up(error)
+            raise
+        captured.written(results)
 
     def close(self) -> None:
         """End the process and give the memory back. What is in flight is lost; see :meth:`wait`."""
@@ -270,16 +300,19 @@ class Background:
             return
         if isinstance(error, NotWritten) and str(error).startswith("the volume is full"):
             return  # a blocking save would have met the same
+        if isinstance(error, NotEverywhere):
+            return  # it is the other rank's
         self._failures += 1
         if self._failures == FAILURES_IN_A_ROW:
             warn(f"{self._failures} saves beside training failed in a row: from now on saves block")
 
     def _why_not(self, size_bytes: int) -> str | None:
         held = self._buffer.size_bytes if self._buffer else 0
-        return no_room_for(size_bytes, held_bytes=held, limit=host_memory.available())
+        return no_room_for(size_bytes, held_bytes=held, limit=host_memory.available(), ranks=self._ranks)
 
     def _snapshot(self, deferred: Deferred, optimizer: Any) -> Captured | None:
-        layout, files = lay_out(deferred)
+        layout = Layout()
+        files = [file.job(layout) for file in deferred.files]
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
@@ -288,7 +321,8 @@ class Background:
             try:
                 buffer.reserve(layout.size_bytes)
                 assert self._copier is not None
-                return Captured(files, self._copier.copy(layout, optimizer if self._may_overlap(optimizer) else None))
+                arrived = self._copier.copy(layout, optimizer if self._may_overlap(optimizer) else None)
+                return Captured(files, arrived, deferred)
             except (OSError, RuntimeError, ValueError) as error:
                 self._count(error)
                 reason = f"{type(error).__name__}: {error}"

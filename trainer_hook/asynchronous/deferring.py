@@ -13,9 +13,13 @@ import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from trainer_hook.asynchronous.layout import Layout
+from trainer_hook.asynchronous.writer import ArchiveJob, TensorsJob
 
 SMALL_BYTES = 1 << 20
 """Files below it are written at once: that takes less than handing them over."""
@@ -24,48 +28,117 @@ _SAVE_FILE_NAMES = ("save_file", "safe_save_file")
 """Under which names modules hold safetensors' ``save_file``. One that is not found writes at once."""
 
 
+class NotEverywhere(RuntimeError):
+    """Some rank could not write its part of what all of them write. The text is that rank's reason."""
+
+
+class Later(Protocol):
+    """What is still to be written. It ends with ``write``, ``written`` or ``give_up``, called once.
+
+    Where ranks write together, these raise ``NotEverywhere`` if another one could not.
+    """
+
+    def job(self, layout: Layout) -> Any:
+        """Return what the process that writes is to do."""
+
+    def write(self) -> None:
+        """Write it at once, as the save itself would have done."""
+
+    def written(self, result: Any) -> None:
+        """The process has written it, and said so."""
+
+    def give_up(self, error: Exception) -> None:
+        """It will not be written."""
+
+
+class _OfOneRank:
+    """What nobody else waits for."""
+
+    __slots__ = ()
+
+    def written(self, result: Any) -> None:
+        """There is nothing else to do."""
+
+    def give_up(self, error: Exception) -> None:
+        """There is nothing else to do."""
+
+
 @dataclass(frozen=True, slots=True)
-class Archive:
+class Archive(_OfOneRank):
     """A file of ``torch.save``."""
 
     path: str
     """Relative to the checkpoint."""
     records: Sequence[tuple[str, Any]]
     """Name and content in the order of writing; the content is bytes or an ``UntypedStorage`` of any device."""
-    write: Callable[[], None]
-    """Writes the file at once."""
+    at_once: Callable[[], None]
 
-    @property
-    def storages(self) -> list[Any]:
-        """The storages, each as often as it is written."""
-        return [content for _, content in self.records if not isinstance(content, bytes)]
+    def job(self, layout: Layout) -> ArchiveJob:
+        """As ``Later.job``."""
+        return ArchiveJob(self.path, [(name, layout.of(content)) for name, content in self.records], _archive_options())
+
+    def write(self) -> None:
+        """As ``Later.write``."""
+        self.at_once()
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
+class Tensors(_OfOneRank):
     """A file of safetensors."""
 
     path: str
     tensors: Mapping[str, Any]
     metadata: Mapping[str, str] | None
-    write: Callable[[], None]
+    at_once: Callable[[], None]
 
-    @property
-    def storages(self) -> list[Any]:
-        """The storages behind the tensors; tied ones come several times."""
-        return [tensor.untyped_storage() for tensor in self.tensors.values()]
+    def job(self, layout: Layout) -> TensorsJob:
+        """As ``Later.job``."""
+        return TensorsJob(self.path, [(name, layout.of_tensor(t)) for name, t in self.tensors.items()], self.metadata)
+
+    def write(self) -> None:
+        """As ``Later.write``."""
+        self.at_once()
+
+
+def _archive_options() -> list[Any]:
+    """Return what ``torch.save`` in this process gives ``PyTorchFileWriter`` besides the path; versions differ in it."""
+    from torch import serialization
+
+    names = ("get_crc32_options", "_get_storage_alignment")
+    return [getattr(serialization, name)() for name in names if hasattr(serialization, name)]
 
 
 @dataclass(slots=True)
 class Deferred:
     """What a save has left to be written. It refers to the live tensors until a snapshot of them is taken."""
 
-    files: list[Archive | Tensors] = field(default_factory=list)
+    folder: Path
+    files: list[Later] = field(default_factory=list)
 
     def write(self) -> None:
         """Write all of it at once, as the save itself would have done."""
+        waiting = list(self.files)
+        while waiting:
+            file = waiting.pop(0)
+            try:
+                file.write()
+            except Exception as error:
+                for other in waiting:
+                    other.give_up(error)
+                raise
+
+    def give_up(self, error: Exception) -> None:
+        """Nothing of it will be written."""
         for file in self.files:
-            file.write()
+            file.give_up(error)
+
+
+_deferred: ContextVar[Deferred | None] = ContextVar("deferred", default=None)
+
+
+def deferred_here() -> Deferred | None:
+    """Return what takes files that are written in this thread now, if anything does."""
+    return _deferred.get()
 
 
 @contextlib.contextmanager
@@ -73,8 +146,8 @@ def deferring(folder: Path) -> Iterator[Deferred]:
     """Hold back the large files that this thread writes below ``folder`` in the context."""
     import torch
 
-    deferred, thread = Deferred(), threading.get_ident()
-    save, save_file = torch.save, getattr(sys.modules.get("safetensors.torch"), "save_file", None)
+    deferred, thread = Deferred(folder), threading.get_ident()
+    save, save_file = torch.save, _save_file()
 
     def below(file: Any) -> str | None:
         if threading.get_ident() != thread or not isinstance(file, str | os.PathLike):
@@ -103,7 +176,18 @@ def deferring(folder: Path) -> Iterator[Deferred]:
         stack.enter_context(_replaced(torch, "save", save_later))
         for module, name in _holders(save_file) if save_file is not None else []:
             stack.enter_context(_replaced(module, name, save_file_later))
+        token = _deferred.set(deferred)
+        stack.callback(_deferred.reset, token)
         yield deferred
+
+
+def _save_file() -> Any:
+    """Return safetensors' ``save_file``, which the save itself may be the first to import."""
+    try:
+        import safetensors.torch
+    except ImportError:
+        return None
+    return safetensors.torch.save_file
 
 
 @contextlib.contextmanager

@@ -12,80 +12,27 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_hook.asynchronous.deferring import Archive, Deferred, Tensors
 from trainer_hook.asynchronous.host_buffer import CHUNK_BYTES, HostBuffer
-from trainer_hook.asynchronous.writer import ArchiveJob, Extent, TensorsJob
+from trainer_hook.asynchronous.layout import ALIGNMENT, Layout
 
-ALIGNMENT = 64
 Pair = tuple[Any, Any]
 """Source and place, both as bytes."""
 Updated = Mapping[int, list[Any]]
 """What an optimizer's step changes: tensors by the address of the storage in which they lie."""
 
 
-@dataclass(slots=True)
-class Layout:
-    """Where in the buffer each storage goes; one that several files or tensors use goes there once."""
-
-    size_bytes: int = 0
-    storages: dict[tuple[str, int, int], tuple[Any, Extent]] = field(default_factory=dict)
-    texts: list[tuple[bytes, Extent]] = field(default_factory=list)
-
-    def of(self, content: Any) -> Extent:
-        """Return the place of bytes or of a storage."""
-        if isinstance(content, bytes):
-            extent = self._next(len(content))
-            self.texts.append((content, extent))
-            return extent
-        key = (str(content.device), content.data_ptr(), content.nbytes())
-        if key not in self.storages:
-            self.storages[key] = (content, self._next(content.nbytes()))
-        return self.storages[key][1]
-
-    def _next(self, length: int) -> Extent:
-        offset = -(-self.size_bytes // ALIGNMENT) * ALIGNMENT
-        self.size_bytes = offset + length
-        return Extent(offset, length)
-
-
-def lay_out(deferred: Deferred) -> tuple[Layout, list[ArchiveJob | TensorsJob]]:
-    """Return where everything goes, and the files in terms of that."""
-    layout = Layout()
-    return layout, [_file_job(file, layout) for file in deferred.files]
-
-
-def _file_job(file: Archive | Tensors, layout: Layout) -> ArchiveJob | TensorsJob:
-    if isinstance(file, Archive):
-        return ArchiveJob(file.path, [(name, layout.of(content)) for name, content in file.records], archive_options())
-    tensors = [
-        (
-            name,
-            layout.of(t.untyped_storage()),
-            str(t.dtype).removeprefix("torch."),
-            t.storage_offset(),
-            list(t.shape),
-            list(t.stride()),
-        )
-        for name, t in file.tensors.items()
-    ]
-    return TensorsJob(file.path, tensors, file.metadata)
-
-
-def archive_options() -> list[Any]:
-    """Return what ``torch.save`` in this process gives ``PyTorchFileWriter`` besides the path; versions differ in it."""
-    from torch import serialization
-
-    names = ("get_crc32_options", "_get_storage_alignment")
-    return [getattr(serialization, name)() for name in names if hasattr(serialization, name)]
-
-
-def estimated_bytes(model: Any, optimizer: Any) -> int:
-    """Return about how much a snapshot of model and optimizer will take: parameters, buffers, and the optimizer's state."""
-    tensors = [*model.parameters(), *model.buffers(), *_tensors_in(getattr(optimizer, "state", {}))]
-    return CHUNK_BYTES + sum(int(tensor.nbytes) + ALIGNMENT for tensor in tensors)
+def estimated_bytes(*objects: Any) -> int:
+    """Return about how much a snapshot will take on this rank: of modules parameters and buffers, of optimizers their state."""
+    tensors: list[Any] = []
+    for thing in objects:
+        if hasattr(thing, "parameters"):
+            tensors += [*thing.parameters(), *thing.buffers()]
+        elif isinstance(state := getattr(thing, "state", None), Mapping):
+            tensors += _tensors_in(state)
+    own = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)
+    return CHUNK_BYTES + sum(int(tensor.nbytes) + ALIGNMENT for tensor in own)
 
 
 def _tensors_in(state: Any) -> Iterable[Any]:

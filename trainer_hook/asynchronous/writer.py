@@ -7,17 +7,21 @@ answer one line on its standard output; the fd of the memory is an argument.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import ctypes
 import errno
+import functools
+import io
 import json
 import mmap
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +42,18 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """A tensor in the memory."""
+
+    storage: Extent
+    dtype: str
+    offset: int
+    """In elements, as the strides."""
+    shape: list[int]
+    stride: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class ArchiveJob:
     """A file as ``torch.save`` writes it."""
 
@@ -53,10 +69,22 @@ class TensorsJob:
     """A file as ``safetensors.torch.save_file`` writes it."""
 
     path: str
-    tensors: list[tuple[str, Extent, str, int, list[int], list[int]]]
-    """Name, storage, dtype, offset in elements, shape, stride."""
+    tensors: list[tuple[str, View]]
     metadata: Mapping[str, str] | None
     kind: str = "tensors"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardsJob:
+    """What ``write_data`` of a ``FileSystemWriter`` of ``torch.distributed.checkpoint`` writes."""
+
+    path: str
+    """Of the folder."""
+    plan: str
+    """A ``SavePlan``, as ``packed``."""
+    contents: list[Extent | View]
+    """In the order of its items: bytes, or a tensor."""
+    kind: str = "shards"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +94,7 @@ class Job:
     folder: str
     size_bytes: int
     """Of the memory."""
-    files: list[ArchiveJob | TensorsJob]
+    files: list[ArchiveJob | TensorsJob | ShardsJob]
 
     def encode(self) -> bytes:
         """Return the line of the protocol."""
@@ -86,9 +114,26 @@ class Memory:
 
         if length == 0:
             return torch.UntypedStorage(0)
+        return torch.frombuffer(self._mapped(size_bytes), dtype=torch.uint8, count=length, offset=offset).untyped_storage()
+
+    def bytes(self, offset: int, length: int, *, size_bytes: int) -> bytes:
+        """Return a copy of a part of it."""
+        return self._mapped(size_bytes)[offset : offset + length] if length else b""
+
+    def _mapped(self, size_bytes: int) -> mmap.mmap:
         if self._map is None or len(self._map) < size_bytes:
             self._map = mmap.mmap(self._fd, size_bytes)
-        return torch.frombuffer(self._map, dtype=torch.uint8, count=length, offset=offset).untyped_storage()
+        return self._map
+
+
+def packed(thing: Any) -> str:
+    """Return what the trainer and its process of this module tell each other, and nobody else."""
+    return base64.b64encode(pickle.dumps(thing)).decode()
+
+
+def unpacked(text: str) -> Any:
+    """Return what was ``packed``."""
+    return pickle.loads(base64.b64decode(text))  # noqa: S301 - by a process that we started, or that started us
 
 
 def write_archive(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any]) -> None:
@@ -109,35 +154,63 @@ def write_archive(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any
 
 def write_tensors(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any]) -> None:
     """Write what ``safetensors.torch.save_file`` would have written. Tied tensors are tied here, too."""
-    import torch
     from safetensors.torch import save_file
 
-    storages: dict[tuple[int, int], Any] = {}
-    tensors = {}
-    for name, extent, dtype, offset, shape, stride in file["tensors"]:
-        key = (extent["offset"], extent["length"])
-        if key not in storages:
-            storages[key] = memory.storage(*key, size_bytes=job["size_bytes"])
-        empty = torch.empty(0, dtype=getattr(torch, dtype))
-        tensors[name] = empty.set_(storages[key], offset, tuple(shape), tuple(stride))
+    tensor_of = _tensors(memory, job)
+    tensors = {name: tensor_of(view) for name, view in file["tensors"]}
     save_file(tensors, str(Path(job["folder"], file["path"])), file["metadata"])
 
 
-WRITERS = {"archive": write_archive, "tensors": write_tensors}
+def write_shards(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any]) -> str:
+    """Write this rank's part of what ``torch.distributed.checkpoint`` saves. Returns where in it everything is, ``packed``."""
+    from torch.distributed.checkpoint import FileSystemWriter
+
+    plan, tensor_of = unpacked(file["plan"]), _tensors(memory, job)
+    contents = {item.index: content for item, content in zip(plan.items, file["contents"], strict=True)}
+
+    class Planner:
+        def resolve_data(self, item: Any) -> Any:
+            content = contents[item.index]
+            if "storage" in content:
+                return tensor_of(content)
+            return io.BytesIO(memory.bytes(**content, size_bytes=job["size_bytes"]))
+
+    writer = FileSystemWriter(Path(job["folder"], file["path"]), sync_files=False)
+    return packed(writer.write_data(plan, Planner()).value())
+
+
+def _tensors(memory: Memory, job: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """Return what makes the tensor of a ``View``; of the same storage, whichever of them asks."""
+    import torch
+
+    @functools.cache
+    def storage(offset: int, length: int) -> Any:
+        return memory.storage(offset, length, size_bytes=job["size_bytes"])
+
+    def tensor(view: Mapping[str, Any]) -> Any:
+        empty = torch.empty(0, dtype=getattr(torch, view["dtype"]))
+        return empty.set_(storage(**view["storage"]), view["offset"], tuple(view["shape"]), tuple(view["stride"]))
+
+    return tensor
+
+
+WRITERS: dict[str, Callable[..., Any]] = {"archive": write_archive, "tensors": write_tensors, "shards": write_shards}
 
 
 def answer(memory: Memory, line: bytes) -> dict[str, Any]:
-    """Do one job. Returns what is told of it: ``wrote_s``, or ``error`` and whether the volume was ``full``."""
-    began_s, folder = time.monotonic(), "."
+    """Do one job.
+
+    Returns:
+        What is told of it: the ``results``, one for each file, or ``error`` and whether the volume was ``full``.
+    """
+    folder = "."
     try:
         job = json.loads(line)
         folder = job["folder"]
-        for file in job["files"]:
-            WRITERS[file["kind"]](memory, job, file)
+        return {"results": [WRITERS[file["kind"]](memory, job, file) for file in job["files"]]}
     except Exception as error:
         text = f"{type(error).__name__}: {error}"[:500].replace("\n", " ")
         return {"error": text, "full": any(reason in text for reason in _FULL) or _is_full(folder)}
-    return {"wrote_s": time.monotonic() - began_s}
 
 
 def _is_full(folder: str) -> bool:

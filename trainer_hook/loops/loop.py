@@ -6,19 +6,21 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 
+from trainer_hook.asynchronous.background import Background
 from trainer_hook.loops import randomness
 from trainer_hook.loops.loading import Pass, nowhere
 from trainer_hook.loops.state_files import read_pt, write_pt
 from trainer_hook.process.log import say
 from trainer_hook.process.session import Session, session_from_environment
 from trainer_hook.resuming.resumer import Resumer
+from trainer_hook.saving.beside import prepare
 from trainer_hook.saving.pace import Pace, leave
 from trainer_hook.saving.step_saver import StepSaver
 
@@ -84,6 +86,14 @@ class Loop:
         """Return what ``_load`` will want to know, for ``progress.json``."""
         return {}
 
+    def _background(self, session: Session) -> Background | None:
+        """Return what writes saves beside training, if anything does. Collective."""
+        return None
+
+    def _large(self) -> Sequence[Any]:
+        """Return the modules and optimizers that this rank saves."""
+        return ()
+
     def _stepped(self, accumulate: int) -> bool:
         """Whether the optimizer has just made a step: what is between two of them cannot be saved."""
         return self.batch % accumulate == 0
@@ -102,6 +112,7 @@ class Loop:
         self._saver = _LoopSaver(session, self)
         self._pace = Pace(session)
         self._open.enter_context(session.stop.training())
+        self._open.callback(self._saver.end)
         self._pace.begin(self.global_step)
         return self
 
@@ -114,6 +125,7 @@ class Loop:
             self._finished = True
             if not nothing_new:
                 self._save("periodic")
+                self._saver.settle()
                 self._saver.save_final(self.global_step)
             if not session.join().all_agree(session.stop.told_at_s is None or not session.settings.jit):
                 leave(session, self.global_step)
@@ -214,6 +226,7 @@ class Loop:
         self.global_step += 1
         if self._session is None:
             return
+        self._saver.step_ended()
         due = self._pace.at_step(self.global_step)
         if due.stop:
             self._stop()
@@ -300,8 +313,15 @@ def _expect_process_group() -> None:
 
 class _LoopSaver(StepSaver):
     def __init__(self, session: Session, loop: Loop) -> None:
-        super().__init__(session)
+        super().__init__(session, loop._background(session))
         self._loop = loop
+        self._is_ready = self._background is None
+
+    def step_ended(self) -> None:
+        """From the first step on the optimizer has its state: what saves beside training need is taken now."""
+        if not self._is_ready and self._background is not None:
+            self._is_ready = True
+            prepare(self._background, self._loop._large())
 
     def _write(self, model: Any, global_step: int) -> None:
         self._loop._write_all(self._volume / self.name(global_step))

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from trainer_hook.asynchronous.deferring import deferred_here
+
 SHARDED = "sharded"
 
 
@@ -48,20 +50,23 @@ def write(state: tuple[Mapping[str, Any], Mapping[str, Any]], folder: Path, *, r
         state: Replicated and sharded state by name.
         folder: Exists.
         rank: Rank 0 writes what is replicated, every rank its own shards.
-        group: A process group that works on CPU tensors; ``None`` alone.
+        group: A process group that works on CPU tensors; ``None`` alone. In what ``asynchronous.deferring`` surrounds, nothing
+            else may use it until all of it is written.
 
     Raises:
         OSError: The volume is full or not writable.
-        RuntimeError: So it is for another rank.
+        NotEverywhere: So it is for another rank.
         DoesNotFit: A state holds what could not be read again.
     """
     replicated, sharded = state
+    if sharded:  # first: whatever fails on one rank alone must not leave the others waiting for it
+        from trainer_hook.asynchronous import sharded as shards
+
+        shards.save(sharded, folder / SHARDED, group, deferred_here())
     if rank == 0:
         for name, content in replicated.items():
             if not _write_safetensors(content, folder / f"{name}.safetensors"):
                 write_pt(content, folder / f"{name}.pt")
-    if sharded:
-        _write_sharded(dict(sharded), folder / SHARDED, group)
 
 
 def load(objects: Mapping[str, Any], folder: Path, *, group: Any) -> None:
@@ -154,20 +159,6 @@ def _sharded_state(thing: Any, objects: Mapping[str, Any]) -> Any:
     return get_model_state_dict(thing)
 
 
-def _write_sharded(sharded: dict[str, Any], folder: Path, group: Any) -> None:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
-
-    dcp.save(
-        sharded,
-        # The marker is what makes a checkpoint durable, not each of its files.
-        storage_writer=FileSystemWriter(folder, sync_files=False),
-        planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
-        process_group=group,
-        no_dist=not _in_a_group(),
-    )
-
-
 def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder: Path, group: Any) -> None:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
@@ -175,7 +166,7 @@ def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder
     state = {name: _sharded_state(thing, objects) for name, thing in sharded.items()}
     try:
         dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=not _in_a_group())
-    except Exception as error:  # CheckpointException is a BaseException's child with a rank's reasons
+    except (Exception, dcp.api.CheckpointException) as error:  # the latter is no Exception; it has the ranks' reasons
         raise DoesNotFit(f"{folder.parent.name}: {str(error)[:500]}. {_OTHER_RUN}") from error
     for name, thing in sharded.items():
         if isinstance(thing, torch.optim.Optimizer):

@@ -1,29 +1,18 @@
-"""Plain PyTorch: a training loop that saves, stops in time and continues at the same batch.
-
-```python
-from trainer_hook.torch import Checkpointer
-
-with Checkpointer(model=model, optimizer=optimizer, scheduler=scheduler) as ckpt:
-    for epoch in ckpt.epochs(3):
-        for batch in ckpt.steps(loader):
-            ...
-```
-"""
+"""A loop with named objects that have a state, and with what a library saves by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from trainer_hook.asynchronous.background import Background
 from trainer_hook.contract import META_OWN_SHARDS
 from trainer_hook.loops import state_files
 from trainer_hook.loops.loop import Loop
 from trainer_hook.process.log import say
-
-__all__ = ["Checkpointer"]
+from trainer_hook.process.session import Session
+from trainer_hook.saving.beside import background_for
 
 
 class StatefulLoop(Loop):
@@ -40,12 +29,29 @@ class StatefulLoop(Loop):
         for name, thing in self._objects.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise TypeError(f"{name}: {type(thing).__name__} has no state_dict() and load_state_dict()")
+        self._save_group: Any = None
+
+    def _obstacle(self) -> str | None:
+        """Return with what saves beside training are not available, if so."""
+        return None
+
+    def _background(self, session: Session) -> Background | None:
+        agreement, sharded = session.join(), state_files.is_sharded(self._objects)
+        ranks = agreement.world.local_size if sharded else 1
+        background = background_for(session.settings, self._obstacle(), ranks=ranks)
+        if background is not None and sharded:
+            self._save_group = agreement.new_group()  # ranks end a save on it in a thread, while they agree on other things
+        return background
+
+    def _large(self) -> Sequence[Any]:
+        saves = self._world.rank == 0 or state_files.is_sharded(self._objects)
+        return list(self._objects.values()) if saves else []
 
     def _write(self, folder: Path) -> None:
         self._write_objects(self._objects, folder)
 
     def _write_objects(self, objects: Mapping[str, Any], folder: Path) -> None:
-        state_files.write(state_files.collect(objects), folder, rank=self._world.rank, group=self._group)
+        state_files.write(state_files.collect(objects), folder, rank=self._world.rank, group=self._save_group or self._group)
 
     def _about(self) -> dict[str, Any]:
         return {"objects": sorted(self._objects)}
@@ -73,27 +79,3 @@ class StatefulLoop(Loop):
     @property
     def _group(self) -> Any:
         return None if self._session is None else self._session.join().group
-
-
-class Checkpointer(StatefulLoop):
-    """Saves and restores objects that have ``state_dict`` and ``load_state_dict``, the loop's place and the random state.
-
-    Sharded models (``fully_shard``, FSDP) and their optimizers go through ``torch.distributed.checkpoint`` and may come back
-    on another number of ranks. Everything else is saved by rank 0 alone; a sampler with a state by every rank.
-    """
-
-    def __init__(self, *, model: torch.nn.Module, sampler: Any = None, **objects: Any) -> None:
-        """Create it when the objects are complete: wrapped, sharded, on their device.
-
-        Args:
-            model: The weights; also written to ``final/`` at the end.
-            sampler: Its ``set_epoch`` is called with each epoch. One that has a state is saved too.
-            objects: ``optimizer``, ``scheduler``, ``scaler``, ``ema``, …: their names are those of the files.
-
-        Raises:
-            TypeError: An object has no state.
-        """
-        super().__init__({"model": model} | objects, sampler)
-
-    def _write_final(self, folder: Path) -> None:
-        self._write_objects({"model": self._objects["model"]}, folder)

@@ -152,6 +152,8 @@ class StepSaver:
         return False
 
     def _prepare(self, name: str, *, urgent: bool) -> bool:
+        if self._background is not None and self._background.busy:
+            return False  # told to go, and it cannot be waited for
         if self._world.local_rank != 0:
             return True
         try:
@@ -167,8 +169,6 @@ class StepSaver:
 
     def _is_worth_trying(self) -> bool:
         """Whether a save just in time is: after one that was just waited for, only if it can be finished, too."""
-        if self._background is not None and self._background.busy:
-            return False
         if not self._waited or fits(expected_s=self._save_s, left_s=self._left_s()):
             return True
         say(f"no newer checkpoint: a save takes about {self._save_s:.1f} s, {self._left_s():.1f} s are left")

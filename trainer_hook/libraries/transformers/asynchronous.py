@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trainer_hook.asynchronous.background import Background
-from trainer_hook.asynchronous.snapshot import estimated_bytes
-from trainer_hook.process.log import say
 from trainer_hook.process.settings import Settings
+from trainer_hook.saving import beside
 
 WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
 """Values of accelerate's ``DistributedType`` with which a save is no collective."""
@@ -18,13 +17,8 @@ _EVENTS = ("on_epoch_begin", "on_epoch_end", "on_step_begin", "on_substep_end", 
 
 def background_for(settings: Settings, trainer: Any) -> Background | None:
     """Return what writes beside training, if the settings ask for it and it is possible for this trainer."""
-    if not settings.asynchronous:
-        return None
     kind = _distributed_type(trainer)
-    if kind not in WHOLE_STATE_ON_ONE_RANK:
-        say(f"CKPT_ASYNC=1 is not available with {kind}: saves block training")
-        return None
-    return Background()
+    return beside.background_for(settings, None if kind in WHOLE_STATE_ON_ONE_RANK else kind)
 
 
 def _distributed_type(trainer: Any) -> str:
@@ -33,14 +27,6 @@ def _distributed_type(trainer: Any) -> str:
             return name
     kind = getattr(getattr(trainer, "accelerator", None), "distributed_type", "of unknown kind")
     return str(getattr(kind, "value", kind))
-
-
-def prepare(background: Background, trainer: Any) -> None:
-    """Take what the first save will need, once the optimizer has its state."""
-    if trainer.args.should_save:
-        device = trainer.args.device
-        size_bytes = estimated_bytes(trainer.model, trainer.optimizer)
-        background.prepare(size_bytes, device=device if device.type == "cuda" else None)
 
 
 def optimizer_that_waits(trainer: Any) -> Any:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.contract import MARKER, META_OWNER, SCRIPT_OWNED, ContractError
-from trainer_hook.libraries.transformers.asynchronous import background_for, optimizer_that_waits, prepare
+from trainer_hook.libraries.transformers.asynchronous import background_for, optimizer_that_waits
 from trainer_hook.process.log import say, warn
 from trainer_hook.process.session import Session
+from trainer_hook.saving.beside import prepare
 from trainer_hook.saving.room import state_bytes
 from trainer_hook.saving.step_saver import STAGING, StepSaver
 from trainer_hook.volume.publish import finish, remove
@@ -39,10 +40,8 @@ class Saver(StepSaver):
     def get_ready(self) -> None:
         """Called once after the first step: what saves beside training need is taken while training goes on."""
         if self._background is not None:
-            try:
-                prepare(self._background, self._trainer)
-            except Exception as error:
-                warn(f"nothing was prepared for saves beside training ({type(error).__name__}: {error})")
+            trainer = self._trainer
+            prepare(self._background, [trainer.model, trainer.optimizer] if trainer.args.should_save else [])
 
     @property
     def _staged(self) -> bool:

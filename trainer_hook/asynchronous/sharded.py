@@ -1,0 +1,178 @@
+"""``torch.distributed.checkpoint`` beside training: all ranks plan it at once, the process of each writes its part.
+
+``dcp.save`` runs as it is, in a thread. Its storage writer hands over what this rank has to write, and waits there until
+that is written. Then the ranks tell each other where everything is, or what went wrong, and rank 0 writes the metadata.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter
+
+from trainer_hook.asynchronous.deferring import DEVICES, Deferred, NotEverywhere
+from trainer_hook.asynchronous.layout import Layout
+from trainer_hook.asynchronous.writer import ShardsJob, packed, unpacked
+
+_MOST_TOLD = 500
+
+
+def save(state: Mapping[str, Any], folder: Path, group: Any, deferred: Deferred | None = None) -> None:
+    """Save sharded state. Collective.
+
+    Args:
+        state: By name.
+        folder: Where to; it need not exist.
+        group: Of all ranks, for CPU tensors. With ``deferred`` nothing else may use it until that has ended.
+        deferred: Takes what this rank has to write; ``None``: it is written at once. Ranks may differ in it.
+
+    Raises:
+        NotEverywhere: Some rank could not plan it, or not write it.
+    """
+    if deferred is None:
+        try:
+            _save(state, group, FileSystemWriter(folder, sync_files=False))
+        except CheckpointException as error:  # no Exception
+            raise NotEverywhere(_reasons(error)) from error
+        return
+    shards = Shards(folder, folder.relative_to(deferred.folder).as_posix())
+    shards.plan(state, group)
+    if shards.can_wait:
+        deferred.files.append(shards)
+    else:
+        shards.write()
+
+
+def _save(state: Mapping[str, Any], group: Any, writer: Any) -> None:
+    dcp.save(
+        dict(state),
+        storage_writer=writer,  # syncs no files: the marker is what makes a checkpoint durable, not each of them
+        planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
+        process_group=group,
+        no_dist=not (torch.distributed.is_available() and torch.distributed.is_initialized()),
+    )
+
+
+class Shards:
+    """One rank's part of a save: a ``deferring.Later``."""
+
+    def __init__(self, folder: Path, path: str) -> None:
+        self._folder = folder
+        self._path = path
+        self._reached, self._answered = threading.Event(), threading.Event()
+        self._plan: Any = None
+        self._contents: list[Any] = []
+        self._write: Callable[[], Any] = list
+        self._answer: Callable[[], Any] = list
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def plan(self, state: Mapping[str, Any], group: Any) -> None:
+        """Agree with all ranks on who writes what, and return before anything is written.
+
+        Raises:
+            NotEverywhere: Some rank could not.
+        """
+        device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+        def run() -> None:
+            try:
+                if device is not None:
+                    torch.cuda.set_device(device)  # a thread begins with the first one
+                _save(state, group, _HandsOver(self._folder, self._wait_for_answer))
+            except BaseException as error:
+                self._failure = error
+            finally:
+                self._reached.set()
+
+        self._thread = threading.Thread(target=run, name="checkpoint-shards", daemon=True)
+        self._thread.start()
+        self._reached.wait()
+        if self._plan is None:
+            self._end()
+
+    def _wait_for_answer(self, plan: Any, planner: Any, write: Callable[[], Any]) -> Any:
+        self._plan, self._contents = plan, [_content(planner.resolve_data(item)) for item in plan.items]
+        self._write = write
+        self._reached.set()
+        self._answered.wait()
+        return self._answer()
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether all of it can be copied: bytes, and plain tensors in memory that is known."""
+        return all(isinstance(c, bytes) or (type(c) is torch.Tensor and c.device.type in DEVICES) for c in self._contents)
+
+    def job(self, layout: Layout) -> ShardsJob:
+        """As ``Later.job``."""
+        contents = [layout.of(c) if isinstance(c, bytes) else layout.of_tensor(c) for c in self._contents]
+        return ShardsJob(self._path, packed(self._plan), contents)
+
+    def write(self) -> None:
+        """As ``Later.write``.
+
+        Raises:
+            NotEverywhere: It could not be written, here or by another rank.
+        """
+        self._answer_with(self._write)
+
+    def written(self, result: Any) -> None:
+        """As ``Later.written``.
+
+        Raises:
+            NotEverywhere: Another rank could not write its part.
+        """
+        self._answer_with(lambda: unpacked(result))
+
+    def give_up(self, error: Exception) -> None:
+        """As ``Later.give_up``: the other ranks hear of it."""
+
+        def fail() -> Any:
+            raise error
+
+        try:
+            self._answer_with(fail)
+        except NotEverywhere:
+            return
+
+    def _answer_with(self, answer: Callable[[], Any]) -> None:
+        self._contents = []
+        self._answer = answer
+        self._answered.set()
+        self._end()
+
+    def _end(self) -> None:
+        assert self._thread is not None
+        self._thread.join()
+        if self._failure is not None:
+            raise NotEverywhere(_reasons(self._failure)) from self._failure
+
+
+class _HandsOver(FileSystemWriter):  # type: ignore[misc]
+    """Has somebody else say when, and how, it is written."""
+
+    def __init__(self, folder: Path, then: Callable[[Any, Any, Callable[[], Any]], Any]) -> None:
+        super().__init__(folder, sync_files=False)
+        self._then = then
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        write = super().write_data
+        results = self._then(plan, planner, lambda: write(plan, planner).value())
+        done: Any = torch.futures.Future()
+        done.set_result(results)
+        return done
+
+
+def _reasons(error: BaseException) -> str:
+    failures = error.failures if isinstance(error, CheckpointException) else {}
+    told = "; ".join(f"rank {rank}: {type(what).__name__}: {what}" for rank, (what, _) in sorted(failures.items()))
+    return (told or f"{type(error).__name__}: {error}")[:_MOST_TOLD]
+
+
+def _content(resolved: Any) -> Any:
+    return resolved.detach() if isinstance(resolved, torch.Tensor) else bytes(resolved.getbuffer())

@@ -15,9 +15,10 @@ from trainer_hook.lightning import checkpointer
 
 
 class Sines(L.LightningModule):
-    def __init__(self, step_seconds: float) -> None:
+    def __init__(self, width: int, step_seconds: float) -> None:
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(1, 64), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+        layers = [torch.nn.Linear(1, width), torch.nn.Dropout(0.1), torch.nn.Tanh(), torch.nn.Linear(width, 1)]
+        self.net = torch.nn.Sequential(*layers)
         self.step_seconds = step_seconds
 
     def loss(self, batch: list[torch.Tensor]) -> torch.Tensor:
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--max-steps", type=int, default=-1)
     parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--step-seconds", type=float, default=0.0, help="slows the loop down, to have time to look at it")
     options = parser.parse_args()
 
@@ -51,7 +53,7 @@ def main() -> None:
     L.seed_everything(7)
     x = torch.rand(128 * options.devices, 1) * 6
     dataset = TensorDataset(x, x.sin())
-    model = Sines(options.step_seconds)
+    model = Sines(options.width, options.step_seconds)
     trainer = L.Trainer(
         accelerator="auto" if torch.cuda.is_available() else "cpu",
         devices=options.devices,

@@ -10,7 +10,8 @@ Under ``CKPT_HOOK=auto`` every ``Trainer`` gets it by itself (``activate``).
 
 Lightning's own checkpoint holds model, optimizers, schedulers, loops and callbacks. Random state and the place in the data are
 added, and it is saved only where Lightning's loops continue exactly: after a batch that ended with an optimizer step and the
-validation that followed it, and between epochs.
+validation that followed it, and between epochs. A save just in
+time does not wait for a validation: the resumed run does it first.
 """
 
 from __future__ import annotations
@@ -98,6 +99,10 @@ def _callback_class(package: Any) -> type:
                 _install(fit, undo)
                 self._undo = undo.pop_all()
 
+        def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+            if self.checkpoint_fit is not None:
+                self.checkpoint_fit.in_validation()
+
         def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
             fit, self.checkpoint_fit = self.checkpoint_fit, None
             self._undo.close()
@@ -138,6 +143,7 @@ def _install(fit: Fit, undo: contextlib.ExitStack) -> None:
     trainer = fit.trainer
     loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     undo.enter_context(fit.session.stop.training())
+    undo.callback(fit.close)
     _fits.append(fit)
     undo.callback(_fits.remove, fit)
     connector = trainer._checkpoint_connector
@@ -146,6 +152,7 @@ def _install(fit: Fit, undo: contextlib.ExitStack) -> None:
     undo.enter_context(_replaced(loop, "on_advance_start", _first(fit.before_epoch)))
     undo.enter_context(_replaced(epoch_loop, "on_run_start", _around_pass(fit)))
     undo.enter_context(_replaced(epoch_loop, "on_advance_end", _then(fit.after_batch)))
+    undo.enter_context(_replaced(epoch_loop.val_loop, "run", _during(fit.validation)))
     undo.enter_context(_replaced(loop, "on_advance_end", _then(fit.after_epoch)))
     undo.enter_context(_replaced(loop, "on_run_end", _then(fit.trained)))
     # Lightning's own handler broadcasts inside a signal handler, which hangs, and ends training without a checkpoint.
@@ -173,6 +180,17 @@ def _then(after: Callable[[], None]) -> Callable[[Any], Any]:
     return wrap
 
 
+def _during(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Callable[[Any], Any]:
+    def wrap(original: Any) -> Any:
+        def inside(*args: Any, **kwargs: Any) -> Any:
+            with around():
+                return original(*args, **kwargs)
+
+        return inside
+
+    return wrap
+
+
 def _first(before: Callable[[], None]) -> Callable[[Any], Any]:
     def wrap(original: Any) -> Any:
         def both(*args: Any, **kwargs: Any) -> Any:
@@ -189,7 +207,7 @@ def _around_pass(fit: Fit) -> Callable[[Any], Any]:
         def both(data_fetcher: Any, *args: Any, **kwargs: Any) -> Any:
             fit.before_pass(data_fetcher)
             result = original(data_fetcher, *args, **kwargs)
-            fit.in_pass()
+            fit.in_pass(data_fetcher)
             return result
 
         return both

@@ -26,12 +26,20 @@ class Example:
     """That of torchrun and of deepspeed is 1."""
     settings: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def saves_beside(self) -> bool:
+        return bool(self.settings.get("CKPT_ASYNC"))
 
+
+WIDE = ("--width", "50000")
+"""Files that are large enough to be worth a snapshot."""
+ASYNC = {"CKPT_ASYNC": "1"}
 EXAMPLES = {
     "torch": Example(lambda: example("train_torch.py")),
-    "accelerate": Example(lambda: example("train_accelerate.py"), "accelerate"),
-    "lightning": Example(lambda: example("train_lightning.py", "--devices", "2"), "lightning"),
-    "sharded": Example(lambda: torchrun("train_fsdp.py"), exit_code=1),
+    "beside": Example(lambda: example("train_torch.py", *WIDE), settings=ASYNC),
+    "accelerate": Example(lambda: example("train_accelerate.py", *WIDE), "accelerate", settings=ASYNC),
+    "lightning": Example(lambda: example("train_lightning.py", "--devices", "2", *WIDE), "lightning", settings=ASYNC),
+    "sharded": Example(lambda: torchrun("train_fsdp.py"), exit_code=1, settings=ASYNC),
     "deepspeed": Example(
         lambda: deepspeed("train_deepspeed.py"), "deepspeed", exit_code=1, settings={"PYTHONPATH": f"{ROOT}:{DEEPSPEED}"}
     ),
@@ -73,3 +81,9 @@ def test_what_was_saved_says_why_and_the_end_is_final(story: Story) -> None:
     assert "Traceback" not in story.second.log()
     assert story.exit_code != 143 or "Traceback" not in story.first.log()
     assert "[checkpoint] WARNING" not in story.first.log() + story.second.log()
+
+
+def test_saves_beside_training_hold_it_only_for_the_snapshot(story: Story, request: pytest.FixtureRequest) -> None:
+    beside = EXAMPLES[request.node.callspec.params["story"]].saves_beside
+    assert ("training held for" in story.first.log()) == beside
+    assert "blocks training" not in story.first.log()

@@ -6,6 +6,7 @@ Each life is a forked process on the same volume that sends SIGTERM to itself.
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing
 import os
 import random
@@ -201,6 +202,46 @@ def lightning_validating_often(stop_at: int | None) -> list[float]:
     return lightning(stop_at, val_check_interval=2, accumulate_grad_batches=2)
 
 
+def lightning_in_a_validation(stop_at: int | None, **arguments: Any) -> list[float]:
+    """SIGTERM comes in the middle of the validation after a step; metrics of both kinds decide how training goes on."""
+    import lightning.pytorch as pl
+
+    from trainer_hook.lightning import activate
+
+    activate()
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = self.net(batch).pow(2).mean()
+            self.log("train", loss, on_step=True, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            self.log("val", self.net(batch).mean() + 10 * torch.rand(1))
+            if batch_idx == 1 and not self.trainer.sanity_checking:
+                terminate_at(self.global_step, stop_at)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val"}}
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    stopping = [pl.callbacks.EarlyStopping(name, patience=9, check_on_train_epoch_end=True) for name in ("train_epoch", "val")]
+    module = Module()
+    trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=EPOCHS, callbacks=stopping, **quiet, **arguments)
+    trainer.fit(module, DataLoader(Rows(), batch_size=BATCH, shuffle=True), DataLoader(Rows(), batch_size=BATCH, shuffle=True))
+    return digest(module)
+
+
+def lightning_in_validations_by_the_way(stop_at: int | None) -> list[float]:
+    return lightning_in_a_validation(stop_at, val_check_interval=2)
+
+
 def lightning_by_steps(stop_at: int | None) -> list[float]:
     return lightning(stop_at, max_epochs=-1, max_steps=EPOCHS * PER_EPOCH)
 
@@ -259,7 +300,8 @@ def environ(answers: Answers, volume: Path) -> dict[str, str]:
 
 
 LIBRARY = {stateful: "torchdata", lightning_by_its_older_name: "pytorch_lightning", accelerated: "accelerate"}
-LIBRARY |= dict.fromkeys((lightning, lightning_validating_often, lightning_by_steps), "lightning.pytorch")
+IN_VALIDATION = (lightning_in_a_validation, lightning_in_validations_by_the_way)
+LIBRARY |= dict.fromkeys((lightning, lightning_validating_often, lightning_by_steps, *IN_VALIDATION), "lightning.pytorch")
 PLACES: list[tuple[Any, tuple[int, ...]]] = [
     (shuffled, (1, 4, PER_EPOCH, 2 * PER_EPOCH - 1)),
     (shuffled_by_its_own_generator, (8,)),
@@ -272,6 +314,8 @@ PLACES: list[tuple[Any, tuple[int, ...]]] = [
     (accelerated, (PER_EPOCH, 8)),
     (lightning, (4, PER_EPOCH, PER_EPOCH + 2)),
     (lightning_validating_often, (4, 5, PER_EPOCH, 8)),
+    (lightning_in_a_validation, (PER_EPOCH, EPOCHS * PER_EPOCH)),
+    (lightning_in_validations_by_the_way, (4, PER_EPOCH, 2 * PER_EPOCH + 2)),
     (lightning_by_steps, (PER_EPOCH - 1, PER_EPOCH)),
     (lightning_by_its_older_name, (8,)),
 ]
@@ -290,4 +334,7 @@ def test_a_run_that_is_stopped_anywhere_ends_as_if_it_was_not(
         assert life(train, stop_at, environ)[0] == 143
     assert len(finished(volume)) == len(stops)
     assert marker(volume, finished(volume)[0])["reason"] == "jit"
+    if train in IN_VALIDATION:
+        left = [json.loads(path.read_text()).get("unfinished") for path in volume.glob("checkpoint-*/progress.json")]
+        assert left == [["validation"]] * len(stops)
     assert life(train, None, environ) == (0, expected)

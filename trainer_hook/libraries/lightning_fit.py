@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from trainer_hook.libraries.lightning_validation import UNFINISHED, Validation
 from trainer_hook.loops import randomness, state_files
 from trainer_hook.loops.loading import Pass, is_stateful, nowhere
 from trainer_hook.loops.loop import PROGRESS, missing_from, rank_file
 from trainer_hook.process.log import say
 from trainer_hook.process.session import Session
 from trainer_hook.resuming.resumer import Choice, Resumer
+from trainer_hook.saving.beside import background_for, prepare
 from trainer_hook.saving.pace import Pace, leave
 from trainer_hook.saving.step_saver import StepSaver
 
@@ -33,11 +35,18 @@ class Fit:
         self._world = agreement.world
         if not agreement.all_agree(session.stop.told_at_s is None):
             leave(session, 0)
+        self._background = background_for(session.settings, _obstacle(trainer.strategy))
         self._saver = _FitSaver(session, self)
         self._pace = Pace(session)
         self._pass: Pass | None = None
         self._resumed: dict[str, Any] | None = None
         self._batch = 0
+        self._is_ready = False
+        self._validation = Validation(trainer, agreement)
+        self._unfinished: list[str] = []
+        """What a save just in time leaves undone; of what is resumed from, until it is done."""
+        self._asked: str | None = None
+        """Reason of a save that became due in a validation."""
 
     @property
     def _alone(self) -> bool:
@@ -64,6 +73,7 @@ class Fit:
         self._batch = int(progress["batch"])
         if progress["world_size"] == self._world.size:
             self._resumed = state_files.read_pt(choice.path / rank_file(self._world.rank))
+            self._unfinished = list(progress.get("unfinished", []))
         say(f"resumes from {choice.name} (epoch {progress['epoch']}, batch {self._batch})")
 
     def restored(self) -> None:
@@ -95,17 +105,42 @@ class Fit:
         if self._resumed is not None and not self._batch and self.trainer.current_epoch > 0:
             iter(data_fetcher)  # Lightning would use the pass that it began before the epoch did
 
-    def in_pass(self) -> None:
+    def in_pass(self, data_fetcher: Any) -> None:
         """The pass has been begun."""
-        if self._resumed is not None and self._batch:
-            self._end_restart()  # Lightning would pass over what it does after the next batch: schedulers, a validation
-            randomness.restore(self._resumed["now"], alone=self._alone)
-        self._resumed, self._batch = None, 0
+        resumed, batch, unfinished = self._resumed, self._batch, self._unfinished
+        self._resumed, self._batch, self._unfinished = None, 0, []
+        if resumed is None or not batch:
+            return
+        self._end_restart()  # Lightning would pass over what it does after the next batch: schedulers, a validation
+        randomness.restore(resumed["now"], alone=self._alone)
+        if UNFINISHED in unfinished:
+            say("does first what was left: the validation")
+            self._validation.catch_up(resumed.get("metrics", {}), data_fetcher)
 
     def _end_restart(self) -> None:
         loop = self.trainer.fit_loop
         loop._restarting = False
         loop.epoch_loop.restarting = False
+
+    @contextlib.contextmanager
+    def validation(self) -> Iterator[None]:
+        """While a validation runs."""
+        if not self.trainer.sanity_checking:
+            self._validation.begin(self._place())
+        yield
+        self._validation.end()  # not after an error: nothing is saved then
+
+    def in_validation(self) -> None:
+        """A batch of a validation is done. Nothing has changed of what was trained: it is still the point to resume from."""
+        if not self._validation.can_stop:
+            return
+        due = self._pace.inside("validate")
+        self._asked = due.reason or self._asked
+        if due.stop:
+            self._validation.take_back()
+            self._batch = self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            self._unfinished = [UNFINISHED]
+            self._pace.stop(self.trainer.global_step, self._save_just_in_time)
 
     def after_batch(self) -> None:
         """A batch has been used, and a validation run if one was due."""
@@ -118,13 +153,20 @@ class Fit:
         """An epoch has ended."""
         self._save_what_is_due(0, epoch_ends=True)
 
+    def _get_ready(self) -> None:
+        if not self._is_ready and self._background is not None:
+            self._is_ready, trainer = True, self.trainer
+            prepare(self._background, [trainer.lightning_module, *trainer.optimizers] if trainer.is_global_zero else [])
+
     def _save_what_is_due(self, batch: int, *, epoch_ends: bool) -> None:
+        self._get_ready()
         self._batch = batch
         step = self.trainer.global_step
         due = self._pace.at_step(step)
         if due.stop:
             self._pace.stop(step, self._save_just_in_time)
-        reason = due.reason or ("periodic" if epoch_ends and self._pace.schedule.due_at_epoch_end() else None)
+        asked, self._asked = self._asked, None
+        reason = due.reason or asked or ("periodic" if epoch_ends and self._pace.schedule.due_at_epoch_end() else None)
         if reason is not None and step:
             self._save(reason)
         self._batch = 0
@@ -141,7 +183,12 @@ class Fit:
     def trained(self) -> None:
         """Training has ended by itself."""
         self._save("periodic")
+        self._saver.settle()
         self._saver.save_final(self.trainer.global_step)
+
+    def close(self) -> None:
+        """It is over, however it ended."""
+        self._saver.end()
 
     def ended(self) -> None:
         """``fit()`` returns."""
@@ -158,11 +205,15 @@ class Fit:
         folder.mkdir(parents=True, exist_ok=True)
         with self._plain_files():
             self.trainer.save_checkpoint(folder / CHECKPOINT, weights_only=False)  # all of it
-        place = nowhere(alone=self._alone) if self._pass is None else self._pass.state()
-        state_files.write_pt(place, folder / rank_file(self._world.rank))
+        state_files.write_pt(self._validation.before or self._place(), folder / rank_file(self._world.rank))
         if self._world.rank == 0:
             where = {"step": self.trainer.global_step, "epoch": self.trainer.current_epoch, "batch": self._batch}
+            if self._unfinished:
+                where["unfinished"] = self._unfinished
             (folder / PROGRESS).write_text(json.dumps(where | {"world_size": self._world.size}) + "\n")
+
+    def _place(self) -> dict[str, Any]:
+        return nowhere(alone=self._alone) if self._pass is None else self._pass.state()
 
     def write_final(self, folder: Path) -> None:
         """Write the model's weights. Collective."""
@@ -173,14 +224,27 @@ class Fit:
 
     @contextlib.contextmanager
     def _plain_files(self) -> Iterator[None]:
-        """Save with Lightning's own plain writer: another one may still write when it returns, or write elsewhere."""
+        """Save with a plain writer: that of the script may still write when it returns, or write elsewhere."""
         strategy = self.trainer.strategy
         before = strategy._checkpoint_io
-        strategy._checkpoint_io = None
+        strategy._checkpoint_io = None if _obstacle(strategy) else _PlainFile()
         try:
             yield
         finally:
             strategy._checkpoint_io = before
+
+
+class _PlainFile:
+    """A CheckpointIO that needs no memory for the whole file, as Lightning's own does, and whose write can be put off."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        torch.save(checkpoint, path)
+
+
+def _obstacle(strategy: Any) -> str | None:
+    """Return which strategy it is that writes files of its own, if it does: of sharded state, by all ranks together."""
+    writes = next(kind for kind in type(strategy).__mro__ if "save_checkpoint" in vars(kind))
+    return None if writes.__name__ == "Strategy" else type(strategy).__name__
 
 
 def _keep_their_place(loader: Any) -> bool:
@@ -203,7 +267,7 @@ def _step_of_file(path: Any) -> int | None:
 
 class _FitSaver(StepSaver):
     def __init__(self, session: Session, fit: Fit) -> None:
-        super().__init__(session)
+        super().__init__(session, fit._background)
         self._fit = fit
 
     def _write(self, model: Any, global_step: int) -> None:

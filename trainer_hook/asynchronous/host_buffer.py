@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import mmap
 import os
+import threading
+from dataclasses import dataclass
 from typing import Any
 
 CHUNK_BYTES = 16 << 20
@@ -14,6 +16,42 @@ _PORTABLE = 1
 """``cudaHostRegisterPortable``: pinned for every device."""
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14. Where it is not known, the first save takes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pinned:
+    """Memory that CUDA knows.
+
+    It is told so in a thread of its own, which ends: CUDA keeps the error of a call that failed for the thread that made it,
+    where torch would take it for that of its next kernel. And a thread's first call makes a context on its current device.
+    """
+
+    address: int
+    size_bytes: int
+    device: Any
+
+    def register(self) -> bool:
+        """Returns whether it is pinned now."""
+        return self._call("cudaHostRegister", self.address, self.size_bytes, _PORTABLE)
+
+    def unregister(self) -> None:
+        """Let the memory be like any other again."""
+        self._call("cudaHostUnregister", self.address)
+
+    def _call(self, name: str, *arguments: int) -> bool:
+        import torch
+
+        codes: list[int] = []
+
+        def call() -> None:
+            with contextlib.suppress(Exception), torch.cuda.device(self.device):  # without CUDA there is nothing to pin for
+                codes.append(int(getattr(torch.cuda.cudart(), name)(*arguments)))
+
+        thread = threading.Thread(target=call, name="checkpoint-pin", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread to be had
+            thread.start()
+            thread.join()
+        return codes == [0]
 
 
 class HostBuffer:
@@ -29,7 +67,8 @@ class HostBuffer:
         self.fd = os.memfd_create("checkpoint-snapshot", os.MFD_CLOEXEC)
         self.size_bytes = 0
         self._map: mmap.mmap | None = None
-        self._pinned_address = 0
+        self._pinned: _Pinned | None = None
+        self._pinning_failed = False
 
     def reserve(self, size_bytes: int) -> None:
         """Have at least so many bytes, taken from the system now and not in the middle of a copy.
@@ -55,14 +94,12 @@ class HostBuffer:
 
     def pin(self, device: Any) -> None:
         """Let an accelerator copy here by itself. Without it the copies are slower, and no less right."""
-        import torch
-
-        if self._pinned_address or self._map is None:
-            return
-        address = self.bytes().data_ptr()
-        with torch.cuda.device(device):
-            if int(torch.cuda.cudart().cudaHostRegister(address, self.size_bytes, _PORTABLE)) == 0:
-                self._pinned_address = address
+        if self._pinned is None and not self._pinning_failed and self._map is not None:
+            pinned = _Pinned(self.bytes().data_ptr(), self.size_bytes, device)
+            if pinned.register():
+                self._pinned = pinned
+            else:
+                self._pinning_failed = True
 
     def close(self) -> None:
         """Give the memory back."""
@@ -72,11 +109,9 @@ class HostBuffer:
         os.close(self.fd)
 
     def _unpin(self) -> None:
-        if self._pinned_address:
-            import torch
-
-            torch.cuda.cudart().cudaHostUnregister(self._pinned_address)
-            self._pinned_address = 0
+        pinned, self._pinned, self._pinning_failed = self._pinned, None, False
+        if pinned is not None:
+            pinned.unregister()
 
     def _populate(self, memory: mmap.mmap) -> None:
         """Map every page now: at the first copy that would be one fault per page."""

@@ -98,7 +98,9 @@ class Copier:
         self._buffer.pin(device)
         early, late = _split(pairs, updated)
         computing = torch.cuda.current_stream(device)
-        copying = self._streams.setdefault(device, torch.cuda.Stream(device))
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        copying = self._streams[device]
         copying.wait_stream(computing)
         with torch.cuda.stream(copying):
             for source, place in early:
@@ -117,7 +119,8 @@ class Copier:
             computing.wait_event(done)
 
         def wait() -> None:
-            done.synchronize()
+            with torch.cuda.device(device):  # another thread's current device is the first one: a context would be made there
+                done.synchronize()
             for source_and_place in (early, late, pairs):
                 source_and_place.clear()  # until now nothing of it may be freed and used for something else
             if not untouched():

@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 from tests.process.sidecar_process import until
 from trainer_hook.asynchronous import background, deferring, host_memory, snapshot
-from trainer_hook.asynchronous.background import Background, no_room_for
-from trainer_hook.asynchronous.host_memory import Limit
+from trainer_hook.asynchronous.background import Background
+from trainer_hook.asynchronous.host_memory import Limit, no_room_for
+from trainer_hook.asynchronous.writer_process import TAKES_BYTES, NotWritten, WriterDied
 
 BIG = deferring.SMALL_BYTES
 PLENTY = Limit(1 << 50, "of the machine")
@@ -271,7 +272,7 @@ def test_a_killed_process_is_one_failed_save_and_the_next_has_a_new_one(
         assert not own.wait(0.05)
         os.kill(pid, signal.SIGKILL)
         assert own.wait(90)
-        assert isinstance(outcome[0], background.WriterDied)
+        assert isinstance(outcome[0], WriterDied)
     captured = own.capture(tmp_path / "last", lambda: save_all(model, optimizer, tmp_path / "last"))
     assert captured is None, "then saves block"
     assert set(content(tmp_path / "last")) == {"model.safetensors", "optimizer.pt"}
@@ -287,7 +288,7 @@ def test_what_cannot_be_written_is_told_and_does_not_end_saving(fresh: Backgroun
     assert write_beside(fresh, tmp_path / "x", save) is None
     assert fresh.pid is not None
     resource.prlimit(fresh.pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-    assert isinstance(write_beside(fresh, tmp_path / "x", save), background.NotWritten)
+    assert isinstance(write_beside(fresh, tmp_path / "x", save), NotWritten)
     resource.prlimit(fresh.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert write_beside(fresh, tmp_path / "x", save) is None
     save_all(model, optimizer, tmp_path / "blocking")
@@ -319,7 +320,7 @@ def test_without_memory_for_a_snapshot_the_save_blocks_and_says_why_once(
 ) -> None:
     model, optimizer = state()
     save_all(model, optimizer, tmp_path / "blocking")
-    monkeypatch.setattr(host_memory, "available", lambda: Limit(background.WRITER_BYTES, "of the container"))
+    monkeypatch.setattr(host_memory, "available", lambda: Limit(TAKES_BYTES, "of the container"))
     for _ in range(2):
         assert own.capture(tmp_path / "x", lambda: save_all(model, optimizer, tmp_path / "x")) is None
         assert content(tmp_path / "x") == content(tmp_path / "blocking")
@@ -332,7 +333,7 @@ def test_without_memory_for_a_snapshot_the_save_blocks_and_says_why_once(
 @given(size=st.integers(0, 1 << 40), held=st.integers(0, 1 << 40), free=st.integers(-(1 << 30), 1 << 41))
 def test_a_snapshot_fits_when_what_is_new_of_it_fits(size: int, held: int, free: int) -> None:
     said = no_room_for(size, held_bytes=held, limit=Limit(free, "of the machine"))
-    new = max(0, size - held) + (0 if held else background.WRITER_BYTES)
+    new = max(0, size - held) + (0 if held else TAKES_BYTES)
     assert (said is None) == (size <= held or new <= free)
 
 

@@ -8,11 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,11 +20,9 @@ from trainer_hook.asynchronous.host_buffer import HostBuffer
 from trainer_hook.asynchronous.layout import Layout
 from trainer_hook.asynchronous.snapshot import Copier, Torn, steps_alone
 from trainer_hook.asynchronous.writer import Job
+from trainer_hook.asynchronous.writer_process import END_WITHIN_S, NotWritten, Writer
 from trainer_hook.process.log import say, warn
 
-WRITER_BYTES = 384 << 20
-"""What the writing process takes for itself (torch, once imported), generously."""
-END_WITHIN_S = 5.0
 FAILURES_IN_A_ROW = 2
 """After so many, saves block."""
 FITS_WITH = 1.25
@@ -39,14 +32,6 @@ FITS_BEYOND_S = 1.0
 def fits(*, expected_s: float, left_s: float) -> bool:
     """Whether a save that took ``expected_s`` the last time can be tried with ``left_s`` until the process is killed."""
     return expected_s * FITS_WITH + FITS_BEYOND_S <= left_s
-
-
-class WriterDied(RuntimeError):
-    """The process that writes ended, or could not be started."""
-
-
-class NotWritten(RuntimeError):
-    """The process that writes could not write; the text is its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,93 +58,6 @@ class Captured:
         """
         for file, result in zip(self.deferred.files, results, strict=True):
             file.written(result)
-
-
-def no_room_for(size_bytes: int, *, held_bytes: int, limit: host_memory.Limit, ranks: int = 1) -> str | None:
-    """Return why a snapshot does not fit into the host's memory; ``None`` if it does.
-
-    Args:
-        size_bytes: Of the snapshot.
-        held_bytes: What is held for snapshots already; the process that writes counts as held then, too.
-        limit: What may still be taken.
-        ranks: How many on this node ask at the same time for about as much each.
-    """
-    needed = ranks * (max(0, size_bytes - held_bytes) + (0 if held_bytes else WRITER_BYTES))
-    if size_bytes <= held_bytes or needed <= limit.available_bytes:
-        return None
-    what = "a snapshot needs" if ranks == 1 else f"snapshots of {ranks} ranks need"
-    return f"{what} {needed:,} bytes more of the memory {limit.where}, {max(0, limit.available_bytes):,} are free"
-
-
-class Writer:
-    """The process, from the trainer's side."""
-
-    def __init__(self, fd: int) -> None:
-        """Start it; it imports torch while training goes on. From the training thread: it dies with the thread that made it.
-
-        Raises:
-            OSError: It could not be started.
-        """
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))
-        environ = os.environ | {"PYTHONPATH": path, "CKPT_HOOK": "off", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        # A launcher may signal the whole tree or group: it is the trainer that decides when its save is over. Blocked already
-        # here, because a process can be signalled before it runs a line of its own; the mask survives exec.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "trainer_hook.asynchronous.writer", str(fd), str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env=environ,
-                cwd="/",
-                pass_fds=(fd,),
-                start_new_session=True,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
-    def alive(self) -> bool:
-        """Whether it runs."""
-        return self._process.poll() is None
-
-    def do(self, job: Job) -> list[Any]:
-        """Have a job done. Returns what is told of each of its files.
-
-        Raises:
-            WriterDied: It is not known how much was written.
-            NotWritten: A part of it may have been written.
-        """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(job.encode())
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-            said = json.loads(line)
-        except (OSError, ValueError):
-            self.close()
-            raise WriterDied(f"the process that writes checkpoints ended with {self._process.returncode}") from None
-        if "error" in said:
-            raise NotWritten(f"{'the volume is full: ' if said['full'] else ''}{said['error']}")
-        results: list[Any] = said["results"]
-        return results
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a write to a disk that does not answer
-            self._process.wait(END_WITHIN_S)
-        for pipe in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                if pipe is not None:
-                    pipe.close()
 
 
 class Background:
@@ -308,7 +206,7 @@ class Background:
 
     def _why_not(self, size_bytes: int) -> str | None:
         held = self._buffer.size_bytes if self._buffer else 0
-        return no_room_for(size_bytes, held_bytes=held, limit=host_memory.available(), ranks=self._ranks)
+        return host_memory.no_room_for(size_bytes, held_bytes=held, limit=host_memory.available(), ranks=self._ranks)
 
     def _snapshot(self, deferred: Deferred, optimizer: Any) -> Captured | None:
         layout = Layout()

@@ -1,10 +1,12 @@
-"""How much memory this process may still take, by the machine and by the container's cgroup, version 1 or 2."""
+"""How much memory this process may still take, by the machine and by the cgroup (version 1 or 2), and what fits into it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from trainer_hook.asynchronous.writer_process import TAKES_BYTES
 
 UNLIMITED = 1 << 62
 """Version 1 says "no limit" with a number close to 2**63."""
@@ -16,6 +18,22 @@ class Limit:
 
     available_bytes: int
     where: str
+
+
+def no_room_for(size_bytes: int, *, held_bytes: int, limit: Limit, ranks: int = 1) -> str | None:
+    """Return why a snapshot does not fit into the host's memory; ``None`` if it does.
+
+    Args:
+        size_bytes: Of the snapshot.
+        held_bytes: What is held for snapshots already; the process that writes counts as held then, too.
+        limit: What may still be taken.
+        ranks: How many on this node ask at the same time for about as much each.
+    """
+    needed = ranks * (max(0, size_bytes - held_bytes) + (0 if held_bytes else TAKES_BYTES))
+    if size_bytes <= held_bytes or needed <= limit.available_bytes:
+        return None
+    what = "a snapshot needs" if ranks == 1 else f"snapshots of {ranks} ranks need"
+    return f"{what} {needed:,} bytes more of the memory {limit.where}, {max(0, limit.available_bytes):,} are free"
 
 
 def available(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Limit:

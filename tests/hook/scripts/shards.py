@@ -16,8 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from trainer_hook.asynchronous import host_memory
-from trainer_hook.asynchronous.background import Background, WriterDied
+from trainer_hook.asynchronous.background import Background
 from trainer_hook.asynchronous.deferring import NotEverywhere
+from trainer_hook.asynchronous.writer_process import WriterDied
 from trainer_hook.loops import state_files
 
 WIDTH = 64

@@ -1,0 +1,97 @@
+"""The process that writes, from the trainer's side."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer_hook.asynchronous.writer import Job
+
+TAKES_BYTES = 384 << 20
+"""What it takes for itself (torch, once imported), generously."""
+END_WITHIN_S = 5.0
+
+
+class WriterDied(RuntimeError):
+    """The process that writes ended, or could not be started."""
+
+
+class NotWritten(RuntimeError):
+    """The process that writes could not write; the text is its own."""
+
+
+class Writer:
+    """The process, from the trainer's side."""
+
+    def __init__(self, fd: int) -> None:
+        """Start it; it imports torch while training goes on. From the training thread: it dies with the thread that made it.
+
+        Raises:
+            OSError: It could not be started.
+        """
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))
+        environ = os.environ | {"PYTHONPATH": path, "CKPT_HOOK": "off", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        # A launcher may signal the whole tree or group: it is the trainer that decides when its save is over. Blocked already
+        # here, because a process can be signalled before it runs a line of its own; the mask survives exec.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainer_hook.asynchronous.writer", str(fd), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environ,
+                cwd="/",
+                pass_fds=(fd,),
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    def do(self, job: Job) -> list[Any]:
+        """Have a job done. Returns what is told of each of its files.
+
+        Raises:
+            WriterDied: It is not known how much was written.
+            NotWritten: A part of it may have been written.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(job.encode())
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+            said = json.loads(line)
+        except (OSError, ValueError):
+            self.close()
+            raise WriterDied(f"the process that writes checkpoints ended with {self._process.returncode}") from None
+        if "error" in said:
+            raise NotWritten(f"{'the volume is full: ' if said['full'] else ''}{said['error']}")
+        results: list[Any] = said["results"]
+        return results
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a write to a disk that does not answer
+            self._process.wait(END_WITHIN_S)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()

@@ -128,15 +128,12 @@ class Background:
         if not self._may_try():
             save()
             return None
-        with deferring(folder) as deferred:
-            try:
-                save()
-            except Exception as error:
-                deferred.give_up(error)
-                raise
+        with deferring(folder) as deferred, deferred.given_up_on_error():
+            save()
         if not deferred.files:
             return Captured([], lambda: None, deferred)
-        captured = self._snapshot(deferred, optimizer)
+        with deferred.given_up_on_error():
+            captured = self._snapshot(deferred, optimizer)
         if captured is None:
             deferred.write()
         return captured

@@ -132,6 +132,15 @@ class Deferred:
         for file in self.files:
             file.give_up(error)
 
+    @contextlib.contextmanager
+    def given_up_on_error(self) -> Iterator[None]:
+        """Whatever goes wrong inside, other ranks do not wait for this one."""
+        try:
+            yield
+        except Exception as error:
+            self.give_up(error)
+            raise
+
 
 _deferred: ContextVar[Deferred | None] = ContextVar("deferred", default=None)
 

@@ -35,6 +35,9 @@ from trainer_hook.volume.publish import RankRecords, finish, finished_on, listed
 STAGING = f"{SYSTEM_DIR}/saving"
 """Where a later ``train()`` call saves before its directory gets the name that counts the earlier calls' steps."""
 LONG_WAIT_S = 0.5
+POLL_S = 0.2
+BEFORE_THE_END_S = 4.0
+"""How long before the end of the grace period a save that does not end is given up: this process still has to end in order."""
 META_UNFINISHED = "unfinished"
 """Key in ``meta``: a list of what was still to be done of the step."""
 
@@ -110,10 +113,11 @@ class StepSaver:
         if self._background is None or not in_flight:
             return
         began_s = time.monotonic()
-        told = self._session.stop.told_at_s is not None
-        if not self._background.wait(max(1.0, self._left_s()) if told else None):
-            warn(f"{self._tried} is still being written and cannot be waited for any longer")
-            return
+        while not self._background.wait(POLL_S):  # the notice may come meanwhile
+            told = self._session.stop.told_at_s is not None
+            if told and self._left_s() <= BEFORE_THE_END_S and time.monotonic() - began_s >= 1.0:
+                warn(f"{self._tried} is still being written and cannot be waited for any longer")
+                return
         self._waited = not self._lost
         if (waited_s := time.monotonic() - began_s) > LONG_WAIT_S:
             say(f"training waited {waited_s:.1f} s for {self._tried}")

@@ -25,6 +25,7 @@ from trainer_hook.asynchronous import background, deferring, host_memory, snapsh
 from trainer_hook.asynchronous.background import Background
 from trainer_hook.asynchronous.host_memory import Limit, no_room_for
 from trainer_hook.asynchronous.writer_process import TAKES_BYTES, NotWritten, WriterDied
+from trainer_hook.loops import state_files
 
 BIG = deferring.SMALL_BYTES
 PLENTY = Limit(1 << 50, "of the machine")
@@ -127,6 +128,25 @@ def test_any_tensors_give_the_bytes_that_safetensors_gives(shared: Background, t
     blocking.mkdir(exist_ok=True)
     safetensors.torch.save_file(told, blocking / "m.safetensors", {"a": "b"})
     assert content(beside) == content(blocking)
+
+
+def test_objects_of_a_loop_give_the_files_of_a_blocking_save(shared: Background, tmp_path: Path) -> None:
+    model, optimizer = state()
+
+    def save(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        state_files.write(state_files.collect({"model": model, "optimizer": optimizer}), folder, rank=0, group=None)
+
+    save(tmp_path / "blocking")
+    captured = shared.capture(tmp_path / "beside", lambda: save(tmp_path / "beside"))
+    assert captured is not None
+    step(model, optimizer)  # as the next step of the loop does, before anything is written
+    outcome: list[Exception | None] = []
+    shared.start(captured, tmp_path / "beside", outcome.append)
+    assert shared.wait(90)
+    assert outcome == [None]
+    assert content(tmp_path / "beside") == content(tmp_path / "blocking")
+    assert set(content(tmp_path / "beside")) == {"model.safetensors", "optimizer.pt"}
 
 
 def test_tied_tensors_are_refused_as_safetensors_refuses_them(shared: Background, tmp_path: Path) -> None:

@@ -35,8 +35,7 @@ WIDE = ("--width", "50000")
 """Files that are large enough to be worth a snapshot."""
 ASYNC = {"CKPT_ASYNC": "1"}
 EXAMPLES = {
-    "torch": Example(lambda: example("train_torch.py")),
-    "beside": Example(lambda: example("train_torch.py", *WIDE), settings=ASYNC),
+    "torch": Example(lambda: example("train_torch.py", *WIDE), settings=ASYNC),
     "accelerate": Example(lambda: example("train_accelerate.py", *WIDE), "accelerate", settings=ASYNC),
     "lightning": Example(lambda: example("train_lightning.py", "--devices", "2", *WIDE), "lightning", settings=ASYNC),
     "sharded": Example(lambda: torchrun("train_fsdp.py"), exit_code=1, settings=ASYNC),

@@ -103,6 +103,12 @@ class Committer(Documents):
         self._looks: dict[tuple[str, str, str | None], _Look] = {}
         self._written: set[tuple[str, str, str | None]] = set()
         """Whose commits this node wrote: it is the one that looks after them."""
+        self._equal: dict[tuple[str, str, str | None], str] = {}
+        """Checksum of the commit of another writing that has the content of one of ours."""
+
+    def found_equal(self, checkpoint: Finished, there: Standing) -> None:
+        """Take note that a commit of another writing holds what a checkpoint does: that is durable while this one stands."""
+        self._equal[checkpoint.name, checkpoint.attempt, checkpoint.save_id] = there.crc64nvme
 
     async def still_stands(self, checkpoint: Finished, *, thoroughly: bool) -> bool:
         """Whether what was durable is durable yet: a pod of an earlier attempt may have hit it with its last requests.
@@ -115,11 +121,13 @@ class Committer(Documents):
         there = await self.standing(checkpoint.name)
         if there is None or there.commit is None:
             return await self._was_deleted(checkpoint)
+        of = (checkpoint.name, checkpoint.attempt, checkpoint.save_id)
+        if there.crc64nvme == self._equal.get(of):
+            return True
         part = await self.part(there.commit, checkpoint.node)
         if part is None or not _is_of(part, checkpoint):
             return there.commit.attempt != checkpoint.attempt  # superseded, which is no loss
-        is_ours = (checkpoint.name, checkpoint.attempt, checkpoint.save_id) in self._written
-        if thoroughly and is_ours and (damaged := await self.damaged(there.commit)):
+        if thoroughly and of in self._written and (damaged := await self.damaged(there.commit)):
             log.error("commit_taken_back", checkpoint=checkpoint.name, damaged=damaged[:8], hint="it is sent again")
             await self.make_way(checkpoint.name, judged=there)
             return False

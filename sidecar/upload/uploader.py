@@ -289,7 +289,9 @@ class Uploader:
     async def _may_be_written(self, tracked: Tracked, checkpoint: Finished, pin: Pin, there: Standing) -> bool:
         match await self._already_there.decide(checkpoint, pin, there):
             case Same():
+                self._committer.found_equal(checkpoint, there)
                 self._durable(tracked, checkpoint, at=_committed_at(there), began_s=None)
+                self._look_again_later(tracked)
                 return False
             case Keep(reason, torn):
                 self._catalog.move(tracked, State.REJECTED if torn else State.SUPERSEDED, reason=reason)
@@ -307,6 +309,10 @@ class Uploader:
                     except StoreError as error:
                         log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
             await asyncio.sleep(COMMIT_POLL_S)
+
+    def _look_again_later(self, tracked: Tracked) -> None:
+        now_s = time.monotonic()
+        self._looks += [(now_s + after_s, tracked, thoroughly) for after_s, thoroughly in LOOKS_AGAIN]
 
     async def _look_again(self) -> None:
         """See that what became durable stays so while pods of an earlier attempt may still have requests on their way."""
@@ -334,8 +340,7 @@ class Uploader:
         match decision:
             case Ready():
                 self._durable(tracked, checkpoint, at=time.time(), began_s=began_s)
-                now_s = time.monotonic()
-                self._looks += [(now_s + after_s, tracked, thoroughly) for after_s, thoroughly in LOOKS_AGAIN]
+                self._look_again_later(tracked)
             case Yield(reason):
                 self._catalog.move(tracked, State.SUPERSEDED, reason=reason)
                 await self._discard(tracked)

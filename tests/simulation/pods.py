@@ -174,7 +174,8 @@ class Pod:
         if there is not None:
             match await self.already_there.decide(checkpoint, version, there):  # type: ignore[arg-type]
                 case Same():
-                    self._settle(version, "durable")
+                    committer.found_equal(checkpoint, there)
+                    self._durable(version)
                     return
                 case Keep(reason):
                     self._settle(version, reason)
@@ -209,8 +210,7 @@ class Pod:
             decision = await self.committer.try_commit(checkpoint)
             if isinstance(decision, Ready):
                 self._check_durable(version, min(asked_s, began_s))
-                self.looks = [(self.world.now_s + after_s, version, thoroughly) for after_s, thoroughly in LOOKS_AGAIN]
-                self._settle(version, "durable")
+                self._durable(version)
                 return
             if isinstance(decision, Yield):
                 self._settle(version, decision.reason)
@@ -236,6 +236,10 @@ class Pod:
         ]
         if not mine:
             raise Violation(f"{self} says durable, and no commit named its part since {since_s:.1f} s")
+
+    def _durable(self, version: Version) -> None:
+        self.looks = [(self.world.now_s + after_s, version, thoroughly) for after_s, thoroughly in LOOKS_AGAIN]
+        self._settle(version, "durable")
 
     def _settle(self, version: Version, outcome: str) -> None:
         self.outcome[version.checkpoint.version] = outcome

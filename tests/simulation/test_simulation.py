@@ -19,8 +19,6 @@ from tests.simulation.run import batch, quiet, search
 from tests.simulation.schedule import Schedule
 
 SCHEDULES = 100_000
-KNOWN_GAPS = {17957}
-"""FORMAT.md, "Attempts", says which one it is: ids without a time, equal content saved again, a late pod of another attempt."""
 HOW = "run `python -m tests.simulation SEED` to see what happened"
 
 
@@ -39,7 +37,6 @@ def test_the_invariants_hold_in_some_schedules() -> None:
 def test_the_invariants_hold_in_a_hundred_thousand_schedules() -> None:
     totals, broken = search(range(SCHEDULES))
     print(dict(totals))
-    broken = [(seed, reason) for seed, reason in broken if seed not in KNOWN_GAPS]
     assert not broken, found(broken)
     # What the invariants tolerate, because nobody can withdraw a request that is on its way, is rare.
     assert totals["overtaken"] < 0.04 * totals["commits"]

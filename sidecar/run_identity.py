@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 import structlog
 
 from sidecar.core import keys
-from sidecar.core.tenancy import CHECK_S, LOOK_S, Run, Verdict, belongs, may_hold, why_not, with_attempt
+from sidecar.core.tenancy import CHECK_S, LOOK_S, Run, Verdict, belongs, is_of_another, may_hold, why_not, with_attempt
 from sidecar.errors import AlreadyExists, ConfigurationError, NotFound, StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer import Transfers
@@ -123,9 +123,9 @@ class Tenancy:
                     continue
                 async with self._writes:
                     run = await self._transfers.once(self._look)
-                    if run.holder not in (None, self._me):
+                    if is_of_another(run, me=self._me):
                         break
-                    if is_news or asked or self._is_missing:
+                    if is_news or asked or self._is_missing or run.holder != self._me:
                         await self._transfers.once(self._beat, run)
                 if asked:
                     await self._transfers.once(self._store.delete, [keys.ASKED])
@@ -155,7 +155,7 @@ class Tenancy:
             if reason is not None:
                 return reason
             if attempt not in run.attempts:
-                await self._transfers.once(self._store.put, keys.RUN, _encode(with_attempt(run, attempt)))
+                await self._transfers.once(self._write, with_attempt(run, attempt))
             self._own.add(attempt)
         return None
 
@@ -172,8 +172,12 @@ class Tenancy:
 
     def _beat(self, run: Run) -> None:
         held = replace(run, holder=self._me, job=run.job or self._job, beat=run.beat + 1, ending=self._going())
-        self._store.put(keys.RUN, _encode(held))
-        self._said_ending, self._is_missing = held.ending, False
+        self._write(held)
+        self._said_ending = held.ending
+
+    def _write(self, run: Run) -> None:
+        self._store.put(keys.RUN, _encode(run))
+        self._run, self._is_missing = run, False
 
     def _ask(self) -> None:
         self._store.put(keys.ASKED, encode_json({"format": FORMAT, "by": self._me}))

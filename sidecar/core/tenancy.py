@@ -70,6 +70,11 @@ def may_hold(first: Run, now: Run, *, me: str, job: str | None, watched_s: float
     return Verdict.OURS if watched_s >= SILENCE_S else Verdict.WATCH
 
 
+def is_of_another(run: Run, *, me: str) -> bool:
+    """Whether somebody else holds the prefix, and means to go on."""
+    return run.holder not in (None, me) and not run.ending
+
+
 def with_attempt(run: Run, attempt: str) -> Run:
     """Return the run after its holder has said that an attempt is its own."""
     others = [known for known in run.attempts if known != attempt]
@@ -89,7 +94,7 @@ def why_not(run: Run, *, me: str, index: int, attempt: str) -> str | None:
         attempt: Whose checkpoint it is.
     """
     if index == 0:
-        other = run.holder not in (None, me)
+        other = is_of_another(run, me=me)
         return f"the prefix is held by {run.holder}: a later pod of this job, or another job" if other else None
     if attempt in run.attempts:
         return None

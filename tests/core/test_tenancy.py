@@ -75,3 +75,4 @@ def test_other_nodes_write_what_node_0_said_is_its_own_and_node_0_says_it_while_
     assert "attempt b-1" in refused
     assert "first" in refused
     assert "first" in (why_not(run, me="second", index=0, attempt="b-1") or "")
+    assert why_not(replace(run, ending=True), me="second", index=0, attempt="b-1") is None

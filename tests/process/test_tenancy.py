@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core import keys
+from sidecar.core.tenancy import LOOK_S, SILENCE_S
 from tests.process.conftest import Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
@@ -68,15 +69,16 @@ def test_of_two_jobs_of_two_nodes_no_node_of_the_second_writes(place: Place, tmp
 
 
 def test_a_holder_whom_nobody_asks_writes_nothing(tmp_path: Path) -> None:
-    settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "JOB_NAME": ""}
-    with sidecar(tmp_path / "volume", settings) as running:
-        document = tmp_path / "store" / keys.RUN
-        before = until(lambda: running.ready() and b'"holder"' in document.read_bytes() and document.stat())
-        time.sleep(4.0)
-        assert document.stat() == before
-        (tmp_path / "store" / keys.ASKED).write_text("{}")
-        until(lambda: not (tmp_path / "store" / keys.ASKED).exists(), timeout_s=10)
-        assert document.stat() != before
+    document, asked = tmp_path / "store" / keys.RUN, tmp_path / "store" / keys.ASKED
+    with sidecar(tmp_path / "volume", {"CKPT_STORE": f"file://{tmp_path / 'store'}", "JOB_NAME": ""}) as running:
+        running.ready()
+        until(lambda: b'"holder"' in document.read_bytes())
+        before = document.stat().st_mtime_ns
+        time.sleep(2 * LOOK_S)
+        assert document.stat().st_mtime_ns == before
+        asked.write_text("{}")
+        until(lambda: not asked.exists(), timeout_s=SILENCE_S)
+        assert document.stat().st_mtime_ns != before
 
 
 def test_another_job_of_kubernetes_is_refused_also_when_the_first_has_ended(place: Place, tmp_path: Path) -> None:

@@ -89,7 +89,8 @@ def _write(arguments: Any, done: list[tuple[str, str, InjectedText]]) -> None:
     for number, (name, old, result) in enumerate(done):
         if arguments.diff:
             lines = difflib.unified_diff(old.splitlines(), result.text.splitlines(), name, f"{name} (injected)", lineterm="")
-            print("\n".join(lines))
+            for line in lines:
+                print(line)
         elif arguments.in_place and name != "-":
             if result.text != old:
                 Path(name).write_bytes(result.text.encode())

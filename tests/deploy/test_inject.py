@@ -89,6 +89,35 @@ def _written(document: dict[str, Any], mapping: int, offset: int, chance: random
     return "\n".join(lines) + "\n"
 
 
+@examples(max_examples=40)
+@given(workloads(), st.integers(), st.sampled_from(["true", "false"]))
+def test_no_line_is_lost_however_each_list_is_indented(document: dict[str, Any], seed: int, hook: str) -> None:
+    text = "\n".join(_lines(document, random.Random(seed))) + "\n"
+    chosen = asked(trainer_container="main", secret="data-connection", install_hook=hook)
+    done = inject_text(text, chosen)
+    assert documents(done.text) == [inject(document, chosen).document]
+    assert inject_text(done.text, chosen).text == done.text
+    # What may change: an empty list that grows, and values of ours.
+    stays = [line for line in text.splitlines() if not re.search(r"\[\]$|^ *(- )?value: ", line)]
+    kept = iter(done.text.splitlines())
+    assert [line for line in stays if line not in kept] == []
+
+
+def _lines(value: Any, chance: random.Random, indent: int = 0) -> list[str]:
+    """Lines of a mapping or list, each of which chooses for itself how it is indented."""
+    found = []
+    for key, entry in value.items() if isinstance(value, dict) else ((None, entry) for entry in value):
+        start = " " * indent + ("-" if key is None else f"{key}:")
+        if not isinstance(entry, (dict, list)) or not entry:
+            found.append(f"{start} {json.dumps(entry, ensure_ascii=False)}")
+        elif key is None:
+            inner = _lines(entry, chance, indent + 2)
+            found += [start, *inner] if chance.random() < 0.1 else [f"{start} {inner[0].lstrip()}", *inner[1:]]
+        else:
+            found += [start, *_lines(entry, chance, indent + chance.choice((0, 2) if isinstance(entry, list) else (2, 4)))]
+    return found
+
+
 @pytest.mark.parametrize("name", sorted(PLAIN))
 def test_every_plain_manifest_gets_valid_sidecars_and_loses_no_line(name: str) -> None:
     given = STORE if name != "runtime" else asked()

@@ -176,7 +176,7 @@ class Runtime:
 
     def risk(self) -> Risk:
         """Return the time at risk now."""
-        trainer, durable, rate = self.termination.trainer(), self.catalog.newest_durable, self.transfers.rate()
+        trainer, durable, rate = self.termination.trainer(), self.catalog.newest_durable, self.transfers.rate(roughly=True)
         durable_at_s = durable.checkpoint.created_at_s if durable and durable.checkpoint else None
         return risk(
             durable_at_s=durable_at_s if durable_at_s is not None else self.started_at_s,

@@ -313,9 +313,10 @@ class Transfers:
             for task in tasks:
                 task.cancel()
 
-    def rate(self) -> Rate | None:
-        """Return what to plan with, or ``None`` before anything is known."""
-        return estimated(arrived=self.sent.telling_bytes_per_s(), pace=self.pace, limit=self.gate.bytes_per_s)
+    def rate(self, *, roughly: bool = False) -> Rate | None:
+        """Return what to plan with, or ``None`` before anything is known. ``roughly``: a few small requests are enough."""
+        arrived = self.sent.bytes_per_s() if roughly else self.sent.telling_bytes_per_s()
+        return estimated(arrived=arrived, pace=self.pace, limit=self.gate.bytes_per_s)
 
     def hurry(self) -> None:
         """The pod is going: whoever waits to try again tries now, and waits shorter from then on."""

@@ -31,6 +31,8 @@ class Concurrency:
     """The limit before and its bytes per second, while a higher one is tried."""
     rest_until_s: float = 0.0
     slowed_s: float = float("-inf")
+    is_cold: bool = True
+    """Connections are new: how fast they begin says nothing about the limit."""
 
     @staticmethod
     def begin(*, most: int, cores: int, now_s: float) -> Concurrency:
@@ -42,6 +44,8 @@ class Concurrency:
         counted = replace(self, sent_bytes=self.sent_bytes + size_bytes, requests=self.requests + 1)
         if now_s - self.since_s < WINDOW_S or counted.requests < 2 * self.limit:
             return counted
+        if counted.is_cold:
+            return replace(counted.idle(now_s=now_s), is_cold=False)
         return counted._judged(counted.sent_bytes / (now_s - self.since_s), now_s)
 
     def idle(self, *, now_s: float) -> Concurrency:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 LOOK_S = 0.5
 """How often the directories are looked at."""
-LOOK_GOING_S = 0.1
+LOOK_GOING_S = 0.05
 """The same, once the pod is going."""
 LOOKING_SHARE = 10
 """Thousands of files take long to look at: so many times longer nobody looks again."""
@@ -76,6 +76,24 @@ class _Early:
         begun = self.begun.get(file.path)
         sent_as = self.added.get(file.path, file.stamp)
         return sent_as != file.stamp or (begun is not None and not _continues(begun, file))
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What was sent of a checkpoint before it was finished."""
+
+    journal: Journal
+    """Of what is in the store; to be deleted when nothing is on its way any more."""
+    sending: Sending | None = None
+    """What carries the rest."""
+    on_the_way: Mapping[str, set[int]] = field(default_factory=dict)
+    """Numbers of the parts that have not arrived, by path."""
+
+    async def ended(self) -> None:
+        """Wait until nothing is on its way any more."""
+        if self.sending is not None:
+            with contextlib.suppress(SidecarError, OSError):
+                await self.sending.finished()
 
 
 class EarlyUploads:
@@ -158,21 +176,24 @@ class EarlyUploads:
         early = self._known.get(name)
         return early is not None and early.sending is not None
 
-    async def hand_over(self, name: str) -> Journal:
-        """Stop sending early, wait for what is under way, and return what is in the store; its file can be deleted."""
+    async def hand_over(self, name: str) -> HandedOver:
+        """Stop sending early, and return what is in the store, and which parts are still on their way there."""
         early = self._known.get(name)
         if early is None:
-            return Journal(self._journal_path(name))
+            return HandedOver(Journal(self._journal_path(name)))
         async with early.ending:  # if it is just being abandoned, nothing of it must be removed later
             self._known.pop(name, None)
             self._hints.forget(self._volume.root / name)
-            if early.sending is not None:
-                self._handed_over[name] = early, early.sending
+            sending, early.sending = early.sending, None
+            if sending is None:
+                return HandedOver(early.journal)
+            self._handed_over[name] = early, sending
+            sending.close()
+            self._on_change()
             try:
-                await self._stop(early)
+                return HandedOver(early.journal, sending, await sending.only_parts())
             finally:
                 self._handed_over.pop(name, None)
-        return early.journal
 
     async def _look(self, watchers: asyncio.TaskGroup) -> None:
         names = await asyncio.to_thread(self._volume.names)
@@ -196,6 +217,8 @@ class EarlyUploads:
         now_s = asyncio.get_running_loop().time()
         if early.allowed is False or now_s < early.rest_until_s:
             return
+        if early.allowed is None and self._going():  # what there is to send will come at any moment
+            early.allowed = await self._may_be_sent(early.name)
         folder, closed = self._volume.root / early.name, self._hints.closed()
         look = await asyncio.to_thread(look_at, folder, closed, quiet_only=early.quiet_only)
         fresh = [file for file in look.closed if early.added.get(file.path) != file.stamp]

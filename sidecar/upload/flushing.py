@@ -116,7 +116,7 @@ class Flush:
             self._on_plan(self.plan)
 
     def hold(self, ordered: Sequence[Sending], *, next_up: str | None = None) -> None:
-        """Hold what does not go first, in the middle of its requests, while the first still has bytes to send.
+        """Hold what does not go first, in the middle of its requests, while the first is not through.
 
         What is under way may take longer than all that is left of the time; where it ends at once, it is let end. As many
         requests are let through as the first needs places.
@@ -129,7 +129,7 @@ class Flush:
         if self.plan is not None and next_up is not None:
             self._hold_behind(self.plan, next_up, places={}, missing=0)
             return
-        if self.plan is None or first is None or not first.in_flight or not self._is_worth_holding(first, ordered[1:]):
+        if self.plan is None or first is None or not first.in_flight or not self._is_worth_holding(ordered[1:]):
             for counted in self._turnstiles.values():
                 counted.turnstile.hold(False)
             return
@@ -166,9 +166,7 @@ class Flush:
     def _counted(self, name: str) -> _Counted:
         return self._turnstiles.setdefault(name, _Counted(Turnstile(self._transfers.gate)))
 
-    def _is_worth_holding(self, first: Sending, behind: Sequence[Sending]) -> bool:
-        if not first.has_more and not first.large_in_flight:
-            return False
+    def _is_worth_holding(self, behind: Sequence[Sending]) -> bool:
         if self._is_holding:
             return True
         rate, to_come = self._transfers.rate(), sum(map(self._to_come_bytes, behind))

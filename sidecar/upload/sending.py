@@ -3,77 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import TypeVar
 
-from sidecar.core import checksum, keys
+from sidecar.core import checksum
 from sidecar.core.local import FoundFile
 from sidecar.core.manifest import FileEntry
-from sidecar.core.parts import part_ranges, part_size
 from sidecar.errors import CorruptObject, NotFound, StoreError
 from sidecar.store.protocol import Capabilities, Store, Stored, Verification
 from sidecar.transfer import CORRUPT_TRIES, Standing, Transfers
-from sidecar.upload.bodies import Bodies, Range
+from sidecar.upload.bodies import Bodies
 from sidecar.upload.journal import FileProgress, Journal
+from sidecar.upload.left import Left, PartsOf
+from sidecar.upload.pieces import LOCAL_AT_ONCE, Piece, Step, Upload
 from sidecar.upload.small import SmallFiles
 from sidecar.upload.unchanged import Known, Unchanged
 
 T = TypeVar("T")
-SMALL_BYTES = 1 << 20
-"""Requests up to this size cost time for their round trip, not for their bytes: many may run at once."""
-
-
-class Step(Enum):
-    """What is done with a piece."""
-
-    CONFIRM = auto()
-    """Compare a file that was sent early with what it is now."""
-    COMPARE = auto()
-    """Compare a file with the one of the newest committed checkpoint, and copy that if they are the same."""
-    WHOLE = auto()
-    PART = auto()
-    JOIN = auto()
-
-
-@dataclass(slots=True)
-class Upload:
-    """One file on its way."""
-
-    file: FoundFile
-    key: str
-    part_bytes: int
-    ranges: list[Range]
-    known: Known | None = None
-    begin: asyncio.Lock | None = None
-    """Of files in parts, while one of them begins the upload."""
-    is_growing: bool = False
-    """More is being written: these are only the whole parts in its beginning."""
-    under_way: set[int] = field(default_factory=set)
-    """Numbers of the parts that are queued or carried."""
-
-
-@dataclass(slots=True)
-class Piece:
-    """What one request carries; a small one stands for those that one thread carries after it, too."""
-
-    upload: Upload
-    step: Step
-    number: int = 1
-    """Of the part, from 1 on."""
-    is_leaving: bool = False
-    """Its bytes are on their way out; with what only waits for its answer the link has nothing to do."""
-    on_left: Callable[[], object] = lambda: None
-    """Told, from a thread, when the last byte has left."""
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the round trip is what it costs."""
-        return self.step is Step.WHOLE and self.upload.file.size_bytes <= SMALL_BYTES
 
 
 class Sending:
@@ -102,64 +49,42 @@ class Sending:
         self.large_in_flight = 0
         self.large_leaving = 0
         """Of these, those whose bytes have not all left."""
+        self.local_in_flight = 0
         self.rest_until_s = 0.0
         """Monotonic: pieces that failed while something else went first are not tried again before."""
         self._bodies = bodies
         self._store = store
         self._can = capabilities
         self._transfers = transfers
-        self._part_bytes = part_bytes
-        self._unchanged = unchanged
         self._fence = fence
         self._on_progress = on_progress
         self._on_change = on_change
         self._on_sent_in_vain = on_sent_in_vain
-        self._files: dict[str, FoundFile] = {}
-        self._growing: dict[str, Upload] = {}
-        self._missing: set[str] = set()
-        """Paths of files that are not in the store, or not confirmed."""
-        self._moved: Mapping[str, str] = {}
-        self._large: deque[Piece] = deque()
-        self._small: deque[Piece] = deque()
+        self._left = Left(name=name, journal=journal, part_bytes=part_bytes, capabilities=capabilities, unchanged=unchanged)
+        self._carried: set[Piece] = set()
         self._sent_bytes = self.sent_bytes()
         self._error: BaseException | None = None
         self._closed = False
         self._changed = asyncio.Event()
 
-    def add(self, files: Iterable[FoundFile], *, moved: Mapping[str, str] | None = None) -> None:
-        """Queue what is missing of these files.
-
-        Args:
-            files: Each path once.
-            moved: Paths that must not lie under the name they have on disk, and their keys (I6).
-        """
-        self._moved = moved or {}
-        for file in files:
-            self._files[file.path] = file
-            self._queue(file, compare=True)
+    def add(
+        self, files: Iterable[FoundFile], *, moved: Mapping[str, str] | None = None, awaited: PartsOf | None = None
+    ) -> None:
+        """Send what is missing of these files; arguments as of ``Left.add``."""
+        self._left.add(files, moved=moved, awaited=awaited)
 
     def add_growing(self, file: FoundFile) -> None:
-        """Queue the whole parts in the beginning of a file that is still being written. ``add`` comes when it is closed.
+        """Send the whole parts in the beginning of a file that is still being written, as ``Left.add_growing``."""
+        self._left.add_growing(file)
 
-        Args:
-            file: What it was a while ago: so much of it is not expected to change.
-        """
-        path = file.path
-        if path not in self._growing:
-            if path in self.journal.stamps and self.journal.stamps[path] != file.growing_stamp:
-                self.journal.dropped(path)
-            self._growing[path] = self._upload(file, keys.shared_file(self.name, path))
-        upload = self._growing[path]
-        whole_parts = min(file.size_bytes // upload.part_bytes, self._can.max_parts)
-        upload.file, upload.is_growing = file, True
-        upload.ranges = part_ranges(whole_parts * upload.part_bytes, part_bytes=upload.part_bytes) if whole_parts else []
-        self._files[path] = file
-        self._missing.add(path)
-        self._queue_parts(upload)
+    def settle(self, other: Journal) -> None:
+        """What was awaited has ended, and ``other`` knows how: what arrived is compared, the rest is sent."""
+        self._left.settle(other)
+        self._on_change()
 
     def entries(self) -> list[FileEntry] | None:
         """Return the entries of all files, or ``None`` while some are not in the store or not confirmed."""
-        return None if self._missing else [self.journal.entries[path] for path in self._files]
+        return None if self._left.missing else [self.journal.entries[path] for path in self._left.files]
 
     def sent_bytes(self) -> int:
         """Return how much of the checkpoint is in the store."""
@@ -169,29 +94,26 @@ class Sending:
     @property
     def has_more(self) -> bool:
         """Whether pieces are left to hand out."""
-        return self._error is None and not self._closed and bool(self._large or self._small)
+        return self._error is None and not self._closed and bool(self._left.pieces)
 
     @property
     def is_ending(self) -> bool:
         """Whether all that is left is under way."""
-        return self._error is None and not self._closed and not self._large and not self._small
+        return self._error is None and not self._closed and not self._left.pieces
 
     def take(self, *, large: bool) -> Piece | None:
         """Return the next piece, one with many bytes if those may be sent now."""
         if not self.has_more or time.monotonic() < self.rest_until_s:
             return None
-        chosen = self._large if self._large and large else self._small
-        if not chosen:
-            return None
-        piece = chosen.popleft()
-        if not self._large and not self._small:
+        piece = self._left.pieces.take(local=self.local_in_flight < LOCAL_AT_ONCE, large=large)
+        if piece is not None and not self._left.pieces:
             self._on_change()  # others may begin
         return piece
 
     def put_back(self, piece: Piece, *, rest_s: float) -> None:
         """Take a piece back that could not be carried now."""
         self.rest_until_s = time.monotonic() + rest_s
-        (self._small if piece.is_small else self._large).appendleft(piece)
+        self._left.pieces.put_back(piece)
 
     async def finished(self) -> list[FileEntry]:
         """Wait until all files are in the store, or what was begun has ended after ``close``; return the entries.
@@ -199,14 +121,20 @@ class Sending:
         Raises:
             CheckpointChanged, CheckpointRejected, StoreError: Why a piece could not be carried. No thread is left behind.
         """
-        while self.in_flight or not (self._error or self._closed or not self._missing):
+        while self.in_flight or not (self._error or self._closed or not self._left.missing):
             await self._changed.wait()
         if self._error is not None:
             raise self._error
         return self.entries() or []
 
+    async def only_parts(self) -> dict[str, set[int]]:
+        """Wait until nothing but parts of known uploads is under way; return which. They may end at any time."""
+        while (parts := self._parts_under_way()) is None:
+            await self._changed.wait()
+        return parts
+
     def close(self) -> None:
-        """Hand out no further pieces."""
+        """Hand out no further pieces, and join no parts."""
         self._closed = True
         self.wake()
 
@@ -222,9 +150,18 @@ class Sending:
 
     async def carry(self, piece: Piece) -> None:
         """Do what a piece is for."""
+        self._carried.add(piece)
+        try:
+            await self._carry(piece)
+        finally:
+            self._carried.discard(piece)
+
+    async def _carry(self, piece: Piece) -> None:
         match piece.step:
             case Step.CONFIRM:
                 await self._confirm(piece.upload)
+            case Step.RECHECK:
+                await self._recheck(piece.upload.file.path, piece.number)
             case Step.COMPARE:
                 await self._compare(piece.upload)
             case Step.WHOLE if piece.is_small:
@@ -236,68 +173,15 @@ class Sending:
             case Step.JOIN:
                 await self._join(piece.upload, self.journal.uploads[piece.upload.file.path])
 
-    def _queue(self, file: FoundFile, *, compare: bool) -> None:
-        path, journal = file.path, self.journal
-        key = self._moved.get(path) or keys.shared_file(self.name, path)
-        grown = self._growing.pop(path, None)
-        if grown is not None and grown.ranges and file.size_bytes <= grown.part_bytes * self._can.max_parts:
-            self._queue_rest(grown, file)
-            return
-        known = journal.entries.get(path) or journal.uploads.get(path)
-        if known is not None and (journal.stamps.get(path) != file.stamp or known.key != key):
-            journal.dropped(path)
-        upload = self._upload(file, key)
-        if path in journal.unconfirmed or path not in journal.entries:
-            self._missing.add(path)
-        else:
-            self._missing.discard(path)
-        if path in journal.unconfirmed:
-            self._large.append(Piece(upload, Step.CONFIRM))
-        elif path not in journal.entries:
-            if compare and upload.known is not None and path not in journal.uploads:
-                self._large.append(Piece(upload, Step.COMPARE))
-            else:
-                self._queue_pieces(upload)
-
-    def _queue_pieces(self, upload: Upload) -> None:
-        if len(upload.ranges) == 1:
-            piece = Piece(upload, Step.WHOLE)
-            (self._small if piece.is_small else self._large).append(piece)
-            return
-        self._queue_parts(upload)
-        if not upload.under_way:  # a crash between the last part and the completion
-            self._large.append(Piece(upload, Step.JOIN))
-
-    def _queue_parts(self, upload: Upload) -> None:
-        progress = self.journal.uploads.get(upload.file.path)
-        done = progress.parts if progress else {}
-        left = [n for n in range(1, len(upload.ranges) + 1) if n not in done and n not in upload.under_way]
-        self._large.extend(Piece(upload, Step.PART, number) for number in left)
-        upload.under_way.update(left)
-
-    def _queue_rest(self, upload: Upload, file: FoundFile) -> None:
-        """The file is closed: its beginning was sent, or is on its way."""
-        upload.file, upload.is_growing = file, False
-        upload.ranges = part_ranges(file.size_bytes, part_bytes=upload.part_bytes)
-        if file.path in self.journal.uploads:
-            self.journal.grown(file)
-        self._queue_pieces(upload)
-
-    def _upload(self, file: FoundFile, key: str) -> Upload:
-        progress = self.journal.uploads.get(file.path)
-        part_bytes = (
-            progress.part_bytes
-            if progress
-            else part_size(
-                file.size_bytes,
-                wanted_bytes=self._part_bytes,
-                min_part_bytes=self._can.min_part_bytes,
-                max_parts=self._can.max_parts,
-            )
-        )
-        known = self._unchanged.candidate(file)
-        ranges = part_ranges(file.size_bytes, part_bytes=part_bytes)
-        return Upload(file, key, part_bytes, ranges, known if known and known.entry.key != key else None)
+    def _parts_under_way(self) -> dict[str, set[int]] | None:
+        parts: dict[str, set[int]] = {}
+        for piece in self._carried:
+            path = piece.upload.file.path
+            progress = self.journal.uploads.get(path)
+            if piece.step is not Step.PART or progress is None or piece.number in progress.parts:
+                return None
+            parts.setdefault(path, set()).add(piece.number)
+        return parts
 
     async def _confirm(self, upload: Upload) -> None:
         path, ranges = upload.file.path, upload.ranges
@@ -312,7 +196,20 @@ class Sending:
         else:
             self._on_sent_in_vain()
             await self._drop(upload)
-        self._queue(upload.file, compare=False)
+        self._left.queue(upload.file, compare=False)
+
+    async def _recheck(self, path: str, number: int) -> None:
+        if (late := self._left.take_late(path, number)) is None:
+            return
+        upload, part, crc = late
+        if not await self._transfers.once(self._bodies.is_still, path, [upload.ranges[number - 1]], [crc]):
+            self._on_sent_in_vain()
+            self._left.send_after_all(path, number)
+        elif self._left.arrived_late(path, part, crc):
+            self._sent_bytes += part.size_bytes
+            self._on_progress(self._sent_bytes)
+            if path not in self.journal.unconfirmed:
+                await self._join_if_all_are_there(upload, self.journal.uploads[path])
 
     async def _compare(self, upload: Upload) -> None:
         known = upload.known
@@ -320,7 +217,7 @@ class Sending:
         wanted = [known.first_crc, *([-1] if len(known.ranges) > 1 else [])]
         crcs = await self._transfers.once(self._bodies.checksums, upload.file.path, known.ranges, wanted)
         if not known.is_it(crcs) or not await self._copy(upload, known):
-            self._queue(upload.file, compare=False)
+            self._left.queue(upload.file, compare=False)
 
     async def _copy(self, upload: Upload, known: Known) -> bool:
         await self._fence()
@@ -358,7 +255,7 @@ class Sending:
             piece.upload = files.current or piece.upload
             if files.done:
                 self._arrived(files.sent_bytes, began_s=began_s)
-            self._missing.difference_update(upload.file.path for upload in files.done)
+            self._left.missing.difference_update(upload.file.path for upload in files.done)
             if not self.has_more:
                 self._on_change()  # others may begin
 
@@ -366,9 +263,8 @@ class Sending:
         """Return the next small file, unless something else goes first. Called from threads."""
         if self.standing.behind or not self.has_more:
             return None
-        with contextlib.suppress(IndexError):
-            return self._small.popleft().upload
-        return None
+        piece = self._left.pieces.take_small()
+        return piece.upload if piece else None
 
     async def _send_part(self, upload: Upload, number: int, on_left: Callable[[], object]) -> None:
         path, place = upload.file.path, upload.ranges[number - 1]
@@ -384,7 +280,10 @@ class Sending:
         self.journal.part(path, part, crc=crc)
         upload.under_way.discard(number)
         self._arrived(part.size_bytes, began_s=began_s)
-        if len(progress.parts) == len(upload.ranges) and not upload.is_growing:
+        await self._join_if_all_are_there(upload, progress)
+
+    async def _join_if_all_are_there(self, upload: Upload, progress: FileProgress) -> None:
+        if len(progress.parts) == len(upload.ranges) and not upload.is_growing and not self._closed:
             await self._join(upload, progress)
 
     async def _begun(self, upload: Upload) -> FileProgress:
@@ -420,8 +319,9 @@ class Sending:
 
     async def _drop(self, upload: Upload) -> None:
         """Forget what was sent of a file, here and in the store."""
-        progress = self.journal.uploads.get(upload.file.path)
-        self.journal.dropped(upload.file.path)
+        path = upload.file.path
+        progress = self.journal.uploads.get(path)
+        self._left.dropped(path)
         if progress is not None:
             await self._transfers.persistently(self._store.abort_upload, progress.key, progress.upload_id)
 
@@ -436,7 +336,7 @@ class Sending:
 
     def _stored(self, upload: Upload, stored: Stored, crc: int, *, part_bytes: int, first_crc: int) -> None:
         self._record(upload, stored, crc, part_bytes=part_bytes, first_crc=first_crc)
-        self._missing.discard(upload.file.path)
+        self._left.missing.discard(upload.file.path)
 
     def _record_small(self, upload: Upload, stored: Stored, crc: int) -> None:
         self._record(upload, stored, crc, part_bytes=0, first_crc=crc)

@@ -12,7 +12,7 @@ from sidecar.store.protocol import Stored
 from sidecar.upload.bodies import Bodies
 
 if TYPE_CHECKING:
-    from sidecar.upload.sending import Upload
+    from sidecar.upload.pieces import Upload
 
 MOMENT_S = 0.05
 """So long a thread goes on to the next file: a newer checkpoint waits no longer than that and one request."""

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from sidecar.core.backoff import delay_s
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError
 from sidecar.transfer import Transfers
-from sidecar.upload.sending import Piece, Sending
+from sidecar.upload.pieces import Piece
+from sidecar.upload.sending import Sending
 
 AGAIN_S = delay_s(5, random_0_1=1.0)
 """How long a piece that failed while something else went first is left alone."""
@@ -64,7 +65,7 @@ class Stream:
                 return sending, piece
             if sending.has_more and time.monotonic() >= sending.rest_until_s:
                 return None
-            if self._strictly and sending.large_in_flight:
+            if self._strictly and sending.in_flight:
                 return None
         if self._in_flight == 0:
             self._transfers.adapted = self._transfers.adapted.idle(now_s=time.monotonic())
@@ -90,11 +91,13 @@ class Stream:
     def _count(self, sending: Sending, piece: Piece, change: int) -> None:
         self._in_flight += change
         sending.in_flight += change
-        if not piece.is_small:
+        if piece.is_large:
             sending.large_in_flight += change
+        elif piece.is_local:
+            sending.local_in_flight += change
 
     def _leaves(self, sending: Sending, piece: Piece) -> None:
-        piece.is_leaving = not piece.is_small
+        piece.is_leaving = piece.is_large
         if not piece.is_leaving:
             return
         loop = asyncio.get_running_loop()

@@ -29,7 +29,7 @@ from sidecar.transfer import Transfers
 from sidecar.upload.already_there import AlreadyThere
 from sidecar.upload.bodies import Bodies, Source
 from sidecar.upload.committing import LOOKS_AGAIN, Committer, Standing, manifest_of
-from sidecar.upload.early import EarlyUploads
+from sidecar.upload.early import EarlyUploads, HandedOver
 from sidecar.upload.fence import Fence, Outdated
 from sidecar.upload.flushing import PLAN_S, Flush
 from sidecar.upload.journal import Journal
@@ -232,13 +232,14 @@ class Uploader:
         if there is None and await self._committer.withdraw_earlier(checkpoint, before):
             there = await self._committer.standing(checkpoint.name)
         pin = await asyncio.to_thread(self._volume.pins.hold, checkpoint)
-        with contextlib.closing(await self._journal(active, checkpoint)) as journal:
+        journal, before_marker = await self._journal(active, checkpoint)
+        with contextlib.closing(journal):
             if there is not None and not await self._may_be_written(tracked, checkpoint, pin, there):
                 return
             mended = self._mended.pop(checkpoint.version, frozenset())
             await self._already_there.adopt(checkpoint, pin, journal, before, but=mended)
             began_s = time.monotonic()
-            entries = await self._send(active, checkpoint, pin, journal, fence)
+            entries = await self._send(active, checkpoint, pin, journal, fence, before_marker)
         await self._those_ahead_are_through(tracked)
         if self._is_current(tracked):
             await self._publish(tracked, checkpoint, entries, began_s=began_s)
@@ -257,18 +258,22 @@ class Uploader:
             await asyncio.sleep(COMMIT_POLL_S * max(1.0, checkpoint.node.count / 1000))
         active.is_held = False
 
-    async def _send(self, active: Active, checkpoint: Finished, pin: Pin, journal: Journal, fence: Fence) -> list[FileEntry]:
+    async def _send(
+        self, active: Active, checkpoint: Finished, pin: Pin, journal: Journal, fence: Fence, before_marker: HandedOver
+    ) -> list[FileEntry]:
         """Let the stream send what is missing; what comes back counts only if the checkpoint is still wanted."""
         if not self._is_current(active.tracked):
             return []
         sending = self._sending(checkpoint.name, pin, journal, fence=fence, tracked=active.tracked)
         say_uploading(self._catalog, active.tracked, sending)
-        sending.add(checkpoint.files, moved=self._moved.get(checkpoint.version))
+        sending.add(checkpoint.files, moved=self._moved.get(checkpoint.version), awaited=before_marker.on_the_way)
+        late = asyncio.create_task(_settle(sending, before_marker))
         active.sending, active.hands_over = sending, False
         self._news.set()
         try:
             return await sending.finished()
         finally:
+            late.cancel()
             active.sending, active.is_sent = None, True
             self._news.set()
 
@@ -440,17 +445,28 @@ class Uploader:
     def _early_sending(self, name: str, source: Unfinished, journal: Journal) -> Sending:
         return self._sending(name, source, journal, fence=Fence(self._committer, name, ""))
 
-    async def _journal(self, active: Active, checkpoint: Finished) -> Journal:
+    async def _journal(self, active: Active, checkpoint: Finished) -> tuple[Journal, HandedOver]:
         journal = Journal(self._journal_path(checkpoint))
         active.hands_over = self._early.has(checkpoint.name)
         early = await self._early.hand_over(checkpoint.name)
-        for stale in journal.take_over(early, checkpoint.files):
+        for stale in journal.take_over(early.journal, checkpoint.files):
             await self._transfers.persistently(self._store.abort_upload, stale.key, stale.upload_id)
-        early.delete()
-        return journal
+        if not early.on_the_way:
+            early.journal.delete()
+        return journal, early
 
     def _journal_path(self, checkpoint: Finished) -> Path:
         return self._volume.journal / f"{checkpoint.name}@{version_id(checkpoint.version)}.jsonl"
+
+
+async def _settle(sending: Sending, before_marker: HandedOver) -> None:
+    """Take over what arrives of what was on its way when the marker came."""
+    if before_marker.on_the_way:
+        try:
+            await before_marker.ended()
+            sending.settle(before_marker.journal)
+        finally:
+            before_marker.journal.delete()
 
 
 def _committed_at(there: Standing) -> float:

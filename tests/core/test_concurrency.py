@@ -70,3 +70,10 @@ def test_time_in_which_nothing_waited_says_nothing() -> None:
 @given(mosts, st.integers(1, 256))
 def test_it_begins_with_two_to_four_and_never_more_than_are_allowed(most: int, cores: int) -> None:
     assert Concurrency.begin(most=most, cores=cores, now_s=0.0).limit == min(most, max(2, min(4, cores)))
+
+
+def test_a_slow_beginning_does_not_make_more_requests_look_faster() -> None:
+    state = Concurrency.begin(most=64, cores=2, now_s=0.0)
+    for begin in range(4):  # connections take a while to become fast
+        state = state.sent(16 * MIB, now_s=1.0 + begin / 10)
+    assert run(state, lambda _: 100e6, seconds=REST_S - 5, now_s=1.3).limit == 2

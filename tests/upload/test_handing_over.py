@@ -1,0 +1,105 @@
+"""What was on its way when the marker came is neither waited for nor sent again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sidecar.errors import NotFound
+from sidecar.store.protocol import Part
+from sidecar.store.slice import FileSlice
+from sidecar.transfer import Transfers
+from sidecar.upload.early import HandedOver
+from sidecar.upload.sending import Sending
+from sidecar.upload.stream import Stream
+from tests.upload.parts import PART_BYTES, DistantStore, ended, found, sending, transfers, written
+
+PARTS = 6
+
+
+class RefusingStore(DistantStore):
+    """Refuses what was on its way."""
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> Part:
+        first = not self.reached.is_set()
+        part = super().upload_part(key, upload_id, number, body)
+        if first:
+            raise NotFound(key)
+        return part
+
+
+@dataclass
+class Early:
+    """Three parts of a file on their way."""
+
+    path: Path
+    store: DistantStore
+    running: Transfers
+    stream: Stream
+    before_marker: HandedOver
+
+    def after_marker(self) -> Sending:
+        """Return the checkpoint's own sending, which has begun with the rest."""
+        own = sending(self.path, self.store, self.running, journal=self.path.parent.with_suffix(".own"))
+        own.journal.take_over(self.before_marker.journal, [found(self.path)])
+        own.add([found(self.path)], awaited=self.before_marker.on_the_way)
+        self.stream.reorder([own])
+        return own
+
+    async def arrives(self, own: Sending) -> None:
+        self.store.reached.set()
+        await self.before_marker.ended()
+        own.settle(self.before_marker.journal)
+        self.before_marker.journal.close()
+        self.stream.pump()
+
+
+@asynccontextmanager
+async def on_the_way(folder: Path, store: DistantStore) -> AsyncIterator[Early]:
+    path = written(folder / "checkpoint-1", parts=PARTS)
+    with transfers(concurrency=3) as running:
+        early, stream = sending(path, store, running, journal=folder / "early", growing=True), Stream(running)
+        early.add([found(path)])
+        stream.reorder([early])
+        while len(store.came) < 3:
+            await asyncio.sleep(0.01)
+        early.close()
+        yield Early(path, store, running, stream, HandedOver(early.journal, early, await early.only_parts()))
+
+
+async def test_each_part_is_sent_once_and_the_file_is_joined_when_the_last_has_arrived(tmp_path: Path) -> None:
+    store = DistantStore()
+    async with on_the_way(tmp_path, store) as early:
+        assert early.before_marker.on_the_way == {"model": {1, 2, 3}}
+        own = early.after_marker()
+        await early.arrives(own)
+        await ended(own)
+        assert Counter(store.came) == Counter(range(1, PARTS + 1))
+        assert store.get("checkpoint-1/model") == early.path.read_bytes()
+
+
+async def test_a_part_that_is_another_in_the_end_is_sent_again(tmp_path: Path) -> None:
+    store = DistantStore()
+    async with on_the_way(tmp_path, store) as early:
+        with early.path.open("r+b") as file:
+            file.seek(PART_BYTES)
+            file.write(b"patched")
+        early.before_marker.journal.stamps["model"] = found(early.path).growing_stamp
+        own = early.after_marker()
+        await early.arrives(own)
+        await ended(own)
+        assert Counter(store.came) == Counter([*range(1, PARTS + 1), 2])
+        assert store.get("checkpoint-1/model") == early.path.read_bytes()
+
+
+async def test_what_did_not_arrive_is_sent_again(tmp_path: Path) -> None:
+    store = RefusingStore()
+    async with on_the_way(tmp_path, store) as early:
+        own = early.after_marker()
+        await early.arrives(own)
+        await ended(own)
+        assert store.get("checkpoint-1/model") == early.path.read_bytes()

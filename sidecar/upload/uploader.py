@@ -221,7 +221,8 @@ class Uploader:
 
     async def _take_to_store(self, active: Active, checkpoint: Finished) -> None:
         tracked = active.tracked
-        await self._until_nobody_objects(active, checkpoint)
+        if not await self._nobody_objects(active, checkpoint):
+            return
         fence = Fence(self._committer, checkpoint.name, checkpoint.attempt, checkpoint.save_id)
         there, before = await asyncio.gather(
             self._committer.standing(checkpoint.name), self._committer.own_manifest(checkpoint)
@@ -244,19 +245,24 @@ class Uploader:
         if self._is_current(tracked):
             await self._publish(tracked, checkpoint, entries, began_s=began_s)
 
-    async def _until_nobody_objects(self, active: Active, checkpoint: Finished) -> None:
-        """Let whatever else there is go first while it is not known that this run may write the checkpoint."""
+    async def _nobody_objects(self, active: Active, checkpoint: Finished) -> bool:
+        """Wait until it is known that this run may write the checkpoint, and let whatever else there is go first meanwhile.
+
+        Returns:
+            Whether it may: otherwise the checkpoint was given up, or written anew.
+        """
         while self._is_current(active.tracked):
             reason = await self._objection(checkpoint.node, checkpoint.attempt)
             if reason is None:
-                break
+                active.is_held = False
+                return True
             if not active.is_held:
                 log.warning("upload_waits", checkpoint=checkpoint.name, reason=reason)
                 self._catalog.move(active.tracked, active.tracked.state, reason=reason)
             active.is_held = True
             self._news.set()
             await asyncio.sleep(COMMIT_POLL_S * max(1.0, checkpoint.node.count / 1000))
-        active.is_held = False
+        return False
 
     async def _send(
         self, active: Active, checkpoint: Finished, pin: Pin, journal: Journal, fence: Fence, before_marker: HandedOver

@@ -26,7 +26,7 @@ test-docker: $(VENV)/.trainer  ## the images, and the compose scenario against C
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.trainer .deepspeed/.installed  ## the rest: long process tests, and everything that needs Ceph RGW (tests/rgw/up)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -m "(slow or rgw) and not docker" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal -m "(slow or rgw) and not docker" $(PYTEST_ARGS)
 
 lint: $(VENV)/.trainer  ## ruff and import-linter
 	$(BIN)/ruff check .

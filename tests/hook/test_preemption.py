@@ -43,12 +43,14 @@ class Story:
     said_by_sidecar: str
 
 
-@pytest.fixture(
-    scope="module", params=["plain", pytest.param("gradient accumulation and loader workers", marks=pytest.mark.slow)]
-)
-def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Story:
-    path = tmp_path_factory.mktemp("story")
-    arguments = KINDS[request.param] | {"max_steps": STEPS}
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    return lived_through("plain", tmp_path_factory.mktemp("story"))
+
+
+def lived_through(kind: str, path: Path) -> Story:
+    """Be preempted, and finish in another pod."""
+    arguments = KINDS[kind] | {"max_steps": STEPS}
     slowly, store, volume = script(args=arguments, sleep_s=0.1), path / "store", path / "volume"
     with pod(volume, store) as (sidecar, found), training(slowly, volume, found | {"CKPT_SAVE_STEPS": "8"}) as first:
         first.at_step(11)
@@ -63,7 +65,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with pod(path / "empty", store) as (_, found), training(script(args=arguments), path / "empty", found) as second:
         assert second.wait() == 0, second.log()
     state = trainer_state(volume)
-    return Story(request.param, exit_code, stopped_at, took_s, first, second, state, held, volume, log)
+    return Story(kind, exit_code, stopped_at, took_s, first, second, state, held, volume, log)
 
 
 def test_sigterm_ends_training_with_the_code_of_a_preemption(story: Story) -> None:
@@ -115,6 +117,14 @@ def test_the_next_pod_goes_on_with_the_next_step(story: Story) -> None:
 def test_interrupted_and_resumed_gives_the_weights_of_an_uninterrupted_run(story: Story, unhooked: Callable[..., str]) -> None:
     alone = unhooked(args=KINDS[story.kind] | {"max_steps": STEPS})
     assert f"weights {story.second.weights()}" in alone
+
+
+@pytest.mark.slow
+def test_so_it_does_with_gradient_accumulation_and_loader_workers(tmp_path: Path, unhooked: Callable[..., str]) -> None:
+    story = lived_through("gradient accumulation and loader workers", tmp_path)
+    assert story.exit_code == 143, story.first.log()
+    assert story.second.steps() == list(range(story.stopped_at + 1, STEPS + 1))
+    test_interrupted_and_resumed_gives_the_weights_of_an_uninterrupted_run(story, unhooked)
 
 
 def test_a_finished_run_leaves_final_and_says_succeeded(story: Story) -> None:

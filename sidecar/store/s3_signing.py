@@ -69,7 +69,10 @@ class Signer:
             raise NoCredentialsError
         path = self._folder + quote(key, safe=SAFE_IN_PATHS) if key else self._folder.rstrip("/") or "/"
         asked = "&".join(
-            sorted(f"{quote(name, safe='~')}={quote(str(value), safe='~')}" for name, value in (query or {}).items())
+            f"{name}={value}"
+            for name, value in sorted(
+                (quote(name, safe="~"), quote(str(value), safe="~")) for name, value in (query or {}).items()
+            )
         )
         credentials, stamp = self._credentials.get_frozen_credentials(), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         sent = {**(headers or {}), "X-Amz-Date": stamp, "X-Amz-Content-SHA256": sha256}

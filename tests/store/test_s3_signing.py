@@ -14,7 +14,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.config import Config
 from botocore.credentials import Credentials, ReadOnlyCredentials
 from botocore.exceptions import NoCredentialsError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidecar.store.s3_signing import UNSIGNED, Signer
@@ -60,6 +60,7 @@ class _Botocore(botocore.auth.S3SigV4Auth):
     sha256=st.sampled_from([UNSIGNED, hashlib.sha256(b"").hexdigest()]),
     now_s=st.integers(0, 4_000_000_000),
 )
+@example("host", None, "GET", "", {"0": "", "00": ""}, {}, UNSIGNED, 0)
 def test_what_is_signed_is_signed_as_botocore_does(
     address: str,
     token: str | None,

@@ -189,7 +189,8 @@ class Resuming:
             self._end(ResumeState.FAILED, detail=f"the trainer wrote {changed.path} itself: ask again, or delete it first")
         except OSError as error:
             hint = "free space on the volume or make it larger, then ask again"
-            self._end(ResumeState.FAILED, detail=f"{error.strerror or error}: {hint}")
+            what = self._status.checkpoint or self._volume.root
+            self._end(ResumeState.FAILED, detail=f"{what}: {error.strerror or error}: {hint}")
         except Exception as error:
             log.exception("resume_failed")
             self._end(ResumeState.FAILED, detail=f"{type(error).__name__}: {error}")

@@ -89,11 +89,16 @@ class HandedOver:
     on_the_way: Mapping[str, set[int]] = field(default_factory=dict)
     """Numbers of the parts that have not arrived, by path."""
 
-    async def ended(self) -> None:
-        """Wait until nothing is on its way any more."""
-        if self.sending is not None:
-            with contextlib.suppress(SidecarError, OSError):
-                await self.sending.finished()
+    async def settle(self, own: Sending) -> None:
+        """Let the checkpoint's own sending know what became of it, once nothing is on its way any more."""
+        if self.sending is None:
+            return
+        with contextlib.suppress(SidecarError, OSError):
+            await self.sending.finished()
+        try:
+            own.settle(self.journal)
+        except Exception as error:  # otherwise what waits for these parts would wait for ever
+            own.fail(error)
 
 
 class EarlyUploads:

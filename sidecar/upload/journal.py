@@ -183,7 +183,8 @@ class Journal:
                 self._file = None
 
     def delete(self) -> None:
-        """Forget everything."""
+        """Forget everything, also what is still told of it."""
+        self._writable = False
         self.close()
         self.path.unlink(missing_ok=True)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import structlog
@@ -233,8 +233,7 @@ class Uploader:
         if there is None and await self._committer.withdraw_earlier(checkpoint, before):
             there = await self._committer.standing(checkpoint.name)
         pin = await asyncio.to_thread(self._volume.pins.hold, checkpoint)
-        journal, before_marker = await self._journal(active, checkpoint)
-        with contextlib.closing(journal):
+        async with self._taken_over(active, checkpoint) as (journal, before_marker):
             if there is not None and not await self._may_be_written(tracked, checkpoint, pin, there):
                 return
             mended = self._mended.pop(checkpoint.version, frozenset())
@@ -273,7 +272,7 @@ class Uploader:
         sending = self._sending(checkpoint.name, pin, journal, fence=fence, tracked=active.tracked)
         say_uploading(self._catalog, active.tracked, sending)
         sending.add(checkpoint.files, moved=self._moved.get(checkpoint.version), awaited=before_marker.on_the_way)
-        late = asyncio.create_task(_settle(sending, before_marker))
+        late = asyncio.create_task(before_marker.settle(sending))
         active.sending, active.hands_over = sending, False
         self._news.set()
         try:
@@ -451,28 +450,22 @@ class Uploader:
     def _early_sending(self, name: str, source: Unfinished, journal: Journal) -> Sending:
         return self._sending(name, source, journal, fence=Fence(self._committer, name, ""))
 
-    async def _journal(self, active: Active, checkpoint: Finished) -> tuple[Journal, HandedOver]:
-        journal = Journal(self._journal_path(checkpoint))
+    @contextlib.asynccontextmanager
+    async def _taken_over(self, active: Active, checkpoint: Finished) -> AsyncIterator[tuple[Journal, HandedOver]]:
+        """Yield the checkpoint's journal, which knows what was sent of it early, and what of that is still on its way."""
         active.hands_over = self._early.has(checkpoint.name)
         early = await self._early.hand_over(checkpoint.name)
-        for stale in journal.take_over(early.journal, checkpoint.files):
-            await self._transfers.persistently(self._store.abort_upload, stale.key, stale.upload_id)
-        if not early.on_the_way:
+        try:
+            with contextlib.closing(Journal(self._journal_path(checkpoint))) as journal:
+                for stale in journal.take_over(early.journal, checkpoint.files):
+                    await self._transfers.persistently(self._store.abort_upload, stale.key, stale.upload_id)
+                yield journal, early
+        finally:
+            active.hands_over = False
             early.journal.delete()
-        return journal, early
 
     def _journal_path(self, checkpoint: Finished) -> Path:
         return self._volume.journal / f"{checkpoint.name}@{version_id(checkpoint.version)}.jsonl"
-
-
-async def _settle(sending: Sending, before_marker: HandedOver) -> None:
-    """Take over what arrives of what was on its way when the marker came."""
-    if before_marker.on_the_way:
-        try:
-            await before_marker.ended()
-            sending.settle(before_marker.journal)
-        finally:
-            before_marker.journal.delete()
 
 
 def _committed_at(there: Standing) -> float:

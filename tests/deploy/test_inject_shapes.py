@@ -77,7 +77,7 @@ def test_several_parts_of_a_set_are_said_to_be_one_run() -> None:
 
 
 def test_a_claim_that_all_pods_of_a_set_share_is_named() -> None:
-    said = injected("stages", dir="/work/checkpoints").warnings
+    said = injected("stages", dir="/data/checkpoints").warnings
     assert [warning.path for warning in said if "share the claim" in warning.text] == [
         "JobSet/stages: spec.replicatedJobs[2].template.spec.template.spec.volumes"
     ]

@@ -52,8 +52,7 @@ class Early:
 
     async def arrives(self, own: Sending) -> None:
         self.store.reached.set()
-        await self.before_marker.ended()
-        own.settle(self.before_marker.journal)
+        await self.before_marker.settle(own)
         self.before_marker.journal.close()
         self.stream.pump()
 

@@ -15,6 +15,7 @@ from sidecar.core.lifecycle import Phase
 from sidecar.core.local import Identity
 from sidecar.core.risk import Risk, fits_now, risk
 from sidecar.core.saving import usual_save
+from sidecar.core.throughput import TELLING_BYTES
 from sidecar.events import Events
 from sidecar.resume.resuming import Resuming
 from sidecar.saves import Saves
@@ -176,13 +177,15 @@ class Runtime:
 
     def risk(self) -> Risk:
         """Return the time at risk now."""
-        trainer, durable, rate = self.termination.trainer(), self.catalog.newest_durable, self.transfers.rate(roughly=True)
+        trainer, durable = self.termination.trainer(), self.catalog.newest_durable
+        usual = usual_save(t.checkpoint for t in self.catalog.all() if t.checkpoint)
+        rate = self.transfers.rate(roughly=usual is not None and usual.size_bytes < TELLING_BYTES)
         durable_at_s = durable.checkpoint.created_at_s if durable and durable.checkpoint else None
         return risk(
             durable_at_s=durable_at_s if durable_at_s is not None else self.started_at_s,
             durable_step=self.catalog.newest_durable_step,
             trainer_step=trainer.step if trainer else None,
-            usual=usual_save(t.checkpoint for t in self.catalog.all() if t.checkpoint),
+            usual=usual,
             bytes_per_s=rate.expected if rate else None,
             grace_s=self.settings.grace_seconds,
             now_s=time.time(),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from sidecar.core.lifecycle import margin_s
 from sidecar.core.saving import Save
 
+SLOWEST = 1.0
+"""Bytes per second that a link has at least: all that is predicted stays a number that can be written down."""
 AGREE_S = 1.0
 """How long several ranks may need to agree that they stop."""
 ROOM = 1.25
@@ -57,7 +59,7 @@ def risk(
         limited: ``CKPT_BANDWIDTH_LIMIT`` is set.
     """
     save_s = _save_s(usual)
-    flush_s = usual.size_bytes / bytes_per_s if usual is not None and bytes_per_s else None
+    flush_s = usual.size_bytes / max(bytes_per_s, SLOWEST) if usual is not None and bytes_per_s else None
     durable_s = None if flush_s is None else (save_s or 0.0) + flush_s
     fits = None if durable_s is None else durable_s <= grace_s - margin_s(grace_s)
     return Risk(

@@ -11,13 +11,10 @@ from sidecar.errors import CheckpointChanged, StoreUnavailable
 from sidecar.store.protocol import Capabilities, Part, Store, Stored, Verification
 from sidecar.store.slice import BLOCK_BYTES, FileSlice, Gate
 from sidecar.upload.journal import FileProgress
+from sidecar.upload.racing import Outgoing
 
 Range = tuple[int, int]
 """Offset and length in bytes."""
-
-
-def _unheard() -> None:
-    return
 
 
 class Source(Protocol):
@@ -43,19 +40,23 @@ class Bodies:
         self._with_md5 = capabilities.verification is Verification.MD5
         self._gate = gate
 
-    def put_file(self, path: str, key: str, size_bytes: int, on_left: Callable[[], object] = _unheard) -> tuple[Stored, int]:
-        """Send a file in one request; return the object and its CRC64NVME. ``on_left`` is told when all bytes have left."""
+    def outgoing(self, on_left: Callable[[], object] = lambda: None) -> Outgoing:
+        """Return what a body is sent through. ``on_left`` is told when all bytes have left."""
+        return Outgoing(self._gate, on_left)
+
+    def put_file(self, path: str, key: str, size_bytes: int, outgoing: Outgoing | None = None) -> tuple[Stored, int]:
+        """Send a file in one request; return the object and its CRC64NVME."""
         with self._source.open(path) as fd:
-            body = self._slice(fd, path, (0, size_bytes), on_left)
+            body = self._slice(fd, path, (0, size_bytes), outgoing)
             stored = self._store.put_file(key, body)
         return stored, body.crc64nvme
 
     def put_part(
-        self, path: str, progress: FileProgress, number: int, place: Range, on_left: Callable[[], object] = _unheard
+        self, path: str, progress: FileProgress, number: int, place: Range, outgoing: Outgoing | None = None
     ) -> tuple[Part, int]:
-        """Send a part; return it and its CRC64NVME. ``on_left`` is told when all bytes have left."""
+        """Send a part; return it and its CRC64NVME."""
         with self._source.open(path) as fd:
-            body = self._slice(fd, path, place, on_left)
+            body = self._slice(fd, path, place, outgoing)
             try:
                 part = self._store.upload_part(progress.key, progress.upload_id, number, body)
             except StoreUnavailable:
@@ -89,6 +90,9 @@ class Bodies:
                 crc = checksum.checksum(buffer[:count], crc)
         return crc
 
-    def _slice(self, fd: int, path: str, place: Range, on_left: Callable[[], object] = _unheard) -> FileSlice:
+    def _slice(self, fd: int, path: str, place: Range, outgoing: Outgoing | None = None) -> FileSlice:
         name = f"{self._name}/{path}"
-        return FileSlice(fd, *place, gate=self._gate, name=name, with_md5=self._with_md5, on_end=on_left)
+        if outgoing is None:
+            return FileSlice(fd, *place, gate=self._gate, name=name, with_md5=self._with_md5)
+        body = FileSlice(fd, *place, gate=outgoing, name=name, with_md5=self._with_md5, on_end=outgoing.on_left)
+        return outgoing.carries(body)

@@ -11,6 +11,7 @@ from enum import Enum, auto
 
 from sidecar.core.local import FoundFile
 from sidecar.upload.bodies import Range
+from sidecar.upload.racing import Race
 from sidecar.upload.unchanged import Known
 
 SMALL_BYTES = 1 << 20
@@ -62,6 +63,8 @@ class Piece:
     """Its bytes are on their way out; with what only waits for its answer the link has nothing to do."""
     on_left: Callable[[], object] = lambda: None
     """Told, from a thread, when the last byte has left."""
+    race: Race | None = None
+    """Of a part that is carried: it may be tried a second time."""
 
     @property
     def is_small(self) -> bool:

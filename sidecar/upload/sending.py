@@ -17,6 +17,7 @@ from sidecar.upload.bodies import Bodies
 from sidecar.upload.journal import FileProgress, Journal
 from sidecar.upload.left import Left, PartsOf
 from sidecar.upload.pieces import LOCAL_AT_ONCE, Piece, Step, Upload
+from sidecar.upload.racing import Race
 from sidecar.upload.small import SmallFiles
 from sidecar.upload.unchanged import Known, Unchanged
 
@@ -169,7 +170,7 @@ class Sending:
             case Step.WHOLE:
                 await self._send_whole(piece.upload, piece.on_left)
             case Step.PART:
-                await self._send_part(piece.upload, piece.number, piece.on_left)
+                await self._send_part(piece)
             case Step.JOIN:
                 await self._join(piece.upload, self.journal.uploads[piece.upload.file.path])
 
@@ -236,7 +237,8 @@ class Sending:
         for _ in range(CORRUPT_TRIES):
             await self._fence()
             began_s = time.monotonic()
-            stored, crc = await self._persistently(self._bodies.put_file, path, upload.key, size_bytes, on_left)
+            outgoing = self._bodies.outgoing(on_left)
+            stored, crc = await self._persistently(self._bodies.put_file, path, upload.key, size_bytes, outgoing)
             if await self._verified(upload, stored, crc):
                 self._arrived(size_bytes, began_s=began_s)
                 self._stored(upload, stored, crc, part_bytes=0, first_crc=crc)
@@ -266,13 +268,17 @@ class Sending:
         piece = self._left.pieces.take_small()
         return piece.upload if piece else None
 
-    async def _send_part(self, upload: Upload, number: int, on_left: Callable[[], object]) -> None:
+    async def _send_part(self, piece: Piece) -> None:
+        upload, number = piece.upload, piece.number
         path, place = upload.file.path, upload.ranges[number - 1]
         await self._fence()
         progress = await self._begun(upload)
         began_s = time.monotonic()
+        piece.race = Race(lambda: self._bodies.outgoing(piece.on_left))
         try:
-            part, crc = await self._persistently(self._bodies.put_part, path, progress, number, place, on_left)
+            part, crc = await piece.race.run(
+                lambda outgoing: self._persistently(self._bodies.put_part, path, progress, number, place, outgoing)
+            )
         except NotFound:
             # The store dropped the unfinished upload (a lifecycle rule, an abort): the file begins anew.
             self.journal.dropped(path)

@@ -7,12 +7,19 @@ import functools
 import time
 from collections.abc import Sequence
 
+import structlog
+
 from sidecar.core.backoff import delay_s
+from sidecar.core.laggards import Course, is_worth_a_second_try
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError
 from sidecar.transfer import Transfers
 from sidecar.upload.pieces import Piece
 from sidecar.upload.sending import Sending
 
+log = structlog.get_logger()
+
+LOOK_S = 0.1
+"""How often the last bytes of a checkpoint are looked at."""
 AGAIN_S = delay_s(5, random_0_1=1.0)
 """How long a piece that failed while something else went first is left alone."""
 
@@ -30,6 +37,8 @@ class Stream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = 0
         self._large_leaving = 0
+        self._leaving: dict[Piece, tuple[Sending, Course]] = {}
+        self._looking: asyncio.TimerHandle | None = None
 
     def reorder(self, order: Sequence[Sending], *, strictly: bool = False) -> None:
         """Change what goes first. Pieces under way are finished; further ones are taken in the new order.
@@ -53,6 +62,42 @@ class Stream:
             task = asyncio.create_task(self._carry(sending, piece))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        self._look_later()
+
+    def _look_later(self) -> None:
+        """Look again and again at the last bytes of what goes first: one connection alone may be slow."""
+        first = self._order[0] if self._order else None
+        if self._looking is None and first is not None and first.large_leaving and not first.has_more:
+            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look, first)
+
+    def _look(self, first: Sending) -> None:
+        self._looking, now_s = None, time.monotonic()
+        left = {}
+        for piece, (sending, course) in self._leaving.items():
+            if sending is first and piece.race is not None and (left_bytes := piece.race.left_bytes) is not None:
+                course.saw(left_bytes, now_s=now_s)
+                left[piece] = left_bytes
+        if (rate := self._transfers.rate()) is not None:
+            for piece, left_bytes in left.items():
+                others_left_bytes = sum(left.values()) - left_bytes
+                self._try_again_if_slow(piece, left_bytes, others_left_bytes, link_bytes_per_s=rate.expected)
+        self._look_later()
+
+    def _try_again_if_slow(self, piece: Piece, left_bytes: int, others_left_bytes: int, *, link_bytes_per_s: float) -> None:
+        sending, course = self._leaving[piece]
+        if piece.race is None or piece.race.has_second or self._in_flight >= self._transfers.most:
+            return
+        size_bytes = piece.upload.ranges[piece.number - 1][1]
+        if is_worth_a_second_try(
+            left_bytes=left_bytes,
+            bytes_per_s=course.bytes_per_s(),
+            size_bytes=size_bytes,
+            others_left_bytes=others_left_bytes,
+            link_bytes_per_s=link_bytes_per_s,
+        ):
+            log.info("part_tried_again", checkpoint=sending.name, number=piece.number, left_bytes=left_bytes)
+            self._in_flight += 1
+            piece.race.try_again()
 
     def _take(self) -> tuple[Sending, Piece] | None:
         if self._in_flight >= self._transfers.most:
@@ -84,6 +129,9 @@ class Stream:
             sending.fail(error)
         finally:
             self._count(sending, piece, -1)
+            if piece.race is not None and piece.race.has_second:
+                self._in_flight -= 1
+            piece.race = None
             self._left(sending, piece)
             sending.wake()
             self.pump()
@@ -102,6 +150,7 @@ class Stream:
             return
         loop = asyncio.get_running_loop()
         piece.on_left = functools.partial(loop.call_soon_threadsafe, self._left_early, sending, piece)
+        self._leaving[piece] = sending, Course()
         self._count_leaving(sending, 1)
 
     def _left_early(self, sending: Sending, piece: Piece) -> None:
@@ -112,6 +161,7 @@ class Stream:
     def _left(self, sending: Sending, piece: Piece) -> None:
         if piece.is_leaving:
             piece.is_leaving = False
+            del self._leaving[piece]
             self._count_leaving(sending, -1)
 
     def _count_leaving(self, sending: Sending, change: int) -> None:

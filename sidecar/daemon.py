@@ -191,6 +191,7 @@ class Daemon:
         runtime, settings = self.runtime, self._settings
         capabilities, run = await self._open_store()
         runtime.capabilities = capabilities
+        runtime.transfers.is_away(capabilities.round_trip_s)
         if capabilities.verification is Verification.OFF:
             log.warning("uploads_are_not_verified", hint="CKPT_VERIFY=off: a store that damages bytes is found out at resume")
         await runtime.scanned.wait()

@@ -222,9 +222,11 @@ class Transfers:
         self.pace = Pace()
         self.sent_bytes = 0
         self.retries = 0
-        self.adapted = Concurrency.begin(most=concurrency, cores=len(os.sched_getaffinity(0)), now_s=time.monotonic())
+        self.adapted = self._concurrency(round_trip_s=0.0)
         self._hurried = asyncio.Event()
-        self._threads = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
+        self._polite = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
+        # A thread cannot take its politeness back: there are others for when the pod is going. They begin when they are used.
+        self._urgent = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer-urgent")
 
     async def once(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a store call in a thread, once.
@@ -232,8 +234,8 @@ class Transfers:
         Raises:
             StoreError: As the call does.
         """
-        loop = asyncio.get_running_loop()
-        result = await loop.run_in_executor(self._threads, functools.partial(call, *args, **kwargs))
+        loop, threads = asyncio.get_running_loop(), self._urgent if self._hurried.is_set() else self._polite
+        result = await loop.run_in_executor(threads, functools.partial(call, *args, **kwargs))
         self.health.succeeded()
         return result
 
@@ -266,7 +268,7 @@ class Transfers:
                     standing.answered(refused=isinstance(error, AccessRefused))
                     if standing.behind:
                         raise
-                await self._pause(wait_s, standing)
+                await self.pause(wait_s, standing)
                 if standing is not None and standing.behind:
                     raise
                 if before_again is not None:
@@ -300,7 +302,8 @@ class Transfers:
         log.warning("store_request_failed", error=str(error), failures=failures, again_in_s=round(wait_s, 1))
         return wait_s
 
-    async def _pause(self, wait_s: float, standing: Standing | None = None) -> None:
+    async def pause(self, wait_s: float, standing: Standing | None = None) -> None:
+        """Wait, at most until the pod turns out to be going, or something else goes first than what ``standing`` is of."""
         waits: list[Coroutine[Any, Any, object]] = [] if self._hurried.is_set() else [self._hurried.wait()]
         waits += [] if standing is None else [standing.lost()]
         tasks = [asyncio.create_task(wait) for wait in waits]
@@ -313,17 +316,25 @@ class Transfers:
             for task in tasks:
                 task.cancel()
 
+    def is_away(self, round_trip_s: float) -> None:
+        """Take note of how far away the store is, before anything is sent."""
+        self.adapted = self._concurrency(round_trip_s=round_trip_s)
+
+    def _concurrency(self, *, round_trip_s: float) -> Concurrency:
+        cores = len(os.sched_getaffinity(0))
+        return Concurrency.begin(most=self.most, cores=cores, now_s=time.monotonic(), round_trip_s=round_trip_s)
+
     def rate(self, *, roughly: bool = False) -> Rate | None:
         """Return what to plan with, or ``None`` before anything is known. ``roughly``: a few small requests are enough."""
         arrived = self.sent.bytes_per_s() if roughly else self.sent.telling_bytes_per_s()
         return estimated(arrived=arrived, pace=self.pace, limit=self.gate.bytes_per_s)
 
     def hurry(self) -> None:
-        """The pod is going: whoever waits to try again tries now, and waits shorter from then on."""
+        """The pod is going: whoever waits to try again tries now, and waits shorter; what begins now has a normal priority."""
         self._hurried.set()
 
     def calm(self) -> None:
-        """The pod stays after all: waits are as long as before."""
+        """The pod stays after all: waits are as long, and priorities as low, as before."""
         self._hurried.clear()
 
     def count(self, size_bytes: int, *, began_s: float) -> None:
@@ -336,7 +347,8 @@ class Transfers:
     def close(self) -> None:
         """Stop all transfers; threads that are in a request end with it."""
         self.gate.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._polite, self._urgent):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _is_answer(error: StoreError) -> bool:

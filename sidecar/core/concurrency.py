@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 FEWEST_AT_START, MOST_AT_START = 2, 4
 """Enough for most links; more is tried."""
+LONG_S = 0.01
+"""A store that is so far away leaves the link idle while one of two connections begins, or waits for its answer."""
 WINDOW_S = 1.0
 """Shortest time over which a rate is measured."""
 GAIN = 0.3
@@ -35,9 +37,10 @@ class Concurrency:
     """Connections are new: how fast they begin says nothing about the limit."""
 
     @staticmethod
-    def begin(*, most: int, cores: int, now_s: float) -> Concurrency:
+    def begin(*, most: int, cores: int, now_s: float, round_trip_s: float = 0.0) -> Concurrency:
         """Return the state before anything was sent: more requests than cores only compete, unless the link is long."""
-        return Concurrency(min(most, max(FEWEST_AT_START, min(MOST_AT_START, cores))), most, now_s)
+        fewest = FEWEST_AT_START + (round_trip_s >= LONG_S)
+        return Concurrency(min(most, max(fewest, min(MOST_AT_START, cores))), most, now_s)
 
     def sent(self, size_bytes: int, *, now_s: float) -> Concurrency:
         """A request of ``size_bytes`` succeeded."""

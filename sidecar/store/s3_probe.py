@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,13 +38,21 @@ def probe(store: S3Store, verify: Literal["auto", "md5", "read-back", "off"]) ->
     next(iter(store.list(keys.PROBE)), None)
     store.put(key, CONTENT)
     try:
+        began_s = time.monotonic()
         if store.get(key) != CONTENT:
             raise CorruptObject(key, want="what was written", got="the store returned something else")
+        round_trip_s = time.monotonic() - began_s
         conditional = _is_conditional(store, key)
         verification = CHOSEN.get(verify) or _found(store, key, verify)
     finally:
         store.delete([key])
-    return Capabilities(verification, conditional_put=conditional, min_part_bytes=MIN_PART_BYTES, max_parts=MAX_PARTS)
+    return Capabilities(
+        verification,
+        conditional_put=conditional,
+        min_part_bytes=MIN_PART_BYTES,
+        max_parts=MAX_PARTS,
+        round_trip_s=round_trip_s,
+    )
 
 
 def _is_conditional(store: S3Store, key: str) -> bool:

@@ -105,6 +105,8 @@ class Committer(Documents):
         """Whose commits this node wrote: it is the one that looks after them."""
         self._equal: dict[tuple[str, str, str | None], str] = {}
         """Checksum of the commit of another writing that has the content of one of ours."""
+        self._unswept: dict[tuple[str, str, str | None], tuple[Sequence[Manifest], Mapping[str, Object]]] = {}
+        """What was committed, and what lay below the step just before."""
 
     def found_equal(self, checkpoint: Finished, there: Standing) -> None:
         """Take note that a commit of another writing holds what a checkpoint does: that is durable while this one stands."""
@@ -339,8 +341,9 @@ class Committer(Documents):
             found = await self._found(checkpoint, look, there) if there else Wait("its commit was just taken back")
             if not isinstance(found, Ready):
                 return found
-        self._written.add((name, attempt, checkpoint.save_id))
-        await self._sweep(name, manifests, listing)
+        of = (name, attempt, checkpoint.save_id)
+        self._written.add(of)
+        self._unswept[of] = manifests, listing
         return decision
 
     async def _later_attempt(self, checkpoint: Finished, listing: Mapping[str, Object]) -> Yield | None:
@@ -381,9 +384,15 @@ class Committer(Documents):
     def _etags(self, prefix: str) -> dict[str, str]:
         return {o.key: o.etag for o in self._store.list(prefix)}
 
-    async def _sweep(self, name: str, manifests: Sequence[Manifest], listing: Mapping[str, Object]) -> None:
-        # What an earlier version of the step left and nobody names.
-        attempt = manifests[0].attempt
+    async def sweep(self, checkpoint: Finished) -> None:
+        """Remove what an earlier version of the step left and nobody names, where this node wrote the commit.
+
+        Nothing depends on it: a checkpoint is durable before.
+        """
+        name, attempt = checkpoint.name, checkpoint.attempt
+        manifests, listing = self._unswept.pop((name, attempt, checkpoint.save_id), ((), {}))
+        if not manifests:
+            return
         named = {entry.key for manifest in manifests for entry in manifest.files} | {keys.commit(name)}
         named |= {keys.manifest(name, m.attempt, Node(m.node.index, m.node.count)) for m in manifests}
         named |= {keys.all_manifests(name, attempt)} if len(manifests) > EAGER_NODES else set()

@@ -63,7 +63,9 @@ class _Early:
     begun: dict[str, FoundFile] = field(default_factory=dict)
     """Of these, those whose beginning was queued, and how much."""
     allowed: bool | None = None
-    """Whether anything may be sent before the marker; ``None`` until the store was asked."""
+    """Whether anything may be sent before the marker; ``None`` until the store has answered."""
+    asked: bool = False
+    """Whether the store was asked that."""
     quiet_only: bool = False
     rest_until_s: float = 0.0
     began_s: float = field(default_factory=time.monotonic)
@@ -222,18 +224,19 @@ class EarlyUploads:
         now_s = asyncio.get_running_loop().time()
         if early.allowed is False or now_s < early.rest_until_s:
             return
-        if early.allowed is None and self._going():  # what there is to send will come at any moment
-            early.allowed = await self._may_be_sent(early.name)
+        if self._going():  # what there is to send will come at any moment
+            self._ask(early, watchers)
         folder, closed = self._volume.root / early.name, self._hints.closed()
         look = await asyncio.to_thread(look_at, folder, closed, quiet_only=early.quiet_only)
         fresh = [file for file in look.closed if early.added.get(file.path) != file.stamp]
         longer = [] if self._closed_only or early.quiet_only else _longer(early, look)
+        is_worth_it = bool(early.added or early.begun) or _is_worth_it([*fresh, *longer])
+        if is_worth_it:
+            self._ask(early, watchers)
+            if early.allowed is None:  # when the answer is there, the next look is compared with the one before this one
+                return
         early.growing = {file.path: file for file in look.open}
-        if not early.added and not early.begun and not _is_worth_it([*fresh, *longer]):
-            return
-        if early.allowed is None:
-            early.allowed = await self._may_be_sent(early.name)
-        if not (fresh or longer) or not early.allowed or self._known.get(early.name) is not early:
+        if not is_worth_it or not (fresh or longer) or not early.allowed or self._known.get(early.name) is not early:
             return
         if any(map(early.is_written_anew, [*fresh, *look.open])):  # what is under way is of no use
             await self._stop(early)
@@ -274,11 +277,19 @@ class EarlyUploads:
         if early.sending is sending:
             early.sending = None
 
-    async def _may_be_sent(self, name: str) -> bool:
+    def _ask(self, early: _Early, watchers: asyncio.TaskGroup) -> None:
+        """Ask the store once whether anything may be sent; looking goes on meanwhile."""
+        if not early.asked:
+            early.asked = True
+            watchers.create_task(self._hear(early))
+
+    async def _hear(self, early: _Early) -> None:
         try:
-            return await self._objection() is None and await self._committer.is_untouched(name, attempt=self._attempt())
+            objection = await self._objection()
+            early.allowed = objection is None and await self._committer.is_untouched(early.name, attempt=self._attempt())
         except StoreError:
-            return False
+            early.allowed = False
+        self._woken.set()
 
     async def _stop(self, early: _Early) -> None:
         if early.sending is not None:

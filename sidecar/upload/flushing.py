@@ -68,7 +68,7 @@ class Flush:
         self._part_bytes = part_bytes
         self._on_plan = on_plan
         self._turnstiles: dict[str, _Counted] = {}
-        self._planned: tuple[frozenset[tuple[str, bool, bool]], float] = (frozenset(), 0.0)
+        self._planned: tuple[frozenset[object], float] = (frozenset(), 0.0)
 
     def turnstile(self, name: str) -> Turnstile:
         """Return what the bytes of a checkpoint pass through."""
@@ -92,15 +92,18 @@ class Flush:
             self.hold([])
             self._on_plan(None)
 
-    def decide(self, going: Going, pending: Sequence[Pending], writing: Callable[[], list[Writing]]) -> None:
+    def decide(
+        self, going: Going, pending: Sequence[Pending], writing: Callable[[], list[Writing]], early: Iterable[str]
+    ) -> None:
         """Make the plan, if it is time to.
 
         Args:
             going: How much time is left, and for what.
             pending: What is finished and not all sent.
             writing: Returns what is not finished.
+            early: Names of what is sent before it is finished.
         """
-        what = frozenset((each.place.name, each.place.refused, each.is_sent) for each in pending)
+        what = frozenset([*((each.place.name, each.place.refused, each.is_sent) for each in pending), *early])
         if self.plan is not None and what == self._planned[0] and time.monotonic() - self._planned[1] < PLAN_S:
             return
         before, self._planned = self.plan, (what, time.monotonic())

@@ -57,7 +57,8 @@ class Queue:
                 active = self.active.get(tracked.name) or Active(tracked)
                 pending.append(Pending(tracked, self._waiting(tracked), active.sending, active.is_sent))
         going = Going(left_s, self._catalog.newest_durable_step, usual)
-        self._flush.decide(going, pending, lambda: self._early.writing(alive=trainer_alive()))
+        early = [place.name for place, _ in self._early.sendings()]
+        self._flush.decide(going, pending, lambda: self._early.writing(alive=trainer_alive()), early)
 
     def begin(self) -> list[Active]:
         """Let those in whose turn it is, and return them."""

@@ -161,7 +161,7 @@ class Uploader:
                 was_going = is_going
                 self._wake_those_that_wait()
                 self._early.look_now()
-            await asyncio.sleep(PLAN_S)
+            await self._transfers.pause(PLAN_S)
 
     # What goes first.
 
@@ -351,6 +351,7 @@ class Uploader:
             case Ready():
                 self._durable(tracked, checkpoint, at=time.time(), began_s=began_s)
                 self._look_again_later(tracked)
+                await self._committer.sweep(checkpoint)
             case Yield(reason):
                 self._catalog.move(tracked, State.SUPERSEDED, reason=reason)
                 await self._discard(tracked)

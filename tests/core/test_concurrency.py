@@ -46,6 +46,12 @@ def test_a_full_link_gets_no_more_requests(most: int) -> None:
     assert state.limit == min(CORES, most)
 
 
+@given(mosts)
+def test_two_cores_send_three_at_once_to_a_store_that_is_far_away(most: int) -> None:
+    near, far = (Concurrency.begin(most=most, cores=2, now_s=0.0, round_trip_s=s) for s in (0.001, 0.03))
+    assert (near.limit, far.limit) == (min(2, most), min(3, most))
+
+
 def test_the_limit_settles_where_the_link_is_full() -> None:
     state = run(Concurrency.begin(most=64, cores=CORES, now_s=0.0), lambda limit: min(limit, 12) * 80e6, seconds=25)
     assert 9 <= state.limit <= 14

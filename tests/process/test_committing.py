@@ -130,6 +130,7 @@ async def test_a_commit_sweeps_what_nobody_names_and_nothing_of_an_attempt_that_
     store.put(keys.manifest(NAME, "a", Node(0, 9)), b"of a job of another size")
     await ours.publish(b"ours", "a", path="ours")
     assert isinstance(await ours.committer.try_commit(ours.checkpoint("a")), Ready)
+    await ours.committer.sweep(ours.checkpoint("a"))
     assert {stored.key for stored in store.list(keys.folder(NAME))} == {
         keys.commit(NAME),
         ours.key("a"),

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import structlog
 
 from sidecar.core.backoff import CAP_S, delay_s
-from sidecar.core.concurrency import Concurrency
+from sidecar.core.concurrency import Concurrency, small_at_once
 from sidecar.core.throughput import Pace, Rate, Throughput, estimated
 from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, Stopped, StoreBusy, StoreError
 
@@ -222,7 +222,9 @@ class Transfers:
         self.pace = Pace()
         self.sent_bytes = 0
         self.retries = 0
-        self.adapted = self._concurrency(round_trip_s=0.0)
+        self.adapted = self._concurrency(round_trip_s=None)
+        self.small_at_once = concurrency
+        """Requests at once that cost a round trip, and hardly any bytes."""
         self._hurried = asyncio.Event()
         self._polite = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
         # A thread cannot take its politeness back: there are others for when the pod is going. They begin when they are used.
@@ -316,11 +318,12 @@ class Transfers:
             for task in tasks:
                 task.cancel()
 
-    def is_away(self, round_trip_s: float) -> None:
+    def is_away(self, round_trip_s: float | None) -> None:
         """Take note of how far away the store is, before anything is sent."""
         self.adapted = self._concurrency(round_trip_s=round_trip_s)
+        self.small_at_once = small_at_once(most=self.most, round_trip_s=round_trip_s)
 
-    def _concurrency(self, *, round_trip_s: float) -> Concurrency:
+    def _concurrency(self, *, round_trip_s: float | None) -> Concurrency:
         cores = len(os.sched_getaffinity(0))
         return Concurrency.begin(most=self.most, cores=cores, now_s=time.monotonic(), round_trip_s=round_trip_s)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 FEWEST_AT_START, MOST_AT_START = 2, 4
@@ -18,6 +19,18 @@ SLOWED_REST_S = 10.0
 """How long a limit that the store asked for is left alone."""
 SAME_MOMENT_S = 1.0
 """Refusals this close together are the answer to one limit."""
+
+
+SMALL_S = 0.00025
+"""What a small request costs this process: while one is away, so many others are made per round trip."""
+FEWEST_SMALL = 2
+
+
+def small_at_once(*, most: int, round_trip_s: float | None) -> int:
+    """Return how many small requests run at once: more than a round trip has room for only compete for the interpreter."""
+    if round_trip_s is None:
+        return most
+    return min(most, max(FEWEST_SMALL, math.ceil(round_trip_s / SMALL_S)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +50,9 @@ class Concurrency:
     """Connections are new: how fast they begin says nothing about the limit."""
 
     @staticmethod
-    def begin(*, most: int, cores: int, now_s: float, round_trip_s: float = 0.0) -> Concurrency:
+    def begin(*, most: int, cores: int, now_s: float, round_trip_s: float | None = None) -> Concurrency:
         """Return the state before anything was sent: more requests than cores only compete, unless the link is long."""
-        fewest = FEWEST_AT_START + (round_trip_s >= LONG_S)
+        fewest = FEWEST_AT_START + (round_trip_s is not None and round_trip_s >= LONG_S)
         return Concurrency(min(most, max(fewest, min(MOST_AT_START, cores))), most, now_s)
 
     def sent(self, size_bytes: int, *, now_s: float) -> Concurrency:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 LARGE_BYTES = 1 << 20
 LARGE_AT_ONCE = 4
 FILES_AT_ONCE = 16
-"""Small files cost round trips; of large ranges fewer are fetched at once."""
+"""Of large ranges fewer are fetched at once."""
 MOMENT_S = 0.05
 """So long a thread goes on to the next small file: the way to the event loop and back costs more than the file."""
 PATIENCE_S = 2.0
@@ -46,6 +46,7 @@ class Fetching:
         self._on_progress = on_progress
         self._threads = _Threads()
         self._requests = asyncio.Semaphore(min(FILES_AT_ONCE, transfers.most))
+        self._small_at_once = min(FILES_AT_ONCE, transfers.small_at_once)
         self._large = asyncio.Semaphore(min(LARGE_AT_ONCE, transfers.most))
         self._folders: set[Path] = set()
         """Those that were made."""
@@ -64,7 +65,7 @@ class Fetching:
         async with asyncio.TaskGroup() as workers:
             for _ in range(min(LARGE_AT_ONCE, len(large))):
                 workers.create_task(self._fetch_large_files(large, place))
-            for _ in range(min(FILES_AT_ONCE, len(small))):
+            for _ in range(min(self._small_at_once, len(small))):
                 workers.create_task(self._fetch_small_files(small, place))
 
     async def _fetch_large_files(self, left: deque[FileEntry], place: Path) -> None:

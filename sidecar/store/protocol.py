@@ -41,8 +41,8 @@ class Capabilities:
     """``put(only_if_absent=True)`` is refused by the store itself when the object exists."""
     min_part_bytes: int
     max_parts: int
-    round_trip_s: float = 0.0
-    """What a small request took."""
+    round_trip_s: float | None = None
+    """What a small request took; ``None``: it is no network that one waits for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from sidecar.errors import CheckpointChanged, Stopped, UnreadableFile
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-BLOCK_BYTES = 256 << 10
+BLOCK_BYTES = 512 << 10
 """Largest read from the file at once: fits the cache of a core, and bounds the time until a closed gate is noticed."""
 
 

@@ -12,6 +12,7 @@ import http.client
 import select
 import socket
 import ssl
+import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,8 @@ TINY_BYTES = 32 << 10
 MAX_ERROR_BYTES = 64 << 10
 NOT_SENT_BYTES = 512 << 10
 """What the kernel holds at most of bytes that the link has not taken yet, per connection."""
+WATCHED_BYTES = 2 << 20
+"""While a body is sent, after so many bytes it is looked whether an answer is there already."""
 _LOST = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError, http.client.RemoteDisconnected)
 
 
@@ -57,7 +60,7 @@ class Wire:
     """Thread-safe. Raises ``OSError`` and ``HTTPException`` for the network; what a body raises comes through unchanged.
 
     ``proxy_of`` says for ``http://host:port`` which proxy leads there, as a URL; ``stall_s`` is the longest wait for an answer
-    and for a block to be taken.
+    and for a block to be taken (twice that where the kernel took a part of the block).
     """
 
     def __init__(
@@ -109,13 +112,16 @@ class Wire:
     @contextmanager
     def _answered(self, request: Request) -> Iterator[OpenAnswer]:
         origin, target = _split(request.url)
-        connection, answer = self._sent(origin, target, request)
-        kept = False
         try:
-            yield answer
-            kept = answer.leaves_connection_usable
-        finally:
-            self._give_back(origin, connection, kept=kept)
+            connection, answer = self._sent(origin, target, request)
+            kept = False
+            try:
+                yield answer
+                kept = answer.leaves_connection_usable
+            finally:
+                self._give_back(origin, connection, kept=kept)
+        except BlockingIOError:
+            raise TimeoutError(f"{origin}: nothing came or left for {self._stall_s:g} s") from None
 
     def _sent(self, origin: str, target: str, request: Request) -> tuple[socket.socket, OpenAnswer]:
         head = self._head(origin, target, request)
@@ -153,11 +159,14 @@ class Wire:
             return
         connection.sendall(head)
         body.seek(0)
-        buffer, answers = self._buffer(), _Watcher(connection)
+        buffer, answers, unwatched_bytes = self._buffer(), _Watcher(connection), WATCHED_BYTES
         while count := body.readinto(buffer):
-            if answers.early():
-                raise ConnectionResetError("answered before all was sent")
+            if unwatched_bytes >= WATCHED_BYTES:
+                unwatched_bytes = 0
+                if answers.early():
+                    raise ConnectionResetError("answered before all was sent")
             connection.sendall(buffer[:count])
+            unwatched_bytes += count
 
     def _head(self, origin: str, target: str, request: Request) -> bytes:
         if origin.startswith("http:") and self._proxy_of(origin):
@@ -196,7 +205,9 @@ class Wire:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
             if parts.scheme == "https":
                 connection = self._tls.wrap_socket(connection, server_hostname=host)
-            connection.settimeout(self._stall_s)
+                connection.settimeout(self._stall_s)
+            else:
+                _let_the_kernel_wait(connection, self._stall_s)
         except BaseException:
             connection.close()
             raise
@@ -268,6 +279,17 @@ def _close_idle(idle: dict[str, list[socket.socket]]) -> None:
     while idle:
         for connection in idle.popitem()[1]:
             connection.close()
+
+
+def _let_the_kernel_wait(connection: socket.socket, longest_s: float) -> None:
+    """Do what a timeout does, without asking before each call whether it would block: two system calls become one.
+
+    What then takes too long is a ``BlockingIOError``.
+    """
+    connection.settimeout(None)
+    timeval = struct.pack("@ll", int(longest_s), int(longest_s % 1 * 1e6))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
 
 
 def _shut(connection: socket.socket) -> None:

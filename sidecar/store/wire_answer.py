@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 from http.client import BadStatusLine, HTTPException, IncompleteRead, RemoteDisconnected
 
 RECEIVE_BYTES = 16 << 10
@@ -34,6 +35,8 @@ class OpenAnswer:
         self.status = int(told[2])
         self.headers = _headers(fields)
         self._connection = connection
+        self._whole = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
+        """Flag that fills a buffer in one call."""
         self._rest = rest
         """Received and not handed on."""
         said = self.headers.get("connection", "").lower()
@@ -97,7 +100,7 @@ class OpenAnswer:
 
     def _take(self, buffer: memoryview) -> int:
         if not self._rest:
-            return self._connection.recv_into(buffer)
+            return self._connection.recv_into(buffer, 0, self._whole if self._left is not None else 0)
         count = min(len(buffer), len(self._rest))
         buffer[:count] = self._rest[:count]
         self._rest = self._rest[count:]

@@ -102,9 +102,9 @@ class Pieces:
         """It could not be carried: it is the next of its sort."""
         self._of(piece).appendleft(piece)
 
-    def take(self, *, local: bool, large: bool) -> Piece | None:
-        """Return the next of those sorts that are allowed now, or a small one; ``None`` if there is none."""
-        for pieces, allowed in ((self._local, local), (self._large, large), (self._small, True)):
+    def take(self, *, local: bool, large: bool, small: bool) -> Piece | None:
+        """Return the next of those sorts that are allowed now; ``None`` if there is none."""
+        for pieces, allowed in ((self._local, local), (self._large, large), (self._small, small)):
             if pieces and allowed:
                 return pieces.popleft()
         return None

@@ -102,11 +102,11 @@ class Sending:
         """Whether all that is left is under way."""
         return self._error is None and not self._closed and not self._left.pieces
 
-    def take(self, *, large: bool) -> Piece | None:
-        """Return the next piece, one with many bytes if those may be sent now."""
+    def take(self, *, large: bool, small: bool) -> Piece | None:
+        """Return the next piece, one with many bytes, or with few, if those may be sent now."""
         if not self.has_more or time.monotonic() < self.rest_until_s:
             return None
-        piece = self._left.pieces.take(local=self.local_in_flight < LOCAL_AT_ONCE, large=large)
+        piece = self._left.pieces.take(local=self.local_in_flight < LOCAL_AT_ONCE, large=large, small=small)
         if piece is not None and not self._left.pieces:
             self._on_change()  # others may begin
         return piece

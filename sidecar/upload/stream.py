@@ -25,7 +25,7 @@ AGAIN_S = delay_s(5, random_0_1=1.0)
 
 
 class Stream:
-    """Small requests may use all that is allowed, large ones only the number that was found to be fast.
+    """Small requests run as many at once as the way to the store has room for, large ones the number that was found to be fast.
 
     A large one counts until its last byte has left: while its answer is on the way, the next uses the link.
     """
@@ -37,6 +37,7 @@ class Stream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = 0
         self._large_leaving = 0
+        self._small_in_flight = 0
         self._leaving: dict[Piece, tuple[Sending, Course]] = {}
         self._looking: asyncio.TimerHandle | None = None
 
@@ -102,11 +103,11 @@ class Stream:
     def _take(self) -> tuple[Sending, Piece] | None:
         if self._in_flight >= self._transfers.most:
             return None
-        limit = self._transfers.adapted.limit
+        limit, small = self._transfers.adapted.limit, self._small_in_flight < self._transfers.small_at_once
         for sending in self._order:
             # The first may begin at once although parts of another are still under way; those behind use what is left.
             busy = sending.large_leaving if sending is self._order[0] else self._large_leaving
-            if (piece := sending.take(large=busy < limit)) is not None:
+            if (piece := sending.take(large=busy < limit, small=small)) is not None:
                 return sending, piece
             if sending.has_more and time.monotonic() >= sending.rest_until_s:
                 return None
@@ -143,6 +144,8 @@ class Stream:
             sending.large_in_flight += change
         elif piece.is_local:
             sending.local_in_flight += change
+        else:
+            self._small_in_flight += change
 
     def _leaves(self, sending: Sending, piece: Piece) -> None:
         piece.is_leaving = piece.is_large

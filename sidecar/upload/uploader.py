@@ -349,7 +349,10 @@ class Uploader:
             return
         match decision:
             case Ready():
-                self._durable(tracked, checkpoint, at=time.time(), began_s=began_s)
+                at_s = time.time()
+                if not self._is_going():  # else somebody waits for it, and what is not swept only costs money
+                    await self._committer.sweep(checkpoint)
+                self._durable(tracked, checkpoint, at=at_s, began_s=began_s)
                 self._look_again_later(tracked)
                 await self._committer.sweep(checkpoint)
             case Yield(reason):

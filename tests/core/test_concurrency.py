@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.concurrency import REST_S, SLOWED_REST_S, Concurrency
+from sidecar.core.concurrency import FEWEST_SMALL, REST_S, SLOWED_REST_S, Concurrency, small_at_once
 
 MIB = 1 << 20
 CORES = 4
@@ -50,6 +50,13 @@ def test_a_full_link_gets_no_more_requests(most: int) -> None:
 def test_two_cores_send_three_at_once_to_a_store_that_is_far_away(most: int) -> None:
     near, far = (Concurrency.begin(most=most, cores=2, now_s=0.0, round_trip_s=s) for s in (0.001, 0.03))
     assert (near.limit, far.limit) == (min(2, most), min(3, most))
+
+
+@given(mosts, st.floats(0, 10), st.floats(0, 10))
+def test_the_farther_away_the_store_the_more_small_requests_run_at_once(most: int, one_s: float, other_s: float) -> None:
+    near, far = (small_at_once(most=most, round_trip_s=s) for s in sorted((one_s, other_s)))
+    assert min(most, FEWEST_SMALL) <= near <= far <= most
+    assert small_at_once(most=most, round_trip_s=None) == small_at_once(most=most, round_trip_s=10.0) == most
 
 
 def test_the_limit_settles_where_the_link_is_full() -> None:

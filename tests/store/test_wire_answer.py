@@ -27,7 +27,7 @@ class Pieces:
         self._left[:1] = [rest] if rest else []
         return piece
 
-    def recv_into(self, buffer: memoryview) -> int:
+    def recv_into(self, buffer: memoryview, _size: int, _flags: int) -> int:
         piece = self.recv(len(buffer))
         buffer[: len(piece)] = piece
         return len(piece)

@@ -49,6 +49,8 @@ class Stream:
             strictly: The next begins when the last answer to the one before is there, not when its last piece has begun: what
                 was lost on the way and is sent again would have to share the link.
         """
+        if order[:1] != self._order[:1]:  # what was held meanwhile was not slow
+            self._leaving = {piece: (sending, Course()) for piece, (sending, _) in self._leaving.items()}
         self._order, self._strictly = list(order), strictly
         for rank, sending in enumerate(self._order):
             sending.standing.put(behind=rank > 0 and self._order[0].has_more)
@@ -69,13 +71,13 @@ class Stream:
         """Look again and again at the last bytes of what goes first: one connection alone may be slow."""
         first = self._order[0] if self._order else None
         if self._looking is None and first is not None and first.large_leaving and not first.has_more:
-            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look, first)
+            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
-    def _look(self, first: Sending) -> None:
+    def _look(self) -> None:
         self._looking, now_s = None, time.monotonic()
         left = {}
         for piece, (sending, course) in self._leaving.items():
-            if sending is first and piece.race is not None and (left_bytes := piece.race.left_bytes) is not None:
+            if sending in self._order[:1] and piece.race is not None and (left_bytes := piece.race.left_bytes) is not None:
                 course.saw(left_bytes, now_s=now_s)
                 left[piece] = left_bytes
         if (rate := self._transfers.rate()) is not None:

@@ -13,6 +13,7 @@ from sidecar.errors import Stopped, StoreUnavailable
 from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Part
 from sidecar.store.slice import FileSlice
+from sidecar.transfer import Turnstile
 from sidecar.upload.stream import Stream
 from tests.upload.parts import PART_BYTES, ended, found, sending, transfers, written
 
@@ -104,4 +105,30 @@ async def test_what_only_waits_for_its_answer_is_not_sent_again(tmp_path: Path, 
     store = OneSlowConnection(answers=False)
     threading.Timer(seconds, store.goes_on.set).start()
     assert await sent(tmp_path, store) >= seconds * 0.9
+    assert store.tries == 1
+
+
+async def test_what_was_held_is_not_taken_for_slow(tmp_path: Path) -> None:
+    """Its last part waits while something newer goes first, and goes on when it is its turn again."""
+    with transfers(concurrency=4) as running:
+        running.sent.add(1 << 30, began_s=time.monotonic() - 1, now_s=time.monotonic())
+        running.is_away(1.0)
+        assert running.adapted.limit >= PARTS
+        store, turnstile = OneSlowConnection(), Turnstile(running.gate)
+        path = written(tmp_path / "checkpoint-1", parts=PARTS)
+        stream, older = Stream(running), sending(path, store, running, journal=tmp_path / "older")
+        older._bodies._gate = turnstile
+        newer_path = written(tmp_path / "checkpoint-2", parts=1)
+        newer = sending(newer_path, MemoryStore(), running, journal=tmp_path / "newer")
+        turnstile.hold(True)
+        older.add([found(path)])
+        stream.reorder([older])
+        await asyncio.sleep(0.15)  # it was looked at
+        stream.reorder([newer, older])
+        await asyncio.sleep(1.0)
+        stream.reorder([older])
+        turnstile.hold(False)
+        threading.Timer(0.2, store.goes_on.set).start()
+        await ended(older)
+        newer.journal.close()
     assert store.tries == 1

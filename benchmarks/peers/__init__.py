@@ -17,6 +17,7 @@ class Peer:
 
 PEERS = {
     "wire": Peer("wire", "the physical limit: plain sockets, 4 connections", measures_itself=True),
+    "loop": Peer("loop", "the limit of the language: a bare loop in Python with CRC64NVME, 2 threads", measures_itself=True),
     "s3fs": Peer("s3fs_files", "s3fs, put_file in 4 threads (the Kubeflow SDK's way); get(recursive=True)"),
     "boto3": Peer("boto3_files", "boto3 upload_file, download_file, as it comes"),
     "boto3-crt": Peer("boto3_crt", "the C runtime below boto3 (s3transfer.crt), as it comes"),

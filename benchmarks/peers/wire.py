@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,27 +15,45 @@ REQUEST_BYTES = 16 << 20
 
 
 def up(transfer: Transfer) -> None:
-    client = _client(transfer)
-    lines = []
+    sign, lines = presigned(transfer, "put_object"), []
     for path, key in transfer.uploads():
-        for offset, size in _ranges(path.stat().st_size):
-            lines.append(f"{_target(client, 'put_object', transfer.bucket, f'{key}.{offset}')} {offset} {size} {path}")
+        for offset, size in ranges(path.stat().st_size):
+            lines.append(f"{sign(f'{key}.{offset}')} {offset} {size} {path}")
     _run("up", transfer, lines)
 
 
 def down(transfer: Transfer) -> None:
-    client = _client(transfer)
-    lines = []
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=transfer.bucket, Prefix=f"{transfer.prefix}/"):
-        for found in page.get("Contents", []):
-            target, path = _target(client, "get_object", transfer.bucket, found["Key"]), transfer.target(found["Key"])
-            lines += [f"{target} {offset} {size} {path}" for offset, size in _ranges(found["Size"])]
+    sign, lines = presigned(transfer, "get_object"), []
+    for key, size_bytes in stored(transfer):
+        target, path = sign(key), transfer.target(key)
+        lines += [f"{target} {offset} {size} {path}" for offset, size in ranges(size_bytes)]
     _run("down", transfer, lines)
 
 
-def _ranges(size_bytes: int) -> Iterator[tuple[int, int]]:
+def ranges(size_bytes: int) -> Iterator[tuple[int, int]]:
+    """Yield offsets and lengths of the requests for so many bytes."""
     for offset in range(0, size_bytes, REQUEST_BYTES):
         yield offset, min(REQUEST_BYTES, size_bytes - offset)
+
+
+def stored(transfer: Transfer) -> Iterator[tuple[str, int]]:
+    """Yield the keys below the prefix, and their sizes."""
+    for page in (
+        _client(transfer).get_paginator("list_objects_v2").paginate(Bucket=transfer.bucket, Prefix=f"{transfer.prefix}/")
+    ):
+        for found in page.get("Contents", []):
+            yield found["Key"], found["Size"]
+
+
+def presigned(transfer: Transfer, operation: str) -> Callable[[str], str]:
+    """Return what makes the target of a signed request from a key."""
+    client = _client(transfer)
+
+    def sign(key: str) -> str:
+        url = urlsplit(client.generate_presigned_url(operation, Params={"Bucket": transfer.bucket, "Key": key}))
+        return f"{url.path}?{url.query}"
+
+    return sign
 
 
 def _client(transfer: Transfer) -> Any:
@@ -43,11 +61,6 @@ def _client(transfer: Transfer) -> Any:
     from botocore.config import Config
 
     return boto3.client("s3", endpoint_url=transfer.endpoint, config=Config(signature_version="s3v4"))
-
-
-def _target(client: Any, operation: str, bucket: str, key: str) -> str:
-    url = urlsplit(client.generate_presigned_url(operation, Params={"Bucket": bucket, "Key": key}))
-    return f"{url.path}?{url.query}"
 
 
 def _run(direction: str, transfer: Transfer, lines: list[str]) -> None:

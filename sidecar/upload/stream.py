@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import structlog
 
 from sidecar.core.backoff import delay_s
-from sidecar.core.laggards import Course, is_worth_a_second_try
+from sidecar.core.laggards import Course, is_worth_a_second_try, seen_over_s
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError
+from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer import Transfers
 from sidecar.upload.pieces import Piece
 from sidecar.upload.sending import Sending
@@ -74,33 +75,36 @@ class Stream:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        self._looking, now_s = None, time.monotonic()
-        left = {}
-        for piece, (sending, course) in self._leaving.items():
-            if sending in self._order[:1] and piece.race is not None and (left_bytes := piece.race.left_bytes) is not None:
-                course.saw(left_bytes, now_s=now_s)
-                left[piece] = left_bytes
-        if (rate := self._transfers.rate()) is not None:
-            for piece, left_bytes in left.items():
-                others_left_bytes = sum(left.values()) - left_bytes
-                self._try_again_if_slow(piece, left_bytes, others_left_bytes, link_bytes_per_s=rate.expected)
+        self._looking = None
+        rate = self._transfers.rate()
+        if rate is not None and rate.expected > 0 and self._transfers.gate.bytes_per_s is None:
+            self._look_for_laggards(rate.expected)
         self._look_later()
 
-    def _try_again_if_slow(self, piece: Piece, left_bytes: int, others_left_bytes: int, *, link_bytes_per_s: float) -> None:
-        sending, course = self._leaving[piece]
-        if piece.race is None or piece.race.has_second or self._in_flight >= self._transfers.most:
-            return
-        size_bytes = piece.upload.ranges[piece.number - 1][1]
-        if is_worth_a_second_try(
-            left_bytes=left_bytes,
-            bytes_per_s=course.bytes_per_s(),
-            size_bytes=size_bytes,
-            others_left_bytes=others_left_bytes,
-            link_bytes_per_s=link_bytes_per_s,
-        ):
-            log.info("part_tried_again", checkpoint=sending.name, number=piece.number, left_bytes=left_bytes)
-            self._in_flight += 1
-            piece.race.try_again()
+    def _look_for_laggards(self, link_bytes_per_s: float) -> None:
+        """Begin a second try beside a request of what goes first, where the link has room and the request does not use it."""
+        now_s, left = time.monotonic(), {}
+        over_s = seen_over_s(requests=len(self._leaving), block_bytes=BLOCK_BYTES, link_bytes_per_s=link_bytes_per_s)
+        for piece, (_, course) in self._leaving.items():
+            if piece.race is not None and (left_bytes := piece.race.left_bytes) is not None:
+                course.saw(left_bytes, now_s=now_s, over_s=over_s)
+                left[piece] = left_bytes
+        used = [self._leaving[piece][1].bytes_per_s for piece in left]
+        for piece, left_bytes in left.items():
+            sending, course = self._leaving[piece]
+            if sending not in self._order[:1] or piece.race is None or piece.race.has_second:
+                continue
+            if self._in_flight < self._transfers.most and is_worth_a_second_try(
+                left_bytes=left_bytes,
+                bytes_per_s=course.bytes_per_s,
+                size_bytes=piece.upload.ranges[piece.number - 1][1],
+                others_left_bytes=sum(left.values()) - left_bytes,
+                used_bytes_per_s=sum(link_bytes_per_s if rate is None else rate for rate in used),
+                link_bytes_per_s=link_bytes_per_s,
+            ):
+                log.info("part_tried_again", checkpoint=sending.name, number=piece.number, left_bytes=left_bytes)
+                self._in_flight += 1
+                piece.race.try_again()
 
     def _take(self) -> tuple[Sending, Piece] | None:
         if self._in_flight >= self._transfers.most:

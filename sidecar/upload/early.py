@@ -227,7 +227,7 @@ class EarlyUploads:
         if self._going():  # what there is to send will come at any moment
             self._ask(early, watchers)
         folder, closed = self._volume.root / early.name, self._hints.closed()
-        look = await asyncio.to_thread(look_at, folder, closed, quiet_only=early.quiet_only)
+        look = await asyncio.to_thread(look_at, folder, closed, growing=frozenset(early.begun), quiet_only=early.quiet_only)
         fresh = [file for file in look.closed if early.added.get(file.path) != file.stamp]
         longer = [] if self._closed_only or early.quiet_only else _longer(early, look)
         is_worth_it = bool(early.added or early.begun) or _is_worth_it([*fresh, *longer])

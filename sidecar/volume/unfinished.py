@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,9 @@ from trainer_hook.contract import ContractError, check_path
 
 QUIET_S = 2.0
 """A file whose size and time stayed the same this long counts as closed, where nobody said so."""
+QUIET_GROWING_S = 60.0
+"""The same for a file that was seen growing: a writer that waits for the disk or the GPU goes on, and what was sent as the
+end of the file would have to be sent again."""
 _BLOCK_BYTES = 512
 """Unit of ``st_blocks``, whatever the file system's own. Source: stat(2)."""
 
@@ -30,12 +33,15 @@ class Look:
     """These are being written, without holes."""
 
 
-def look_at(folder: Path, closed: Mapping[str, float], *, quiet_only: bool = False) -> Look:
+def look_at(
+    folder: Path, closed: Mapping[str, float], *, growing: Collection[str] = (), quiet_only: bool = False
+) -> Look:
     """Return what a directory holds now; it may be changing, or gone.
 
     Args:
         folder: The directory.
         closed: When the kernel said that a path was closed after writing (epoch seconds), by absolute path.
+        growing: Paths in the directory that were seen growing.
         quiet_only: Believe only in time.
     """
     now_s = time.time()
@@ -51,7 +57,8 @@ def look_at(folder: Path, closed: Mapping[str, float], *, quiet_only: bool = Fal
             if not stat.S_ISREG(status.st_mode):
                 continue
             file = FoundFile(relative, status.st_size, status.st_mtime_ns, status.st_ino)
-            is_quiet = now_s - max(status.st_mtime, status.st_ctime) > QUIET_S
+            quiet_s = QUIET_GROWING_S if relative in growing else QUIET_S
+            is_quiet = now_s - max(status.st_mtime, status.st_ctime) > quiet_s
             was_closed = not quiet_only and closed.get(str(path), 0.0) >= status.st_mtime
             if is_quiet or was_closed:
                 ended.append(file)

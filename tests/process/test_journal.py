@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from sidecar.core.manifest import FileEntry
 from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.store.protocol import Part
 from sidecar.upload.journal import Journal
-from sidecar.volume.unfinished import QUIET_S, Look, Unfinished, look_at
+from sidecar.volume.unfinished import QUIET_GROWING_S, QUIET_S, Look, Unfinished, look_at
 
 
 def found(path: str, *, size_bytes: int = 10, mtime_ns: int = 1, inode: int = 1) -> FoundFile:
@@ -82,6 +83,21 @@ def test_a_file_counts_as_closed_when_the_kernel_said_so_or_nobody_touched_it_fo
     # "old" has an old time of its own making: when it was made is what counts.
     assert [f.path for f in look_at(tmp_path, {str(tmp_path / "closed"): now_s + 1}, quiet_only=True).closed] == []
     assert look_at(tmp_path / "gone", {}) == Look((), ())
+
+
+def test_a_file_that_was_seen_growing_does_not_end_because_its_writer_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("never seen before", "growing"):
+        (tmp_path / name).write_bytes(b"x")
+    now_s = time.time()
+
+    def closed_after(wait_s: float) -> list[str]:
+        monkeypatch.setattr(time, "time", lambda: now_s + wait_s)
+        return [file.path for file in look_at(tmp_path, {}, growing={"growing"}).closed]
+
+    assert closed_after(QUIET_S + 1) == ["never seen before"]
+    assert closed_after(QUIET_GROWING_S + 1) == ["growing", "never seen before"]
 
 
 def test_an_unfinished_file_is_opened_only_as_the_one_that_was_seen(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ only one of two checkpoints: sometimes the newer one, sometimes only the older o
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import signal
@@ -147,13 +148,8 @@ def _situations(options: argparse.Namespace) -> list[dict[str, object]]:
         scratch.mkdir()
         for name in options.only:
             with stores.opened("link", mbit_per_s=options.mbit) as store:
-
-                def us(store: Store = store, **more: object) -> float:
-                    return by_us(store, source=source, scratch=scratch, **more)  # type: ignore[arg-type]
-
-                def them(store: Store = store, **more: object) -> float:
-                    return by_them(store, source=source, scratch=scratch, python=options.peers_python, **more)  # type: ignore[arg-type]
-
+                us = functools.partial(by_us, store, source=source, scratch=scratch)
+                them = functools.partial(by_them, store, source=source, scratch=scratch, python=options.peers_python)
                 half_s = size_bytes / (options.mbit * 1e6 / 8) / 2
                 found.append(situation(name, {"ours": us, "kubeflow": them}, options, half_s))
     return found

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.transfer import ROOT
 
@@ -72,9 +73,9 @@ def run(mode: str, size_gb: float, options: argparse.Namespace) -> Run:
         return _run_of(mode, json.loads(done.stdout.splitlines()[-1]), options.every, volume)
 
 
-def _run_of(mode: str, told: dict[str, object], every: int, volume: Path) -> Run:
-    steps_s: list[float] = told["steps_s"]  # type: ignore[assignment]
-    held = {int(step): seconds for step, seconds in told["held_s"].items()}  # type: ignore[attr-defined]
+def _run_of(mode: str, told: dict[str, Any], every: int, volume: Path) -> Run:
+    steps_s: list[float] = told["steps_s"]
+    held = {int(step): seconds for step, seconds in told["held_s"].items()}
     usual_s = statistics.median(sorted(steps_s)[: max(1, len(steps_s) // 2)])
     saves = list(range(every, len(steps_s) + 1, every))
     # A save at the end of step n, and the optimizer's next step, are in the interval from the end of n on: steps_s[n - 1].
@@ -84,7 +85,7 @@ def _run_of(mode: str, told: dict[str, object], every: int, volume: Path) -> Run
     for path in sorted(volume.glob("checkpoint-*/[!.]*")):
         with path.open("rb") as file:
             digests[str(path.relative_to(volume))] = hashlib.file_digest(file, "sha256").hexdigest()
-    device, size = str(told["device"]), int(told["state_bytes"])  # type: ignore[call-overload]
+    device, size = str(told["device"]), int(told["state_bytes"])
     return Run(mode, held_s[0], held_s[1:], lost_s[1:], usual_s, size, device, digests)
 
 

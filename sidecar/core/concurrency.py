@@ -19,11 +19,10 @@ SLOWED_REST_S = 10.0
 """How long a limit that the store asked for is left alone."""
 SAME_MOMENT_S = 1.0
 """Refusals this close together are the answer to one limit."""
-
-
 SMALL_S = 0.00025
 """What a small request costs this process: while one is away, so many others are made per round trip."""
 FEWEST_SMALL = 2
+"""While one waits for the kernel, another computes."""
 
 
 def small_at_once(*, most: int, round_trip_s: float | None) -> int:

@@ -42,7 +42,7 @@ class Capabilities:
     min_part_bytes: int
     max_parts: int
     round_trip_s: float | None = None
-    """What a small request took; ``None``: it is no network that one waits for."""
+    """What a small request took, the slower of a read and a write; ``None``: it is no network that one waits for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from sidecar.core import checksum
-from sidecar.errors import CheckpointChanged, StoreUnavailable
+from sidecar.errors import CheckpointChanged, Stopped, StoreError, StoreUnavailable
 from sidecar.store.protocol import Capabilities, Part, Store, Stored, Verification
 from sidecar.store.slice import BLOCK_BYTES, FileSlice, Gate
 from sidecar.upload.journal import FileProgress
@@ -54,14 +54,21 @@ class Bodies:
     def put_part(
         self, path: str, progress: FileProgress, number: int, place: Range, outgoing: Outgoing | None = None
     ) -> tuple[Part, int]:
-        """Send a part; return it and its CRC64NVME."""
+        """Send a part; return it and its CRC64NVME.
+
+        Raises:
+            Stopped: The gate is closed, or another try of the same part arrived first.
+        """
         with self._source.open(path) as fd:
             body = self._slice(fd, path, place, outgoing)
             try:
                 part = self._store.upload_part(progress.key, progress.upload_id, number, body)
-            except StoreUnavailable:
-                # Some servers answer 500 for ever to a part of an upload that they no longer know.
-                next(iter(self._store.list_parts(progress.key, progress.upload_id)), None)
+            except StoreError as error:
+                if outgoing is not None and outgoing.is_given_up:
+                    raise Stopped("another try arrived first") from error
+                if isinstance(error, StoreUnavailable):
+                    # Some servers answer 500 for ever to a part of an upload that they no longer know.
+                    next(iter(self._store.list_parts(progress.key, progress.upload_id)), None)
                 raise
         return part, body.crc64nvme
 

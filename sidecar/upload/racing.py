@@ -30,6 +30,11 @@ class Outgoing:
         """What has not left, or ``None`` before it began."""
         return None if self._body is None else self._body.size_bytes - self._body.tell()
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether another try arrived: what becomes of this one is of no interest."""
+        return self._given_up
+
     def carries(self, body: FileSlice) -> FileSlice:
         """These are the bytes; sent again, they are other ones."""
         self._body, self._is_through = body, False

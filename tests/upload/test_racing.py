@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.errors import Stopped, StoreUnavailable
+from sidecar.errors import AccessRefused, Stopped, StoreUnavailable
 from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Part
 from sidecar.store.slice import FileSlice
-from sidecar.transfer import Turnstile
+from sidecar.transfer import Health, Turnstile
 from sidecar.upload.stream import Stream
 from tests.upload.parts import PART_BYTES, ended, found, sending, transfers, written
 
@@ -24,12 +24,14 @@ SLOW_READ_BYTES = 10
 class OneSlowConnection(MemoryStore):
     """The first try of the last part gets through a few bytes, and then nothing until ``goes_on``."""
 
-    def __init__(self, *, answers: bool = True, second_fails: bool = False) -> None:
+    def __init__(self, *, answers: bool = True, first_fails: bool = False, second_fails: bool = False) -> None:
         super().__init__()
         self.goes_on = threading.Event()
         self.tries = 0
+        self.troubles: list[str | None] = []
         self.came: list[bytes] = []
         self.ended: list[BaseException | None] = []
+        self._first_fails = first_fails
         self._second_fails = second_fails
         self._answers = answers
 
@@ -47,6 +49,8 @@ class OneSlowConnection(MemoryStore):
             if not self._answers:  # all bytes leave, and the answer takes long
                 part = super().upload_part(key, upload_id, number, body)
             assert self.goes_on.wait(20)
+            if self._first_fails:
+                raise AccessRefused("the credentials expired")
             if self._answers:
                 part = super().upload_part(key, upload_id, number, body)
         except BaseException as error:
@@ -66,6 +70,7 @@ async def sent(folder: Path, store: OneSlowConnection, *, concurrency: int = 4) 
     """Send a file and return how long it took."""
     path = written(folder / "checkpoint-1", parts=PARTS)
     with transfers(concurrency=concurrency) as running:
+        running.health = Health(store.troubles.append)
         stream, one = Stream(running), sending(path, store, running, journal=folder / "journal")
         one.add([found(path)])
         began_s = time.monotonic()
@@ -85,6 +90,14 @@ async def test_a_part_on_a_connection_that_stands_still_is_sent_on_another(tmp_p
     assert store.tries == 2
     assert len(store.get("checkpoint-1/model")) == PARTS * PART_BYTES
     assert isinstance(store.ended[0], Stopped), "the slow one went on after the other had arrived"
+
+
+async def test_what_becomes_of_the_one_that_lost_is_no_trouble_of_the_store(tmp_path: Path) -> None:
+    store = OneSlowConnection(first_fails=True)
+    await sent(tmp_path, store)
+    assert isinstance(store.ended[0], AccessRefused)
+    assert store.tries == 2
+    assert not store.troubles
 
 
 async def test_no_more_requests_than_are_allowed_for_a_second_try(tmp_path: Path) -> None:

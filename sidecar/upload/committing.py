@@ -29,12 +29,13 @@ from sidecar.core.commit import (
 from sidecar.core.gathering import EAGER_NODES, LOOK_S, Seat, groups, members, missing_nodes
 from sidecar.core.local import Finished
 from sidecar.core.manifest import FileEntry, Manifest, NodeOf, decode_manifest, encode
-from sidecar.errors import AlreadyExists, NotFound, StoreError
+from sidecar.errors import AlreadyExists, NotFound
 from sidecar.store.protocol import Store
 from sidecar.transfer import Transfers
 from sidecar.upload.documents import Documents, Standing, named_in
 from sidecar.upload.gathering import Gathering, Read
 from sidecar.upload.journal import Journal
+from sidecar.upload.sweeping import Sweeper
 from trainer_hook.contract import ContractError, Node, rfc3339
 
 log = structlog.get_logger()
@@ -42,9 +43,6 @@ log = structlog.get_logger()
 MOST_LOOKS = 64
 DIGESTED_S = 30.0
 """How much longer to leave the rest to a node that has gathered the manifests of the group."""
-LOOKS_AGAIN = ((5.0, True), (10.0, False))
-"""Seconds after a checkpoint became durable when it is looked at again, and whether thoroughly: by then, whoever else wrote the
-same step has seen the commit. Thoroughly first, so that what one node takes back the others find gone."""
 
 
 def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:
@@ -105,8 +103,7 @@ class Committer(Documents):
         """Whose commits this node wrote: it is the one that looks after them."""
         self._equal: dict[tuple[str, str, str | None], str] = {}
         """Checksum of the commit of another writing that has the content of one of ours."""
-        self._unswept: dict[tuple[str, str, str | None], tuple[Sequence[Manifest], Mapping[str, Object]]] = {}
-        """What was committed, and what lay below the step just before."""
+        self._sweeper = Sweeper(store, transfers)
 
     def found_equal(self, checkpoint: Finished, there: Standing) -> None:
         """Take note that a commit of another writing holds what a checkpoint does: that is durable while this one stands."""
@@ -341,9 +338,8 @@ class Committer(Documents):
             found = await self._found(checkpoint, look, there) if there else Wait("its commit was just taken back")
             if not isinstance(found, Ready):
                 return found
-        of = (name, attempt, checkpoint.save_id)
-        self._written.add(of)
-        self._unswept[of] = manifests, listing
+        self._written.add((name, attempt, checkpoint.save_id))
+        self._sweeper.committed(checkpoint, manifests, listing)
         return decision
 
     async def _later_attempt(self, checkpoint: Finished, listing: Mapping[str, Object]) -> Yield | None:
@@ -381,44 +377,12 @@ class Committer(Documents):
                 return Ready()
         return Mend({}, "another writing of this step was committed in the meantime")
 
+    async def sweep(self, checkpoint: Finished) -> None:
+        """Remove what an earlier version of a step left, where this node committed it. Nothing depends on it."""
+        await self._sweeper.sweep(checkpoint)
+
     def _etags(self, prefix: str) -> dict[str, str]:
         return {o.key: o.etag for o in self._store.list(prefix)}
-
-    async def sweep(self, checkpoint: Finished) -> None:
-        """Remove what an earlier version of the step left and nobody names, where this node wrote the commit.
-
-        Nothing depends on it: a checkpoint is durable before.
-        """
-        name, attempt = checkpoint.name, checkpoint.attempt
-        manifests, listing = self._unswept.pop((name, attempt, checkpoint.save_id), ((), {}))
-        if not manifests:
-            return
-        named = {entry.key for manifest in manifests for entry in manifest.files} | {keys.commit(name)}
-        named |= {keys.manifest(name, m.attempt, Node(m.node.index, m.node.count)) for m in manifests}
-        named |= {keys.all_manifests(name, attempt)} if len(manifests) > EAGER_NODES else set()
-        foreign = [key for key in listing if attempt_of(key, name) not in (None, attempt)]
-        for key in foreign:
-            named |= {key, *await self._files_named_by(key)}
-        leftover = [key for key in listing if key not in named]
-        if leftover:
-            await self._transfers.persistently(self._store.delete, leftover)
-        try:
-            await self._transfers.once(self._abort_unfinished, name)
-        except StoreError as error:  # they cost money, not data; the bucket's lifecycle rule removes them, too
-            log.warning("unfinished_uploads_not_aborted", checkpoint=name, error=str(error))
-
-    async def _files_named_by(self, key: str) -> set[str]:
-        # The manifest of another attempt, which may be at work at this very moment.
-        try:
-            manifest = decode_manifest(await self._transfers.persistently(self._store.get, key), key=key)
-        except (NotFound, ContractError):
-            return set()
-        return {entry.key for entry in manifest.files}
-
-    def _abort_unfinished(self, name: str) -> None:
-        # The step is committed: whatever is unfinished below it was begun anew since, such as one whose answer was lost.
-        for pending in list(self._store.pending_uploads(keys.folder(name))):
-            self._store.abort_upload(pending.key, pending.upload_id)
 
 
 def _is_of(manifest: Manifest, checkpoint: Finished) -> bool:

@@ -27,19 +27,18 @@ from sidecar.errors import CheckpointChanged, CheckpointRejected, StoreError, Un
 from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer import Transfers
 from sidecar.upload.already_there import AlreadyThere
-from sidecar.upload.bodies import Bodies, Source
-from sidecar.upload.committing import LOOKS_AGAIN, Committer, Standing, manifest_of
+from sidecar.upload.committing import Committer, Standing, manifest_of
 from sidecar.upload.early import EarlyUploads, HandedOver
 from sidecar.upload.fence import Fence, Outdated
 from sidecar.upload.flushing import PLAN_S, Flush
 from sidecar.upload.journal import Journal
 from sidecar.upload.leftovers import abort_leftovers
 from sidecar.upload.queue import Active, Queue, say_uploading
-from sidecar.upload.sending import Sending
+from sidecar.upload.second_looks import SecondLooks
+from sidecar.upload.senders import Senders
 from sidecar.upload.stream import Stream
 from sidecar.upload.unchanged import Unchanged
 from sidecar.volume.pins import Pin, version_id
-from sidecar.volume.unfinished import Unfinished
 from sidecar.volume.volume import Volume
 from sidecar.volume.watch import Hints
 from trainer_hook.contract import ContractError, Node, epoch_seconds
@@ -78,24 +77,32 @@ class Uploader:
         self._alone = alone
         self._objection = objection
         self._store = store
-        self._can = capabilities
         self._volume = volume
         self._catalog = catalog
         self._transfers = transfers
-        self._part_bytes = part_bytes
         self._skip_superseded = skip_superseded
         self._examine_again = examine_again
         self._left_s = left_s
         self._trainer_alive = trainer_alive
         self._flush = Flush(transfers, part_bytes=part_bytes, on_plan=on_plan)
         self._committer = Committer(store, transfers)
-        self._already_there = AlreadyThere(self._committer, transfers, self._bodies, is_quarantined=is_quarantined)
-        self._stream = Stream(transfers)
-        self._unchanged = Unchanged()
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
-        self._looks: list[tuple[float, Tracked, bool]] = []
-        """When which durable checkpoint is looked at again, and how (monotonic)."""
+        self._unchanged = Unchanged()
+        self._senders = Senders(
+            store=store,
+            capabilities=capabilities,
+            transfers=transfers,
+            committer=self._committer,
+            flush=self._flush,
+            unchanged=self._unchanged,
+            part_bytes=part_bytes,
+            on_change=self._news.set,
+            on_sent_in_vain=lambda: self._early.wait_for_closing(),
+        )
+        self._already_there = AlreadyThere(self._committer, transfers, self._senders.bodies, is_quarantined=is_quarantined)
+        self._second_looks = SecondLooks(catalog, self._committer, is_going=self._is_going)
+        self._stream = Stream(transfers)
         self._moved: dict[str, dict[str, str]] = {}
         """Paths whose key another node owns, by version of the checkpoint (I6)."""
         self._mended: dict[str, frozenset[str]] = {}
@@ -105,7 +112,7 @@ class Uploader:
             catalog=catalog,
             hints=hints,
             committer=self._committer,
-            make_sending=self._early_sending,
+            make_sending=self._senders.early,
             attempt=attempt,
             objection=lambda: objection(None, attempt()),
             going=lambda: left_s() is not None,
@@ -132,7 +139,7 @@ class Uploader:
             tasks.create_task(self._early.run())
             tasks.create_task(self._commit_when_all_are_there())
             tasks.create_task(self._keep_pace())
-            tasks.create_task(self._look_again())
+            tasks.create_task(self._second_looks.run())
             while True:
                 self._queue.plan(self._left_s(), trainer_alive=self._trainer_alive)
                 self._drop_superseded(tasks)
@@ -269,7 +276,7 @@ class Uploader:
         """Let the stream send what is missing; what comes back counts only if the checkpoint is still wanted."""
         if not self._is_current(active.tracked):
             return []
-        sending = self._sending(checkpoint.name, pin, journal, fence=fence, tracked=active.tracked)
+        sending = self._senders.sending(checkpoint.name, pin, journal, fence=fence, tracked=active.tracked)
         say_uploading(self._catalog, active.tracked, sending)
         sending.add(checkpoint.files, moved=self._moved.get(checkpoint.version), awaited=before_marker.on_the_way)
         late = asyncio.create_task(before_marker.settle(sending))
@@ -301,7 +308,7 @@ class Uploader:
             case Same():
                 self._committer.found_equal(checkpoint, there)
                 self._durable(tracked, checkpoint, at=_committed_at(there), began_s=None)
-                self._look_again_later(tracked)
+                self._second_looks.became_durable(tracked)
                 return False
             case Keep(reason, torn):
                 self._catalog.move(tracked, State.REJECTED if torn else State.SUPERSEDED, reason=reason)
@@ -320,40 +327,16 @@ class Uploader:
                         log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
             await asyncio.sleep(COMMIT_POLL_S)
 
-    def _look_again_later(self, tracked: Tracked) -> None:
-        now_s = time.monotonic()
-        self._looks += [(now_s + after_s, tracked, thoroughly) for after_s, thoroughly in LOOKS_AGAIN]
-
-    async def _look_again(self) -> None:
-        """See that what became durable stays so while pods of an earlier attempt may still have requests on their way."""
-        while True:
-            await asyncio.sleep(COMMIT_POLL_S)
-            due = [look for look in self._looks if look[0] <= time.monotonic()]
-            self._looks = [look for look in self._looks if look not in due]
-            for _, tracked, thoroughly in due:
-                if tracked is not self._catalog.newest_durable or tracked.state is not State.COMMITTED or self._is_going():
-                    continue
-                assert tracked.checkpoint is not None
-                try:
-                    stands = await self._committer.still_stands(tracked.checkpoint, thoroughly=thoroughly)
-                except StoreError as error:
-                    log.warning("commit_not_looked_at", checkpoint=tracked.name, error=str(error))
-                    continue
-                if not stands and tracked.state is State.COMMITTED:
-                    reason = "its commit was taken back or hit by another attempt: it is sent again"
-                    self._catalog.move(tracked, State.FINISHED, reason=reason)
-
     async def _try_commit(self, tracked: Tracked, checkpoint: Finished, *, began_s: float | None = None) -> None:
-        decision = await self._committer.try_commit(checkpoint, hurried=self._is_going())
+        decision, at_s = await self._committer.try_commit(checkpoint, hurried=self._is_going()), time.time()
+        if isinstance(decision, Ready) and not self._is_going():  # else somebody waits for it
+            await self._committer.sweep(checkpoint)
         if tracked.state is not State.UPLOADED:  # meanwhile given up, or written anew
             return
         match decision:
             case Ready():
-                at_s = time.time()
-                if not self._is_going():  # else somebody waits for it, and what is not swept only costs money
-                    await self._committer.sweep(checkpoint)
                 self._durable(tracked, checkpoint, at=at_s, began_s=began_s)
-                self._look_again_later(tracked)
+                self._second_looks.became_durable(tracked)
                 await self._committer.sweep(checkpoint)
             case Yield(reason):
                 self._catalog.move(tracked, State.SUPERSEDED, reason=reason)
@@ -421,38 +404,7 @@ class Uploader:
             self._moved.pop(tracked.checkpoint.version, None)
             self._mended.pop(tracked.checkpoint.version, None)
 
-    # Their parts.
-
-    def _bodies(self, name: str, source: Source) -> Bodies:
-        return Bodies(name=name, source=source, store=self._store, capabilities=self._can, gate=self._flush.turnstile(name))
-
-    def _sending(self, name: str, source: Source, journal: Journal, *, fence: Fence, tracked: Tracked | None = None) -> Sending:
-        arrived = self._flush.progressed(name)
-
-        def progressed(sent_bytes: int) -> None:
-            arrived(sent_bytes)
-            if tracked is not None:
-                tracked.sent_bytes = sent_bytes
-
-        sending = Sending(
-            name=name,
-            bodies=self._bodies(name, source),
-            store=self._store,
-            capabilities=self._can,
-            transfers=self._transfers,
-            journal=journal,
-            part_bytes=self._part_bytes,
-            unchanged=self._unchanged,
-            fence=fence.pass_through,
-            on_progress=progressed,
-            on_change=self._news.set,
-            on_sent_in_vain=self._early.wait_for_closing,
-        )
-        arrived(sending.sent_bytes())  # what came before is not counted
-        return sending
-
-    def _early_sending(self, name: str, source: Unfinished, journal: Journal) -> Sending:
-        return self._sending(name, source, journal, fence=Fence(self._committer, name, ""))
+    # What a journal knows.
 
     @contextlib.asynccontextmanager
     async def _taken_over(self, active: Active, checkpoint: Finished) -> AsyncIterator[tuple[Journal, HandedOver]]:

@@ -33,9 +33,7 @@ class Look:
     """These are being written, without holes."""
 
 
-def look_at(
-    folder: Path, closed: Mapping[str, float], *, growing: Collection[str] = (), quiet_only: bool = False
-) -> Look:
+def look_at(folder: Path, closed: Mapping[str, float], *, growing: Collection[str] = (), quiet_only: bool = False) -> Look:
     """Return what a directory holds now; it may be changing, or gone.
 
     Args:

@@ -14,8 +14,9 @@ from sidecar.core.manifest import Commit, FileEntry
 from sidecar.core.rewrite import Keep, Same
 from sidecar.errors import StoreError
 from sidecar.upload.already_there import AlreadyThere
-from sidecar.upload.committing import LOOKS_AGAIN, Committer, manifest_of
+from sidecar.upload.committing import Committer, manifest_of
 from sidecar.upload.fence import Fence, Outdated
+from sidecar.upload.second_looks import AFTER_S
 from tests.simulation.audit import NAME, AuditedStore, Violation
 from tests.simulation.world import Process, Rest, SimulatedTransfers, Sleep, World
 from trainer_hook.contract import Node, epoch_seconds
@@ -238,7 +239,7 @@ class Pod:
             raise Violation(f"{self} says durable, and no commit named its part since {since_s:.1f} s")
 
     def _durable(self, version: Version) -> None:
-        self.looks = [(self.world.now_s + after_s, version, thoroughly) for after_s, thoroughly in LOOKS_AGAIN]
+        self.looks = [(self.world.now_s + after_s, version, thoroughly) for after_s, thoroughly in AFTER_S]
         self._settle(version, "durable")
 
     def _settle(self, version: Version, outcome: str) -> None:

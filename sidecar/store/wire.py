@@ -1,4 +1,4 @@
-"""HTTP for large bodies: connections that stay open, one buffer per thread, and an end at once when told to stop.
+"""HTTP for large bodies: connections that stay open, as few buffers as bodies, and an end at once when told to stop.
 
 An HTTP library hands a body on in small pieces of fresh memory, several layers deep. Here a block goes from the file into a
 buffer that fits the cache, is checked there, and leaves; the way back is the same. What is sent and what it means is not
@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from sidecar.store.slice import BLOCK_BYTES, FileSlice
-from sidecar.store.wire_answer import OpenAnswer, read_head
+from sidecar.store.wire_answer import Connection, OpenAnswer, read_head
+from sidecar.store.wire_tls import TlsConnection
 
 TINY_BYTES = 32 << 10
 """Bodies up to this size leave in one piece with their headers."""
@@ -76,12 +77,12 @@ class Wire:
         self._stall_s = stall_s
         self._proxy_of = proxy_of
         self._lock = threading.Lock()
-        self._idle: dict[str, list[socket.socket]] = {}
-        self._busy: set[socket.socket] = set()
+        self._idle: dict[str, list[Connection]] = {}
+        self._busy: set[Connection] = set()
         self._closed = False
         self._keeps = True
         weakref.finalize(self, _close_idle, self._idle)
-        self._of_thread = threading.local()
+        self._buffers: list[memoryview] = []
 
     def exchange(self, request: Request) -> Answer:
         """Send a request with its body and return the whole answer."""
@@ -123,7 +124,7 @@ class Wire:
         except BlockingIOError:
             raise TimeoutError(f"{origin}: nothing came or left for {self._stall_s:g} s") from None
 
-    def _sent(self, origin: str, target: str, request: Request) -> tuple[socket.socket, OpenAnswer]:
+    def _sent(self, origin: str, target: str, request: Request) -> tuple[Connection, OpenAnswer]:
         head = self._head(origin, target, request)
         connection = self._take_idle(origin)
         if connection is not None:
@@ -134,7 +135,7 @@ class Wire:
         connection = self._dial(origin)
         return connection, self._try(connection, origin, head, request)
 
-    def _try(self, connection: socket.socket, origin: str, head: bytes, request: Request) -> OpenAnswer:
+    def _try(self, connection: Connection, origin: str, head: bytes, request: Request) -> OpenAnswer:
         try:
             try:
                 self._send(connection, head, request.body)
@@ -148,7 +149,7 @@ class Wire:
             self._give_back(origin, connection, kept=False)
             raise
 
-    def _send(self, connection: socket.socket, head: bytes, body: FileSlice | None) -> None:
+    def _send(self, connection: Connection, head: bytes, body: FileSlice | None) -> None:
         if body is None or body.size_bytes == 0:
             connection.sendall(head)
             return
@@ -159,14 +160,15 @@ class Wire:
             return
         connection.sendall(head)
         body.seek(0)
-        buffer, answers, unwatched_bytes = self._buffer(), _Watcher(connection), WATCHED_BYTES
-        while count := body.readinto(buffer):
-            if unwatched_bytes >= WATCHED_BYTES:
-                unwatched_bytes = 0
-                if answers.early():
-                    raise ConnectionResetError("answered before all was sent")
-            connection.sendall(buffer[:count])
-            unwatched_bytes += count
+        answers, unwatched_bytes = _Watcher(connection), WATCHED_BYTES
+        with self._buffer() as buffer:
+            while count := body.readinto(buffer):
+                if unwatched_bytes >= WATCHED_BYTES:
+                    unwatched_bytes = 0
+                    if answers.early():
+                        raise ConnectionResetError("answered before all was sent")
+                connection.sendall(buffer[:count])
+                unwatched_bytes += count
 
     def _head(self, origin: str, target: str, request: Request) -> bytes:
         if origin.startswith("http:") and self._proxy_of(origin):
@@ -177,13 +179,18 @@ class Wire:
             lines.append(f"Content-Length: {request.body.size_bytes}")
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
-    def _buffer(self) -> memoryview:
-        buffer: memoryview | None = getattr(self._of_thread, "buffer", None)
-        if buffer is None:
-            buffer = self._of_thread.buffer = memoryview(bytearray(BLOCK_BYTES))
-        return buffer
+    @contextmanager
+    def _buffer(self) -> Iterator[memoryview]:
+        """Lend the block of memory that was used last: a cache may still hold it."""
+        with self._lock:
+            buffer = self._buffers.pop() if self._buffers else memoryview(bytearray(BLOCK_BYTES))
+        try:
+            yield buffer
+        finally:
+            with self._lock:
+                self._buffers.append(buffer)
 
-    def _dial(self, origin: str) -> socket.socket:
+    def _dial(self, origin: str) -> Connection:
         parts, proxy = urlsplit(origin), self._proxy_of(origin)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         to = urlsplit(proxy) if proxy else None
@@ -197,24 +204,22 @@ class Wire:
         except OSError as error:
             where = f"the proxy {first[0]}:{first[1]}" if to else origin  # a proxy's URL may hold a password
             raise CannotConnect(f"{where}: {error.strerror or error}") from None
-        connection: socket.socket = plain.sock
+        dialled: socket.socket = plain.sock
         try:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            dialled.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 # What the kernel was given cannot be held any more: it gets what the link takes, and little ahead.
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
-            if parts.scheme == "https":
-                connection = self._tls.wrap_socket(connection, server_hostname=host)
-                connection.settimeout(self._stall_s)
-            else:
-                _let_the_kernel_wait(connection, self._stall_s)
+                dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
+            tls = TlsConnection(dialled, self._tls, server_hostname=host) if parts.scheme == "https" else None
+            _let_the_kernel_wait(dialled, self._stall_s)
         except BaseException:
-            connection.close()
+            dialled.close()
             raise
+        connection = tls or dialled
         self._lend(connection)
         return connection
 
-    def _lend(self, connection: socket.socket) -> None:
+    def _lend(self, connection: Connection) -> None:
         with self._lock:
             self._busy.add(connection)
             closed = self._closed
@@ -222,7 +227,7 @@ class Wire:
             self._give_back("", connection, kept=False)
             raise ConnectionAbortedError("the connections were closed")
 
-    def _take_idle(self, origin: str) -> socket.socket | None:
+    def _take_idle(self, origin: str) -> Connection | None:
         while True:
             with self._lock:
                 idle = self._idle.get(origin)
@@ -235,7 +240,7 @@ class Wire:
             self._lend(connection)
             return connection
 
-    def _give_back(self, origin: str, connection: socket.socket, *, kept: bool) -> None:
+    def _give_back(self, origin: str, connection: Connection, *, kept: bool) -> None:
         with self._lock:
             self._busy.discard(connection)
             if kept and self._keeps:
@@ -247,8 +252,8 @@ class Wire:
 class _Watcher:
     """Looks, without waiting, whether the other side said something."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._is_tls = isinstance(connection, ssl.SSLSocket)
+    def __init__(self, connection: Connection) -> None:
+        self._is_tls = isinstance(connection, TlsConnection)
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
@@ -275,7 +280,7 @@ def host_of(origin: str) -> str:
     return host if parts.port in (None, usual) else f"{host}:{parts.port}"
 
 
-def _close_idle(idle: dict[str, list[socket.socket]]) -> None:
+def _close_idle(idle: dict[str, list[Connection]]) -> None:
     while idle:
         for connection in idle.popitem()[1]:
             connection.close()
@@ -292,9 +297,8 @@ def _let_the_kernel_wait(connection: socket.socket, longest_s: float) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut(connection: Connection) -> None:
     try:
-        # On the descriptor: SSLSocket.shutdown would drop its state under the thread that uses it.
-        socket.socket.shutdown(connection, socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)
     except OSError:
         return

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import re
 import socket
-import ssl
 from http.client import BadStatusLine, HTTPException, IncompleteRead, RemoteDisconnected
+
+from sidecar.store.wire_tls import TlsConnection
+
+Connection = socket.socket | TlsConnection
 
 RECEIVE_BYTES = 16 << 10
 MAX_HEAD_BYTES = 64 << 10
@@ -27,7 +30,7 @@ class OpenAnswer:
     Raises ``OSError`` and ``HTTPException``, also while it is read.
     """
 
-    def __init__(self, connection: socket.socket, head: str, rest: bytes, *, method: str) -> None:
+    def __init__(self, connection: Connection, head: str, rest: bytes, *, method: str) -> None:
         line, _, fields = head.partition("\n")
         told = _STATUS_LINE.fullmatch(line.rstrip("\r"))
         if told is None:
@@ -35,8 +38,6 @@ class OpenAnswer:
         self.status = int(told[2])
         self.headers = _headers(fields)
         self._connection = connection
-        self._whole = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL
-        """Flag that fills a buffer in one call."""
         self._rest = rest
         """Received and not handed on."""
         said = self.headers.get("connection", "").lower()
@@ -100,7 +101,7 @@ class OpenAnswer:
 
     def _take(self, buffer: memoryview) -> int:
         if not self._rest:
-            return self._connection.recv_into(buffer, 0, self._whole if self._left is not None else 0)
+            return self._connection.recv_into(buffer, 0, socket.MSG_WAITALL if self._left is not None else 0)
         count = min(len(buffer), len(self._rest))
         buffer[:count] = self._rest[:count]
         self._rest = self._rest[count:]
@@ -128,7 +129,7 @@ class OpenAnswer:
         return line.rstrip(b"\r")
 
 
-def read_head(connection: socket.socket, method: str) -> OpenAnswer:
+def read_head(connection: Connection, method: str) -> OpenAnswer:
     """Wait for the head of the answer to a request; interim answers are passed over.
 
     Raises:

@@ -2,38 +2,60 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from http.client import HTTPException
+from pathlib import Path
 
 import pytest
 
 from sidecar.store.slice import FileSlice, OpenGate
 from sidecar.store.wire import Answer, Request, Wire
 from sidecar.store.wire_answer import OpenAnswer
+from tests import servers
 
 MIB = 1 << 20
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
+Conversation = Callable[[socket.socket], None]
+Server = Callable[..., AbstractContextManager[str]]
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Path]:
+    return servers.self_signed(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(params=["http", "https", "https 1.2"])
+def server(request: pytest.FixtureRequest, secure: tuple[ssl.SSLContext, Path]) -> Server:
+    tls = secure[0]
+    tls.maximum_version = ssl.TLSVersion.TLSv1_2 if request.param == "https 1.2" else ssl.TLSVersion.TLSv1_3
+    return functools.partial(serving, tls=None if request.param == "http" else tls)
+
+
 @contextmanager
-def server(*conversations: Callable[[socket.socket], None]) -> Iterator[str]:
+def serving(*conversations: Conversation, tls: ssl.SSLContext | None) -> Iterator[str]:
     """Have each connection, in order of arrival, served by one of these; yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
             for conversation in conversations:
-                connection, _ = listening.accept()
-                with connection:
-                    conversation(connection)
+                accepted, _ = listening.accept()
+                with accepted, suppress(ssl.SSLError):
+                    connection = tls.wrap_socket(accepted, server_side=True) if tls else accepted
+                    with connection:
+                        conversation(connection)
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}/k"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{listening.getsockname()[1]}/k"
         thread.join(5)
 
 
@@ -52,8 +74,8 @@ def read_request(connection: socket.socket) -> bytes:
 
 
 @pytest.fixture
-def wire() -> Iterator[Wire]:
-    made = Wire(tls=ssl.create_default_context(), connect_timeout_s=2.0, stall_s=2.0)
+def wire(secure: tuple[ssl.SSLContext, Path]) -> Iterator[Wire]:
+    made = Wire(tls=ssl.create_default_context(cafile=secure[1]), connect_timeout_s=2.0, stall_s=2.0)
     yield made
     made.close()
 
@@ -69,7 +91,7 @@ def body_of(content: bytes) -> Iterator[FileSlice]:
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 32 << 10, (32 << 10) + 1, 3 * MIB + 5])
-def test_a_body_arrives_as_it_is_with_its_checksum(wire: Wire, size_bytes: int) -> None:
+def test_a_body_arrives_as_it_is_with_its_checksum(wire: Wire, server: Server, size_bytes: int) -> None:
     content, arrived = os.urandom(size_bytes), []
 
     def take(connection: socket.socket) -> None:
@@ -82,7 +104,7 @@ def test_a_body_arrives_as_it_is_with_its_checksum(wire: Wire, size_bytes: int) 
     assert arrived == [content]
 
 
-def test_a_kept_connection_that_the_server_has_closed_is_replaced_unseen(wire: Wire) -> None:
+def test_a_kept_connection_that_the_server_has_closed_is_replaced_unseen(wire: Wire, server: Server) -> None:
     def once(connection: socket.socket) -> None:
         read_request(connection)
         connection.sendall(OK)
@@ -94,7 +116,7 @@ def test_a_kept_connection_that_the_server_has_closed_is_replaced_unseen(wire: W
             time.sleep(0.1)
 
 
-def test_a_connection_that_dies_with_the_second_request_is_replaced_and_the_body_sent_again(wire: Wire) -> None:
+def test_a_connection_that_dies_with_the_second_request_is_replaced_and_the_body_sent_again(wire: Wire, server: Server) -> None:
     arrived = []
 
     def dies(connection: socket.socket) -> None:
@@ -113,7 +135,7 @@ def test_a_connection_that_dies_with_the_second_request_is_replaced_and_the_body
     assert arrived == [b"second" * MIB]
 
 
-def test_a_refusal_that_comes_before_all_was_sent_is_read(wire: Wire) -> None:
+def test_a_refusal_that_comes_before_all_was_sent_is_read(wire: Wire, server: Server) -> None:
     def refuses(connection: socket.socket) -> None:
         connection.recv(1000)
         connection.sendall(b"HTTP/1.1 503 Slow Down\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy")
@@ -125,7 +147,7 @@ def test_a_refusal_that_comes_before_all_was_sent_is_read(wire: Wire) -> None:
         assert body.tell() < 64 * MIB
 
 
-def test_a_server_that_stops_taking_is_given_up_after_the_stall(wire: Wire) -> None:
+def test_a_server_that_stops_taking_is_given_up_after_the_stall(wire: Wire, server: Server) -> None:
     with server(lambda connection: time.sleep(8)) as url, body_of(b"x" * 64 * MIB) as body:
         began_s = time.monotonic()
         with pytest.raises(TimeoutError):
@@ -133,7 +155,7 @@ def test_a_server_that_stops_taking_is_given_up_after_the_stall(wire: Wire) -> N
         assert 1.5 < time.monotonic() - began_s < 5.5  # twice where a part of the block was taken
 
 
-def test_closing_ends_an_exchange_at_once(wire: Wire) -> None:
+def test_closing_ends_an_exchange_at_once(wire: Wire, server: Server) -> None:
     with server(lambda connection: time.sleep(1)) as url, body_of(b"x" * 64 * MIB) as body:
         threading.Timer(0.3, wire.close).start()
         began_s = time.monotonic()
@@ -144,7 +166,7 @@ def test_closing_ends_an_exchange_at_once(wire: Wire) -> None:
             wire.exchange(Request("GET", url, {}))
 
 
-def test_an_answer_that_is_not_read_to_its_end_costs_its_connection_and_nothing_else(wire: Wire) -> None:
+def test_an_answer_that_is_not_read_to_its_end_costs_its_connection_and_nothing_else(wire: Wire, server: Server) -> None:
     def long(connection: socket.socket) -> None:
         read_request(connection)
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b"x" * 1000)
@@ -161,10 +183,79 @@ def test_an_answer_that_is_not_read_to_its_end_costs_its_connection_and_nothing_
         assert wire.exchange(Request("GET", url, {})).content == b"ok"
 
 
-def test_a_fetch_that_is_refused_gives_the_whole_answer(wire: Wire) -> None:
+def test_a_fetch_that_is_refused_gives_the_whole_answer(wire: Wire, server: Server) -> None:
     def refuses(connection: socket.socket) -> None:
         read_request(connection)
         connection.sendall(b"HTTP/1.1 404 Not Found\r\nX-Reason: none\r\nContent-Length: 4\r\n\r\ngone")
 
     with server(refuses) as url, wire.fetch(Request("GET", url, {})) as answer:
         assert answer == Answer(404, {"x-reason": "none", "content-length": "4"}, b"gone")
+
+
+def test_a_body_comes_as_it_was_sent_in_records_of_any_size(wire: Wire, server: Server) -> None:
+    content = os.urandom(3 * MIB + 5)
+    sizes = [1, 16 << 10, 5, 100_000, len(content)]
+
+    def sends(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(content))
+        done = 0
+        for size in sizes:
+            connection.sendall(content[done : done + size])
+            done += size
+
+    came, buffer = bytearray(), memoryview(bytearray(MIB + 1))
+    with server(sends) as url, wire.fetch(Request("GET", url, {})) as answer:
+        assert isinstance(answer, OpenAnswer)
+        while count := answer.readinto(buffer):
+            came += buffer[:count]
+    assert came == content
+
+
+def test_a_body_that_ends_early_is_not_taken_for_whole(wire: Wire, server: Server) -> None:
+    def dies(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + b"x" * 70_000)
+
+    with server(dies) as url, pytest.raises(HTTPException):
+        wire.exchange(Request("GET", url, {}))
+
+
+def test_a_server_that_does_not_answer_is_given_up_after_the_stall(wire: Wire, server: Server) -> None:
+    with server(lambda connection: time.sleep(4)) as url:
+        began_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            wire.exchange(Request("GET", url, {}))
+        assert 1.5 < time.monotonic() - began_s < 3.5
+
+
+# TLS alone.
+
+
+def test_a_server_that_accepts_and_says_nothing_is_given_up_as_one_that_does_not_accept(wire: Wire) -> None:
+    with serving(lambda connection: time.sleep(4), tls=None) as url:
+        began_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            wire.exchange(Request("GET", url.replace("http:", "https:"), {}))
+        assert 1.5 < time.monotonic() - began_s < 3.5
+
+
+def test_a_certificate_that_is_not_trusted_is_named_and_the_server_told(secure: tuple[ssl.SSLContext, Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        told: list[str] = []
+
+        def serve() -> None:
+            accepted, _ = listening.accept()
+            with accepted:
+                try:
+                    secure[0].wrap_socket(accepted, server_side=True).recv(1)
+                except ssl.SSLError as error:
+                    told.append(str(error.reason))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        suspicious = Wire(tls=ssl.create_default_context(), connect_timeout_s=2.0, stall_s=2.0)
+        with pytest.raises(ssl.SSLCertVerificationError):
+            suspicious.exchange(Request("GET", f"https://127.0.0.1:{listening.getsockname()[1]}/k", {}))
+        thread.join(5)
+    assert told == ["TLSV1_ALERT_UNKNOWN_CA"]

@@ -152,7 +152,7 @@ def test_a_server_that_stops_taking_is_given_up_after_the_stall(wire: Wire, serv
         began_s = time.monotonic()
         with pytest.raises(TimeoutError):
             wire.exchange(Request("PUT", url, {}, body))
-        assert 1.5 < time.monotonic() - began_s < 5.5  # twice where a part of the block was taken
+        assert 1.5 < time.monotonic() - began_s < 7.5  # longer where parts of the block were taken
 
 
 def test_closing_ends_an_exchange_at_once(wire: Wire, server: Server) -> None:

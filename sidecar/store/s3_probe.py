@@ -25,7 +25,7 @@ MIN_PART_BYTES, MAX_PARTS = 5 * MIB, 10_000
 CONTENT = b"checkpoint-sidecar probe\n"
 WRONG_CRC = checksum(CONTENT) ^ 1
 TRIES, NEAR_S = 3, 0.01
-"""Of a store so near, what runs for the first time in this process takes longer than the way there: it is asked again."""
+"""Below this, the first run of our own code takes longer than the way there: it is measured again."""
 CHOSEN = {"read-back": Verification.READ_BACK, "off": Verification.OFF}
 
 
@@ -57,7 +57,7 @@ def probe(store: S3Store, verify: Literal["auto", "md5", "read-back", "off"]) ->
 
 
 def _round_trip_s(store: S3Store, key: str) -> float:
-    """Return what a small request takes: the slower of a read and a write, which not every store answers at once."""
+    """Return what a small request takes: the slower of a read and a write; some stores read fast and write slowly."""
     tries: list[float] = []
     with _slice() as body:
         while len(tries) < TRIES and (not tries or tries[-1] < NEAR_S):

@@ -61,7 +61,7 @@ class Wire:
     """Thread-safe. Raises ``OSError`` and ``HTTPException`` for the network; what a body raises comes through unchanged.
 
     ``proxy_of`` says for ``http://host:port`` which proxy leads there, as a URL; ``stall_s`` is the longest wait for an answer
-    and for a block to be taken (twice that where the kernel took a part of the block).
+    and for a block to be taken (longer where the kernel took parts of the block).
     """
 
     def __init__(
@@ -212,6 +212,9 @@ class Wire:
                 dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
             tls = TlsConnection(dialled, self._tls, server_hostname=host) if parts.scheme == "https" else None
             _let_the_kernel_wait(dialled, self._stall_s)
+        except TimeoutError:
+            dialled.close()
+            raise TimeoutError(f"{origin}: connected, but TLS was not agreed on; is this an https port?") from None
         except BaseException:
             dialled.close()
             raise
@@ -253,16 +256,16 @@ class _Watcher:
     """Looks, without waiting, whether the other side said something."""
 
     def __init__(self, connection: Connection) -> None:
-        self._is_tls = isinstance(connection, TlsConnection)
+        self._tls = connection if isinstance(connection, TlsConnection) else None
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
     def readable(self) -> bool:
-        return bool(self._poll.poll(0))
+        return bool(self._poll.poll(0)) or (self._tls is not None and self._tls.has_unread)
 
     def early(self) -> bool:
         """Whether an answer came while a body is sent. Not known over TLS, where session tickets come at any time."""
-        return not self._is_tls and self.readable()
+        return self._tls is None and self.readable()
 
 
 def _split(url: str) -> tuple[str, str]:

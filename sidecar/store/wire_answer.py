@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from http.client import BadStatusLine, HTTPException, IncompleteRead, RemoteDisconnected
+from typing import TypeVar
 
 from sidecar.store.wire_tls import TlsConnection
 
+T = TypeVar("T")
 Connection = socket.socket | TlsConnection
 
 RECEIVE_BYTES = 16 << 10
@@ -101,11 +104,17 @@ class OpenAnswer:
 
     def _take(self, buffer: memoryview) -> int:
         if not self._rest:
-            return self._connection.recv_into(buffer, 0, socket.MSG_WAITALL if self._left is not None else 0)
+            return self._receive(self._connection.recv_into, buffer, 0, socket.MSG_WAITALL if self._left is not None else 0)
         count = min(len(buffer), len(self._rest))
         buffer[:count] = self._rest[:count]
         self._rest = self._rest[count:]
         return count
+
+    def _receive(self, receive: Callable[..., T], *args: object) -> T:
+        try:
+            return receive(*args)
+        except BlockingIOError:  # it is the kernel that waits
+            raise TimeoutError("the rest of the answer does not come") from None
 
     def _begin_chunk(self) -> None:
         if self._in_chunk and self._line():
@@ -121,7 +130,7 @@ class OpenAnswer:
 
     def _line(self) -> bytes:
         while (end := self._rest.find(b"\n")) < 0:
-            more = self._connection.recv(RECEIVE_BYTES)
+            more = self._receive(self._connection.recv, RECEIVE_BYTES)
             if not more or len(self._rest) > MAX_LINE_BYTES:
                 raise IncompleteRead(self._rest[:50])
             self._rest += more

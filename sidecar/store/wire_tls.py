@@ -22,7 +22,7 @@ class TlsConnection:
     """TLS over a connected socket: as much of a socket as an HTTP client needs.
 
     One thread at a time, but for ``shutdown``. Raises ``OSError``, also while it begins. An end without a farewell is an end:
-    whether a body is whole is for its length to say.
+    whether a body is whole is for its length to say. It keeps what the largest block that was sent needs when it is encrypted.
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, *, server_hostname: str) -> None:
@@ -54,7 +54,7 @@ class TlsConnection:
         filled, wanted = 0, size_bytes or len(buffer)
         while filled < wanted:
             try:
-                count = self._read(wanted - filled, buffer[filled:wanted])  # of one record
+                count = self._read(wanted - filled, buffer[filled:wanted])  # one record at most
             except ssl.SSLWantReadError:
                 if filled and not flags & socket.MSG_WAITALL:
                     break
@@ -67,6 +67,11 @@ class TlsConnection:
                     break
                 filled += count
         return filled
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether something was received that nobody has asked for, as a socket with something to read has."""
+        return self._incoming.pending > 0 or self._tls.pending() > 0
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket."""

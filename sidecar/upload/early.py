@@ -60,6 +60,8 @@ class _Early:
     """Stamp of each file that was queued, by path."""
     growing: dict[str, FoundFile] = field(default_factory=dict)
     """What the files that are being written were when they were looked at last, by path."""
+    grown: set[str] = field(default_factory=set)
+    """Paths of the files that became longer from one look to another."""
     begun: dict[str, FoundFile] = field(default_factory=dict)
     """Of these, those whose beginning was queued, and how much."""
     allowed: bool | None = None
@@ -227,7 +229,8 @@ class EarlyUploads:
         if self._going():  # what there is to send will come at any moment
             self._ask(early, watchers)
         folder, closed = self._volume.root / early.name, self._hints.closed()
-        look = await asyncio.to_thread(look_at, folder, closed, growing=frozenset(early.begun), quiet_only=early.quiet_only)
+        look = await asyncio.to_thread(look_at, folder, closed, growing=early.grown, quiet_only=early.quiet_only)
+        early.grown |= {now.path for now in look.open if now.path in early.growing and _is_longer(early.growing[now.path], now)}
         fresh = [file for file in look.closed if early.added.get(file.path) != file.stamp]
         longer = [] if self._closed_only or early.quiet_only else _longer(early, look)
         is_worth_it = bool(early.added or early.begun) or _is_worth_it([*fresh, *longer])
@@ -336,14 +339,18 @@ def _longer(early: _Early, look: Look) -> list[FoundFile]:
         before[now.path]
         for now in look.open
         if now.path in before
-        and _continues(before[now.path], now)
-        and now.size_bytes > before[now.path].size_bytes >= LEAST_BYTES
+        and _is_longer(before[now.path], now)
+        and before[now.path].size_bytes >= LEAST_BYTES
         and now.path not in early.added
     ]
 
 
 def _continues(before: FoundFile, now: FoundFile) -> bool:
     return now.inode == before.inode and now.size_bytes >= before.size_bytes
+
+
+def _is_longer(before: FoundFile, now: FoundFile) -> bool:
+    return _continues(before, now) and now.size_bytes > before.size_bytes
 
 
 def _is_worth_it(files: Sequence[FoundFile]) -> bool:

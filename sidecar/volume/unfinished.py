@@ -17,8 +17,8 @@ from trainer_hook.contract import ContractError, check_path
 QUIET_S = 2.0
 """A file whose size and time stayed the same this long counts as closed, where nobody said so."""
 QUIET_GROWING_S = 60.0
-"""The same for a file that was seen growing: a writer that waits for the disk or the GPU goes on, and what was sent as the
-end of the file would have to be sent again."""
+"""The same for a file that was seen growing, where no closing was heard of: a writer that waits for the disk or the GPU goes
+on, and what was sent as the end of the file would have to be sent again."""
 _BLOCK_BYTES = 512
 """Unit of ``st_blocks``, whatever the file system's own. Source: stat(2)."""
 
@@ -55,9 +55,10 @@ def look_at(folder: Path, closed: Mapping[str, float], *, growing: Collection[st
             if not stat.S_ISREG(status.st_mode):
                 continue
             file = FoundFile(relative, status.st_size, status.st_mtime_ns, status.st_ino)
-            quiet_s = QUIET_GROWING_S if relative in growing else QUIET_S
+            closed_s = closed.get(str(path))  # earlier than the last write where another machine's clock made the time
+            quiet_s = QUIET_GROWING_S if relative in growing and closed_s is None else QUIET_S
             is_quiet = now_s - max(status.st_mtime, status.st_ctime) > quiet_s
-            was_closed = not quiet_only and closed.get(str(path), 0.0) >= status.st_mtime
+            was_closed = not quiet_only and closed_s is not None and closed_s >= status.st_mtime
             if is_quiet or was_closed:
                 ended.append(file)
             elif status.st_blocks * _BLOCK_BYTES >= status.st_size:  # else written in another order than from its beginning

@@ -98,6 +98,9 @@ def test_a_file_that_was_seen_growing_does_not_end_because_its_writer_waits(
 
     assert closed_after(QUIET_S + 1) == ["never seen before"]
     assert closed_after(QUIET_GROWING_S + 1) == ["growing", "never seen before"]
+    heard = {str(tmp_path / "growing"): now_s - 1}  # by a clock that is behind that of the files
+    monkeypatch.setattr(time, "time", lambda: now_s + QUIET_S + 1)
+    assert "growing" in [file.path for file in look_at(tmp_path, heard, growing={"growing"}).closed]
 
 
 def test_an_unfinished_file_is_opened_only_as_the_one_that_was_seen(tmp_path: Path) -> None:

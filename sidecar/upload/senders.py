@@ -1,4 +1,4 @@
-"""Makes what carries a checkpoint to the store: its bodies behind the flush's turnstile, its progress told to who asks."""
+"""Makes what carries a checkpoint to the store: its bodies behind the flush's turnstile, its progress told to whoever asks."""
 
 from __future__ import annotations
 

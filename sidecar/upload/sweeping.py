@@ -32,11 +32,20 @@ class Sweeper:
         self._unswept[checkpoint.name, checkpoint.attempt, checkpoint.save_id] = manifests, before
 
     async def sweep(self, checkpoint: Finished) -> None:
-        """Remove what nobody names, where this node wrote the commit; at most once."""
+        """Remove what nobody names, where this node wrote the commit. Tried once: it must not come after another writing."""
         name, attempt = checkpoint.name, checkpoint.attempt
         manifests, before = self._unswept.pop((name, attempt, checkpoint.save_id), ((), {}))
         if not manifests:
             return
+        try:
+            await self._remove_unnamed(name, attempt, manifests, before)
+            await self._transfers.once(self._abort_unfinished, name)
+        except StoreError as error:
+            log.warning("leftovers_not_removed", checkpoint=name, error=str(error), hint="they go with the checkpoint")
+
+    async def _remove_unnamed(
+        self, name: str, attempt: str, manifests: Sequence[Manifest], before: Mapping[str, Object]
+    ) -> None:
         named = {entry.key for manifest in manifests for entry in manifest.files} | {keys.commit(name)}
         named |= {keys.manifest(name, m.attempt, Node(m.node.index, m.node.count)) for m in manifests}
         named |= {keys.all_manifests(name, attempt)} if len(manifests) > EAGER_NODES else set()
@@ -45,16 +54,12 @@ class Sweeper:
             named |= {key, *await self._files_named_by(key)}
         leftover = [key for key in before if key not in named]
         if leftover:
-            await self._transfers.persistently(self._store.delete, leftover)
-        try:
-            await self._transfers.once(self._abort_unfinished, name)
-        except StoreError as error:  # the bucket's lifecycle rule removes them, too
-            log.warning("unfinished_uploads_not_aborted", checkpoint=name, error=str(error))
+            await self._transfers.once(self._store.delete, leftover)
 
     async def _files_named_by(self, key: str) -> set[str]:
         # The manifest of another attempt, which may be at work at this very moment.
         try:
-            manifest = decode_manifest(await self._transfers.persistently(self._store.get, key), key=key)
+            manifest = decode_manifest(await self._transfers.once(self._store.get, key), key=key)
         except (NotFound, ContractError):
             return set()
         return {entry.key for entry in manifest.files}

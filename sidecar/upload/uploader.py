@@ -328,16 +328,15 @@ class Uploader:
             await asyncio.sleep(COMMIT_POLL_S)
 
     async def _try_commit(self, tracked: Tracked, checkpoint: Finished, *, began_s: float | None = None) -> None:
-        decision, at_s = await self._committer.try_commit(checkpoint, hurried=self._is_going()), time.time()
-        if isinstance(decision, Ready) and not self._is_going():  # else somebody waits for it
-            await self._committer.sweep(checkpoint)
-        if tracked.state is not State.UPLOADED:  # meanwhile given up, or written anew
+        decision = await self._committer.try_commit(checkpoint, hurried=self._is_going())
+        if tracked.state is not State.UPLOADED:  # given up meanwhile
             return
         match decision:
             case Ready():
-                self._durable(tracked, checkpoint, at=at_s, began_s=began_s)
+                self._durable(tracked, checkpoint, at=time.time(), began_s=began_s)
                 self._second_looks.became_durable(tracked)
-                await self._committer.sweep(checkpoint)
+                if not self._is_replaced(tracked):  # else what is being sent now would look like what is left
+                    await self._committer.sweep(checkpoint)
             case Yield(reason):
                 self._catalog.move(tracked, State.SUPERSEDED, reason=reason)
                 await self._discard(tracked)

@@ -72,10 +72,10 @@ class Pins:
         source = self._root / checkpoint.name
         shutil.rmtree(building, ignore_errors=True)
         try:
+            for folder in {os.path.dirname(file.path) for file in checkpoint.files} | {""}:  # noqa: PTH120 - thousands of files
+                (building / folder).mkdir(parents=True, exist_ok=True)
             for path in [*(file.path for file in checkpoint.files), MARKER]:
-                target = building / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.link(source / path, target, follow_symlinks=False)
+                os.link(f"{source}/{path}", f"{building}/{path}", follow_symlinks=False)
             building.rename(place)
         except FileNotFoundError:
             shutil.rmtree(building, ignore_errors=True)

@@ -90,7 +90,7 @@ def test_without_any_sidecar_training_runs_and_a_signal_ends_the_wait_at_the_end
         assert "no sidecar answers" in running.log()
         assert set(finished(volume)) == {"final", "checkpoint-20"}
         began_s = time.monotonic()
-        assert running.terminate(timeout_s=8) == 0, running.log()
-        assert time.monotonic() - began_s < 5
+        assert running.terminate(timeout_s=30) == 0, running.log()
+        assert time.monotonic() - began_s < 20, "it waited on"
         assert "Traceback" not in running.log()
         assert "Exception ignored" not in running.log()

@@ -328,15 +328,16 @@ class Uploader:
             await asyncio.sleep(COMMIT_POLL_S)
 
     async def _try_commit(self, tracked: Tracked, checkpoint: Finished, *, began_s: float | None = None) -> None:
-        decision = await self._committer.try_commit(checkpoint, hurried=self._is_going())
+        decision, at_s = await self._committer.try_commit(checkpoint, hurried=self._is_going()), time.time()
+        if isinstance(decision, Ready) and not self._is_going():  # else somebody waits for it
+            await self._sweep(tracked, checkpoint)
         if tracked.state is not State.UPLOADED:  # given up meanwhile
             return
         match decision:
             case Ready():
-                self._durable(tracked, checkpoint, at=time.time(), began_s=began_s)
+                self._durable(tracked, checkpoint, at=at_s, began_s=began_s)
                 self._second_looks.became_durable(tracked)
-                if not self._is_replaced(tracked):  # else what is being sent now would look like what is left
-                    await self._committer.sweep(checkpoint)
+                await self._sweep(tracked, checkpoint)
             case Yield(reason):
                 self._catalog.move(tracked, State.SUPERSEDED, reason=reason)
                 await self._discard(tracked)
@@ -351,6 +352,10 @@ class Uploader:
                 self._moved.setdefault(checkpoint.version, {}).update(moved)
                 self._mended[checkpoint.version] = frozenset(files)
                 self._catalog.move(tracked, State.FINISHED, reason=reason)
+
+    async def _sweep(self, tracked: Tracked, checkpoint: Finished) -> None:
+        if not self._is_replaced(tracked):  # else what is being sent now would look like what is left
+            await self._committer.sweep(checkpoint)
 
     def _durable(self, tracked: Tracked, checkpoint: Finished, *, at: float, began_s: float | None) -> None:
         took = {} if began_s is None else {"upload_s": round(time.monotonic() - began_s, 3)}

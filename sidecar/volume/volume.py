@@ -15,6 +15,9 @@ from sidecar.volume.pins import Pins, held_as
 from sidecar.volume.walk import examine, newest_mtime, signature
 from trainer_hook.contract import INCOMING, JOURNAL, LEASES, MARKER, MAX_MARKER_BYTES, PINS, SYSTEM_DIR, is_checkpoint_name
 
+EARLY = "early"
+"""Stands for the version of a checkpoint that is not finished, in the name of its journal."""
+
 
 class Volume:
     """One mount, ``$CKPT_DIR``."""
@@ -85,9 +88,19 @@ class Volume:
         """Forget what was sent of the version that a pin held."""
         (self.journal / f"{pin.name}.jsonl").unlink(missing_ok=True)
 
+    def early_journal(self, name: str) -> Path:
+        """Return the journal of what is sent of a checkpoint before it is finished."""
+        return self.journal / f"{name}@{EARLY}.jsonl"
+
+    def left_early(self) -> set[str]:
+        """Return the checkpoints of which something was sent early, and which nobody has taken over."""
+        names = {path.stem.partition("@")[0] for path in self.journal.glob(f"*@{EARLY}.jsonl")}
+        return {name for name in names if is_checkpoint_name(name)}
+
     def drop_stray_journals(self) -> None:
         """Forget what was sent of versions that are neither pinned nor on the volume any more."""
-        for path in list(self.journal.glob("*@*.jsonl")):
+        early = {self.early_journal(name) for name in self.left_early()}  # somebody else's matter
+        for path in set(self.journal.glob("*@*.jsonl")) - early:
             name = path.stem.partition("@")[0]
             current = self.look_at_marker(name) if is_checkpoint_name(name) else None
             if not (self.root / PINS / path.stem).is_dir() and (current is None or path.stem != held_as(name, current)):

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import http.client
 import os
-import random
 import re
 import shutil
 import socket
@@ -23,26 +22,11 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from sidecar.core.checksum import checksum, combined
+from tests.ports import free_port
 
 ACCESS_KEY, SECRET_KEY = "minioadmin", "minioadmin"
 REGION = "us-east-1"
 RGW = Path(__file__).parent / "rgw"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _three_free_ports() -> int:
-    """Return the first of three in a row, outside the range that the kernel gives to connections."""
-    while True:
-        first = random.randrange(15_000, 30_000)
-        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
-            for port in range(first, first + 3):
-                probes.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
 
 
 def write_credentials(folder: Path, *, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> Path:
@@ -81,7 +65,7 @@ def moto() -> Iterator[str]:
 @contextlib.contextmanager
 def rgw(folder: Path) -> Iterator[str]:
     """Yield the endpoint of a Ceph RGW."""
-    port = _three_free_ports()
+    port = free_port(in_a_row=3)
     try:
         done = subprocess.run(
             [RGW / "up", folder, str(port), "4"],

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from sidecar import cli
-from tests.process.sidecar_process import Sidecar, free_port, sidecar, until, write_checkpoint
+from tests.ports import free_port
+from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
 CALLS = {
     ("get", "/healthz"),

@@ -60,7 +60,7 @@ def test_what_a_person_wrote_stays_as_it_was(document: dict[str, Any], wanted: d
     assert new["spec"].get("volumes", [])[: len(old["spec"].get("volumes", []))] == old["spec"].get("volumes", [])
 
 
-@examples(max_examples=30)
+@examples(max_examples=20)
 @given(workloads(), options(), st.sampled_from([2, 4]), st.sampled_from([0, 2]), st.integers())
 def test_text_keeps_its_lines_and_its_comments_whatever_its_style(
     document: dict[str, Any], wanted: dict[str, str], mapping: int, offset: int, seed: int
@@ -89,7 +89,7 @@ def _written(document: dict[str, Any], mapping: int, offset: int, chance: random
     return "\n".join(lines) + "\n"
 
 
-@examples(max_examples=40)
+@examples(max_examples=15)
 @given(workloads(), st.integers(), st.sampled_from(["true", "false"]))
 def test_no_line_is_lost_however_each_list_is_indented(document: dict[str, Any], seed: int, hook: str) -> None:
     text = "\n".join(_lines(document, random.Random(seed))) + "\n"

@@ -28,9 +28,9 @@ from hypothesis import strategies as st
 from sidecar.inject import Options, inject
 from sidecar.inject.options import with_given
 from sidecar.webhook.json_patch import difference
-from tests import servers
 from tests.deploy.pods import workloads
 from tests.deploy.schemas import VERSIONS, complaints
+from tests.ports import free_port
 
 HOST = "webhook.checkpoint-sidecar.svc"
 DEFAULTS = {"store": "s3:///runs/{namespace}/{name}", "secret": "data-connection", "image": "registry.example/x:1"}
@@ -126,7 +126,7 @@ def webhook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
     write_certificate(folder, 1)
     for name in ("tls.crt", "tls.key"):
         (folder / name).symlink_to(f"..data/{name}")
-    port = servers.free_port()
+    port = free_port()
     environment = {f"CKPT_INJECT_{name.upper()}": value for name, value in DEFAULTS.items()}
     command = [sys.executable, "-m", "sidecar", "webhook", "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.hook.conftest import pod
 from tests.hook.job import ROOT, Training, finished, training
-from tests.process.sidecar_process import free_port
+from tests.ports import free_port
 
 LONG_S = 150.0
 """Libraries and launchers start several processes that import for seconds, on a machine that may be busy."""

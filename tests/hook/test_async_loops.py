@@ -14,7 +14,7 @@ import pytest
 from tests.hook.job import ROOT, Answers, finished, plain_environ, training
 from tests.hook.story import example, steps
 from tests.hook.test_async_saves import writer_of
-from tests.process.sidecar_process import free_port
+from tests.ports import free_port
 
 
 @pytest.mark.slow

@@ -50,6 +50,8 @@ def stopped_in_mid_save(running: Training, pid: int | None = None) -> tuple[int,
     """Stop the process that writes and wait until it has something to write. Returns its pid and the checkpoint."""
     writer = writer_of(pid or running.process.pid)
     os.kill(writer, signal.SIGSTOP)
+    until(lambda: Path(f"/proc/{writer}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    time.sleep(0.5)  # what it had written gets its marker
     until(lambda: in_flight(running) is not None, timeout_s=60)
     name = in_flight(running)
     assert name is not None
@@ -69,7 +71,6 @@ def test_killed_in_mid_save_and_at_random_it_resumes_bit_for_bit(tmp_path: Path,
             first.wait()
             until(lambda: "Z" in Path(f"/proc/{writer}/stat").read_text() if Path(f"/proc/{writer}").exists() else True)
             assert torn not in finished(volume)
-            assert not (volume / torn / "optimizer.pt").exists()
         with training(slowly, volume, found | ASYNC) as second:
             second.said("resumes from checkpoint-")
             second.said("training held for")

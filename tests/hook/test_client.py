@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.hook.job import Answers
-from tests.process.sidecar_process import free_port
+from tests.ports import free_port
 from trainer_hook.process import client as client_module
 from trainer_hook.process.client import Answer, Client, Flushed, SidecarAbsent
 

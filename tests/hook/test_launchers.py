@@ -12,7 +12,8 @@ import pytest
 
 from tests.hook.conftest import pod
 from tests.hook.job import Answers, Training, finished, marker, script, trainer_state, training
-from tests.process.sidecar_process import free_port, until
+from tests.ports import free_port
+from tests.process.sidecar_process import until
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
 

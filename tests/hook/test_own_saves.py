@@ -12,7 +12,8 @@ import pytest
 
 from tests.hook.job import ROOT, SCRIPTS, Answers, finished, marker, trainer_state, training
 from tests.hook.story import LONG_S
-from tests.process.sidecar_process import free_port, until
+from tests.ports import free_port
+from tests.process.sidecar_process import until
 from trainer_hook.contract import MARKER, META_OWNER, SCRIPT_OWNED
 from trainer_hook.libraries.own_saves import hint_for, make_way
 from trainer_hook.volume.publish import listed_files

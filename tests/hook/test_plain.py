@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.hook.conftest import pod
 from tests.hook.job import finished, marker, trainer_state, training
-from tests.process.sidecar_process import free_port
+from tests.ports import free_port
 
 SCRIPT = """
 import sys, time

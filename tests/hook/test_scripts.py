@@ -187,7 +187,7 @@ def test_the_librarys_own_jit_checkpoint_is_replaced_with_a_message(volume: Path
     told = script(args={"enable_jit_checkpoint": True, "max_steps": 100}, sleep_s=0.1)
     with training(told, volume, answers.settings) as running:
         running.at_step(3)
-        assert running.terminate(timeout_s=3) == 143, running.log()
+        assert running.terminate(timeout_s=20) == 143, running.log()
         assert running.log().count("enable_jit_checkpoint is replaced") == 1
         assert finished(volume) == [f"checkpoint-{running.steps()[-1]}"]
         assert not list((running.work / "output").glob("checkpoint-*"))

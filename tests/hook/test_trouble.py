@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.hook.job import Answers, finished, script, training
-from tests.process.sidecar_process import free_port, until
+from tests.ports import free_port
+from tests.process.sidecar_process import until
 
 
 def test_sigterm_before_training_ends_the_script_at_once(volume: Path, answers: Answers) -> None:

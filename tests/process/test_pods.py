@@ -22,8 +22,9 @@ from tests.hook import story
 from tests.hook.job import ROOT, Training, finished, marker, script, training
 from tests.hook.test_loops import DEEPSPEED
 from tests.network import Host, Network
+from tests.ports import free_port
 from tests.process.conftest import Place
-from tests.process.sidecar_process import Sidecar, free_port, sidecar, until
+from tests.process.sidecar_process import Sidecar, sidecar, until
 
 STEPS = 14
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

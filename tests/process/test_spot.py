@@ -19,7 +19,8 @@ import pytest
 from sidecar import spot
 from sidecar.core.spot import SpotNotice
 from sidecar.spot import CLOUDS, Said, SpotWatch
-from tests.process.sidecar_process import free_port, sidecar, until
+from tests.ports import free_port
+from tests.process.sidecar_process import sidecar, until
 from trainer_hook.contract import rfc3339
 
 

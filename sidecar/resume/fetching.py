@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,9 +18,10 @@ from sidecar.core import checksum
 from sidecar.core.manifest import FileEntry
 from sidecar.errors import CorruptObject, Stopped
 from sidecar.resume.partial import Partial, holds, write_at
-from sidecar.store.protocol import Store
+from sidecar.store.protocol import Readable, Store
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer import CORRUPT_TRIES, Transfers
+from sidecar.turns import LATE_S, Turn
 
 log = structlog.get_logger()
 
@@ -30,8 +30,6 @@ LARGE_BYTES = 1 << 20
 LARGE_AT_ONCE = 4
 FILES_AT_ONCE = 16
 """Of large ranges fewer are fetched at once."""
-MOMENT_S = 0.05
-"""So long a thread goes on to the next small file: the way to the event loop and back costs more than the file."""
 PATIENCE_S = 2.0
 """How long threads are waited for that should end."""
 
@@ -46,7 +44,6 @@ class Fetching:
         self._on_progress = on_progress
         self._threads = _Threads()
         self._requests = asyncio.Semaphore(min(FILES_AT_ONCE, transfers.most))
-        self._small_at_once = min(FILES_AT_ONCE, transfers.small_at_once)
         self._large = asyncio.Semaphore(min(LARGE_AT_ONCE, transfers.most))
         self._folders: set[Path] = set()
         """Those that were made."""
@@ -65,8 +62,8 @@ class Fetching:
         async with asyncio.TaskGroup() as workers:
             for _ in range(min(LARGE_AT_ONCE, len(large))):
                 workers.create_task(self._fetch_large_files(large, place))
-            for _ in range(min(self._small_at_once, len(small))):
-                workers.create_task(self._fetch_small_files(small, place))
+            for _ in range(min(FILES_AT_ONCE, self._transfers.small.threads, len(small))):
+                workers.create_task(self._fetch_small_files(small, place, workers))
 
     async def _fetch_large_files(self, left: deque[FileEntry], place: Path) -> None:
         while left:
@@ -76,33 +73,64 @@ class Fetching:
             else:
                 await self._fetch_large_file(entry, place / entry.path)
 
-    async def _fetch_small_files(self, left: deque[FileEntry], place: Path) -> None:
-        while left:
-            async with self._requests:
-                turn = _Turn(left)
-                await self._transfers.persistently(self._threads.counted(self._fetch_in_turn), turn, place)
-            self._on_progress(turn.done_bytes)
+    async def _fetch_small_files(self, left: deque[FileEntry], place: Path, workers: asyncio.TaskGroup) -> None:
+        is_late = False
 
-    def _fetch_in_turn(self, turn: _Turn, place: Path) -> None:
-        """Fetch small files for a moment. Called again after an error, it fetches the one that failed, and no other."""
-        while (entry := turn.current) is not None:
+        def another() -> None:
+            """Do not let those that are left wait for one that hangs on an answer."""
+            nonlocal is_late
+            is_late = True
+            worker = self._fetch_small_files(left, place, workers)
             try:
-                self._fetch_small(entry, place / entry.path)
-            except BaseException:
-                turn.until_s = 0.0
-                raise
-            turn.next()
+                workers.create_task(worker)
+            except RuntimeError:  # the download has failed
+                worker.close()
 
-    def _fetch_small(self, entry: FileEntry, target: Path) -> None:
-        """All in one thread: for small files, going from one to the other would cost more than the file."""
+        while left and not is_late:
+            async with self._requests, self._further_places() as places:
+                files = _SmallFiles(left, at_once=1 + places)
+                late = asyncio.get_running_loop().call_later(LATE_S, another)
+                try:
+                    await self._transfers.persistently(self._threads.counted(self._fetch_in_turn), files, place)
+                finally:
+                    late.cancel()
+            self._on_progress(files.done_bytes)
+
+    @asynccontextmanager
+    async def _further_places(self) -> AsyncIterator[int]:
+        """Take the places of further requests, as many as one thread has under way, where they are free."""
+        taken = 0
+        try:
+            while taken < self._transfers.small.at_once - 1 and not self._requests.locked():
+                await self._requests.acquire()
+                taken += 1
+            yield taken
+        finally:
+            for _ in range(taken):
+                self._requests.release()
+
+    def _fetch_in_turn(self, files: _SmallFiles, place: Path) -> None:
+        """Fetch small files for a moment: all in one thread, as going from one to the other would cost more than the file."""
+
+        def arrived(entry: FileEntry, content: memoryview | None) -> None:
+            if content is not None:
+                self._write_small(entry, place / entry.path, content)
+            files.done_bytes += entry.size_bytes
+
+        files.run(lambda entry: self._asking(entry, place / entry.path), arrived)
+
+    @contextmanager
+    def _asking(self, entry: FileEntry, target: Path) -> Iterator[Callable[[], memoryview | None]]:
+        """Ask for a small file; what this yields returns its content, or ``None`` if it is there already."""
         if holds(target, entry):
-            return
-        content = memoryview(bytearray(entry.size_bytes))
-        if content:
-            with self._store.read(entry.key, length=entry.size_bytes) as body:
-                done = 0
-                while done < len(content) and (count := body.readinto(content[done:])):
-                    done += count
+            yield lambda: None
+        elif entry.size_bytes == 0:
+            yield lambda: memoryview(b"")
+        else:
+            with self._store.reading(entry.key, length=entry.size_bytes) as answered:
+                yield lambda: _content(answered(), entry.size_bytes)
+
+    def _write_small(self, entry: FileEntry, target: Path, content: memoryview) -> None:
         if (got := checksum.to_text(checksum.checksum(content))) != entry.crc64nvme:
             raise CorruptObject(entry.key, want=f"crc64nvme {entry.crc64nvme}", got=f"crc64nvme {got}")
         self._threads.check()
@@ -170,23 +198,24 @@ class Fetching:
         return crc
 
 
-class _Turn:
-    """The small files that one thread takes one after another."""
+class _SmallFiles(Turn[FileEntry]):
+    """One thread's share of what is left."""
 
-    def __init__(self, left: deque[FileEntry]) -> None:
-        self.current: FileEntry | None = None
-        self.until_s = time.monotonic() + MOMENT_S
-        self.done_bytes = 0
-        self._left = left
-        self.next()
-
-    def next(self) -> None:
-        """The current one is there; take another while there is time."""
-        self.done_bytes += self.current.size_bytes if self.current else 0
-        self.current = None
-        if time.monotonic() < self.until_s:
+    def __init__(self, left: deque[FileEntry], *, at_once: int) -> None:
+        def more() -> FileEntry | None:
             with suppress(IndexError):  # other threads take, too
-                self.current = self._left.popleft()
+                return left.popleft()
+            return None
+
+        super().__init__(more, at_once=at_once)
+        self.done_bytes = 0
+
+
+def _content(body: Readable, size_bytes: int) -> memoryview:
+    content, done = memoryview(bytearray(size_bytes)), 0
+    while done < size_bytes and (count := body.readinto(content[done:])):
+        done += count
+    return content
 
 
 class _Threads:

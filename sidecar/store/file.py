@@ -88,6 +88,10 @@ class FileStore:
     def put_file(self, key: str, body: FileSlice) -> Stored:  # noqa: D102
         return self._write(key, lambda fd: _write_slice(fd, body), only_if_absent=False)
 
+    @contextmanager
+    def putting_file(self, key: str, body: FileSlice) -> Iterator[Callable[[], Stored]]:  # noqa: D102
+        yield lambda: self.put_file(key, body)
+
     def copy(self, source: str, target: str, *, etag: str) -> Stored:  # noqa: D102
         with self._opened(source) as (fd, there):
             if there.etag != etag:
@@ -136,6 +140,11 @@ class FileStore:
             if end > there.size_bytes:
                 raise CorruptObject(key, want=f"at least {end} bytes", got=f"{there.size_bytes} bytes")
             yield _Window(fd, key, offset, end)
+
+    @contextmanager
+    def reading(self, key: str, *, length: int) -> Iterator[Callable[[], Readable]]:  # noqa: D102
+        with self.read(key, length=length) as body:
+            yield lambda: body
 
     def close(self) -> None:  # noqa: D102
         return

@@ -6,7 +6,7 @@ import hashlib
 import io
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -74,6 +74,10 @@ class MemoryStore:
         with self._lock:
             return self._write(key, content)
 
+    @contextmanager
+    def putting_file(self, key: str, body: FileSlice) -> Iterator[Callable[[], Stored]]:  # noqa: D102
+        yield lambda: self.put_file(key, body)
+
     def copy(self, source: str, target: str, *, etag: str) -> Stored:  # noqa: D102
         with self._lock:
             there = self._object(source)
@@ -136,6 +140,11 @@ class MemoryStore:
         if end > len(there.content):
             raise CorruptObject(key, want=f"at least {end} bytes", got=f"{len(there.content)} bytes")
         yield io.BytesIO(there.content[offset:end])
+
+    @contextmanager
+    def reading(self, key: str, *, length: int) -> Iterator[Callable[[], Readable]]:  # noqa: D102
+        with self.read(key, length=length) as body:
+            yield lambda: body
 
     def close(self) -> None:  # noqa: D102
         return

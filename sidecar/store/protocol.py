@@ -6,7 +6,7 @@ root (``checkpoint-20/model.safetensors``). Whatever goes wrong arrives as a ``S
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -110,7 +110,8 @@ class Store(Protocol):
         """Write a small object, atomically: it is never seen in part.
 
         Raises:
-            AlreadyExists: ``only_if_absent`` and it exists. Where ``conditional_put`` is false this is best effort.
+            AlreadyExists: ``only_if_absent`` and it exists; one that holds just this may pass for a write of ours whose answer
+                was lost. Where ``conditional_put`` is false this is best effort.
         """
         ...
 
@@ -143,6 +144,13 @@ class Store(Protocol):
         Raises:
             CorruptObject: The store received something else; nothing is kept.
             Stopped: The body's gate was closed.
+        """
+        ...
+
+    def putting_file(self, key: str, body: FileSlice) -> AbstractContextManager[Callable[[], Stored]]:
+        """Send what ``put_file`` does; what this yields waits for the answer and returns or raises what that does.
+
+        Others can be sent meanwhile. Whoever leaves the context without having asked does not know what became of it.
         """
         ...
 
@@ -202,6 +210,13 @@ class Store(Protocol):
             NotFound: There is no such object.
             CorruptObject: ``etag`` is given and the object was replaced since, or it ends before ``offset + length``.
             StoreUnavailable: Also from ``readinto``, when the answer breaks off: 0 always means the end.
+        """
+        ...
+
+    def reading(self, key: str, *, length: int) -> AbstractContextManager[Callable[[], Readable]]:
+        """Ask for the beginning of an object; what this yields waits for the answer and returns or raises what ``read`` does.
+
+        Others can be asked for meanwhile.
         """
         ...
 

@@ -1,13 +1,12 @@
-"""S3 and what speaks like it, over boto3: one request per call, retried by the caller, no byte hashed that need not be."""
+"""S3 and what speaks like it: one request per call, retried by the caller, no byte hashed that need not be."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +16,11 @@ from botocore.exceptions import ClientError
 from sidecar.core import checksum
 from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, StoreError, StoreUnavailable
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
-from sidecar.store.s3_bodies import Bodies, Incoming
+from sidecar.store.s3_bodies import Bodies, Incoming, conditions, range_bytes
 from sidecar.store.s3_client import Clients, S3Options
 from sidecar.store.s3_errors import refused_deletion, translated
 from sidecar.store.s3_listing import Page, pages
+from sidecar.store.s3_multipart import Multipart
 from sidecar.store.s3_probe import probe
 from sidecar.store.s3_signing import UNSIGNED
 from sidecar.store.slice import FileSlice
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["S3Options", "S3Store"]
 
 SSE_HEADER = "x-amz-server-side-encryption"
+CHECKSUM_HEADER = "x-amz-checksum"
+CRC_HEADER = f"{CHECKSUM_HEADER}-crc64nvme"
 COPYING = TransferConfig(multipart_threshold=5 << 30, multipart_chunksize=512 << 20, max_concurrency=4)
 """Source: S3 API reference, "CopyObject": up to 5 GiB in one request."""
 DELETE_BATCH = 1000
@@ -47,6 +49,7 @@ class S3Store:
         self.url = f"s3://{options.bucket}/{options.prefix}".rstrip("/")
         self._clients = Clients(options)
         self._bodies = Bodies(self._clients.current)
+        self._multipart = Multipart(self._bodies)
         self.verification = Verification.READ_BACK
         self._takes_conditions = True
         self.crc_with_parts = False
@@ -82,24 +85,18 @@ class S3Store:
             return self._bodies.read(self._root + key, operation="GetObject")
 
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:  # noqa: D102
-        condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_if_absent and self._takes_conditions else {}
+        condition = {"If-None-Match": "*"} if only_if_absent and self._takes_conditions else {}
         if only_if_absent and not condition and self._exists(key):
             raise AlreadyExists(key)
-        with self._translated(key):
-            try:
-                answer = self.client.put_object(
-                    Bucket=self._options.bucket,
-                    Key=self._root + key,
-                    Body=content,
-                    **condition,
-                    **self._encryption(),
-                    **self._checksum_of(content),
-                )
-            except ClientError as error:
-                if _may_be_our_own_write(error) and self.get(key) == content:
-                    return self.stat(key)
+        headers = condition | self._encryption_headers() | self._checksums_of(content)
+        try:
+            with self._translated(key):
+                etag = self._bodies.put_document(self._root + key, content, headers=headers)
+        except AlreadyExists:  # perhaps by ourselves: a try before this one succeeded, and its answer was lost
+            if self.get(key) != content:
                 raise
-        stored = Stored(key, len(content), _etag(answer["ETag"]))
+            return self.stat(key)
+        stored = Stored(key, len(content), _etag(etag))
         if not self._is_what_was_sent(stored, content):
             self.delete([key])
             raise CorruptObject(key, want="what was sent", got="the store received something else")
@@ -112,10 +109,11 @@ class S3Store:
             return False
         return True
 
-    def _checksum_of(self, content: bytes) -> dict[str, Any]:
+    def _checksums_of(self, content: bytes) -> dict[str, str]:
         """Return what a store compares a small object with: its MD5, which all take, and the CRC where it was seen to look."""
-        crc = {"ChecksumCRC64NVME": _base64_crc(checksum.checksum(content))}
-        return _md5(content) | (crc if self.verification is Verification.STORE_CRC else {})
+        md5 = {"Content-MD5": base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()}
+        crc = {CRC_HEADER: _base64_crc(checksum.checksum(content))}
+        return md5 | (crc if self.verification is Verification.STORE_CRC else {})
 
     def _is_what_was_sent(self, stored: Stored, content: bytes) -> bool:
         if self.verification is Verification.MD5:
@@ -169,12 +167,23 @@ class S3Store:
                 raise refused_deletion(self.url, [(e.get("Key", ""), e.get("Code", "")) for e in failed])
 
     def put_file(self, key: str, body: FileSlice) -> Stored:  # noqa: D102
+        with self.putting_file(key, body) as answered:
+            return answered()
+
+    @contextmanager
+    def putting_file(self, key: str, body: FileSlice) -> Iterator[Callable[[], Stored]]:  # noqa: D102
+        with ExitStack() as sent:
+            with self._translated(key):
+                headers = self._encryption_headers() | self._crc_header(body, whole=True)
+                putting = self._bodies.putting(
+                    self._root + key, body, operation="PutObject", headers=headers, sha256=self._signed_hash(body)
+                )
+                answered = sent.enter_context(putting)
+            yield lambda: self._put(key, body, answered)
+
+    def _put(self, key: str, body: FileSlice, answered: Callable[[], str]) -> Stored:
         with self._translated(key):
-            headers = self._encryption_headers() | self._crc_header(body, whole=True)
-            etag = self._bodies.put(
-                self._root + key, body, operation="PutObject", headers=headers, sha256=self._signed_hash(body)
-            )
-        stored = Stored(key, body.size_bytes, _etag(etag))
+            stored = Stored(key, body.size_bytes, _etag(answered()))
         try:
             self._compare_md5(key, body, stored.etag)
         except CorruptObject:
@@ -204,18 +213,15 @@ class S3Store:
         return self.stat(target)
 
     def begin_upload(self, key: str) -> str:  # noqa: D102
-        checksums: dict[str, Any] = {}
+        checksums = {}
         if self.verification is Verification.STORE_CRC:
-            checksums = {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}
+            checksums = {f"{CHECKSUM_HEADER}-algorithm": "CRC64NVME", f"{CHECKSUM_HEADER}-type": "FULL_OBJECT"}
         with self._translated(key):
-            answer = self.client.create_multipart_upload(
-                Bucket=self._options.bucket, Key=self._root + key, **checksums, **self._encryption()
-            )
-        return answer["UploadId"]
+            return self._multipart.begin(self._root + key, headers=checksums | self._encryption_headers())
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> Part:  # noqa: D102
         with self._translated(f"{key} part {number}"):
-            etag = self._bodies.put(
+            putting = self._bodies.putting(
                 self._root + key,
                 body,
                 operation="UploadPart",
@@ -223,30 +229,26 @@ class S3Store:
                 headers=self._crc_header(body, whole=False),
                 sha256=self._signed_hash(body),
             )
+            with putting as answered:
+                etag = answered()
         self._compare_md5(f"{key} part {number}", body, _etag(etag))
         return Part(number, body.size_bytes, _etag(etag))
 
     def complete_upload(self, key: str, upload_id: str, parts: Iterable[Part], *, crc64nvme: int) -> Stored:  # noqa: D102
         ordered = sorted(parts, key=lambda part: part.number)
-        checksums: dict[str, Any] = {}
+        checksums = {}
         if self.verification is Verification.STORE_CRC:
-            checksums = {"ChecksumCRC64NVME": _base64_crc(crc64nvme), "ChecksumType": "FULL_OBJECT"}
+            checksums = {CRC_HEADER: _base64_crc(crc64nvme), f"{CHECKSUM_HEADER}-type": "FULL_OBJECT"}
         try:
             with self._translated(key):
-                answer = self.client.complete_multipart_upload(
-                    Bucket=self._options.bucket,
-                    Key=self._root + key,
-                    UploadId=upload_id,
-                    MultipartUpload={"Parts": [{"PartNumber": p.number, "ETag": f'"{p.etag}"'} for p in ordered]},
-                    **checksums,
-                )
+                etag = self._multipart.complete(self._root + key, upload_id, ordered, headers=checksums)
         except NotFound:
             return self._completed_before(key, ordered)
         except StoreUnavailable:  # what Ceph RGW 16 says of an upload that is not there any more
             if self._is_pending(key, upload_id):
                 raise
             return self._completed_before(key, ordered)
-        stored = Stored(key, _total_bytes(ordered), _etag(answer.get("ETag", "")))
+        stored = Stored(key, _total_bytes(ordered), _etag(etag))
         if not stored.etag:  # Ceph RGW 16 leaves it out
             stored = self.stat(key)
         if self.verification is Verification.MD5 and stored.etag != (want := _multipart_etag(ordered)):
@@ -271,26 +273,18 @@ class S3Store:
     def abort_upload(self, key: str, upload_id: str) -> None:  # noqa: D102
         try:
             with self._translated(key):
-                self.client.abort_multipart_upload(Bucket=self._options.bucket, Key=self._root + key, UploadId=upload_id)
+                self._multipart.abort(self._root + key, upload_id)
         except NotFound:
             return
 
     def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:  # noqa: D102
         with self._translated(prefix or self.url):
-            for page in self.client.get_paginator("list_multipart_uploads").paginate(
-                Bucket=self._options.bucket, Prefix=self._root + prefix
-            ):
-                for found in page.get("Uploads", []):
-                    begun_at_s = found["Initiated"].timestamp() if "Initiated" in found else 0.0
-                    yield PendingUpload(found["Key"].removeprefix(self._root), found["UploadId"], begun_at_s)
+            for found in self._multipart.pending(self._root + prefix):
+                yield replace(found, key=found.key.removeprefix(self._root))
 
     def list_parts(self, key: str, upload_id: str) -> Iterator[Part]:  # noqa: D102
         with self._translated(key):
-            for page in self.client.get_paginator("list_parts").paginate(
-                Bucket=self._options.bucket, Key=self._root + key, UploadId=upload_id
-            ):
-                for found in page.get("Parts", []):
-                    yield Part(found["PartNumber"], found["Size"], _etag(found["ETag"]))
+            yield from self._multipart.parts(self._root + key, upload_id)
 
     @contextmanager
     def read(  # noqa: D102
@@ -299,16 +293,37 @@ class S3Store:
         if (length == 0 or (length is None and offset)) and self._ends_at(key, offset, length, etag):
             yield io.BytesIO()
             return
-        with contextlib.ExitStack() as opened:
-            try:
-                with self._translated(key):
-                    answer = opened.enter_context(self._bodies.get(self._root + key, _conditions(offset, length, etag)))
-            except AlreadyExists:  # the precondition failed
-                raise CorruptObject(key, want=f"etag {etag}", got="the object was replaced") from None
-            there = _range_bytes(key, answer, offset, ranged=bool(offset) or length is not None)
-            if length is not None and there < length:
-                raise CorruptObject(key, want=f"at least {offset + length} bytes", got=f"{offset + there} bytes")
-            yield Incoming(f"{self.url}/{key}", answer, left=there if length is None else length)
+        with self._asked(key, offset, length, etag) as answered:
+            yield answered()
+
+    @contextmanager
+    def reading(self, key: str, *, length: int) -> Iterator[Callable[[], Readable]]:  # noqa: D102
+        if length:
+            with self._asked(key, 0, length, None) as answered:
+                yield answered
+        else:
+            with self.read(key, length=0) as body:
+                yield lambda: body
+
+    @contextmanager
+    def _asked(self, key: str, offset: int, length: int | None, etag: str | None) -> Iterator[Callable[[], Readable]]:
+        with ExitStack() as asked:
+            with self._translated(key):
+                answered = asked.enter_context(self._bodies.getting(self._root + key, conditions(offset, length, etag)))
+            yield lambda: self._opened(key, answered, offset, length, etag)
+
+    def _opened(
+        self, key: str, answered: Callable[[], OpenAnswer], offset: int, length: int | None, etag: str | None
+    ) -> Readable:
+        try:
+            with self._translated(key):
+                answer = answered()
+        except AlreadyExists:  # the precondition failed
+            raise CorruptObject(key, want=f"etag {etag}", got="the object was replaced") from None
+        there = range_bytes(key, answer, offset, ranged=bool(offset) or length is not None)
+        if length is not None and there < length:
+            raise CorruptObject(key, want=f"at least {offset + length} bytes", got=f"{offset + there} bytes")
+        return Incoming(f"{self.url}/{key}", answer, left=there if length is None else length)
 
     def _ends_at(self, key: str, offset: int, length: int | None, etag: str | None) -> bool:
         """Whether nothing is asked for. No range can say so: it would be refused, or answered with the whole object."""
@@ -342,7 +357,7 @@ class S3Store:
     def _crc_header(self, body: FileSlice, *, whole: bool) -> dict[str, str]:
         if self.verification is not Verification.STORE_CRC or not (whole or self.crc_with_parts):
             return {}
-        return {"x-amz-checksum-crc64nvme": _base64_crc(body.crc64nvme_ahead())}
+        return {CRC_HEADER: _base64_crc(body.crc64nvme_ahead())}
 
     def _signed_hash(self, body: FileSlice) -> str:
         return body.sha256_ahead() if self.verification is Verification.SIGNED_SHA256 else UNSIGNED
@@ -350,27 +365,6 @@ class S3Store:
     def _compare_md5(self, key: str, body: FileSlice, etag: str) -> None:
         if self.verification is Verification.MD5 and etag != body.md5.hex():
             raise CorruptObject(key, want=f"md5 {body.md5.hex()}", got=f"the store received {etag}")
-
-
-def _conditions(offset: int, length: int | None, etag: str | None) -> dict[str, str]:
-    ranged = {"Range": f"bytes={offset}-" + ("" if length is None else str(offset + length - 1))}
-    return (ranged if offset or length is not None else {}) | ({"If-Match": f'"{etag}"'} if etag is not None else {})
-
-
-def _range_bytes(key: str, answer: OpenAnswer, offset: int, *, ranged: bool) -> int:
-    """Return how many bytes the answer holds; those asked for, not others."""
-    begins = answer.headers.get("content-range", "").removeprefix("bytes ").partition("-")[0]
-    if ranged and offset and begins != str(offset):
-        raise StoreUnavailable(
-            f"{key}: asked for bytes from {offset} on, the store answered {answer.status} from {begins or 0} on"
-        )
-    return int(answer.headers.get("content-length", 0))
-
-
-def _may_be_our_own_write(error: ClientError) -> bool:
-    """Whether a conditional write was refused at its second try: the first may have succeeded and its answer been lost."""
-    metadata: Any = error.response.get("ResponseMetadata", {})
-    return bool(metadata.get("HTTPStatusCode") == 412 and metadata.get("RetryAttempts", 0) > 0)
 
 
 def _etag(text: str) -> str:
@@ -388,10 +382,6 @@ def _multipart_etag(parts: Sequence[Part]) -> str:
     except ValueError:
         return ""
     return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"
-
-
-def _md5(content: bytes) -> dict[str, Any]:
-    return {"ContentMD5": base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()}
 
 
 def _base64_crc(crc: int) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
-from xml.etree import ElementTree
 
 from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
 
 from sidecar.errors import StoreUnavailable
 from sidecar.store.s3_client import AGAIN, AGAIN_IN_S, Access
 from sidecar.store.s3_errors import translated
 from sidecar.store.s3_signing import UNSIGNED
+from sidecar.store.s3_xml import parsed, texts
 from sidecar.store.slice import FileSlice
-from sidecar.store.wire import Answer
+from sidecar.store.wire import MAX_ERROR_BYTES, Answer, Request, whole
 from sidecar.store.wire_answer import OpenAnswer
 
 
@@ -25,7 +27,8 @@ class Bodies:
     def __init__(self, access: Callable[[], Access]) -> None:
         self._access = access
 
-    def put(
+    @contextmanager
+    def putting(
         self,
         key: str,
         body: FileSlice,
@@ -34,35 +37,50 @@ class Bodies:
         query: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
         sha256: str = UNSIGNED,
-    ) -> str:
-        """Send an object or a part and return its etag."""
+    ) -> Iterator[Callable[[], str]]:
+        """Send an object or a part; what this yields waits for the answer and returns the etag."""
         access = self._access()
         request = access.signer.request("PUT", key, query=query, headers=headers, body=body, sha256=sha256)
-        answer = access.wire.exchange(request)
-        if answer.status >= 300:
-            raise client_error(answer, operation)
-        return answer.headers.get("etag", "")
+        with access.wire.sent(request) as answered:
+            yield lambda: _etag(_accepted(whole(answered()), operation))
+
+    def put_document(self, key: str, content: bytes, *, headers: Mapping[str, str]) -> str:
+        """Send a small object, with its hash in the signature, and return its etag. A lone 5xx gets a second try."""
+        return _etag(self.ask("PUT", key, operation="PutObject", headers=headers, content=content))
 
     @contextmanager
-    def get(self, key: str, headers: Mapping[str, str]) -> Iterator[OpenAnswer]:
-        """Open an object, or the range that the headers name."""
+    def getting(self, key: str, headers: Mapping[str, str]) -> Iterator[Callable[[], OpenAnswer]]:
+        """Ask for an object, or the range that the headers name; what this yields waits for the answer's head."""
         access = self._access()
-        with access.wire.fetch(access.signer.request("GET", key, headers=headers)) as answer:
-            if isinstance(answer, Answer):
-                raise client_error(answer, "GetObject")
-            yield answer
+        with access.wire.sent(access.signer.request("GET", key, headers=headers)) as answered:
+            yield lambda: _success(answered(), "GetObject")
 
     def read(self, key: str = "", *, operation: str, query: Mapping[str, str] | None = None) -> bytes:
-        """Return a small object, or what the bucket answers to a query. A lone 5xx gets a second try, as with boto3."""
+        """Return a small object, or what the bucket answers to a query. A lone 5xx gets a second try."""
+        return self.ask("GET", key, operation=operation, query=query).content
+
+    def ask(
+        self,
+        method: str,
+        key: str,
+        *,
+        operation: str,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
+    ) -> Answer:
+        """Make a small request, and once more after a lone 5xx. The hash of what is sent is in the signature."""
         access = self._access()
-        for again in (True, False):
-            answer = access.wire.exchange(access.signer.request("GET", key, query=query))
-            if not (again and answer.status in AGAIN):
-                break
+        sha256 = UNSIGNED if content is None else hashlib.sha256(content).hexdigest()
+
+        def made() -> Request:
+            return access.signer.request(method, key, query=query, headers=headers, body=content, sha256=sha256)
+
+        answer = access.wire.exchange(made())
+        if answer.status in AGAIN:
             time.sleep(AGAIN_IN_S)
-        if answer.status >= 300:
-            raise client_error(answer, operation)
-        return answer.content
+            answer = access.wire.exchange(made())
+        return _accepted(answer, operation)
 
 
 class Incoming:
@@ -85,17 +103,45 @@ class Incoming:
         return count
 
 
+def conditions(offset: int, length: int | None, etag: str | None) -> dict[str, str]:
+    """Return the headers that ask for a range of an object, and for none other than the one with this etag."""
+    ranged = {"Range": f"bytes={offset}-" + ("" if length is None else str(offset + length - 1))}
+    return (ranged if offset or length is not None else {}) | ({"If-Match": f'"{etag}"'} if etag is not None else {})
+
+
+def range_bytes(key: str, answer: OpenAnswer, offset: int, *, ranged: bool) -> int:
+    """Return how many bytes the answer holds; those asked for, not others."""
+    begins = answer.headers.get("content-range", "").removeprefix("bytes ").partition("-")[0]
+    if ranged and offset and begins != str(offset):
+        raise StoreUnavailable(
+            f"{key}: asked for bytes from {offset} on, the store answered {answer.status} from {begins or 0} on"
+        )
+    return int(answer.headers.get("content-length", 0))
+
+
+def _success(answer: OpenAnswer, operation: str) -> OpenAnswer:
+    if answer.status >= 300:
+        raise client_error(whole(answer, MAX_ERROR_BYTES), operation)
+    return answer
+
+
+def _accepted(answer: Answer, operation: str) -> Answer:
+    if answer.status >= 300:
+        raise client_error(answer, operation)
+    return answer
+
+
+def _etag(answer: Answer) -> str:
+    return answer.headers.get("etag", "")
+
+
 def client_error(answer: Answer, operation: str) -> ClientError:
     """Return what boto3 would raise for an answer that is no success."""
     said: dict[str, str] = {}
-    with suppress(ElementTree.ParseError):
-        said = {_name(child.tag): child.text or "" for child in ElementTree.fromstring(answer.content)}  # noqa: S314
-    parsed: Any = {
+    with suppress(ResponseParserError):
+        said = texts(parsed(answer.content, "Error"))
+    answered: Any = {
         "Error": {"Code": said.pop("Code", str(answer.status))} | said,
         "ResponseMetadata": {"HTTPStatusCode": answer.status, "HTTPHeaders": dict(answer.headers)},
     }
-    return ClientError(parsed, operation)
-
-
-def _name(tag: str) -> str:
-    return tag.rpartition("}")[2]  # without the namespace
+    return ClientError(answered, operation)

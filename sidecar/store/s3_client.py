@@ -61,7 +61,7 @@ class Access:
     """One way to the store, as long as the credentials stay the same."""
 
     client: S3Client
-    """For everything but the bodies of files."""
+    """For what is neither written nor read nor listed as an object."""
     signer: Signer
     wire: Wire
 

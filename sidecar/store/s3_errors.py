@@ -71,7 +71,7 @@ def translated(name: str) -> Iterator[None]:
         yield
     except boto.ClientError as error:
         raise from_response(name, error) from None
-    except (boto.BotoCoreError, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
+    except (boto.BotoCoreError, ResponseParserError, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
         raise from_transport(name, error) from error
 
 

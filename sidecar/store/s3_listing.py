@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 from botocore.parsers import ResponseParserError
 
 from sidecar.store.protocol import Stored
+from sidecar.store.s3_xml import children, name_of, texts
 
 NO_MORE = ""
 _OF_PAGE = frozenset({"EncodingType", "IsTruncated", "NextContinuationToken"})
@@ -55,18 +56,18 @@ def read_page(raw: bytes) -> Page:
     try:
         # Bit by bit: some stores list ten thousand objects in one page, and a tree of them takes tens of megabytes.
         for _, last in ElementTree.iterparse(io.BytesIO(raw)):  # noqa: S314 - expat expands no external entities
-            if (name := _name(last)) == "Contents":
-                objects.append(_stored({_name(part): part.text or "" for part in last}))
+            if (name := name_of(last)) == "Contents":
+                objects.append(_stored(texts(last)))
                 last.clear()
             elif name == "CommonPrefixes":
-                prefixes += [part.text or "" for part in last if _name(part) == "Prefix"]
+                prefixes += [part.text or "" for part in children(last, "Prefix")]
                 last.clear()
             elif name in _OF_PAGE:
                 said[name] = last.text or ""
     except ElementTree.ParseError as error:
         raise ResponseParserError(f"no listing: {error}") from None
-    if last is None or _name(last) != "ListBucketResult":
-        raise ResponseParserError(f"no listing: <{_name(last)[:50] if last is not None else ''}>")
+    if last is None or name_of(last) != "ListBucketResult":
+        raise ResponseParserError(f"no listing: <{name_of(last)[:50] if last is not None else ''}>")
     if said.get("EncodingType") == "url":
         objects = [replace(found, key=unquote_plus(found.key)) for found in objects]
         prefixes = [unquote_plus(prefix) for prefix in prefixes]
@@ -78,7 +79,3 @@ def _stored(told: dict[str, str]) -> Stored:
         return Stored(told["Key"], int(told["Size"]), told.get("ETag", "").strip('"'))
     except (KeyError, ValueError) as error:
         raise ResponseParserError(f"no listing: an object with {error}") from None
-
-
-def _name(element: ElementTree.Element) -> str:
-    return element.tag.rpartition("}")[2]  # without the namespace

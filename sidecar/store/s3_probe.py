@@ -71,7 +71,7 @@ def _round_trip_s(store: S3Store, key: str) -> float:
 
 def _is_conditional(store: S3Store, key: str) -> bool:
     try:
-        store.put(key, CONTENT, only_if_absent=True)
+        store.put(key, CONTENT[:-1], only_if_absent=True)  # the same content would pass for a write of our own
     except AlreadyExists:
         return True
     except AccessRefused:  # "NotImplemented": plain writes were accepted before

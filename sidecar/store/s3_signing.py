@@ -1,4 +1,4 @@
-"""Signed requests for object bodies, with the address and the credentials that boto3 has found.
+"""Signed requests for objects, with the address and the credentials that boto3 has found.
 
 The signature is botocore's to the letter (a test compares them). Written for requests of one service with a handful of
 headers, and with the day's key at hand, it takes a seventh of the time, which is what small objects are made of.
@@ -47,13 +47,13 @@ class Signer:
         *,
         query: Mapping[str, str | int] | None = None,
         headers: Mapping[str, str] | None = None,
-        body: FileSlice | None = None,
+        body: FileSlice | bytes | None = None,
         sha256: str = UNSIGNED,
     ) -> Request:
         """Return a signed request for an object.
 
         Args:
-            method: ``PUT`` or ``GET``.
+            method: Of HTTP.
             key: The object's whole key in the bucket; empty for the bucket itself.
             query: Not yet encoded.
             headers: What is sent besides the signature; all of it is signed.

@@ -1,4 +1,4 @@
-"""HTTP for large bodies: connections that stay open, as few buffers as bodies, and an end at once when told to stop.
+"""HTTP for objects: connections that stay open, as few buffers as bodies, and an end at once when told to stop.
 
 An HTTP library hands a body on in small pieces of fresh memory, several layers deep. Here a block goes from the file into a
 buffer that fits the cache, is checked there, and leaves; the way back is the same. What is sent and what it means is not
@@ -16,7 +16,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -45,7 +45,7 @@ class Request:
     method: str
     url: str
     headers: Mapping[str, str]
-    body: FileSlice | None = None
+    body: FileSlice | bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,11 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     content: bytes
+
+
+def whole(answer: OpenAnswer, most: int | None = None) -> Answer:
+    """Read an answer to its end, or ``most`` bytes of its content."""
+    return Answer(answer.status, answer.headers, answer.read(most))
 
 
 class Wire:
@@ -74,7 +79,7 @@ class Wire:
     ) -> None:
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
-        self._stall_s = stall_s
+        self.stall_s = stall_s
         self._proxy_of = proxy_of
         self._lock = threading.Lock()
         self._idle: dict[str, list[Connection]] = {}
@@ -86,14 +91,21 @@ class Wire:
 
     def exchange(self, request: Request) -> Answer:
         """Send a request with its body and return the whole answer."""
-        with self._answered(request) as answer:
-            return Answer(answer.status, answer.headers, answer.read())
+        with self.sent(request) as answered:
+            return whole(answered())
 
     @contextmanager
-    def fetch(self, request: Request) -> Iterator[OpenAnswer | Answer]:
-        """Send a request without a body; yield the open answer when it is a success, else the whole of it."""
-        with self._answered(request) as answer:
-            yield answer if answer.status < 300 else Answer(answer.status, answer.headers, answer.read(MAX_ERROR_BYTES))
+    def sent(self, request: Request) -> Iterator[Callable[[], OpenAnswer]]:
+        """Send a request with its body; what this yields waits for the answer. Others can be sent meanwhile.
+
+        A connection whose answer was not read to its end is not used again.
+        """
+        exchange = _Exchange(self, request)
+        try:
+            exchange.send()
+            yield exchange.answer
+        finally:
+            exchange.end()
 
     def retire(self) -> None:
         """Keep no connection any more; exchanges under way go on."""
@@ -110,48 +122,10 @@ class Wire:
         for connection in busy:
             _shut(connection)
 
-    @contextmanager
-    def _answered(self, request: Request) -> Iterator[OpenAnswer]:
-        origin, target = _split(request.url)
-        try:
-            connection, answer = self._sent(origin, target, request)
-            kept = False
-            try:
-                yield answer
-                kept = answer.leaves_connection_usable
-            finally:
-                self._give_back(origin, connection, kept=kept)
-        except BlockingIOError:
-            raise TimeoutError(f"{origin}: nothing came or left for {self._stall_s:g} s") from None
-
-    def _sent(self, origin: str, target: str, request: Request) -> tuple[Connection, OpenAnswer]:
-        head = self._head(origin, target, request)
-        connection = self._take_idle(origin)
-        if connection is not None:
-            try:
-                return connection, self._try(connection, origin, head, request)
-            except _LOST:  # the server closed it meanwhile: nothing was answered, a new connection will tell
-                pass
-        connection = self._dial(origin)
-        return connection, self._try(connection, origin, head, request)
-
-    def _try(self, connection: Connection, origin: str, head: bytes, request: Request) -> OpenAnswer:
-        try:
-            try:
-                self._send(connection, head, request.body)
-            except (BrokenPipeError, ConnectionResetError):
-                # Refused before all of the body was there: the reason can still be read.
-                answer = read_head(connection, request.method)
-                answer.end_connection()
-                return answer
-            return read_head(connection, request.method)
-        except BaseException:
-            self._give_back(origin, connection, kept=False)
-            raise
-
-    def _send(self, connection: Connection, head: bytes, body: FileSlice | None) -> None:
-        if body is None or body.size_bytes == 0:
-            connection.sendall(head)
+    def send_over(self, connection: Connection, head: bytes, body: FileSlice | bytes | None) -> None:
+        """Send a request over a connection."""
+        if isinstance(body, bytes) or not body:
+            connection.sendall(head + body if isinstance(body, bytes) else head)
             return
         if body.size_bytes <= TINY_BYTES:
             pieces = [head]
@@ -170,13 +144,14 @@ class Wire:
                 connection.sendall(buffer[:count])
                 unwatched_bytes += count
 
-    def _head(self, origin: str, target: str, request: Request) -> bytes:
+    def head(self, origin: str, target: str, request: Request) -> bytes:
+        """Return what goes before the body."""
         if origin.startswith("http:") and self._proxy_of(origin):
             target = request.url
         lines = [f"{request.method} {target} HTTP/1.1", f"Host: {host_of(origin)}"]
         lines += [f"{name}: {value}" for name, value in request.headers.items()]
         if request.body is not None:
-            lines.append(f"Content-Length: {request.body.size_bytes}")
+            lines.append(f"Content-Length: {len(request.body)}")
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
     @contextmanager
@@ -190,7 +165,12 @@ class Wire:
             with self._lock:
                 self._buffers.append(buffer)
 
-    def _dial(self, origin: str) -> Connection:
+    def dial(self, origin: str) -> Connection:
+        """Return a new connection, which has to be given back.
+
+        Raises:
+            CannotConnect, TimeoutError: The text says to where, and why.
+        """
         parts, proxy = urlsplit(origin), self._proxy_of(origin)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         to = urlsplit(proxy) if proxy else None
@@ -211,7 +191,7 @@ class Wire:
                 # What the kernel was given cannot be held any more: it gets what the link takes, and little ahead.
                 dialled.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
             tls = TlsConnection(dialled, self._tls, server_hostname=host) if parts.scheme == "https" else None
-            _let_the_kernel_wait(dialled, self._stall_s)
+            _let_the_kernel_wait(dialled, self.stall_s)
         except TimeoutError:
             dialled.close()
             raise TimeoutError(f"{origin}: connected, but TLS was not agreed on; is this an https port?") from None
@@ -227,10 +207,11 @@ class Wire:
             self._busy.add(connection)
             closed = self._closed
         if closed:
-            self._give_back("", connection, kept=False)
+            self.give_back("", connection, kept=False)
             raise ConnectionAbortedError("the connections were closed")
 
-    def _take_idle(self, origin: str) -> Connection | None:
+    def take_idle(self, origin: str) -> Connection | None:
+        """Return a connection that was kept, as far as is known still open; it has to be given back."""
         while True:
             with self._lock:
                 idle = self._idle.get(origin)
@@ -243,13 +224,81 @@ class Wire:
             self._lend(connection)
             return connection
 
-    def _give_back(self, origin: str, connection: Connection, *, kept: bool) -> None:
+    def give_back(self, origin: str, connection: Connection, *, kept: bool) -> None:
+        """Keep a connection for the next request, or close it."""
         with self._lock:
             self._busy.discard(connection)
             if kept and self._keeps:
                 self._idle.setdefault(origin, []).append(connection)
                 return
         connection.close()
+
+
+class _Exchange:
+    """One request and its answer: over an open connection, or over a new one where that was closed and nothing answered."""
+
+    def __init__(self, wire: Wire, request: Request) -> None:
+        self.origin, target = _split(request.url)
+        self._wire = wire
+        self._request = request
+        self._head = wire.head(self.origin, target, request)
+        self._connection: Connection | None = None
+        self._is_new = False
+        self._answer: OpenAnswer | None = None
+
+    def send(self) -> None:
+        """Let all of the request leave."""
+        with self._patiently():
+            connection = self._wire.take_idle(self.origin)
+            if connection is not None:
+                with suppress(*_LOST):  # the server closed it meanwhile: nothing was answered, a new connection will tell
+                    return self._send_over(connection)
+            return self._send_anew()
+
+    def answer(self) -> OpenAnswer:
+        """Wait for the head of the answer."""
+        if self._answer is None:
+            with self._patiently():
+                try:
+                    self._answer = self._read_head()
+                except _LOST:
+                    if self._is_new:
+                        raise
+                    self._send_anew()
+                    self._answer = self._answer or self._read_head()
+        return self._answer
+
+    def end(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            kept = self._answer is not None and self._answer.leaves_connection_usable
+            self._wire.give_back(self.origin, self._connection, kept=kept)
+            self._connection = None
+
+    @contextmanager
+    def _patiently(self) -> Iterator[None]:
+        try:
+            yield
+        except BlockingIOError:  # it is the kernel that waits
+            raise TimeoutError(f"{self.origin}: nothing came or left for {self._wire.stall_s:g} s") from None
+
+    def _send_anew(self) -> None:
+        self.end()
+        self._is_new = True
+        self._send_over(self._wire.dial(self.origin))
+
+    def _send_over(self, connection: Connection) -> None:
+        self._connection = connection
+        try:
+            self._wire.send_over(connection, self._head, self._request.body)
+        except (BrokenPipeError, ConnectionResetError):
+            # Refused before all of the body was there: the reason can still be read.
+            self._answer = self._read_head()
+            self._answer.end_connection()
+
+    def _read_head(self) -> OpenAnswer:
+        assert self._connection is not None
+        return read_head(self._connection, self._request.method)
 
 
 class _Watcher:

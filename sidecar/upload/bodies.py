@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from sidecar.core import checksum
@@ -46,10 +46,21 @@ class Bodies:
 
     def put_file(self, path: str, key: str, size_bytes: int, outgoing: Outgoing | None = None) -> tuple[Stored, int]:
         """Send a file in one request; return the object and its CRC64NVME."""
+        with self.putting_file(path, key, size_bytes, outgoing) as answered:
+            return answered()
+
+    @contextmanager
+    def putting_file(
+        self, path: str, key: str, size_bytes: int, outgoing: Outgoing | None = None
+    ) -> Iterator[Callable[[], tuple[Stored, int]]]:
+        """Send a file; what this yields waits for the answer and returns what ``put_file`` does.
+
+        It counts once the context has ended, and the file is known to be what it was.
+        """
         with self._source.open(path) as fd:
             body = self._slice(fd, path, (0, size_bytes), outgoing)
-            stored = self._store.put_file(key, body)
-        return stored, body.crc64nvme
+            with self._store.putting_file(key, body) as answered:
+                yield lambda: (answered(), body.crc64nvme)
 
     def put_part(
         self, path: str, progress: FileProgress, number: int, place: Range, outgoing: Outgoing | None = None

@@ -85,6 +85,14 @@ class Bucket:
         pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=NAME, Prefix=f"{self.prefix}/")
         return [found["Key"] for page in pages for found in page.get("Uploads", [])]
 
+    def abort_unfinished_uploads(self) -> int:
+        """Do what the start of another sidecar does, and return how many there were."""
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=NAME, Prefix=f"{self.prefix}/")
+        found = [upload for page in pages for upload in page.get("Uploads", [])]
+        for upload in found:
+            self._client.abort_multipart_upload(Bucket=NAME, Key=upload["Key"], UploadId=upload["UploadId"])
+        return len(found)
+
     def manifest(self, name: str) -> dict[str, Any]:
         """Return the manifest that the commit of a lone node's checkpoint names, which must be what it says."""
         [named] = json.loads(self.get(f"{name}/.complete"))["manifests"]

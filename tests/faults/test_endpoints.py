@@ -11,6 +11,7 @@ from tests.faults.bucket import Bucket, checkpoint_files, random_bytes
 from tests.faults.dialects import ConditionsIgnored, ConditionsRefused, NoChecksums
 from tests.faults.plan import Fault, Kind, Rule, Rules
 from tests.faults.proxy import Dialect, FaultProxy
+from tests.faults.wire import Request
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 
 NAME = "checkpoint-2"
@@ -145,3 +146,24 @@ def test_without_conditional_writes_a_restart_leaves_a_commit_as_it_is(
     commits = [e for e in proxy.log if e.operation == "PutObject" and e.key.endswith(f"{NAME}/.complete") and e.status == 200]
     assert len(commits) == 1
     assert json.loads(moto_bucket.get(f"{NAME}/.complete"))["committed_at"] == committed_at
+
+
+@pytest.mark.parametrize(("times", "starts"), [(1, True), (100, False)])
+def test_a_probe_that_another_sidecar_takes_for_a_leftover_is_made_again(
+    times: int, starts: bool, moto_bucket: Bucket, tmp_path: Path
+) -> None:
+    aborted = 0
+
+    def abort(request: Request) -> None:
+        nonlocal aborted
+        if request.operation == "CompleteMultipartUpload" and "/.ckpt-probe/" in request.key and aborted < times:
+            aborted += moto_bucket.abort_unfinished_uploads()
+
+    proxy = FaultProxy(moto_bucket.endpoint, abort)
+    with proxy.running() as endpoint, sidecar(tmp_path / "volume", moto_bucket.settings(endpoint)) as running:
+        if starts:
+            running.ready()
+        else:
+            assert running.wait() == 2
+            assert "(unfinished upload): not in the store" in running.log()
+    assert aborted >= min(times, 3)

@@ -15,12 +15,14 @@ from tests.faults.bucket import MIB, Bucket, random_bytes
 from tests.faults.plan import Fault, Kind
 from tests.faults.proxy import Exchange, FaultProxy
 from tests.faults.wire import Request
-from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
+from tests.process.sidecar_process import LOOK_S, Sidecar, contents, grow_until, sidecar, until, write_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-ROUNDS, KILLS = range(4), 5
+ROUNDS, KILLS = range(2), 5
 PART_BYTES, PIECE_BYTES, CONCURRENCY = 5 * MIB, 16 * MIB, 2
+GROWTH_BYTES, MOST_GROWTH_BYTES, STEP_BYTES = 24 * MIB, 32 * MIB, 6 * MIB
+"""What is written of a file between two kills, where the machine is slow, and at once."""
 SETTINGS = {"CKPT_PART_SIZE": "5Mi", "CKPT_CONCURRENCY": str(CONCURRENCY), "CKPT_KEEP_LOCAL": "99", "CKPT_RESUME": "off"}
 COMMIT, MANIFEST = "/.complete", "/node-00000-of-00001.json"
 
@@ -107,6 +109,35 @@ def test_uploads_killed_at_random_instants_end_as_if_they_had_not_been(seed: int
             until(series.is_committed, what=f"all committed; log:\n{running.log()[-2000:]}")
             assert running.terminate() == 0
     assert in_mid_transfer >= 2
+    ends_well(series, proxy, moto_bucket, kills=KILLS)
+
+
+@pytest.mark.parametrize("seed", [0])
+def test_kills_while_a_checkpoint_is_being_written_cost_what_was_in_flight(
+    seed: int, moto_bucket: Bucket, tmp_path: Path
+) -> None:
+    dice, proxy = random.Random(seed), FaultProxy(moto_bucket.endpoint)
+    series, want = Series(tmp_path / "volume", proxy), random_bytes(KILLS * MOST_GROWTH_BYTES, seed)
+    folder = tmp_path / "volume" / "checkpoint-1"
+    folder.mkdir()
+    with proxy.running() as endpoint, (folder / "optimizer.pt").open("wb", buffering=0) as file:
+        proxy.bytes_per_s = 80e6
+        for _ in range(KILLS):
+            with sidecar(tmp_path / "volume", SETTINGS | moto_bucket.settings(endpoint)) as running:
+                running.ready()
+                goal = sent_bytes(proxy) + dice.randrange(GROWTH_BYTES // 3, GROWTH_BYTES * 2 // 3)
+                for _ in range(GROWTH_BYTES // STEP_BYTES):
+                    file.write(want[file.tell() :][:STEP_BYTES])
+                    sleep(LOOK_S)
+                what = f"bytes sent; log:\n{running.log()[-2000:]}"
+                grow_until(file, want, lambda goal=goal: sent_bytes(proxy) > goal, what=what)
+                running.kill()
+        proxy.bytes_per_s = None
+        with sidecar(tmp_path / "volume", SETTINGS | moto_bucket.settings(endpoint)) as running:
+            series.written["checkpoint-1"] = {"optimizer.pt": want[: file.tell()]}
+            (folder / ".complete").write_text("{}")
+            until(series.is_committed, what=f"committed; log:\n{running.log()[-2000:]}")
+            assert running.terminate() == 0
     ends_well(series, proxy, moto_bucket, kills=KILLS)
 
 

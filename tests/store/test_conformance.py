@@ -7,12 +7,13 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
 from sidecar.core.checksum import checksum
 from sidecar.errors import AlreadyExists, CheckpointChanged, CorruptObject, NotFound, Stopped, StoreError
-from sidecar.store.protocol import Capabilities, PendingUpload, Store, Verification
+from sidecar.store.protocol import Capabilities, PendingUpload, Readable, Store, Verification
 from sidecar.store.slice import OpenGate
 from tests.store.conftest import Backend, Source, read_all
 
@@ -111,6 +112,39 @@ def test_a_file_arrives_as_it_is_on_disk(store: Store, source: Source, size_byte
     assert stored.size_bytes == size_bytes
     assert store.stat(KEY) == stored
     assert read_all(store, KEY) == wanted
+
+
+def test_several_files_are_under_way_at_once_in_one_thread(store: Store, source: Source) -> None:
+    wanted = {f"{KEY}-{size_bytes}": content(size_bytes) for size_bytes in (0, 1, 4096, 300_000)}
+    with ExitStack() as sent:
+        bodies = {key: sent.enter_context(source.of(bytes_)) for key, bytes_ in wanted.items()}
+        answered = {key: sent.enter_context(store.putting_file(key, body)) for key, body in bodies.items()}
+        stored = {key: stored() for key, stored in reversed(answered.items())}
+        assert {key: body.crc64nvme for key, body in bodies.items()} == {key: checksum(it) for key, it in wanted.items()}
+    assert stored == {key: store.stat(key) for key in wanted}
+    with ExitStack() as asked:
+        opened = {key: asked.enter_context(store.reading(key, length=len(it))) for key, it in wanted.items()}
+        came = {}
+        for key, body in reversed(opened.items()):
+            came[key] = bytearray(len(wanted[key]) + 1)
+            del came[key][filled(body(), came[key]) :]
+    assert came == wanted
+
+
+def test_an_object_that_is_missing_or_shorter_is_told_when_its_answer_is_waited_for(store: Store, source: Source) -> None:
+    source.put(store, KEY, b"0123")
+    with pytest.raises(NotFound), store.reading(f"{KEY}-missing", length=4) as opened:
+        opened()
+    with pytest.raises(CorruptObject), store.reading(KEY, length=5) as opened:
+        opened()
+
+
+def filled(body: Readable, buffer: bytearray) -> int:
+    """Read to the end, and return how many bytes came."""
+    done = 0
+    while count := body.readinto(memoryview(buffer)[done:]):
+        done += count
+    return done
 
 
 def test_a_slice_of_a_file_arrives_without_its_surroundings(store: Store, source: Source) -> None:

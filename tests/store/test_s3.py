@@ -29,6 +29,7 @@ from sidecar.store.protocol import Verification
 from sidecar.store.s3 import S3Options, S3Store
 from sidecar.store.slice import FileSlice, OpenGate
 from tests import servers
+from tests.ports import free_port
 from tests.servers import Answer, Proxy, Request, Rule, s3_error
 from tests.store.conftest import BUCKET, Source, _make_bucket, read_all
 
@@ -64,7 +65,7 @@ def always(answer: Answer) -> Proxy:
 
 
 def test_a_closed_port_is_reported_at_once_and_is_transient(opener: Opener) -> None:
-    store = opener(f"http://127.0.0.1:{servers.free_port()}")
+    store = opener(f"http://127.0.0.1:{free_port()}")
     began_s = time.monotonic()
     with pytest.raises(StoreUnavailable, match="CannotConnect") as caught:
         store.probe()
@@ -257,6 +258,21 @@ def test_what_does_not_speak_http_is_named(opener: Opener) -> None:
         with pytest.raises(AccessRefused, match="does not speak S3"):
             opener(f"http://127.0.0.1:{server.getsockname()[1]}").get("k")
         thread.join()
+
+
+def test_what_answers_everything_with_a_page_is_named(opener: Opener) -> None:
+    with always((200, {"Content-Type": "text/html"}, b"<html><body>Welcome</body></html>")).running() as endpoint:
+        store = opener(endpoint)
+        asked: list[Callable[[], object]] = [
+            lambda: list(store.list("")),
+            lambda: list(store.pending_uploads("")),
+            lambda: list(store.list_parts("k", "u")),
+            lambda: store.begin_upload("k"),
+            lambda: store.complete_upload("k", "u", [], crc64nvme=0),
+        ]
+        for ask in asked:
+            with pytest.raises(AccessRefused, match="does not speak S3"):
+                ask()
 
 
 # Bytes that change on the way.
@@ -524,5 +540,5 @@ def test_no_secret_is_logged(opener: Opener, moto: str, tmp_path: Path, caplog: 
         store = opener(moto, credentials_dir=secret)
         store.put("k", b"", only_if_absent=True)
         with pytest.raises(AlreadyExists):
-            store.put("k", b"", only_if_absent=True)
+            store.put("k", b"another", only_if_absent=True)
     assert "hunter2" not in caplog.text + repr(store.__dict__)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.store.slice import FileSlice, OpenGate
-from sidecar.store.wire import Answer, Request, Wire
+from sidecar.store.wire import Request, Wire, whole
 from sidecar.store.wire_answer import OpenAnswer
 from tests import servers
 
@@ -45,18 +45,22 @@ def serving(*conversations: Conversation, tls: ssl.SSLContext | None) -> Iterato
     """Have each connection, in order of arrival, served by one of these; yield the address."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
-        def serve() -> None:
-            for conversation in conversations:
-                accepted, _ = listening.accept()
-                with accepted, suppress(OSError):
-                    connection = tls.wrap_socket(accepted, server_side=True) if tls else accepted
-                    with connection:
-                        conversation(connection)
+        def serve(accepted: socket.socket, conversation: Conversation) -> None:
+            with accepted, suppress(OSError):
+                connection = tls.wrap_socket(accepted, server_side=True) if tls else accepted
+                with connection:
+                    conversation(connection)
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
+        def listen() -> None:
+            for conversation in conversations:
+                threads.append(threading.Thread(target=serve, args=(listening.accept()[0], conversation), daemon=True))
+                threads[-1].start()
+
+        threads = [threading.Thread(target=listen, daemon=True)]
+        threads[0].start()
         yield f"{'https' if tls else 'http'}://127.0.0.1:{listening.getsockname()[1]}/k"
-        thread.join(5)
+        for thread in threads:
+            thread.join(5)
 
 
 def read_request(connection: socket.socket) -> bytes:
@@ -78,6 +82,12 @@ def wire(secure: tuple[ssl.SSLContext, Path]) -> Iterator[Wire]:
     made = Wire(tls=ssl.create_default_context(cafile=secure[1]), connect_timeout_s=2.0, stall_s=2.0)
     yield made
     made.close()
+
+
+@contextmanager
+def fetched(wire: Wire, url: str) -> Iterator[OpenAnswer]:
+    with wire.sent(Request("GET", url, {})) as answered:
+        yield answered()
 
 
 @contextmanager
@@ -177,19 +187,67 @@ def test_an_answer_that_is_not_read_to_its_end_costs_its_connection_and_nothing_
         connection.sendall(OK)
 
     with server(long, short) as url:
-        with wire.fetch(Request("GET", url, {})) as answer:
-            assert isinstance(answer, OpenAnswer)
+        with fetched(wire, url) as answer:
             assert answer.read(10) == b"x" * 10
         assert wire.exchange(Request("GET", url, {})).content == b"ok"
 
 
-def test_a_fetch_that_is_refused_gives_the_whole_answer(wire: Wire, server: Server) -> None:
-    def refuses(connection: socket.socket) -> None:
-        read_request(connection)
-        connection.sendall(b"HTTP/1.1 404 Not Found\r\nX-Reason: none\r\nContent-Length: 4\r\n\r\ngone")
+def test_several_requests_are_under_way_on_connections_of_their_own(wire: Wire, server: Server) -> None:
+    second_came = threading.Event()
 
-    with server(refuses) as url, wire.fetch(Request("GET", url, {})) as answer:
-        assert answer == Answer(404, {"x-reason": "none", "content-length": "4"}, b"gone")
+    def first(connection: socket.socket) -> None:
+        body = read_request(connection)
+        assert second_came.wait(5)
+        connection.sendall(OK[:-2] + body[:2])
+
+    def second(connection: socket.socket) -> None:
+        body = read_request(connection)
+        connection.sendall(OK[:-2] + body[:2])
+        second_came.set()
+
+    with (
+        server(first, second) as url,
+        body_of(b"1st") as one,
+        body_of(b"2nd") as other,
+        wire.sent(Request("PUT", url, {}, one)) as one_answered,
+        wire.sent(Request("PUT", url, {}, other)) as other_answered,
+    ):
+        assert whole(one_answered()).content == b"1s"
+        assert whole(other_answered()).content == b"2n"
+
+
+def test_a_connection_whose_answer_nobody_waited_for_is_not_used_again(wire: Wire, server: Server) -> None:
+    def answers(connection: socket.socket) -> None:
+        read_request(connection)
+        connection.sendall(OK)
+        assert connection.recv(1000) == b""
+
+    with server(answers, answers) as url:
+        with wire.sent(Request("GET", url, {})):
+            pass
+        assert wire.exchange(Request("GET", url, {})).content == b"ok"
+        wire.close()
+
+
+def test_a_kept_connection_that_ends_instead_of_an_answer_is_replaced_and_the_body_is_sent_again(
+    wire: Wire, server: Server
+) -> None:
+    came = []
+
+    def ends(connection: socket.socket) -> None:
+        came.append(read_request(connection))
+        connection.sendall(OK)
+        came.append(read_request(connection))
+
+    def answers(connection: socket.socket) -> None:
+        came.append(read_request(connection))
+        connection.sendall(OK)
+
+    with server(ends, answers) as url, body_of(b"body") as body:
+        assert wire.exchange(Request("PUT", url, {}, body)).content == b"ok"
+        with wire.sent(Request("PUT", url, {}, body)) as answered:
+            assert whole(answered()).content == b"ok"
+    assert came == [b"body"] * 3
 
 
 def test_a_body_comes_as_it_was_sent_in_records_of_any_size(wire: Wire, server: Server) -> None:
@@ -205,8 +263,7 @@ def test_a_body_comes_as_it_was_sent_in_records_of_any_size(wire: Wire, server: 
             done += size
 
     came, buffer = bytearray(), memoryview(bytearray(MIB + 1))
-    with server(sends) as url, wire.fetch(Request("GET", url, {})) as answer:
-        assert isinstance(answer, OpenAnswer)
+    with server(sends) as url, fetched(wire, url) as answer:
         while count := answer.readinto(buffer):
             came += buffer[:count]
     assert came == content
@@ -233,8 +290,7 @@ def test_a_second_answer_that_nobody_asked_for_is_not_taken_for_the_next_one(wir
         connection.sendall(OK)
 
     with server(says_too_much, answers) as url:
-        with wire.fetch(Request("GET", url, {})) as answer:
-            assert isinstance(answer, OpenAnswer)
+        with fetched(wire, url) as answer:
             buffer = memoryview(bytearray(20_000))
             done = 0
             while done < len(buffer):
@@ -249,10 +305,17 @@ def test_a_body_that_does_not_come_is_given_up_after_the_stall(wire: Wire, serve
         time.sleep(4)
 
     buffer = memoryview(bytearray(1000))
-    with server(stops) as url, wire.fetch(Request("GET", url, {})) as answer:
-        assert isinstance(answer, OpenAnswer)
-        with pytest.raises(TimeoutError, match="does not come"):
-            list(iter(lambda: answer.readinto(buffer), 0))
+    with server(stops) as url, fetched(wire, url) as answer, pytest.raises(TimeoutError, match="does not come"):
+        list(iter(lambda: answer.readinto(buffer), 0))
+
+
+def test_it_is_whoever_waits_for_an_answer_that_is_told_that_it_does_not_come(wire: Wire, server: Server) -> None:
+    with (
+        server(lambda connection: time.sleep(4)) as url,
+        wire.sent(Request("GET", url, {})) as answered,
+        pytest.raises(TimeoutError),
+    ):
+        answered()
 
 
 def test_a_server_that_does_not_answer_is_given_up_after_the_stall(wire: Wire, server: Server) -> None:

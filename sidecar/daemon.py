@@ -27,7 +27,7 @@ from sidecar.core.lifecycle import Phase, Situation, next_phase
 from sidecar.core.spot import SpotNotice
 from sidecar.core.states import State
 from sidecar.core.tenancy import Run
-from sidecar.errors import ConfigurationError, SidecarError, StoreError
+from sidecar.errors import ConfigurationError, NotFound, SidecarError, StoreError
 from sidecar.resume.downloader import Downloader
 from sidecar.run_identity import Tenancy, claim
 from sidecar.runtime import Runtime
@@ -53,6 +53,8 @@ SERVICE_AGAIN_S = 1.0
 """How long a service that ended by a mistake or a failing volume rests before it is started again."""
 LAST_LOOK_S = 1.0
 """How long the last look at the volume may take before the phases go on without it; a volume may hang."""
+PROBE_TRIES = 3
+"""Another pod's sidecar that starts at the same time may take what our probe is writing for a leftover."""
 CALLS_END_S = 0.2
 """What answers under way are given at the end."""
 REPORT_S = 0.25
@@ -206,7 +208,6 @@ class Daemon:
             catalog=runtime.catalog,
             transfers=runtime.transfers,
             hints=self._hints,
-            part_bytes=settings.part_size,
             skip_superseded=settings.superseded == "skip",
             examine_again=runtime.scanner.examine_again,
             attempt=runtime.attempt,
@@ -254,6 +255,7 @@ class Daemon:
         )
 
     async def _open_store(self) -> tuple[Capabilities, Run]:
+        vanished = 0
         while True:
             try:
                 capabilities = await self.runtime.transfers.once(self._store.probe)
@@ -261,6 +263,9 @@ class Daemon:
                     claim, self._store, run_id=self._settings.run_id, job=self._settings.job
                 )
             except StoreError as error:
+                if isinstance(error, NotFound) and vanished < PROBE_TRIES:
+                    vanished += 1
+                    continue
                 if self._settings.verify_access and not error.transient:
                     raise ConfigurationError(str(error)) from None
                 self.runtime.health.failed(error)

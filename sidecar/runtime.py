@@ -59,7 +59,10 @@ class Runtime:
         self.volume = Volume(settings.dir)
         self.health = Health(self._on_health)
         self.transfers = Transfers(
-            concurrency=settings.concurrency, gate=RateGate(settings.bandwidth_limit), health=self.health
+            concurrency=settings.concurrency,
+            gate=RateGate(settings.bandwidth_limit),
+            health=self.health,
+            part_bytes=settings.part_size,
         )
         self.scanner = Scanner(self.volume, self.catalog, self.identity)
         self.termination = Termination(self.volume, grace_s=settings.grace_seconds)

@@ -105,8 +105,9 @@ class Settings(BaseModel):
     """Bytes per second of all uploads together."""
     concurrency: Annotated[int, Field(ge=1, le=64)] = 16
     """Requests at once, at most. Large ones begin with two to four and become more while that is faster."""
-    part_size: Annotated[Bytes, Field(ge=5 << 20, le=5 << 30)] = 16 << 20
-    """Bytes per multipart part, before it grows to keep within the store's number of parts."""
+    part_size: Annotated[Bytes, Field(ge=5 << 20, le=5 << 30)] | None = None
+    """Bytes per multipart part, before it grows to keep within the store's number of parts. Unset: 16 to 64 MiB, by the size
+    of the file and the way to the store."""
 
     resume: Literal["eager", "on-demand", "off"] = "eager"
     """eager: the download begins when the sidecar starts, before the trainer asks."""

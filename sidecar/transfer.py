@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 import structlog
 
 from sidecar.core.backoff import CAP_S, delay_s
-from sidecar.core.concurrency import Concurrency, small_at_once
+from sidecar.core.concurrency import Concurrency, SmallRequests, is_near, small_requests
+from sidecar.core.parts import usual_part_bytes
 from sidecar.core.throughput import Pace, Rate, Throughput, estimated
 from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NotFound, Stopped, StoreBusy, StoreError
 
@@ -214,7 +215,9 @@ class Standing:
 class Transfers:
     """Runs blocking store calls in a bounded number of threads, for ever until they succeed."""
 
-    def __init__(self, *, concurrency: int, gate: RateGate, health: Health) -> None:
+    def __init__(self, *, concurrency: int, gate: RateGate, health: Health, part_bytes: int | None = None) -> None:
+        """Begin with nothing known. ``part_bytes`` is how large all parts should be; ``None``: it depends."""
+        self._part_bytes = part_bytes
         self.most = concurrency
         """Requests with a body at once, at most."""
         self.gate = gate
@@ -224,8 +227,9 @@ class Transfers:
         self.sent_bytes = 0
         self.retries = 0
         self.adapted = self._concurrency(round_trip_s=None)
-        self.small_at_once = concurrency
-        """Requests at once that cost a round trip, and hardly any bytes."""
+        self.small = SmallRequests(concurrency, 1)
+        """How requests are sent that cost a round trip, and hardly any bytes."""
+        self._is_near = False
         self._hurried = asyncio.Event()
         self._polite = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
         # A thread cannot take its politeness back: there are others for when the pod is going. They begin when they are used.
@@ -322,7 +326,16 @@ class Transfers:
     def is_away(self, round_trip_s: float | None) -> None:
         """Take note of how far away the store is, before anything is sent."""
         self.adapted = self._concurrency(round_trip_s=round_trip_s)
-        self.small_at_once = small_at_once(most=self.most, round_trip_s=round_trip_s)
+        self.small = small_requests(most=self.most, round_trip_s=round_trip_s)
+        self._is_near = is_near(round_trip_s)
+
+    def part_bytes(self, size_bytes: int) -> int:
+        """Return how large the parts of a file of so many bytes should be."""
+        if self._part_bytes is not None:
+            return self._part_bytes
+        rate = self.rate()
+        known = self.gate.bytes_per_s if rate is None else rate.expected
+        return usual_part_bytes(size_bytes, is_near=self._is_near, bytes_per_s=known)
 
     def _concurrency(self, *, round_trip_s: float | None) -> Concurrency:
         cores = len(os.sched_getaffinity(0))

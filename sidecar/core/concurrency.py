@@ -21,15 +21,41 @@ SAME_MOMENT_S = 1.0
 """Refusals this close together are the answer to one limit."""
 SMALL_S = 0.00025
 """What a small request costs this process: while one is away, so many others are made per round trip."""
-FEWEST_SMALL = 2
-"""While one waits for the kernel, another computes."""
+EACH_SMALL = 4
+"""Small requests that a thread has under way at a store that is near: it never sleeps until an answer wakes it."""
+NEAR = 2 * EACH_SMALL
+"""Where a round trip has room for more, threads may as well sleep, and none waits for the answer to another's request."""
 
 
-def small_at_once(*, most: int, round_trip_s: float | None) -> int:
-    """Return how many small requests run at once: more than a round trip has room for only compete for the interpreter."""
-    if round_trip_s is None:
-        return most
-    return min(most, max(FEWEST_SMALL, math.ceil(round_trip_s / SMALL_S)))
+@dataclass(frozen=True, slots=True)
+class SmallRequests:
+    """How small requests are sent: in how many threads, and how many each of them has under way."""
+
+    threads: int
+    at_once: int
+
+
+def is_near(round_trip_s: float | None) -> bool:
+    """Whether a store answers so soon that a round trip has room for few small requests."""
+    return round_trip_s is not None and _room(round_trip_s) <= NEAR
+
+
+def small_requests(*, most: int, round_trip_s: float | None) -> SmallRequests:
+    """Return how small requests are sent: more than a round trip has room for only compete for the interpreter.
+
+    Args:
+        most: Requests at once.
+        round_trip_s: To the store; ``None``: it is not known.
+    """
+    room = most if round_trip_s is None else _room(round_trip_s)
+    if not is_near(round_trip_s):
+        return SmallRequests(min(most, room), 1)
+    each = min(most, EACH_SMALL)
+    return SmallRequests(max(1, min(most // each, math.ceil(room / each))), each)
+
+
+def _room(round_trip_s: float) -> int:
+    return max(1, math.ceil(round_trip_s / SMALL_S))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,13 @@ from trainer_hook.contract import (
     step_of,
 )
 
+_GROWING = "-growing"
+
+
+def is_growing(stamp: str) -> bool:
+    """Whether a stamp is that of a file that was still being written."""
+    return stamp.endswith(_GROWING)
+
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
@@ -39,7 +46,7 @@ class FoundFile:
     @property
     def growing_stamp(self) -> str:
         """What stays the same while the file is being written."""
-        return f"{self.inode:x}-growing"
+        return f"{self.inode:x}{_GROWING}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,12 @@ SETTLED = frozenset({State.REJECTED, State.COMMITTED, State.SUPERSEDED, State.LO
 PENDING = frozenset({State.FINISHED, State.UPLOADING, State.PAUSED, State.UPLOADED})
 """Finished by the trainer and not durable yet."""
 
+LET_GO = frozenset({State.REJECTED, State.SUPERSEDED, State.LOST})
+"""Nothing more is sent of these."""
+
+WANTED = PENDING | {State.GIVEN_UP}
+"""What was sent of these is kept: what was given up may still be sent by the next life of the sidecar."""
+
 REPORTED = frozenset({State.LOST, State.GIVEN_UP})
 """Not durable and never will be: remembered until the exit report, also when the directory is gone."""
 

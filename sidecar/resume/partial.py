@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sidecar.core import checksum
 from sidecar.core.manifest import FileEntry
-from sidecar.core.parts import DEFAULT_PART_BYTES, part_ranges
+from sidecar.core.parts import DEFAULT_PART_BYTES, part_ranges, range_bytes
 from sidecar.store.slice import BLOCK_BYTES
 
 
@@ -51,7 +51,8 @@ class Partial:
 
     def missing(self) -> list[tuple[int, int]]:
         """Return the ranges that are not there."""
-        ranges = part_ranges(self.entry.size_bytes, part_bytes=DEFAULT_PART_BYTES) if self.entry.size_bytes else []
+        size_bytes = self.entry.size_bytes
+        ranges = part_ranges(size_bytes, part_bytes=range_bytes(size_bytes)) if size_bytes else []
         return [(offset, length) for offset, length in ranges if self.there.get(offset, (0, 0))[0] != length]
 
     def arrived(self, offset: int, length: int, crc: int) -> None:

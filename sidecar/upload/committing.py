@@ -151,15 +151,19 @@ class Committer(Documents):
         documents = [key for key in there if key.startswith(keys.manifests(name)) and not key.startswith(ours)]
         return keys.commit(name) not in there and not documents
 
-    async def discard(self, sent: Journal) -> None:
+    async def discard(self, sent: Journal, *, whole_files: bool) -> None:
         """Remove from the store what was sent of a checkpoint that will not be finished.
+
+        Args:
+            sent: What that was.
+            whole_files: Also the objects, which nothing depends on; otherwise only uploads that were not completed.
 
         Raises:
             StoreError: Not all of it could be removed.
         """
-        for progress in sent.uploads.values():
+        for progress in (*sent.uploads.values(), *sent.void):
             await self._transfers.once(self._store.abort_upload, progress.key, progress.upload_id)
-        if sent.entries:
+        if sent.entries and whole_files:
             await self._transfers.once(self._store.delete, [entry.key for entry in sent.entries.values()])
 
     async def make_way(self, name: str, *, judged: Standing | None = None) -> bool:

@@ -12,13 +12,13 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 
 from sidecar.catalog import Catalog
 from sidecar.core.local import FoundFile
 from sidecar.core.order import Waiting
+from sidecar.core.states import WANTED
 from sidecar.errors import SidecarError, StoreError
 from sidecar.upload.committing import Committer
 from sidecar.upload.flushing import Writing
@@ -47,6 +47,9 @@ ABANDONED_S = 2.0
 FRESH_S = 60.0
 """A directory in which nothing was written this lately is what an earlier life of the trainer left behind."""
 
+ABANDON_AGAIN_S = 30.0
+"""How long what could not be removed from the store is left alone."""
+
 
 @dataclass(slots=True)
 class _Early:
@@ -70,6 +73,8 @@ class _Early:
     """Whether the store was asked that."""
     quiet_only: bool = False
     rest_until_s: float = 0.0
+    is_over: bool = False
+    """It will not be finished."""
     began_s: float = field(default_factory=time.monotonic)
     """When it was first seen."""
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -131,6 +136,8 @@ class EarlyUploads:
         self._going = going
         self._on_change = on_change
         self._known: dict[str, _Early] = {}
+        self._left = volume.left_early()
+        """Names of what an earlier life of the sidecar was sending, until it is clear what becomes of each."""
         self._handed_over: dict[str, tuple[_Early, Sending]] = {}
         """Finished ones, while what is under way of them ends: they keep their place."""
         self._woken = asyncio.Event()
@@ -156,7 +163,7 @@ class EarlyUploads:
         return [
             Writing(_place(early, going=True), early.sending, early.source.size_bytes, now_s - early.began_s)
             for early in self._known.values()
-            if alive or time.time() - early.source.newest_mtime_s < ABANDONED_S
+            if not early.is_over and (alive or time.time() - early.source.newest_mtime_s < ABANDONED_S)
         ]
 
     def sendings(self) -> list[tuple[Waiting, Sending]]:
@@ -188,11 +195,12 @@ class EarlyUploads:
     async def hand_over(self, name: str) -> HandedOver:
         """Stop sending early, and return what is in the store, and which parts are still on their way there."""
         early = self._known.get(name)
+        self._left.discard(name)
+        self._hints.forget(name)
         if early is None:
-            return HandedOver(Journal(self._journal_path(name)))
+            return HandedOver(Journal(self._volume.early_journal(name)))
         async with early.ending:  # if it is just being abandoned, nothing of it must be removed later
             self._known.pop(name, None)
-            self._hints.forget(self._volume.root / name)
             sending, early.sending = early.sending, None
             if sending is None:
                 return HandedOver(early.journal)
@@ -207,15 +215,29 @@ class EarlyUploads:
     async def _look(self, watchers: asyncio.TaskGroup) -> None:
         names = await asyncio.to_thread(self._volume.names)
         unfinished = [name for name in names if self._volume.marker_signature(name) is None]
-        for name in unfinished:
-            if name not in self._known and self._is_new(name):
-                folder = self._volume.root / name
-                self._known[name] = _Early(name, Unfinished(folder), Journal(self._journal_path(name)))
+        finished, growing = set(names) - set(unfinished), set(filter(self._is_new, unfinished))
+        self._hints.follow(*growing)
+        self._hints.forget(*(set(names) - growing))
+        left = {name for name in self._left if not self._is_wanted(name, is_finished=name in finished)}
+        self._left -= left
+        for name in (left | growing) - self._known.keys():
+            self._known[name] = self._begin(name)
         for early in list(self._known.values()):
-            if early.name in unfinished and self._is_new(early.name):
+            if early.name in growing:
                 await self._add_new(early, watchers)
-            elif early.name not in names or early.name in unfinished:
+            elif not self._is_wanted(early.name, is_finished=early.name in finished):
                 await self._abandon(early)
+
+    def _begin(self, name: str) -> _Early:
+        journal = Journal(self._volume.early_journal(name))
+        return _Early(name, Unfinished(self._volume.root / name), journal, grown=journal.growing())
+
+    def _is_wanted(self, name: str, *, is_finished: bool) -> bool:
+        """Whether what was sent of a checkpoint will be taken over: by its upload, or by that of the sidecar's next life."""
+        tracked = self._catalog.get(name)
+        if tracked is not None and tracked.state in WANTED:  # perhaps only its pin is left
+            return True
+        return is_finished and (tracked is None or tracked.version != self._volume.marker_signature(name))
 
     def _is_new(self, name: str) -> bool:
         newest = self._catalog.newest_durable_step
@@ -224,6 +246,7 @@ class EarlyUploads:
 
     async def _add_new(self, early: _Early, watchers: asyncio.TaskGroup) -> None:
         now_s = asyncio.get_running_loop().time()
+        early.is_over = False
         if early.allowed is False or now_s < early.rest_until_s:
             return
         if self._going():  # what there is to send will come at any moment
@@ -305,23 +328,34 @@ class EarlyUploads:
                 return
 
     async def _abandon(self, early: _Early) -> None:
-        """The directory is gone, or older than what is durable: remove what was sent of it."""
+        """The directory is gone, older than what is durable, or of no use: remove what was sent of it."""
         async with early.ending:
-            if self._known.get(early.name) is not early:
+            now_s = asyncio.get_running_loop().time()
+            if self._known.get(early.name) is not early or (early.is_over and now_s < early.rest_until_s):
                 return
+            early.is_over = True
             await self._stop(early)
-            try:
-                if early.allowed and await self._committer.is_untouched(early.name, attempt=self._attempt()):
-                    await self._committer.discard(early.journal)
-            except StoreError as error:
-                log.warning("early_upload_not_removed", checkpoint=early.name, error=str(error))
+            if not await self._is_removed(early):
+                early.rest_until_s = now_s + ABANDON_AGAIN_S
+                return
             early.journal.delete()
             early.journal = Journal(early.journal.path)
-            self._hints.forget(self._volume.root / early.name)
+            self._hints.forget(early.name)
             self._known.pop(early.name, None)
 
-    def _journal_path(self, name: str) -> Path:
-        return self._volume.journal / f"{name}@early.jsonl"
+    async def _is_removed(self, early: _Early) -> bool:
+        """Remove it from the store, but for objects that something there depends on; return whether that was possible now."""
+        if not early.journal.stamps and not early.journal.void:
+            return True
+        try:
+            if (objection := await self._objection()) is None:
+                is_free = await self._committer.is_untouched(early.name, attempt=self._attempt())
+                await self._committer.discard(early.journal, whole_files=is_free)
+        except StoreError as error:
+            objection = str(error)
+        if objection is not None:
+            log.warning("early_upload_not_removed", checkpoint=early.name, error=objection, hint="it is tried again")
+        return objection is None
 
 
 def _place(early: _Early, *, going: bool) -> Waiting:

@@ -62,10 +62,9 @@ class Writing:
 class Flush:
     """Used from the event loop only. ``plan`` is ``None`` as long as the pod stays."""
 
-    def __init__(self, transfers: Transfers, *, part_bytes: int, on_plan: Callable[[Plan | None], None]) -> None:
+    def __init__(self, transfers: Transfers, *, on_plan: Callable[[Plan | None], None]) -> None:
         self.plan: Plan | None = None
         self._transfers = transfers
-        self._part_bytes = part_bytes
         self._on_plan = on_plan
         self._turnstiles: dict[str, _Counted] = {}
         self._planned: tuple[frozenset[object], float] = (frozenset(), 0.0)
@@ -136,7 +135,7 @@ class Flush:
             for counted in self._turnstiles.values():
                 counted.turnstile.hold(False)
             return
-        free = self._transfers.most - sum(sending.in_flight for sending in ordered[1:])
+        free = self._transfers.most - sum(sending.places for sending in ordered[1:])
         missing = max(0, min(self._transfers.adapted.limit, PLACES) - free) if first.has_more else 0
         places = {sending.name: sending.in_flight for sending in ordered[1:]}
         self._hold_behind(self.plan, first.name, places=places, missing=missing)
@@ -181,7 +180,8 @@ class Flush:
 
     def _to_come_bytes(self, sending: Sending) -> int:
         """Return at most how many bytes of requests under way have not left."""
-        return max(0, sending.large_in_flight * self._part_bytes - self._counted(sending.name).under_way_bytes(sending))
+        begun_bytes = sum(piece.size_bytes for piece in sending.large_in_flight)
+        return max(0, begun_bytes - self._counted(sending.name).under_way_bytes(sending))
 
     def _load(self, pending: Pending) -> Load:
         tracked, sending = pending.tracked, pending.sending
@@ -189,7 +189,9 @@ class Flush:
         sent_bytes = size_bytes if pending.is_sent else tracked.sent_bytes if sending is None else sending.sent_bytes()
         left_bytes = max(0, size_bytes - sent_bytes - self._under_way_bytes(tracked.name, sending))
         files = len(tracked.checkpoint.files) if tracked.checkpoint else 0
-        requests = files * left_bytes // max(1, size_bytes) + left_bytes // self._part_bytes
+        requests = files * left_bytes // max(1, size_bytes) + left_bytes // self._transfers.part_bytes(
+            size_bytes // max(1, files)
+        )
         return Load(pending.place, left_bytes, requests)
 
     def _expected(self, writing: Writing, usual: Save | None) -> Load:
@@ -200,7 +202,7 @@ class Flush:
         return Load(
             writing.place,
             max(0, size_bytes - sent_bytes),
-            max(0, size_bytes - sent_bytes) // self._part_bytes,
+            max(0, size_bytes - sent_bytes) // self._transfers.part_bytes(0),
             closed_bytes=max(0, writing.seen_bytes - sent_bytes),
             ready_in_s=max(LEAST_READY_S, save_s - writing.age_s),
         )

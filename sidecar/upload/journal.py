@@ -1,7 +1,8 @@
 """The sidecar's memory across restarts: which parts and files of a checkpoint are in the store already.
 
-A cache: append-only JSON lines below ``.ckpt/journal``, one file per version of a checkpoint. It may be deleted, be cut off
-in the middle of a line or not be written at all because the disk is full; then work is done again and nothing is lost.
+A cache: append-only JSON lines below ``.ckpt/journal``, one file per version of a checkpoint, and one for what
+is sent before there is a version. It may be deleted, be cut off in the middle of a line or not be written at all because the
+disk is full; then work is done again and nothing is lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO
 
 import structlog
 
-from sidecar.core.local import FoundFile
+from sidecar.core.local import FoundFile, is_growing
 from sidecar.core.manifest import FileEntry
 from sidecar.store.protocol import Part
 
@@ -52,6 +53,8 @@ class Journal:
         """Files that are in the store whole, by path."""
         self.uploads: dict[str, FileProgress] = {}
         """Files of which parts are in the store, by path."""
+        self.void: list[FileProgress] = []
+        """Uploads that nobody continues: to be aborted, if they are there yet."""
         self.stamps: dict[str, str] = {}
         """What each file was when it was sent, by path."""
         self.first_crcs: dict[str, int] = {}
@@ -87,6 +90,8 @@ class Journal:
                 case "stored":
                     self._remember(FileEntry.model_validate(line["entry"]), line["stamp"], line["first_crc"])
                 case "dropped":
+                    if line["path"] in self.uploads:
+                        self.void.append(self.uploads[line["path"]])
                     for known in (self.entries, self.uploads, self.stamps, self.first_crcs):
                         known.pop(line["path"], None)
                     self.unconfirmed.discard(line["path"])
@@ -147,7 +152,7 @@ class Journal:
         """Continue with what was sent before the checkpoint was finished; each file has to be confirmed.
 
         Returns:
-            Unfinished uploads of files that are others now: to be aborted.
+            Unfinished uploads that nobody continues: to be aborted.
         """
         ours = {file.path: file for file in files if file.path not in self.stamps}
         for path in early.stamps:
@@ -162,14 +167,23 @@ class Journal:
                 lines.append(_begun(path, stamp, progress))
                 lines += [_part(path, part, progress.checksums[number]) for number, part in progress.parts.items()]
             self._append(*lines)
-        return [progress for path, progress in early.uploads.items() if path not in self.uploads]
+        stale = [progress for path, progress in early.uploads.items() if path not in self.uploads]
+        return [*stale, *early.void]
 
     def is_of(self, file: FoundFile) -> bool:
         """Whether what is known of a file's path is of this file, or of what it was while it was being written."""
-        stamp, progress = self.stamps.get(file.path), self.uploads.get(file.path)
-        if progress is None or stamp != file.growing_stamp:
-            return stamp == file.stamp
+        return self.stamps.get(file.path) == file.stamp or self.has_beginning_of(file)
+
+    def has_beginning_of(self, file: FoundFile) -> bool:
+        """Whether a file has become longer, as far as its size tells, since parts of it were sent."""
+        progress = self.uploads.get(file.path)
+        if progress is None or self.stamps[file.path] != file.growing_stamp:
+            return False
         return max(progress.parts, default=0) * progress.part_bytes <= file.size_bytes
+
+    def growing(self) -> set[str]:
+        """Return the paths of files of which the beginning was sent while they were being written."""
+        return {path for path in self.uploads if is_growing(self.stamps[path])}
 
     def grown(self, file: FoundFile) -> None:
         """A file of which the beginning was sent while it was being written is complete."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from sidecar.core import keys
 from sidecar.core.local import FoundFile
@@ -20,8 +20,15 @@ class Left:
     """Turns files into pieces. Used from the event loop only."""
 
     def __init__(
-        self, *, name: str, journal: Journal, part_bytes: int, capabilities: Capabilities, unchanged: Unchanged
+        self,
+        *,
+        name: str,
+        journal: Journal,
+        part_bytes: Callable[[int], int],
+        capabilities: Capabilities,
+        unchanged: Unchanged,
     ) -> None:
+        """Begin with nothing. ``part_bytes`` says how large the parts of a file of so many bytes should be."""
         self.pieces = Pieces()
         self.files: dict[str, FoundFile] = {}
         self.missing: set[str] = set()
@@ -64,9 +71,10 @@ class Left:
         """
         path = file.path
         if path not in self._growing:
-            if path in self._journal.stamps and self._journal.stamps[path] != file.growing_stamp:
+            if path in self._journal.stamps and not self._journal.has_beginning_of(file):
                 self._journal.dropped(path)
             self._growing[path] = self._upload(file, keys.shared_file(self._name, path))
+            self._growing[path].is_continued = path in self._journal.uploads
         upload = self._growing[path]
         whole_parts = min(file.size_bytes // upload.part_bytes, self._can.max_parts)
         upload.file, upload.is_growing = file, True
@@ -95,7 +103,7 @@ class Left:
         if grown is not None and grown.ranges and file.size_bytes <= grown.part_bytes * self._can.max_parts:
             self._queue_rest(grown, file)
             return
-        if journal.stamps.get(path) == file.growing_stamp and journal.is_of(file):
+        if journal.has_beginning_of(file):
             journal.grown(file)
         known = journal.entries.get(path) or journal.uploads.get(path)
         if known is not None and (journal.stamps.get(path) != file.stamp or known.key != key):
@@ -146,7 +154,7 @@ class Left:
             if progress
             else part_size(
                 file.size_bytes,
-                wanted_bytes=self._part_bytes,
+                wanted_bytes=self._part_bytes(file.size_bytes),
                 min_part_bytes=self._can.min_part_bytes,
                 max_parts=self._can.max_parts,
             )
@@ -160,6 +168,11 @@ class Left:
         self._awaited.get(path, set()).discard(number)
         if path in self._journal.uploads and path not in self._journal.unconfirmed:
             self._queue_parts(self._uploads[path])
+
+    def begin_anew(self, upload: Upload) -> None:
+        """What was sent of a file is of another one: all of it is sent."""
+        self.dropped(upload.file.path)
+        self._queue_parts(upload)
 
     def take_late(self, path: str, number: int) -> tuple[Upload, Part, int] | None:
         """Return a part that has arrived and is to be compared, and its checksum; ``None``: all of the file is sent again."""

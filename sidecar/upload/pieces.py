@@ -47,6 +47,8 @@ class Upload:
     """Of files in parts, while one of them begins the upload."""
     is_growing: bool = False
     """More is being written: these are only the whole parts in its beginning."""
+    is_continued: bool = False
+    """Parts were sent of it before, perhaps in another life, and nobody has looked since whether they are its beginning."""
     under_way: set[int] = field(default_factory=set)
     """Numbers of the parts that are queued or carried, also by what sent it early."""
 
@@ -59,12 +61,19 @@ class Piece:
     step: Step
     number: int = 1
     """Of the part, from 1 on."""
+    at_once: int = 1
+    """Requests that it has under way: a small one stands for several."""
     is_leaving: bool = False
     """Its bytes are on their way out; with what only waits for its answer the link has nothing to do."""
     on_left: Callable[[], object] = lambda: None
     """Told, from a thread, when the last byte has left."""
     race: Race | None = None
     """Of a part that is carried: it may be tried a second time."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What is sent of it."""
+        return self.upload.ranges[self.number - 1][1] if self.step in (Step.WHOLE, Step.PART) else 0
 
     @property
     def is_small(self) -> bool:

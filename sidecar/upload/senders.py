@@ -29,7 +29,6 @@ class Senders:
         committer: Committer,
         flush: Flush,
         unchanged: Unchanged,
-        part_bytes: int,
         on_change: Callable[[], None],
         on_sent_in_vain: Callable[[], None],
     ) -> None:
@@ -39,7 +38,6 @@ class Senders:
         self._committer = committer
         self._flush = flush
         self._unchanged = unchanged
-        self._part_bytes = part_bytes
         self._on_change = on_change
         self._on_sent_in_vain = on_sent_in_vain
 
@@ -75,7 +73,6 @@ class Senders:
             capabilities=self._can,
             transfers=self._transfers,
             journal=journal,
-            part_bytes=self._part_bytes,
             unchanged=self._unchanged,
             fence=fence.pass_through,
             on_progress=progressed,

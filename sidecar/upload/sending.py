@@ -36,7 +36,6 @@ class Sending:
         capabilities: Capabilities,
         transfers: Transfers,
         journal: Journal,
-        part_bytes: int,
         unchanged: Unchanged,
         fence: Callable[[], Awaitable[None]],
         on_progress: Callable[[int], None] = lambda _: None,
@@ -47,9 +46,12 @@ class Sending:
         self.journal = journal
         self.standing = Standing(on_change)
         self.in_flight = 0
-        self.large_in_flight = 0
+        """Pieces that are carried."""
+        self.places = 0
+        """Requests that they take the place of."""
+        self.large_in_flight: set[Piece] = set()
         self.large_leaving = 0
-        """Of these, those whose bytes have not all left."""
+        """Large ones whose bytes have not all left."""
         self.local_in_flight = 0
         self.rest_until_s = 0.0
         """Monotonic: pieces that failed while something else went first are not tried again before."""
@@ -61,7 +63,9 @@ class Sending:
         self._on_progress = on_progress
         self._on_change = on_change
         self._on_sent_in_vain = on_sent_in_vain
-        self._left = Left(name=name, journal=journal, part_bytes=part_bytes, capabilities=capabilities, unchanged=unchanged)
+        self._left = Left(
+            name=name, journal=journal, part_bytes=transfers.part_bytes, capabilities=capabilities, unchanged=unchanged
+        )
         self._carried: set[Piece] = set()
         self._sent_bytes = self.sent_bytes()
         self._error: BaseException | None = None
@@ -249,12 +253,19 @@ class Sending:
         await self._fence()
         reads_back, began_s = self._can.verification is Verification.READ_BACK, time.monotonic()
         files = SmallFiles(
-            piece.upload, self._next_small, bodies=self._bodies, reads_back=reads_back, stored=self._record_small
+            piece.upload,
+            self._next_small,
+            at_once=piece.at_once,
+            bodies=self._bodies,
+            reads_back=reads_back,
+            stored=self._record_small,
         )
         try:
             await self._persistently(files.send)
         finally:
-            piece.upload = files.current or piece.upload
+            if left := files.left:
+                piece.upload = left[0]
+                self._left.pieces.add(Piece(upload, Step.WHOLE) for upload in left[1:])
             if files.done:
                 self._arrived(files.sent_bytes, began_s=began_s)
             self._left.missing.difference_update(upload.file.path for upload in files.done)
@@ -296,11 +307,23 @@ class Sending:
         path = upload.file.path
         upload.begin = upload.begin or asyncio.Lock()
         async with upload.begin:
+            if upload.is_continued:
+                upload.is_continued = False
+                await self._compare_beginning(upload)
             if path not in self.journal.uploads:
                 upload_id = await self._persistently(self._store.begin_upload, upload.key)
                 stamp = upload.file.growing_stamp if upload.is_growing else upload.file.stamp
                 self.journal.begun(path, stamp, upload_id=upload_id, key=upload.key, part_bytes=upload.part_bytes)
             return self.journal.uploads[path]
+
+    async def _compare_beginning(self, upload: Upload) -> None:
+        """See whether a file that is being written is still the one of which parts were sent; in the end, all is compared."""
+        path, progress = upload.file.path, self.journal.uploads[upload.file.path]
+        number = min(progress.checksums, default=0)
+        if number and not await self._transfers.once(
+            self._bodies.is_still, path, [upload.ranges[number - 1]], [progress.checksums[number]]
+        ):
+            self._left.begin_anew(upload)
 
     async def _join(self, upload: Upload, progress: FileProgress) -> None:
         numbers = sorted(progress.parts)

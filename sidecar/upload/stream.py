@@ -14,6 +14,7 @@ from sidecar.core.laggards import Course, is_worth_a_second_try, seen_over_s
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer import Transfers
+from sidecar.turns import LATE_S
 from sidecar.upload.pieces import Piece
 from sidecar.upload.sending import Sending
 
@@ -38,7 +39,7 @@ class Stream:
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = 0
         self._large_leaving = 0
-        self._small_in_flight = 0
+        self._small_began_s: dict[Piece, float] = {}
         self._leaving: dict[Piece, tuple[Sending, Course]] = {}
         self._looking: asyncio.TimerHandle | None = None
 
@@ -97,7 +98,7 @@ class Stream:
             if self._in_flight < self._transfers.most and is_worth_a_second_try(
                 left_bytes=left_bytes,
                 bytes_per_s=course.bytes_per_s,
-                size_bytes=piece.upload.ranges[piece.number - 1][1],
+                size_bytes=piece.size_bytes,
                 others_left_bytes=sum(left.values()) - left_bytes,
                 used_bytes_per_s=sum(link_bytes_per_s if rate is None else rate for rate in used),
                 link_bytes_per_s=link_bytes_per_s,
@@ -109,11 +110,13 @@ class Stream:
     def _take(self) -> tuple[Sending, Piece] | None:
         if self._in_flight >= self._transfers.most:
             return None
-        limit, small = self._transfers.adapted.limit, self._small_in_flight < self._transfers.small_at_once
+        limit, small = self._transfers.adapted.limit, self._small_turns() < self._transfers.small.threads
         for sending in self._order:
             # The first may begin at once although parts of another are still under way; those behind use what is left.
             busy = sending.large_leaving if sending is self._order[0] else self._large_leaving
             if (piece := sending.take(large=busy < limit, small=small)) is not None:
+                if piece.is_small:
+                    piece.at_once = min(self._transfers.small.at_once, self._transfers.most - self._in_flight)
                 return sending, piece
             if sending.has_more and time.monotonic() >= sending.rest_until_s:
                 return None
@@ -144,14 +147,27 @@ class Stream:
             self.pump()
 
     def _count(self, sending: Sending, piece: Piece, change: int) -> None:
-        self._in_flight += change
+        self._in_flight += change * piece.at_once
+        sending.places += change * piece.at_once
         sending.in_flight += change
         if piece.is_large:
-            sending.large_in_flight += change
+            (sending.large_in_flight.add if change > 0 else sending.large_in_flight.discard)(piece)
         elif piece.is_local:
             sending.local_in_flight += change
         else:
-            self._small_in_flight += change
+            self._turn(piece, begins=change > 0)
+
+    def _turn(self, piece: Piece, *, begins: bool) -> None:
+        if begins:
+            self._small_began_s[piece] = time.monotonic()
+            asyncio.get_running_loop().call_later(LATE_S * 1.1, self.pump)  # if it is late, another may begin
+        else:
+            del self._small_began_s[piece]
+
+    def _small_turns(self) -> int:
+        """Return how many threads send small files, but for those that hang on an answer."""
+        late_s = time.monotonic() - LATE_S
+        return sum(began_s > late_s for began_s in self._small_began_s.values())
 
     def _leaves(self, sending: Sending, piece: Piece) -> None:
         piece.is_leaving = piece.is_large

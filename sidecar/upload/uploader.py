@@ -22,7 +22,7 @@ from sidecar.core.local import Finished
 from sidecar.core.manifest import FileEntry
 from sidecar.core.order import superseded
 from sidecar.core.rewrite import Keep, Same
-from sidecar.core.states import PENDING, State
+from sidecar.core.states import LET_GO, PENDING, State
 from sidecar.errors import CheckpointChanged, CheckpointRejected, StoreError, UnreadableFile
 from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer import Transfers
@@ -45,8 +45,6 @@ from trainer_hook.contract import ContractError, Node, epoch_seconds
 
 log = structlog.get_logger()
 
-LET_GO = frozenset({State.SUPERSEDED, State.LOST, State.REJECTED})
-"""Nothing more is sent of these; what was given up may still be sent by the next life of the sidecar."""
 COMMIT_POLL_S = 1.0
 """How often a node that waits for others looks whether their manifests are there."""
 
@@ -63,7 +61,6 @@ class Uploader:
         catalog: Catalog,
         transfers: Transfers,
         hints: Hints,
-        part_bytes: int,
         skip_superseded: bool,
         examine_again: Callable[[str], None],
         attempt: Callable[[], str],
@@ -84,7 +81,7 @@ class Uploader:
         self._examine_again = examine_again
         self._left_s = left_s
         self._trainer_alive = trainer_alive
-        self._flush = Flush(transfers, part_bytes=part_bytes, on_plan=on_plan)
+        self._flush = Flush(transfers, on_plan=on_plan)
         self._committer = Committer(store, transfers)
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
@@ -96,7 +93,6 @@ class Uploader:
             committer=self._committer,
             flush=self._flush,
             unchanged=self._unchanged,
-            part_bytes=part_bytes,
             on_change=self._news.set,
             on_sent_in_vain=lambda: self._early.wait_for_closing(),
         )
@@ -359,8 +355,6 @@ class Uploader:
 
     def _durable(self, tracked: Tracked, checkpoint: Finished, *, at: float, began_s: float | None) -> None:
         took = {} if began_s is None else {"upload_s": round(time.monotonic() - began_s, 3)}
-        journal = Journal(self._journal_path(checkpoint))
-        self._unchanged.committed(journal.entries.values(), journal.first_crcs)
         self._catalog.durable(
             tracked,
             at_s=at,
@@ -371,6 +365,8 @@ class Uploader:
             retries=self._transfers.retries,
             **took,
         )
+        journal = Journal(self._journal_path(checkpoint))
+        self._unchanged.committed(journal.entries.values(), journal.first_crcs)
         self._let_go(tracked)
 
     def _recognise(self, tracked: Tracked, restored_from: str, there: Standing | None) -> None:
@@ -419,6 +415,8 @@ class Uploader:
             with contextlib.closing(Journal(self._journal_path(checkpoint))) as journal:
                 for stale in journal.take_over(early.journal, checkpoint.files):
                     await self._transfers.persistently(self._store.abort_upload, stale.key, stale.upload_id)
+                if early.sending is None:  # else it is told yet what arrives
+                    early.journal.delete()
                 yield journal, early
         finally:
             active.hands_over = False

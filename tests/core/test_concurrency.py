@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.concurrency import FEWEST_SMALL, REST_S, SLOWED_REST_S, Concurrency, small_at_once
+from sidecar.core.concurrency import EACH_SMALL, REST_S, SLOWED_REST_S, Concurrency, SmallRequests, small_requests
 
 MIB = 1 << 20
 CORES = 4
@@ -54,9 +54,17 @@ def test_two_cores_send_three_at_once_to_a_store_that_is_far_away(most: int) -> 
 
 @given(mosts, st.floats(0, 10), st.floats(0, 10))
 def test_the_farther_away_the_store_the_more_small_requests_run_at_once(most: int, one_s: float, other_s: float) -> None:
-    near, far = (small_at_once(most=most, round_trip_s=s) for s in sorted((one_s, other_s)))
-    assert min(most, FEWEST_SMALL) <= near <= far <= most
-    assert small_at_once(most=most, round_trip_s=None) == small_at_once(most=most, round_trip_s=10.0) == most
+    near, far = (small_requests(most=most, round_trip_s=s) for s in sorted((one_s, other_s)))
+    assert 1 <= near.threads <= far.threads
+    assert max(near.threads * near.at_once, far.threads * far.at_once) <= most
+    assert min(most, EACH_SMALL) <= near.threads * near.at_once
+    assert small_requests(most=most, round_trip_s=None) == SmallRequests(most, 1)
+    assert small_requests(most=most, round_trip_s=10.0) == SmallRequests(most, 1)
+
+
+@given(st.integers(EACH_SMALL, 256))
+def test_one_thread_is_enough_for_a_store_that_answers_at_once(most: int) -> None:
+    assert small_requests(most=most, round_trip_s=0.0003) == SmallRequests(1, EACH_SMALL)
 
 
 def test_the_limit_settles_where_the_link_is_full() -> None:
@@ -64,6 +72,7 @@ def test_the_limit_settles_where_the_link_is_full() -> None:
     assert 9 <= state.limit <= 14
 
 
+@settings(max_examples=25)
 @given(mosts)
 def test_a_store_that_asks_to_slow_down_gets_half_and_is_left_alone_for_a_while(most: int) -> None:
     fast = run(Concurrency.begin(most=most, cores=CORES, now_s=0.0), lambda limit: limit * 100e6, seconds=60)

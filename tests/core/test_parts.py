@@ -3,7 +3,17 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sidecar.core.parts import DEFAULT_PART_BYTES, MIB, part_ranges, part_size
+from sidecar.core.parts import (
+    DEFAULT_PART_BYTES,
+    ENOUGH_PARTS,
+    LONGEST_S,
+    MIB,
+    NEAR_PART_BYTES,
+    part_ranges,
+    part_size,
+    range_bytes,
+    usual_part_bytes,
+)
 
 TIB = 1 << 40
 MAX_PARTS = 10_000
@@ -67,3 +77,33 @@ def test_an_empty_file_has_one_empty_part() -> None:
 def test_a_file_of_exactly_two_parts_has_no_third() -> None:
     assert part_ranges(10, part_bytes=5) == [(0, 5), (5, 5)]
     assert part_ranges(11, part_bytes=5) == [(0, 5), (5, 5), (10, 1)]
+
+
+rates = st.none() | st.floats(1e3, 1e11)
+
+
+@given(size_bytes=sizes, is_near=st.booleans(), bytes_per_s=rates)
+def test_parts_are_larger_than_usual_only_where_nothing_waits_long_for_them(
+    size_bytes: int, is_near: bool, bytes_per_s: float | None
+) -> None:
+    part_bytes = usual_part_bytes(size_bytes, is_near=is_near, bytes_per_s=bytes_per_s)
+    assert DEFAULT_PART_BYTES <= part_bytes <= NEAR_PART_BYTES
+    if part_bytes > DEFAULT_PART_BYTES:
+        assert is_near
+        assert part_bytes * ENOUGH_PARTS <= size_bytes
+        assert bytes_per_s is None or part_bytes <= bytes_per_s * LONGEST_S
+        assert part_bytes % MIB == 0
+
+
+def test_a_large_file_goes_to_a_near_store_in_large_parts() -> None:
+    near = {size: usual_part_bytes(size * MIB, is_near=True, bytes_per_s=None) // MIB for size in (100, 256, 1024, 10_000)}
+    assert near == {100: 16, 256: 32, 1024: 64, 10_000: 64}
+    assert usual_part_bytes(1024 * MIB, is_near=True, bytes_per_s=100 * MIB) == 25 * MIB
+    assert usual_part_bytes(1024 * MIB, is_near=False, bytes_per_s=1e10) == DEFAULT_PART_BYTES
+
+
+@given(sizes)
+def test_a_file_is_fetched_in_usual_ranges_or_in_enough_larger_ones(size_bytes: int) -> None:
+    length = range_bytes(size_bytes)
+    assert length == DEFAULT_PART_BYTES or length * ENOUGH_PARTS <= size_bytes
+    assert DEFAULT_PART_BYTES <= length <= 2 * DEFAULT_PART_BYTES

@@ -16,6 +16,7 @@ from sidecar.settings import from_environment
 from sidecar.store.opening import open_from
 from sidecar.store.protocol import Store
 from tests import servers
+from tests.ports import free_port
 from tests.process.sidecar_process import until
 
 BUCKET = "process-tests"
@@ -42,7 +43,7 @@ class MotoProcess(S3Server):
     """A moto server that a test may stop, pause and start again on its port. It starts with an empty memory."""
 
     def __init__(self) -> None:
-        self._port = servers.free_port()
+        self._port = free_port()
         super().__init__(f"http://127.0.0.1:{self._port}")
         self.start()
 
@@ -96,6 +97,10 @@ class Place:
 
     def keys(self, prefix: str = "") -> list[str]:
         return [stored.key for stored in self.store.list(prefix)]
+
+
+ON_ONE_STORE = pytest.mark.parametrize("place", ["moto"], indirect=True)
+"""For what is decided on the volume or in the queue, and is the same for all stores."""
 
 
 @pytest.fixture(params=["file", "moto", pytest.param("rgw", marks=pytest.mark.rgw)])

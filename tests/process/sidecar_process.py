@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,26 +13,40 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from tests.ports import free_port
 
 PATIENCE_S = 60.0
+LOOK_S = 0.6
+"""Longer than from one look at a directory that is being written to the next."""
+LITTLE_BYTES = 64 << 10
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def until(condition: Callable[[], Any], *, timeout_s: float = PATIENCE_S, what: str = "") -> Any:
+def until(condition: Callable[[], Any], *, timeout_s: float = PATIENCE_S, every_s: float = 0.02, what: str = "") -> Any:
     """Return the first true value of ``condition``."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         value = condition()
         if value:
             return value
-        time.sleep(0.02)
+        time.sleep(every_s)
     raise AssertionError(f"did not come true within {timeout_s} s: {what or condition}")
+
+
+def grow_until(file: BinaryIO, want: bytes, condition: Callable[[], Any], *, what: str) -> None:
+    """Append a little more of ``want`` again and again, until the condition holds.
+
+    A file is sent while it grows only if it is seen growing, and a loaded machine looks seldom.
+    """
+
+    def grown() -> Any:
+        if not condition():
+            file.write(want[file.tell() :][:LITTLE_BYTES])
+            return False
+        return True
+
+    until(grown, every_s=LOOK_S, what=what)
 
 
 def write_checkpoint(volume: Path, name: str, files: Mapping[str, bytes], marker: Mapping[str, Any] | None = None) -> Path:

@@ -64,6 +64,31 @@ def test_files_that_are_others_now_are_not_taken_over_and_their_uploads_are_name
     assert journal.uploads == {}
 
 
+def test_uploads_that_were_given_up_are_named_also_in_another_life(tmp_path: Path) -> None:
+    early = filled(tmp_path / "early.jsonl")
+    early.dropped("half")
+    early.dropped("whole")
+    early.close()
+    again, journal = Journal(tmp_path / "early.jsonl"), Journal(tmp_path / "j.jsonl")
+    assert [upload.upload_id for upload in journal.take_over(again, [found("half")])] == ["u"]
+    assert journal.stamps == {}
+
+
+def test_a_file_continues_what_was_sent_of_its_beginning_unless_it_is_another_or_shorter(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl")
+    journal.begun("growing", found("growing").growing_stamp, upload_id="u", key="checkpoint-1/growing", part_bytes=5)
+    journal.part("growing", Part(2, 5, "etag"), crc=3)
+    assert journal.growing() == {"growing"}
+    assert journal.has_beginning_of(found("growing", size_bytes=10, mtime_ns=7))
+    assert not journal.has_beginning_of(found("growing", size_bytes=9))
+    assert not journal.has_beginning_of(found("growing", inode=2))
+    journal.grown(found("growing"))
+    assert journal.growing() == set()
+    assert not journal.has_beginning_of(found("growing"))
+    assert journal.is_of(found("growing"))
+    journal.close()
+
+
 def test_a_journal_that_cannot_be_written_is_kept_in_memory(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "no such folder" / "j.jsonl")
     journal.stored(entry("whole"), stamp="s")

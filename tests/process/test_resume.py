@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core import keys
-from tests.process.conftest import Place
+from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 
 FILES_10 = {"model.safetensors": b"a" * 5000, "rng/state.pth": b"1", "empty": b""}
@@ -44,11 +44,13 @@ def test_a_new_pod_resumes_from_the_newest_committed_step(filled: Place, tmp_pat
         assert running.status()["sent_bytes"] == 0, "what was downloaded is not uploaded again"
 
 
+@ON_ONE_STORE
 def test_the_download_begins_before_anybody_asks(filled: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", filled.settings) as running:
         until(lambda: (running.volume / "checkpoint-20/.complete").exists())
 
 
+@ON_ONE_STORE
 def test_a_named_step_can_be_asked_for(filled: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", filled.settings | {"CKPT_RESUME": "on-demand"}) as running:
         answer = running.up().resume("checkpoint-10")
@@ -107,6 +109,7 @@ def test_an_empty_store_gives_nothing_to_resume_from(place: Place, tmp_path: Pat
         assert (answer["state"], answer["path"], answer["passed_over"]) == ("none", None, [])
 
 
+@ON_ONE_STORE
 def test_only_checkpoints_of_the_train_call_that_asks_are_offered(filled: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", filled.settings) as running:
         assert running.up().resume(train_call=1)["state"] == "none"
@@ -132,6 +135,7 @@ def test_kill_9_in_mid_download_continues_with_what_verified(place: Place, tmp_p
         assert all((volume / "checkpoint-10" / name).stat().st_ino == inode for name, inode in kept.items())
 
 
+@ON_ONE_STORE
 def test_a_restarted_trainer_continues_from_its_own_volume_without_a_download(place: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", place.settings) as running:
         running.ready()
@@ -161,6 +165,7 @@ def test_a_step_committed_anew_leaves_quarantine(filled: Place, tmp_path: Path) 
         assert running.up().resume()["checkpoint"] == "checkpoint-20"
 
 
+@ON_ONE_STORE
 def test_a_checkpoint_that_the_trainer_writes_during_the_download_is_not_replaced(place: Place, tmp_path: Path) -> None:
     files = {f"shard-{i:03d}": random.Random(i).randbytes(400_000) for i in range(60)}
     with sidecar(tmp_path / "old-volume", place.settings) as running:

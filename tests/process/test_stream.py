@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from sidecar.core import keys
-from tests.process.conftest import Place
+from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
 MIB = 1 << 20
@@ -47,6 +47,7 @@ def test_a_closed_file_is_sent_before_the_marker_which_only_confirms_it(place: P
         assert place.store.get("checkpoint-10/rest") == b"rest"
 
 
+@ON_ONE_STORE
 def test_a_file_that_was_written_again_after_it_was_sent_early_is_sent_again(place: Place, tmp_path: Path) -> None:
     before, after = big(20 * MIB), big(20 * MIB, 2)
     with sidecar(tmp_path / "volume", place.settings) as running:
@@ -59,6 +60,7 @@ def test_a_file_that_was_written_again_after_it_was_sent_early_is_sent_again(pla
         assert place.store.get("checkpoint-10/model") == after
 
 
+@ON_ONE_STORE
 def test_content_that_changed_without_a_trace_in_the_file_system_is_found_out(place: Place, tmp_path: Path) -> None:
     before = big(20 * MIB)
     after = before[:-1] + bytes([before[-1] ^ 1])
@@ -90,6 +92,7 @@ def test_a_large_file_that_is_half_sent_when_the_marker_comes_is_continued(place
         assert list(place.store.pending_uploads("")) == []
 
 
+@ON_ONE_STORE
 def test_what_was_sent_of_a_checkpoint_that_is_never_finished_is_removed(place: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", place.settings) as running:
         running.ready()
@@ -102,6 +105,7 @@ def test_what_was_sent_of_a_checkpoint_that_is_never_finished_is_removed(place: 
         assert list(place.store.pending_uploads("")) == []
 
 
+@ON_ONE_STORE
 def test_nothing_is_sent_early_over_a_committed_step(place: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", place.settings) as first:
         write_checkpoint(first.volume, "checkpoint-10", {"model": b"committed"})

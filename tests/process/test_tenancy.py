@@ -10,7 +10,7 @@ import pytest
 
 from sidecar.core import keys
 from sidecar.core.tenancy import LOOK_S, SILENCE_S
-from tests.process.conftest import Place
+from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
 
@@ -83,6 +83,7 @@ def test_a_holder_whom_nobody_asks_writes_nothing(tmp_path: Path) -> None:
         assert document.stat().st_mtime_ns != before
 
 
+@ON_ONE_STORE
 def test_another_job_of_kubernetes_is_refused_also_when_the_first_has_ended(place: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "first", place.settings | {"POD_NAMESPACE": "team", "JOB_NAME": "one"}) as first:
         first.ready()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.conftest import Place
+from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 from tests.process.test_uploads import FILES, big
 
@@ -120,6 +120,7 @@ def test_a_store_that_comes_back_within_the_grace_period_is_not_missed(moto_proc
         assert running.report["durable"] == ["checkpoint-1"]
 
 
+@ON_ONE_STORE
 def test_what_cannot_land_by_the_deadline_is_reported_with_exit_code_3(place: Place, tmp_path: Path) -> None:
     settings = place.settings | {"CKPT_BANDWIDTH_LIMIT": "1MB/s", "CKPT_GRACE_SECONDS": "3"}
     with sidecar(tmp_path / "volume", settings) as running:
@@ -129,7 +130,7 @@ def test_what_cannot_land_by_the_deadline_is_reported_with_exit_code_3(place: Pl
         write_checkpoint(running.volume, "checkpoint-2", {"model": big(20_000_000)})
         began_s = time.monotonic()
         assert running.terminate() == 3
-        assert 2 < time.monotonic() - began_s < 4
+        assert 2 < time.monotonic() - began_s < 15, "3 s, and all of it needs 20"
         [given_up] = running.report["given_up"]
         assert (given_up["checkpoint"], given_up["step"]) == ("checkpoint-2", 2)
         assert "deadline" in given_up["reason"]
@@ -137,6 +138,7 @@ def test_what_cannot_land_by_the_deadline_is_reported_with_exit_code_3(place: Pl
         assert running.report["durable"] == ["checkpoint-1"]
 
 
+@ON_ONE_STORE
 def test_a_checkpoint_finished_at_the_instant_of_sigterm_is_not_left_behind(place: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", place.settings) as running:
         running.ready()
@@ -158,6 +160,7 @@ def test_an_old_notice_does_not_use_up_the_time_of_a_later_sigterm(tmp_path: Pat
         assert running.report["durable"] == ["checkpoint-1"]
 
 
+@ON_ONE_STORE
 def test_a_checkpoint_written_anew_during_its_upload_is_uploaded_as_it_is_now(place: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", place.settings | {"CKPT_BANDWIDTH_LIMIT": "10MB/s"}) as running:
         running.ready()
@@ -235,6 +238,7 @@ def small_volume(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(volume)], check=True)
 
 
+@ON_ONE_STORE
 def test_a_full_volume_does_not_keep_what_is_on_it_from_becoming_durable(place: Place, small_volume: Path) -> None:
     write_checkpoint(small_volume, "checkpoint-1", {"model": big(6_000_000)})
     with sidecar(small_volume, place.settings) as running:
@@ -247,6 +251,7 @@ def test_a_full_volume_does_not_keep_what_is_on_it_from_becoming_durable(place: 
         assert running.terminate() == 0
 
 
+@ON_ONE_STORE
 def test_a_download_that_does_not_fit_says_so_and_succeeds_once_there_is_space(
     place: Place, small_volume: Path, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from sidecar.core import keys
 from sidecar.core.manifest import decode_commit, decode_manifest
-from tests.process.conftest import Place
+from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 
 FILES = {"model.safetensors": b"weights" * 1000, "sub folder/ünï.bin": b"x", "empty": b""}
@@ -23,6 +23,7 @@ def big(size_bytes: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size_bytes)
 
 
+@ON_ONE_STORE
 def test_a_ten_line_shell_script_is_a_trainer(place: Place, tmp_path: Path) -> None:
     script = """
     set -e
@@ -116,6 +117,7 @@ def test_a_link_out_of_the_checkpoint_is_refused_not_followed(tmp_path: Path) ->
         assert not (tmp_path / "store/checkpoint-1").exists()
 
 
+@ON_ONE_STORE
 def test_the_newest_of_a_backlog_becomes_durable_first(place: Place, tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     for step in (10, 20, 30):
@@ -143,6 +145,7 @@ def test_a_just_in_time_checkpoint_overtakes_one_under_way_which_is_finished_lat
         assert place.store.get("checkpoint-10/model") == big(30_000_000)
 
 
+@ON_ONE_STORE
 def test_the_trainers_own_rotation_cannot_take_a_finished_checkpoint_away(place: Place, tmp_path: Path) -> None:
     settings = place.settings | {"CKPT_BANDWIDTH_LIMIT": "10MB/s"}
     with sidecar(tmp_path / "volume", settings) as running:

@@ -18,7 +18,7 @@ from sidecar.upload.fence import Fence
 from tests.simulation.run import batch, quiet, search
 from tests.simulation.schedule import Schedule
 
-SCHEDULES = 100_000
+SCHEDULES = 20_000
 HOW = "run `python -m tests.simulation SEED` to see what happened"
 
 
@@ -33,8 +33,8 @@ def test_the_invariants_hold_in_some_schedules() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # two minutes on two idle cores
-def test_the_invariants_hold_in_a_hundred_thousand_schedules() -> None:
+@pytest.mark.timeout(900)  # a minute on two idle cores
+def test_the_invariants_hold_in_twenty_thousand_schedules() -> None:
     totals, broken = search(range(SCHEDULES))
     print(dict(totals))
     assert not broken, found(broken)

@@ -41,9 +41,9 @@ class DistantStore(MemoryStore):
 
 
 @contextmanager
-def transfers(*, concurrency: int) -> Iterator[Transfers]:
+def transfers(*, concurrency: int, part_bytes: int | None = PART_BYTES) -> Iterator[Transfers]:
     """Threads for so many requests."""
-    running = Transfers(concurrency=concurrency, gate=RateGate(None), health=Health())
+    running = Transfers(concurrency=concurrency, gate=RateGate(None), health=Health(), part_bytes=part_bytes)
     try:
         yield running
     finally:
@@ -79,7 +79,6 @@ def sending(path: Path, store: MemoryStore, with_transfers: Transfers, *, journa
         capabilities=store.probe(),
         transfers=with_transfers,
         journal=Journal(journal),
-        part_bytes=PART_BYTES,
         unchanged=Unchanged(),
         fence=fence,
     )

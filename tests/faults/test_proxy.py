@@ -117,7 +117,7 @@ def test_all_connections_share_the_bandwidth(moto_bucket: Bucket) -> None:
     with proxy.running() as endpoint, client_of(endpoint) as client:
         began_s = time.monotonic()
         client.put_object(Bucket=NAME, Key=moto_bucket.prefix, Body=CONTENT)
-        assert 0.9 < time.monotonic() - began_s < 2.5
+        assert 0.9 < time.monotonic() - began_s < 9
 
 
 def test_a_body_in_chunks_passes(moto_bucket: Bucket) -> None:

@@ -375,7 +375,7 @@ def test_the_process_dies_with_the_trainer_and_outlives_signals_to_its_group(tmp
     finally:
         trainer.kill()
         trainer.communicate()
-    until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text(), timeout_s=5)
+    until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())
 
 
 def cgroup(folder: Path, **files: str) -> None:

@@ -102,6 +102,6 @@ def test_where_the_shell_keeps_the_signal_to_itself_drain_ends_training(tmp_path
     with pod(volume, tmp_path / "store") as (sidecar, found), training(["sh", "-c", command], volume, found) as running:
         running.at_step(3)
         assert sidecar.command("drain").returncode == 0
-        assert running.wait(timeout_s=10) == 143, running.log()
+        assert running.wait(timeout_s=30) == 143, running.log()
         assert marker(volume, f"checkpoint-{running.steps()[-1]}")["reason"] == "jit"
         sidecar.committed(f"checkpoint-{running.steps()[-1]}")

@@ -140,6 +140,6 @@ def test_making_way_keeps_what_is_newer_than_the_marker(tmp_path: Path) -> None:
         (tmp_path / "new").write_text("new")
         return (tmp_path / "new").stat().st_mtime_ns > (tmp_path / MARKER).stat().st_mtime_ns
 
-    until(newer, timeout_s=2)
+    until(newer)
     make_way(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]

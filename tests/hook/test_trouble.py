@@ -18,7 +18,7 @@ from tests.process.sidecar_process import until
 def test_sigterm_before_training_ends_the_script_at_once(volume: Path, answers: Answers) -> None:
     with training(script(before_s=60), volume, answers.settings) as running:
         running.said("made\n")
-        assert running.terminate(timeout_s=5) == 143, running.log()
+        assert running.terminate(timeout_s=30) == 143, running.log()
         assert running.steps() == []
         assert finished(volume) == []
 
@@ -33,7 +33,7 @@ def test_sigterm_during_the_resume_download_ends_the_script(volume: Path, answer
     with training(script(), volume, answers.settings) as running:
         running.said("made\n")
         until(lambda: len(answers.asked) > 3)
-        assert running.terminate(timeout_s=10) == 143, running.log()
+        assert running.terminate(timeout_s=30) == 143, running.log()
         assert running.steps() == []
 
 

@@ -22,7 +22,7 @@ from sidecar.volume.volume import Volume
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 from trainer_hook.contract import rfc3339
 
-BUSY_S = 1.5
+BUSY_S = 6.0
 """What a machine that runs other tests may take longer; what hangs here would hang for many times that."""
 
 
@@ -90,7 +90,7 @@ def test_nor_past_a_second_sigterm(tmp_path: Path) -> None:
         running.process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         code, took_s = ended_after_s(running)
-        assert took_s < 2
+        assert took_s < BUSY_S
         assert code == 3
 
 

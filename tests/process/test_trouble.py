@@ -184,7 +184,7 @@ def test_a_second_sigterm_cuts_the_flush_short(tmp_path: Path) -> None:
         until(lambda: running.status()["phase"] == "flushing")
         began_s = time.monotonic()
         assert running.terminate() == 3
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 10, "all of it needs 20 s"
 
 
 def test_sigterm_waits_for_a_trainer_that_still_holds_its_lease(tmp_path: Path) -> None:

@@ -162,16 +162,15 @@ def test_a_server_that_stops_taking_is_given_up_after_the_stall(wire: Wire, serv
         began_s = time.monotonic()
         with pytest.raises(TimeoutError):
             wire.exchange(Request("PUT", url, {}, body))
-        assert 1.5 < time.monotonic() - began_s < 7.5  # longer where parts of the block were taken
+        assert time.monotonic() - began_s > 1.5
 
 
 def test_closing_ends_an_exchange_at_once(wire: Wire, server: Server) -> None:
-    with server(lambda connection: time.sleep(1)) as url, body_of(b"x" * 64 * MIB) as body:
+    with server(lambda connection: time.sleep(4)) as url, body_of(b"x" * 64 * MIB) as body:
         threading.Timer(0.3, wire.close).start()
-        began_s = time.monotonic()
-        with pytest.raises(OSError):
+        with pytest.raises(OSError) as ended:
             wire.exchange(Request("PUT", url, {}, body))
-        assert time.monotonic() - began_s < 0.9
+        assert not isinstance(ended.value, TimeoutError), "the stall ended it"
         with pytest.raises(OSError):
             wire.exchange(Request("GET", url, {}))
 
@@ -323,7 +322,7 @@ def test_a_server_that_does_not_answer_is_given_up_after_the_stall(wire: Wire, s
         began_s = time.monotonic()
         with pytest.raises(TimeoutError):
             wire.exchange(Request("GET", url, {}))
-        assert 1.5 < time.monotonic() - began_s < 3.5
+        assert time.monotonic() - began_s > 1.5
 
 
 # TLS alone.
@@ -334,7 +333,7 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up_as_one_that_does_not
         began_s = time.monotonic()
         with pytest.raises(TimeoutError, match=r"https://127.0.0.1:\d+.*TLS"):
             wire.exchange(Request("GET", url.replace("http:", "https:"), {}))
-        assert 1.5 < time.monotonic() - began_s < 3.5
+        assert time.monotonic() - began_s > 1.5
 
 
 def test_a_certificate_that_is_not_trusted_is_named_and_the_server_told(secure: tuple[ssl.SSLContext, Path]) -> None:

@@ -184,7 +184,8 @@ def test_a_notice_given_while_libraries_were_still_being_imported_counts(volume:
 
 def test_a_process_knows_when_it_was_started(volume: Path) -> None:
     before_s = time.time()
-    code = "from trainer_hook.process.signals import process_start_s\nprint(time.time())\ntime.sleep(0.3)\nprint(process_start_s())"
+    code = "from trainer_hook.process.signals import process_start_s\n"
+    code += "print(time.time())\ntime.sleep(0.3)\nprint(process_start_s())"
     running_s, started_s = map(float, outcome(code, volume)[1].split())
     assert before_s - 0.05 < started_s < running_s
 

@@ -8,17 +8,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
 from sidecar.core import keys
 from sidecar.core.checksum import checksum
 from sidecar.core.parts import MIB
 from sidecar.errors import AccessRefused, AlreadyExists, ConfigurationError, CorruptObject, NotFound
-from sidecar.store.protocol import Capabilities, Verification
+from sidecar.store.protocol import Capabilities, Store, Verification
 from sidecar.store.slice import FileSlice, OpenGate
-
-if TYPE_CHECKING:
-    from sidecar.store.s3 import S3Store
 
 MIN_PART_BYTES, MAX_PARTS = 5 * MIB, 10_000
 """Source: S3 user guide, "Multipart upload limits"."""
@@ -29,7 +26,19 @@ TRIES, NEAR_S = 3, 0.01
 CHOSEN = {"read-back": Verification.READ_BACK, "off": Verification.OFF}
 
 
-def probe(store: S3Store, verify: Literal["auto", "md5", "read-back", "off"]) -> Capabilities:
+class Probed(Store, Protocol):
+    """An S3 store whose way of verification can be set, to see whether it works."""
+
+    verification: Verification
+    crc_with_parts: bool
+    """Whether it wants the checksum of each part, not only that of the whole."""
+
+    def put_with_crc(self, key: str, content: bytes, *, crc64nvme: int) -> None:
+        """Write a small object with a checksum, right or wrong."""
+        ...
+
+
+def probe(store: Probed, verify: Literal["auto", "md5", "read-back", "off"]) -> Capabilities:
     """Write, read, list and delete one small object, and find out how uploads are verified.
 
     Raises:
@@ -56,7 +65,7 @@ def probe(store: S3Store, verify: Literal["auto", "md5", "read-back", "off"]) ->
     )
 
 
-def _round_trip_s(store: S3Store, key: str) -> float:
+def _round_trip_s(store: Probed, key: str) -> float:
     """Return what a small request takes: the slower of a read and a write; some stores read fast and write slowly."""
     tries: list[float] = []
     with _slice() as body:
@@ -69,7 +78,7 @@ def _round_trip_s(store: S3Store, key: str) -> float:
     return min(tries)
 
 
-def _is_conditional(store: S3Store, key: str) -> bool:
+def _is_conditional(store: Probed, key: str) -> bool:
     try:
         store.put(key, CONTENT[:-1], only_if_absent=True)  # the same content would pass for a write of our own
     except AlreadyExists:
@@ -79,7 +88,7 @@ def _is_conditional(store: S3Store, key: str) -> bool:
     return False
 
 
-def _found(store: S3Store, key: str, verify: str) -> Verification:
+def _found(store: Probed, key: str, verify: str) -> Verification:
     before = store.verification
     ways = [(Verification.MD5, _answers_with_md5)]
     if verify == "auto":  # cheapest first: a CRC costs nothing, SHA-256 half of MD5
@@ -97,7 +106,7 @@ def _found(store: S3Store, key: str, verify: str) -> Verification:
     return Verification.READ_BACK
 
 
-def _compares_checksums(store: S3Store, key: str, body: FileSlice) -> bool:
+def _compares_checksums(store: Probed, key: str, body: FileSlice) -> bool:
     """Whether wrong checksums of objects and of joined objects are refused, and right ones accepted."""
     if not _refused(lambda: store.put_with_crc(key, CONTENT, crc64nvme=WRONG_CRC)):
         return False
@@ -112,7 +121,7 @@ def _compares_checksums(store: S3Store, key: str, body: FileSlice) -> bool:
     return False
 
 
-def _compares_joined(store: S3Store, key: str, body: FileSlice) -> bool:
+def _compares_joined(store: Probed, key: str, body: FileSlice) -> bool:
     upload_id = ""
     try:
         upload_id = store.begin_upload(key)
@@ -127,7 +136,7 @@ def _compares_joined(store: S3Store, key: str, body: FileSlice) -> bool:
     return False
 
 
-def _compares_hashes(store: S3Store, key: str, body: FileSlice) -> bool:
+def _compares_hashes(store: Probed, key: str, body: FileSlice) -> bool:
     """Whether an object and a part whose signed SHA-256 is wrong are refused, and right ones accepted."""
     upload_id = ""
     try:
@@ -164,7 +173,7 @@ class _WronglyHashed(FileSlice):
         return hashlib.sha256(b"something else").hexdigest()
 
 
-def _answers_with_md5(store: S3Store, key: str, body: FileSlice) -> bool:
+def _answers_with_md5(store: Probed, key: str, body: FileSlice) -> bool:
     """Whether the etags of objects, parts and joined objects are made of the MD5 of what the store received."""
     upload_id = ""
     try:

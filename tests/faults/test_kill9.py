@@ -87,7 +87,7 @@ def wait_for_a_bad_moment(running: Sidecar, proxy: FaultProxy, series: Series, d
         sleep(dice.uniform(0.1, 1.5))
         return
     goal = sent_bytes(proxy) + dice.randrange(4 * MIB, 40 * MIB)
-    until(lambda: sent_bytes(proxy) > goal or series.is_committed(), what=f"bytes sent; log:\n{running.log()[-2000:]}")
+    until(lambda: sent_bytes(proxy) > goal or series.is_committed(), what=lambda: f"bytes sent; log:\n{running.log()[-2000:]}")
 
 
 @pytest.mark.parametrize("seed", ROUNDS)
@@ -106,7 +106,7 @@ def test_uploads_killed_at_random_instants_end_as_if_they_had_not_been(seed: int
                 running.kill()
         proxy.bytes_per_s = None
         with sidecar(tmp_path / "volume", SETTINGS | moto_bucket.settings(endpoint)) as running:
-            until(series.is_committed, what=f"all committed; log:\n{running.log()[-2000:]}")
+            until(series.is_committed, what=lambda: f"all committed; log:\n{running.log()[-2000:]}")
             assert running.terminate() == 0
     assert in_mid_transfer >= 2
     ends_well(series, proxy, moto_bucket, kills=KILLS)
@@ -136,7 +136,7 @@ def test_kills_while_a_checkpoint_is_being_written_cost_what_was_in_flight(
         with sidecar(tmp_path / "volume", SETTINGS | moto_bucket.settings(endpoint)) as running:
             series.written["checkpoint-1"] = {"optimizer.pt": want[: file.tell()]}
             (folder / ".complete").write_text("{}")
-            until(series.is_committed, what=f"committed; log:\n{running.log()[-2000:]}")
+            until(series.is_committed, what=lambda: f"committed; log:\n{running.log()[-2000:]}")
             assert running.terminate() == 0
     ends_well(series, proxy, moto_bucket, kills=KILLS)
 
@@ -216,7 +216,9 @@ def test_a_resume_killed_at_random_instants_fetches_little_twice(seed: int, larg
         for _ in range(KILLS):
             goal = fetched_bytes(proxy) + dice.randrange(20 * MIB, 36 * MIB)
             with sidecar(tmp_path / "volume", settings) as running:
-                until(lambda goal=goal: fetched_bytes(proxy) > goal, what=f"bytes fetched; log:\n{running.log()[-2000:]}")
+                until(
+                    lambda goal=goal: fetched_bytes(proxy) > goal, what=lambda: f"bytes fetched; log:\n{running.log()[-2000:]}"
+                )
                 running.kill()
             assert not (tmp_path / "volume/checkpoint-1").exists()
         proxy.bytes_per_s = None

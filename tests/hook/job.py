@@ -81,7 +81,7 @@ class Training:
             assert not gone, f"ended with {self.process.poll()} before {text!r}:\n{self.log()}"
             return False
 
-        until(there, timeout_s=timeout_s, what=f"{text!r} in:\n{self.log()[-3000:]}")
+        until(there, timeout_s=timeout_s, what=lambda: f"{text!r} in:\n{self.log()[-3000:]}")
 
     def at_step(self, step: int, *, rank: int = 0) -> None:
         self.said(f"rank {rank} step {step}\n")

@@ -23,18 +23,20 @@ LOOK_S = 0.6
 LITTLE_BYTES = 64 << 10
 
 
-def until(condition: Callable[[], Any], *, timeout_s: float = PATIENCE_S, every_s: float = 0.02, what: str = "") -> Any:
-    """Return the first true value of ``condition``."""
+def until(
+    condition: Callable[[], Any], *, timeout_s: float = PATIENCE_S, every_s: float = 0.02, what: str | Callable[[], str] = ""
+) -> Any:
+    """Return the first true value of ``condition``. ``what`` it means, asked for when it did not come true."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
         value = condition()
         if value:
             return value
         time.sleep(every_s)
-    raise AssertionError(f"did not come true within {timeout_s} s: {what or condition}")
+    raise AssertionError(f"did not come true within {timeout_s} s: {what() if callable(what) else what or condition}")
 
 
-def grow_until(file: BinaryIO, want: bytes, condition: Callable[[], Any], *, what: str) -> None:
+def grow_until(file: BinaryIO, want: bytes, condition: Callable[[], Any], *, what: str | Callable[[], str]) -> None:
     """Append a little more of ``want`` again and again, until the condition holds.
 
     A file is sent while it grows only if it is seen growing, and a loaded machine looks seldom.
@@ -80,8 +82,13 @@ class Sidecar:
         self.environ = environ | dict(settings)
         self._log_path = log
         self._log = log.open("ab")
+        # As in a container of its own, its low priority counts among its own threads: the kernel groups by session.
         self.process = subprocess.Popen(
-            [*within, sys.executable, "-m", "sidecar", "run"], env=self.environ, stdout=self._log, stderr=subprocess.STDOUT
+            [*within, sys.executable, "-m", "sidecar", "run"],
+            env=self.environ,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -135,7 +142,7 @@ class Sidecar:
             except OSError:
                 return False
 
-        until(answers, what=f"{path} answers")
+        until(answers, what=lambda: f"{path} answers; log:\n{self.log()[-3000:]}")
         return self
 
     def status(self) -> Any:
@@ -146,7 +153,7 @@ class Sidecar:
         return until(
             lambda: next((e for e in self.events("checkpoint_committed") if e["checkpoint"] == name), None),
             timeout_s=timeout_s,
-            what=f"{name} committed; log:\n{self.log()[-3000:]}",
+            what=lambda: f"{name} committed; log:\n{self.log()[-3000:]}",
         )
 
     def resume(self, checkpoint: str = "latest", **more: Any) -> Any:

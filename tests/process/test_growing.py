@@ -33,7 +33,7 @@ def sent(running: Sidecar, size_bytes: int, *, file: BinaryIO, want: bytes) -> N
     def is_sent() -> bool:
         return bool(running.status()["sent_bytes"] >= size_bytes)
 
-    grow_until(file, want, is_sent, what=f"{size_bytes} bytes sent; log:\n{running.log()[-3000:]}")
+    grow_until(file, want, is_sent, what=lambda: f"{size_bytes} bytes sent; log:\n{running.log()[-3000:]}")
 
 
 def finish(running: Sidecar, folder: Path) -> None:

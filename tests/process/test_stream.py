@@ -21,7 +21,7 @@ def big(size_bytes: int, seed: int = 1) -> bytes:
 
 def sent_early(running: Sidecar, size_bytes: int) -> None:
     """Wait until so much was sent of checkpoints that have no marker."""
-    until(lambda: running.status()["sent_bytes"] >= size_bytes, what=f"sent early; log:\n{running.log()[-3000:]}")
+    until(lambda: running.status()["sent_bytes"] >= size_bytes, what=lambda: f"sent early; log:\n{running.log()[-3000:]}")
 
 
 def unfinished(running: Sidecar, content: bytes, *, name: str = "checkpoint-10") -> Path:

@@ -36,6 +36,7 @@ from sidecar.settings import Settings
 from sidecar.spot import SpotWatch
 from sidecar.store.protocol import Capabilities, Store, Verification
 from sidecar.termination import POD
+from sidecar.transfer import awaited
 from sidecar.upload.uploader import Uploader
 from sidecar.volume.files import publish
 from sidecar.volume.lock import hold_volume
@@ -191,7 +192,8 @@ class Daemon:
     async def _use_store(self) -> None:
         """Reach the store, then upload, commit, clean and serve resumes until cancelled."""
         runtime, settings = self.runtime, self._settings
-        capabilities, run = await self._open_store()
+        with awaited():
+            capabilities, run = await self._open_store()
         runtime.capabilities = capabilities
         runtime.transfers.is_away(capabilities.round_trip_s)
         if capabilities.verification is Verification.OFF:

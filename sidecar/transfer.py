@@ -11,8 +11,9 @@ import platform
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import structlog
@@ -38,6 +39,19 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_LOWEST_BEST_EFFORT = (2 << 13) | 7
 """Not "idle": a busy disk would starve the flush. Source: ioprio_set(2)."""
+
+
+_is_awaited: ContextVar[bool] = ContextVar("is_awaited", default=False)
+
+
+@contextlib.contextmanager
+def awaited() -> Iterator[None]:
+    """The trainer waits for what is asked of the store inside, also by tasks that begin inside: it has a normal priority."""
+    before = _is_awaited.set(True)
+    try:
+        yield
+    finally:
+        _is_awaited.reset(before)
 
 
 class RateGate:
@@ -232,7 +246,7 @@ class Transfers:
         self._is_near = False
         self._hurried = asyncio.Event()
         self._polite = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
-        # A thread cannot take its politeness back: there are others for when the pod is going. They begin when they are used.
+        # A thread cannot take its politeness back: there are others for what is waited for. They begin when they are used.
         self._urgent = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer-urgent")
 
     async def once(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -241,8 +255,8 @@ class Transfers:
         Raises:
             StoreError: As the call does.
         """
-        loop, threads = asyncio.get_running_loop(), self._urgent if self._hurried.is_set() else self._polite
-        result = await loop.run_in_executor(threads, functools.partial(call, *args, **kwargs))
+        threads = self._urgent if self._hurried.is_set() or _is_awaited.get() else self._polite
+        result = await asyncio.get_running_loop().run_in_executor(threads, functools.partial(call, *args, **kwargs))
         self.health.succeeded()
         return result
 

@@ -21,7 +21,7 @@ from sidecar.errors import CheckpointChanged, CorruptObject, NotFound
 from sidecar.events import Events
 from sidecar.resume.downloader import Downloader, Offer
 from sidecar.resume.quarantine import UNREADABLE, Quarantine
-from sidecar.transfer import Health
+from sidecar.transfer import Health, awaited
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_RESTORED, ContractError, Node, step_of
 
@@ -173,7 +173,8 @@ class Resuming:
         # A cancelled download ends its threads and finishes what it is publishing: both in the folder that we use next.
         if before:
             await asyncio.wait(before)
-        await self._answer(wanted, train_call)
+        with awaited():
+            await self._answer(wanted, train_call)
 
     async def _answer(self, wanted: str, train_call: int | None) -> None:
         try:

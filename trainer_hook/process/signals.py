@@ -62,6 +62,8 @@ class StopSignal:
         self._previous: Any = None
         self._training = False
         self._wakeup_fd = -1
+        self._masks: dict[int, set[int | signal.Signals]] = {}
+        """What threads that are forking had blocked before, by their identity."""
         self._pid = os.getpid()
         self._born_s = process_start_s()
         self._looked_s = 0.0
@@ -80,7 +82,7 @@ class StopSignal:
         previous = signal.signal(signal.SIGTERM, self._handle)
         self._previous = signal.SIG_DFL if previous is default_action else previous
         self._listen()
-        os.register_at_fork(after_in_child=self._forget)
+        os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
 
     def install_again(self) -> None:
         """Take the signal back from a handler that was put over ours."""
@@ -105,12 +107,21 @@ class StopSignal:
                     # The main thread may be waiting in C code for other ranks: its handler would never run.
                     end_surely(self._exit_code, within_s=_NOT_TRAINING_S)
 
+    def _hold(self) -> None:
+        # What a child got before it has forgotten us, the interpreter would drop, and whoever ended it would wait for ever.
+        self._masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def _let_go(self) -> None:
+        if (mask := self._masks.pop(threading.get_ident(), None)) is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
     def _forget(self) -> None:
         # The descriptor is shared with the parent: a signal to the child must not reach the parent's thread.
         if self._wakeup_fd != -1 and (theirs := signal.set_wakeup_fd(-1)) not in (-1, self._wakeup_fd):
             signal.set_wakeup_fd(theirs)
         if signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, self._previous if self._previous is not None else signal.SIG_DFL)
+        self._let_go()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:

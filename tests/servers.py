@@ -47,13 +47,17 @@ def create_bucket(endpoint: str, bucket: str) -> None:
     client.close()
 
 
+def start_moto(port: int) -> subprocess.Popen[bytes]:
+    """Start a moto server, in a session of its own: the kernel shares the cores between sessions, and tests wait for it."""
+    command = [sys.executable, "-m", "moto.server", "-p", str(port)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
 @contextlib.contextmanager
 def moto() -> Iterator[str]:
     """Yield the endpoint of a moto server in a process of its own."""
     port = free_port()
-    server = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-p", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    server = start_moto(port)
     try:
         _wait_for(port, server)
         yield f"http://127.0.0.1:{port}"

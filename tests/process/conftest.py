@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,8 +46,7 @@ class MotoProcess(S3Server):
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "moto.server", "-p", str(self._port)]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = servers.start_moto(self._port)
         until(self._has_bucket, what="moto up")
 
     def _has_bucket(self) -> bool:

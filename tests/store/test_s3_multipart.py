@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 from urllib.parse import quote_plus
@@ -36,19 +35,10 @@ class Answers:
         self.asked: list[tuple[str, str, dict[str, str]]] = []
         self.sent: list[bytes | None] = []
 
-    def ask(
-        self,
-        method: str,
-        key: str,
-        *,
-        operation: str,
-        query: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
-        content: bytes | None = None,
-    ) -> Answer:
-        self.asked.append((method, key, dict(query or {})))
-        self.sent.append(content)
-        return Answer(200, dict(headers or {}), self._contents.pop(0))
+    def ask(self, method: str, key: str, **asked: Any) -> Answer:
+        self.asked.append((method, key, dict(asked.get("query", {}))))
+        self.sent.append(asked.get("content"))
+        return Answer(200, dict(asked.get("headers", {})), self._contents.pop(0))
 
 
 def multipart(*contents: bytes) -> tuple[Multipart, Answers]:

@@ -83,6 +83,7 @@ class StopSignal:
         self._previous = signal.SIG_DFL if previous is default_action else previous
         self._listen()
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
+        os.register_at_fork(after_in_child=self._let_go)  # also if forgetting went wrong
 
     def install_again(self) -> None:
         """Take the signal back from a handler that was put over ours."""
@@ -121,7 +122,6 @@ class StopSignal:
             signal.set_wakeup_fd(theirs)
         if signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, self._previous if self._previous is not None else signal.SIG_DFL)
-        self._let_go()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:

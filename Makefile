@@ -6,27 +6,32 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STORE  ?= s3
 JSON   ?= 0
+# More processes than cores, because most tests wait: for a server, a deadline. Those of make test-slow train, too.
+PROCESSES := 6
+PROCESSES_SLOW := 4
 
 .DEFAULT_GOAL := help
-.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-hook bench-scale bench-sigterm bench-stall bench-all bench-peers clean
+# Tests start many interpreters: without bytecode each of them compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-hook bench-scale bench-sigterm bench-stall bench-start bench-all bench-peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.trainer  ## a training run is preempted, loses its volume, resumes exactly (JSON=1: one JSON line; STORE=file: no S3 server)
-	@$(BIN)/checkpoint-sidecar demo --store $(STORE) $(if $(filter 1,$(JSON)),--json)
+	@$(BIN)/python -m examples.demo --store $(STORE) $(if $(filter 1,$(JSON)),--json)
 
 compose-demo:  ## the same in containers (Docker with Compose; STORE=ceph: not MinIO; COMPOSE_ARGS=--help)
-	@$(PYTHON) -m sidecar.demo.compose $(if $(filter ceph,$(STORE)),--store ceph) $(if $(filter 1,$(JSON)),--json) $(COMPOSE_ARGS)
+	@$(PYTHON) -m examples.demo.compose $(if $(filter ceph,$(STORE)),--store ceph) $(if $(filter 1,$(JSON)),--json) $(COMPOSE_ARGS)
 
 test: $(VENV)/.trainer  ## unit, property, store and process tests (PYTEST_ARGS='-k …' for some of them)
-	$(BIN)/python -m pytest -n 4 -m "not slow and not rgw and not docker" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=10 -m "not slow and not rgw and not docker" $(PYTEST_ARGS)
 
 test-docker: $(VENV)/.trainer  ## the images, and the compose scenario against Ceph RGW (Docker with Compose)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.trainer .deepspeed/.installed  ## the rest: long process tests, and everything that needs Ceph RGW (tests/rgw/up)
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "(slow or rgw) and not docker" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw) and not docker" $(PYTEST_ARGS)
 
 lint: $(VENV)/.trainer  ## ruff and import-linter
 	$(BIN)/ruff check .
@@ -35,6 +40,7 @@ lint: $(VENV)/.trainer  ## ruff and import-linter
 
 types: $(VENV)/.trainer  ## mypy --strict
 	$(BIN)/mypy
+	$(BIN)/mypy --python-version 3.10 -p trainer_hook
 
 format: $(VENV)/.trainer  ## rewrite the code in the project's style
 	$(BIN)/ruff format .
@@ -52,6 +58,9 @@ bench-all: $(VENV)/.trainer bench-peers  ## all of it: TLS, Ceph RGW, a shaped l
 
 bench-stall: $(VENV)/.trainer  ## how long a save stops training: blocking, CKPT_ASYNC=1, torch's async_save (CUDA where there is one)
 	$(BIN)/python -m benchmarks.stall $(BENCH_ARGS)
+
+bench-start: $(VENV)/.trainer  ## CPU time, seconds and memory of a sidecar's start, beside the imports of its libraries (gcc, libssl-dev)
+	$(BIN)/python -m benchmarks.start $(BENCH_ARGS)
 
 bench-sigterm: $(VENV)/.trainer bench-peers  ## seconds from SIGTERM to durable beside the Kubeflow SDK's scheme, over a shaped link (root)
 	$(BIN)/python -m benchmarks.sigterm $(BENCH_ARGS)

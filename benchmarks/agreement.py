@@ -11,14 +11,16 @@ import statistics
 import time
 from typing import Any
 
-from trainer_hook.process.agreement import Agreement, Wish
+from trainer_hook.process.rank_consensus import Agreement, Wish
 
 
 def main() -> None:
     """Take steps, and print what the agreement took of them."""
     import torch.distributed as dist
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--step-ms", type=float, default=2.0)
     options = parser.parse_args()

@@ -23,7 +23,7 @@ IMPORTS = ("pass", "import torch", "from transformers import Trainer")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=400, help="optimizer steps per round and side")
     parser.add_argument("--json", action="store_true")

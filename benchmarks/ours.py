@@ -86,13 +86,13 @@ class Sidecar:
         """Do what the hook does, wait until the checkpoint is durable, and say what that took."""
         folder = self.volume / name
         shutil.copytree(files, folder, copy_function=os.link)  # the files are there before the clock starts
-        idle_rss_mib, cpu_s, began_s = self._memory_mib("VmRSS"), self._cpu_s(), time.time()
+        idle_rss_mib, cpu_s, began_s = self._memory_mib("VmRSS"), self.cpu_s(), time.time()
         marker = folder / ".marker"
         marker.write_text("{}")
         marker.rename(folder / ".complete")
         committed: dict[str, Any] = self._until(lambda: self._event("checkpoint_committed", name))
         wall_s = datetime.fromisoformat(committed["timestamp"]).timestamp() - began_s
-        return Cost(self._cpu_s() - cpu_s, self._memory_mib("VmHWM"), wall_s, idle_rss_mib)
+        return Cost(self.cpu_s() - cpu_s, self._memory_mib("VmHWM"), wall_s, idle_rss_mib)
 
     def hand_over(self, files: Path, name: str, *, reason: str = "periodic") -> None:
         """Publish a checkpoint that is there already, and do not wait."""
@@ -127,14 +127,14 @@ class Sidecar:
 
     def resume(self) -> Cost:
         """Ask for the newest checkpoint, wait until it is on the volume, and say what that took."""
-        idle_rss_mib, cpu_s, began_s = self._memory_mib("VmRSS"), self._cpu_s(), time.monotonic()
+        idle_rss_mib, cpu_s, began_s = self._memory_mib("VmRSS"), self.cpu_s(), time.monotonic()
         self._call("POST", "/v1/resume", {"checkpoint": "latest"})
         while (answer := self._call("GET", "/v1/resume?wait_s=5"))["state"] not in ("ready", "none", "failed"):
             if time.monotonic() > began_s + LONGEST_S:
                 break
         if answer["state"] != "ready":
             raise Failed(f"resume: {answer}")
-        return Cost(self._cpu_s() - cpu_s, self._memory_mib("VmHWM"), time.monotonic() - began_s, idle_rss_mib)
+        return Cost(self.cpu_s() - cpu_s, self._memory_mib("VmHWM"), time.monotonic() - began_s, idle_rss_mib)
 
     def _until(self, condition: Callable[[], Any]) -> Any:
         deadline_s = time.monotonic() + LONGEST_S
@@ -154,13 +154,13 @@ class Sidecar:
 
     def _call(self, method: str, path: str, body: Any = None) -> Any:
         request = urllib.request.Request(f"http://127.0.0.1:{self._port}{path}", method=method)
-        if body is not None:
-            request.data = json.dumps(body).encode()
+        if method == "POST":
+            request.data = json.dumps(body or {}).encode()
             request.add_header("content-type", "application/json")
         with urllib.request.urlopen(request, timeout=30) as response:
             return json.loads(response.read())
 
-    def _cpu_s(self) -> float:
+    def cpu_s(self) -> float:
         """CPU time of all threads, user and system. Source: proc_pid_stat(5), fields 14 and 15, counted behind the name."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * TICK_S

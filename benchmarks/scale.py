@@ -21,15 +21,15 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from sidecar.core import checksum, keys
-from sidecar.core.commit import Mend, Ready
-from sidecar.core.local import Finished
-from sidecar.core.manifest import FileEntry, decode_commit
+from sidecar.core.commit.commit import Ready, Reupload
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.found_checkpoint import Finished
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry, decode_commit
 from sidecar.errors import StoreUnavailable
+from sidecar.repository import documents
 from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Stored
-from sidecar.upload import documents
-from sidecar.upload.committing import Committer, manifest_of
+from sidecar.upload.commit.committer import Committer, manifest_of
 from tests.simulation.world import Faults, Request, Sleep, Together, World
 from trainer_hook.contract import Node
 
@@ -70,7 +70,7 @@ class LimitedStore(MemoryStore):
         lately.append(now_s)
         self.most_per_s[limit] = max(self.most_per_s[limit], len(lately))
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         self.admit("get")
         content = super().get(key)
         self.bytes["read"] += len(content)
@@ -112,7 +112,7 @@ class LimitedStore(MemoryStore):
 
 
 class Transfers:
-    """What ``sidecar.transfer.Transfers`` promises, on the world's clock, with as many threads as it has."""
+    """What ``sidecar.transfer.executor.StoreExecutor`` promises, on the world's clock, with as many threads as it has."""
 
     def __init__(self, world: World, store: LimitedStore) -> None:
         self._world = world
@@ -180,7 +180,7 @@ def simulate(nodes: int, *, dead: float) -> dict[str, Any]:
             if isinstance(decision, Ready):
                 seen["durable_s"].append(world.now_s)
                 return
-            assert not isinstance(decision, Mend), decision
+            assert not isinstance(decision, Reupload), decision
             await Sleep(1.0)
 
     for checkpoint, entries in checkpoints:
@@ -224,7 +224,7 @@ def _part(store: LimitedStore, node: Node) -> tuple[Finished, list[FileEntry]]:
 
 def main() -> int:
     """Print a line per size; exit code 1 if a commit took 10 s or a limit was exceeded."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     arguments.add_argument("--nodes", default="1,10,100,1000,10000")
     arguments.add_argument("--dead", type=float, default=0.0, help="share of nodes that die early, with node 0")
     given = arguments.parse_args()

@@ -116,7 +116,9 @@ def situation(
 
 def main() -> None:
     """Measure, print, and write the file."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mib", type=int, default=512, help="size of each checkpoint")
     parser.add_argument("--mbit", type=int, default=LINK_MBIT_PER_S, help="rate of the link")
     parser.add_argument("--rounds", type=int, default=3)

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import some_of
 from benchmarks.transfer import ROOT
 
 BLOCKING, OURS = "blocking", "ours"
@@ -128,12 +129,14 @@ def are_equal(runs: list[Run]) -> bool:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gb", default="0.5,2", help="sizes of the state")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--saves", type=int, default=4, help="per round")
     parser.add_argument("--every", type=int, default=6, help="steps from one save to the next")
-    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--modes", type=some_of(MODES), default=list(MODES), help=",".join(MODES))
     parser.add_argument("--folder", type=Path, help="where checkpoints are written")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -142,7 +145,7 @@ def main() -> None:
         free = shutil.disk_usage(options.folder or tempfile.gettempdir()).free
         if free < 3e9 * float(size):
             raise SystemExit(f"{size} GB of state need {3 * float(size):.1f} GB of disk: --folder names another place")
-        runs = [run(mode, float(size), options) for _ in range(options.rounds) for mode in options.modes.split(",")]
+        runs = [run(mode, float(size), options) for _ in range(options.rounds) for mode in options.modes]
         print(table(runs), flush=True)
         measured[size] = runs
     if options.json:

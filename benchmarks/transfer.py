@@ -17,12 +17,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks import cost, ours, stores, work
 from benchmarks.cost import Cost, Failed
+from benchmarks.options import some_of
 from benchmarks.peers import PEERS
 from benchmarks.report import OURS, Result, table
 from benchmarks.stores import BUCKET, Store
@@ -140,26 +141,18 @@ def run(kind: str, direction: str, what: str, options: argparse.Namespace) -> Re
     return result
 
 
-def _choices(all_of_them: tuple[str, ...]) -> Callable[[str], list[str]]:
-    def parse(text: str) -> list[str]:
-        names = text.split(",")
-        if unknown := [name for name in names if name not in all_of_them]:
-            raise argparse.ArgumentTypeError(f"{','.join(unknown)} is none of {','.join(all_of_them)}")
-        return names
-
-    return parse
-
-
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     clients = (OURS, *PEERS)
-    parser.add_argument("--store", type=_choices(stores.KINDS), default=["sink"], help=",".join(stores.KINDS))
-    parser.add_argument("--direction", type=_choices(DIRECTIONS), default=list(DIRECTIONS), help=",".join(DIRECTIONS))
-    parser.add_argument("--work", type=_choices(work.KINDS), default=["big"], help=",".join(work.KINDS))
+    parser.add_argument("--store", type=some_of(stores.KINDS), default=["sink"], help=",".join(stores.KINDS))
+    parser.add_argument("--direction", type=some_of(DIRECTIONS), default=list(DIRECTIONS), help=",".join(DIRECTIONS))
+    parser.add_argument("--work", type=some_of(work.KINDS), default=["big"], help=",".join(work.KINDS))
     parser.add_argument("--mib", type=int, default=1024, help="size of the files together; small ones have their own")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", type=_choices(clients), default=list(clients), help=",".join(clients))
+    parser.add_argument("--only", type=some_of(clients), default=list(clients), help=",".join(clients))
     parser.add_argument("--json", type=Path, help="write everything that was measured to this file")
     default = PEERS_PYTHON if PEERS_PYTHON.exists() else Path(sys.executable)
     parser.add_argument("--peers-python", type=Path, default=default, help="interpreter that has the peers (make bench-peers)")

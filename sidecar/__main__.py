@@ -1,5 +1,6 @@
 """``python -m sidecar``, and the command ``checkpoint-sidecar``."""
 
+import gc
 import signal
 import sys
 
@@ -9,7 +10,11 @@ def main() -> int:
     if sys.argv[1:2] == ["run"]:
         # The kernel throws signals away that PID 1 of a container has no handler for: until the daemon has one, they wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    from sidecar.cli import main as run_command
+        # Nearly all objects made by imports stay, so collecting them is in vain: the daemon turns the collector on.
+        gc.disable()
+        # structlog imports rich where it is installed, for tracebacks in colour; the sidecar's log has plain ones.
+        sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # as if it were not installed
+    from sidecar.cli.main import main as run_command
 
     return run_command()
 

@@ -9,8 +9,13 @@
     └─ StoreError
        ├─ NotFound             no such object or upload
        ├─ AlreadyExists        a conditional write met an object
+       ├─ TooLarge             a file that the store never takes: its checkpoint is rejected
        ├─ CorruptObject        bytes differ from what their writer recorded
+       ├─ UnreadableObject     they do at each read, and yet the store says that it holds what was recorded
+       ├─ ArchivedObject       the store has it, in an archive: it gives it out only after somebody restored it
+       ├─ OversizedDocument    a document larger than any that this system writes: as corrupt as one that does not parse
        ├─ AccessRefused        credentials, bucket, TLS, clock: waits for a person, and is tried again all the same
+       │  └─ PartRefused       a part that the store does not take, such as for its number: the file is sent in fewer parts
        └─ StoreUnavailable     network, timeout, 5xx: tried again
           └─ StoreBusy         it asks for fewer requests (SlowDown): tried again, with fewer at once
 
@@ -18,6 +23,8 @@ Each text names the object, what was wrong and the next step. ``StoreError.trans
 """
 
 from __future__ import annotations
+
+from trainer_hook.contract import ContractError
 
 
 class SidecarError(Exception):
@@ -74,6 +81,14 @@ class AlreadyExists(StoreError):
         self.key = key
 
 
+class TooLarge(StoreError):
+    """The store takes no object as large as this file."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(f"{key} is too large for one object ({why}): save it in several files (shards)")
+        self.key = key
+
+
 class CorruptObject(StoreError):
     """Bytes are not those that their writer recorded."""
 
@@ -84,8 +99,50 @@ class CorruptObject(StoreError):
         self.got = got
 
 
+class UnreadableObject(StoreError):
+    """Nothing is known against an object, and its bytes arrive damaged all the same: it may be read again later."""
+
+    def __init__(self, why: str, *, reads: int, for_s: float) -> None:
+        super().__init__(
+            f"{why}, at each of {reads} reads within {for_s:.0f} s, and the store says nothing against it: "
+            "look at the network path, or at the store's disks; the next request tries it again"
+        )
+
+
+class ArchivedObject(StoreError):
+    """The store has an object in an archive and does not give it out: trying again helps once somebody restored it."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"{key}: archived, by a lifecycle rule of the bucket most likely: restore it from the archive (RestoreObject), "
+            "and except the prefix from that rule"
+        )
+        self.key = key
+
+
+class OversizedDocument(StoreError, ContractError):
+    """A document in the store that nobody of this system wrote: it is not read, and counts as one that does not parse."""
+
+    def __init__(self, key: str, *, most_bytes: int, size_bytes: int) -> None:
+        super().__init__(f"{key}: {size_bytes} bytes, and a document of this system has {most_bytes} at most: delete it")
+        self.key = key
+        self.size_bytes = size_bytes
+
+
 class AccessRefused(StoreError):
-    """The store answers, but not to us."""
+    """The store answers, but not to us. ``code``: S3's name of the reason; ``None``: it was not the store that said so."""
+
+    def __init__(self, text: str, *, code: str | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class PartRefused(AccessRefused):
+    """The store takes no such part."""
+
+    def __init__(self, key: str, code: str) -> None:
+        super().__init__(f"{key}: the store refused a part ({code})", code=code)
+        self.key = key
 
 
 class StoreUnavailable(StoreError):

@@ -9,6 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", re.ASCII | re.IGNORECASE)
 
+_VARIABLE = re.compile(r"\$\([^)]*\)")
+
 
 @dataclass(frozen=True, slots=True)
 class BucketPlace:
@@ -36,6 +38,10 @@ def store_place(url: str, *, bucket: str | None = None, volume: Path | None = No
     Raises:
         ValueError: Says what the URL must be. Neither this text nor ``shown`` repeats credentials.
     """
+    if (variable := _VARIABLE.search(url)) is not None:
+        raise ValueError(
+            f"still has {variable[0]}: Kubernetes fills in only variables that stand before CKPT_STORE in the container's env"
+        )
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -1,10 +1,11 @@
-"""Property tests run the same way on a laptop and on a busy CI machine: no time limit for a single example.
+"""Property tests have no time limit for a single example. ``CKPT_TEST_EXAMPLES``: how many each gets, unless it says so itself.
 
 Servers are shared: each is started once, when the first test asks for it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from hypothesis import HealthCheck, settings
 from tests import servers
 from tests.network import Network, is_required, why_not
 
-settings.register_profile("project", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EXAMPLES = int(os.environ.get("CKPT_TEST_EXAMPLES", "40"))
+settings.register_profile("project", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
 
 

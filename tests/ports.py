@@ -8,9 +8,9 @@ import socket
 from contextlib import ExitStack, suppress
 
 FIRST = 15_000
-PER_WORKER = 3_000
-WORKERS = 5
-"""Of pytest-xdist, or one without it beside four."""
+PER_WORKER = 1_500
+WORKERS = 11
+"""Of pytest-xdist, or one without it beside ten."""
 
 _taken = random.randrange(PER_WORKER)
 

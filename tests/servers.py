@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from sidecar.core.checksum import checksum, combined
+from sidecar.core.format.checksum import checksum, combined
 from tests.ports import free_port
 
 ACCESS_KEY, SECRET_KEY = "minioadmin", "minioadmin"
@@ -38,13 +39,24 @@ def write_credentials(folder: Path, *, access_key: str = ACCESS_KEY, secret_key:
 
 
 def create_bucket(endpoint: str, bucket: str) -> None:
-    import boto3
-
-    client = boto3.client(
-        "s3", endpoint_url=endpoint, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name=REGION
-    )
+    client = _client(endpoint)
     client.create_bucket(Bucket=bucket)
     client.close()
+
+
+def archive(endpoint: str, bucket: str, key: str) -> None:
+    """Move an object to another storage class, as a lifecycle rule does: it is there, and is not given out."""
+    client = _client(endpoint)
+    client.copy_object(Bucket=bucket, Key=key, CopySource={"Bucket": bucket, "Key": key}, StorageClass="GLACIER")
+    client.close()
+
+
+def _client(endpoint: str) -> Any:
+    import boto3
+
+    return boto3.client(
+        "s3", endpoint_url=endpoint, aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY, region_name=REGION
+    )
 
 
 def start_moto(port: int) -> subprocess.Popen[bytes]:
@@ -203,10 +215,10 @@ class Proxy:
 class ChecksumRule:
     """Compares CRC64NVME as AWS S3 does, which no free server at hand does.
 
-    ``wants_parts``: an upload that was begun with a checksum takes no part without one.
+    ``wants_parts``: an upload that was begun with a checksum takes no part without one, and this is the code of the error.
     """
 
-    def __init__(self, *, wants_parts: bool = False) -> None:
+    def __init__(self, *, wants_parts: str | None = None) -> None:
         self._wants_parts = wants_parts
         self._lock = threading.Lock()
         self._parts: dict[str, dict[int, tuple[int, int]]] = {}
@@ -219,7 +231,7 @@ class ChecksumRule:
                 return s3_error(400, "BadDigest", message="The CRC64NVME you specified did not match the calculated checksum.")
             if request.is_part:
                 if sent is None and self._wants_parts:
-                    return s3_error(400, "InvalidRequest", message="Checksum Type mismatch occurred.")
+                    return s3_error(400, self._wants_parts, message="Checksum Type mismatch occurred.")
                 with self._lock:
                     parts = self._parts.setdefault(request.query["uploadId"], {})
                     parts[int(request.query["partNumber"])] = crc, len(request.body)

@@ -7,9 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from sidecar.core import checksum, keys
-from sidecar.core.commit import Object
-from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry, NodeOf
+from sidecar.core.commit.commit import Object
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, NodeOf
+from sidecar.core.format.obstacles import contradiction
 from trainer_hook import contract
 from trainer_hook.contract import ListedFile, Marker, Node, TrainerState
 
@@ -32,6 +33,10 @@ def _is_path(path: str) -> bool:
     except contract.ContractError:
         return False
     return True
+
+
+def _can_lie_together(files: tuple[FileEntry, ...]) -> bool:
+    return contradiction(file.path for file in files) is None
 
 
 paths = st.lists(_text, min_size=1, max_size=4).map("/".join).filter(_is_path)
@@ -171,7 +176,7 @@ def manifests(draw: st.DrawFn, name: str | None = None, attempt: str | None = No
         created_at=draw(st.none() | timestamps),
         world_size=draw(st.none() | st.integers(1, 1000)),
         meta=draw(metas),
-        files=draw(_unique_files(st.builds(entry, paths, sizes, crcs, _text, sizes, st.booleans()))),
+        files=draw(_unique_files(st.builds(entry, paths, sizes, crcs, _text, sizes, st.booleans())).filter(_can_lie_together)),
     )
 
 

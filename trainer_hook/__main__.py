@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from trainer_hook import __version__
-from trainer_hook.activation.launcher import EXIT_CONFIGURATION, run
+from trainer_hook.activation.run_command import EXIT_CONFIGURATION, run
 
 USAGE = """usage: python -m trainer_hook run -- COMMAND [ARGUMENT ...]
 

@@ -25,7 +25,7 @@ from typing import Any
 from trainer_hook.process.log import say
 from trainer_hook.process.session import Session, session_from_environment
 from trainer_hook.resuming.resumer import Resumer
-from trainer_hook.saving.pace import Pace
+from trainer_hook.saving.step_monitor import StepMonitor
 from trainer_hook.saving.step_saver import StepSaver
 
 __all__ = ["latest", "save", "stopping"]
@@ -44,7 +44,7 @@ def latest() -> Path | None:
     if choice is None:
         say("no checkpoint to resume from")
         return None
-    session.saved.add(choice.name)
+    session.continues_from(choice.name, attempt=choice.attempt)
     say(f"resumes from {choice.name}")
     return choice.path
 
@@ -78,7 +78,7 @@ def stopping() -> bool:
         return False
     pace = _paces.get(session.pid)
     if pace is None:
-        pace = _paces[session.pid] = Pace(session)
+        pace = _paces[session.pid] = StepMonitor(session)
         session.stop.begin_training()
         pace.begin(session.last_step)
     if not _told.get(session.pid):
@@ -86,7 +86,7 @@ def stopping() -> bool:
     return _told[session.pid]
 
 
-_paces: dict[int, Pace] = {}
+_paces: dict[int, StepMonitor] = {}
 _told: dict[int, bool] = {}
 """By process: once told to stop it stays so."""
 

@@ -18,12 +18,12 @@ class Peer:
 PEERS = {
     "wire": Peer("wire", "the physical limit: plain sockets, 4 connections", measures_itself=True),
     "loop": Peer("loop", "the limit of the language: a bare loop in Python with CRC64NVME, 2 threads", measures_itself=True),
-    "s3fs": Peer("s3fs_files", "s3fs, put_file in 4 threads (the Kubeflow SDK's way); get(recursive=True)"),
-    "boto3": Peer("boto3_files", "boto3 upload_file, download_file, as it comes"),
+    "s3fs": Peer("s3fs_files", "s3fs, put_file in 4 threads (the Kubeflow SDK's way), unsigned payload; get(recursive=True)"),
+    "boto3": Peer("boto3_files", "boto3 upload_file, download_file, unsigned payload"),
     "boto3-crt": Peer("boto3_crt", "the C runtime below boto3 (s3transfer.crt), as it comes"),
-    "obstore": Peer("obstore_files", "obstore, 16 MiB parts; get as a stream"),
+    "obstore": Peer("obstore_files", "obstore, 16 MiB parts, unsigned payload; get as a stream"),
     "s3torch": Peer("s3torch", "s3torchconnector, S3Checkpoint.writer and reader"),
-    "s5cmd": Peer("s5cmd", "s5cmd cp"),
-    "aws-cli": Peer("aws_cli", "aws s3 cp --recursive"),
-    "rclone": Peer("rclone", "rclone copy"),
+    "s5cmd": Peer("s5cmd", "s5cmd cp (it cannot leave out the hash over HTTP)"),
+    "aws-cli": Peer("aws_cli", "aws s3 cp --recursive, unsigned payload"),
+    "rclone": Peer("rclone", "rclone copy, unsigned payload"),
 }

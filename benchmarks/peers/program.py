@@ -8,9 +8,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from benchmarks.cost import NOT_INSTALLED
+
+UNSIGNED: dict[str, Any] = {
+    "s3": {"payload_signing_enabled": False},
+    "request_checksum_calculation": "when_required",
+    "response_checksum_validation": "when_required",
+}
+"""botocore's fastest settings: no SHA-256 and no CRC of what is sent."""
 
 
 @dataclass(frozen=True)

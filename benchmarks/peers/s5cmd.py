@@ -1,4 +1,4 @@
-"""s5cmd."""
+"""s5cmd. It has no option for an unsigned payload: over HTTP it hashes what it sends."""
 
 from benchmarks.peers.program import Transfer, become, main
 

@@ -1,13 +1,13 @@
-"""What the API says. Every field has its unit in its name."""
+"""Models of the API. Every field has its unit in its name."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sidecar.core import layout
-from sidecar.settings import amount_bytes
+from sidecar.core.format import rank_layout
+from sidecar.daemon.settings import Bytes
 
 
 class _Request(BaseModel):
@@ -21,14 +21,14 @@ class Alive(BaseModel):
 
 
 class Ready(BaseModel):
-    """Watching the volume, and the store is reachable."""
+    """The volume is watched, and the store is reachable."""
 
     status: Literal["ready"] = "ready"
     verification: str
 
 
 class Trainer(BaseModel):
-    """What is known of the trainer."""
+    """State of the trainer."""
 
     alive: bool = Field(description="A rank's lease is held")
     ranks: int = Field(description="Leases held")
@@ -38,7 +38,7 @@ class Trainer(BaseModel):
 
 
 class Termination(BaseModel):
-    """The pod is going."""
+    """A termination notice."""
 
     source: str
     at: str
@@ -47,15 +47,15 @@ class Termination(BaseModel):
 
 
 class AtRisk(BaseModel):
-    """What a kill at this instant would cost, and how long a just-in-time save takes; null where it is not known yet."""
+    """Cost of a kill at this instant, and duration of a just-in-time save; null: not known yet."""
 
     seconds_at_risk: float | None
     steps_at_risk: int | None
     predicted_save_s: float | None = Field(description="From SIGTERM until the trainer has written a checkpoint")
-    predicted_flush_s: float | None = Field(description="Until its bytes are in the store at the measured rate")
-    predicted_durable_s: float | None = Field(description="Both together, to be compared with the grace period")
+    predicted_flush_s: float | None = Field(description="Duration of its upload at the measured rate")
+    predicted_durable_s: float | None = Field(description="Sum of both, to be compared with the grace period")
     fits_grace: bool | None
-    advice: str | None = Field(description="What to change where it does not fit")
+    advice: str | None = Field(description="Remedy if it does not fit into the grace period")
 
 
 class StoreStatus(BaseModel):
@@ -68,7 +68,7 @@ class StoreStatus(BaseModel):
 
 
 class Transfer(BaseModel):
-    """A checkpoint on its way to the store, or waiting for its turn."""
+    """A checkpoint that is being uploaded, or queued."""
 
     checkpoint: str
     state: str
@@ -78,12 +78,12 @@ class Transfer(BaseModel):
 
 
 class Planned(BaseModel):
-    """What is expected of a checkpoint in the time that is left."""
+    """A checkpoint of the flush plan, with its prediction."""
 
     checkpoint: str
     verdict: Literal["fits", "may-fit", "no-time"]
     left_bytes: int
-    predicted_s: float | None = Field(description="Until it is durable; null before any rate was measured")
+    predicted_s: float | None = Field(description="Seconds until it is durable; null before any rate was measured")
     reason: str | None = Field(None, description="Why it is not expected to be durable by the deadline")
 
 
@@ -95,29 +95,29 @@ class Volume(BaseModel):
 
 
 class Status(BaseModel):
-    """Everything at one glance."""
+    """Status of the sidecar."""
 
     version: str
     phase: str
-    degraded: bool = Field(description="The store cannot be used at the moment; training goes on")
+    degraded: bool = Field(description="The store is not usable now; training continues")
     degraded_reason: str | None = None
     store: StoreStatus
     trainer: Trainer
     termination: Termination | None = None
     newest_durable_step: int | None = None
     newest_finished_step: int | None = None
-    queue: list[Transfer] = Field(description="What is not durable yet, in the order in which it will be")
-    flush: list[Planned] | None = Field(None, description="While the pod is going: the plan, in the order of sending")
-    given_up: dict[str, str] = Field(description="What was finished and will not be durable, and why")
+    queue: list[Transfer] = Field(description="Checkpoints that are not durable yet, in upload order")
+    flush: list[Planned] | None = Field(None, description="After a termination notice: the flush plan, in sending order")
+    given_up: dict[str, str] = Field(description="Finished checkpoints that will not be durable, with reasons")
     at_risk: AtRisk
     bandwidth_limit_bytes_per_s: int | None
-    concurrency: int = Field(description="Large requests at once, adapted to what is fast")
+    concurrency: int = Field(description="Current limit of concurrent large requests")
     throughput_bytes_per_s: float | None = None
     sent_bytes: int = Field(description="Since the sidecar started")
     retries: int
     volume: Volume
-    rejected: dict[str, str] = Field(description="Local directories that are not valid checkpoints, and why")
-    quarantined: dict[str, str] = Field(description="Committed checkpoints that failed verification, and why")
+    rejected: dict[str, str] = Field(description="Local directories that are not valid checkpoints, with reasons")
+    quarantined: dict[str, str] = Field(description="Committed checkpoints that failed verification, with reasons")
 
 
 class Checkpoint(BaseModel):
@@ -126,7 +126,7 @@ class Checkpoint(BaseModel):
     name: str
     step: int | None = None
     state: str
-    reason: str | None = Field(None, description="Why it is in this state")
+    reason: str | None = Field(None, description="Reason of its state")
     save_reason: str | None = Field(None, description="periodic, jit, manual or final")
     attempt: str | None = None
     node_index: int | None = None
@@ -147,27 +147,30 @@ class Checkpoints(BaseModel):
 
 
 class Share(_Request):
-    """The training processes of a node, where each of them reads its own files and the shared ones, and no others."""
+    """Ranks of a node's training processes, if each of them reads only its own files and the shared ones."""
 
     world_size: int = Field(ge=1, description="Training processes of the job")
-    ranks: frozenset[int] = Field(min_length=1, description="Those of this node, each below world_size")
+    ranks: frozenset[int] = Field(min_length=1, description="Ranks of this node, each below world_size")
 
     @model_validator(mode="after")
     def _exists(self) -> Share:
         self.core()
         return self
 
-    def core(self) -> layout.Share:
-        """Return what the rules work with."""
-        return layout.Share(self.world_size, self.ranks)
+    def core(self) -> rank_layout.Share:
+        """Return the share as the core's type."""
+        return rank_layout.Share(self.world_size, self.ranks)
 
 
 class ResumeRequest(_Request):
-    """What to continue from."""
+    """A resume request."""
 
     checkpoint: str = Field("latest", description="latest, checkpoint-<step> or final")
-    train_call: int | None = Field(None, ge=0, description="Only checkpoints of this train() call of the script, from 0 on")
-    share: Share | None = Field(None, description="Leave out what only ranks of other nodes read; absent: every file")
+    train_call: int | None = Field(None, ge=0, description="Only checkpoints of this train() call of the script, from 0")
+    share: Share | None = Field(None, description="Leave out files that only ranks of other nodes read; absent: every file")
+    asked_by: Literal["trainer", "person"] | None = Field(
+        None, description="The trainer's requests have priority. Absent: the trainer, unless it has identified itself before"
+    )
 
 
 class PassedOver(BaseModel):
@@ -175,19 +178,28 @@ class PassedOver(BaseModel):
 
     checkpoint: str
     reason: str
+    may_be_whole: bool = Field(False, description="It is committed and not known to be bad; the next request tries it again")
 
 
 class Resume(BaseModel):
-    """How far a resume is."""
+    """Progress of a resume."""
 
-    state: Literal["idle", "choosing", "downloading", "ready", "none", "failed"]
+    state: Literal["idle", "choosing", "downloading", "ready", "none", "failed"] = Field(
+        description="none: certainly no usable checkpoint; failed: there is one, or may be, but it cannot be fetched now"
+    )
+    id: str | None = Field(None, description="For GET /v1/resume/{id}; lost when the sidecar restarts")
+    asked_by: Literal["trainer", "person"] | None = None
     requested: str | None = None
     train_call: int | None = None
     share: Share | None = None
     checkpoint: str | None = None
     step: int | None = None
-    path: str | None = Field(None, description="As the sidecar sees the volume")
-    source: Literal["local", "store"] | None = None
+    path: str | None = Field(None, description="Path in the sidecar's container")
+    source: Literal["local", "store"] | None = Field(None, description="local: it was on the volume at the request")
+    downloaded: bool | None = Field(
+        None,
+        description="The files were downloaded, by this request or an earlier one; false: a trainer of this pod wrote them",
+    )
     meta: dict[str, Any] = {}
     done_bytes: int
     total_bytes: int
@@ -196,60 +208,58 @@ class Resume(BaseModel):
 
 
 class FlushRequest(_Request):
-    """How long to wait."""
+    """A flush request."""
 
     timeout_s: float = Field(30.0, ge=0, le=3600)
 
 
 class Flushed(BaseModel):
-    """All that is finished is durable."""
+    """All finished checkpoints are durable."""
 
     durable: list[str]
 
 
 class BandwidthRequest(_Request):
-    """How fast uploads may be from now on."""
+    """A new bandwidth limit."""
 
-    limit: Annotated[int, BeforeValidator(amount_bytes), Field(gt=0)] | None = Field(
+    limit: Annotated[Bytes, Field(gt=0)] | None = Field(
         None, description="Bytes per second of all uploads together, such as 200MB/s; null: no limit"
     )
 
 
 class Bandwidth(BaseModel):
-    """How fast uploads may be."""
+    """The bandwidth limit."""
 
     limit_bytes_per_s: int | None
 
 
 class RoomRequest(_Request):
-    """What the next checkpoint needs."""
+    """A request for free space, such as the next checkpoint needs."""
 
-    bytes: Annotated[int, BeforeValidator(amount_bytes), Field(ge=0)] = Field(description="Such as 20GB")
+    bytes: Annotated[Bytes, Field(ge=0)] = Field(description="Such as 20GB")
 
 
 class Room(BaseModel):
-    """What is free now."""
+    """Free space after the deletions."""
 
     free_bytes: int
-    deleted: list[str] = Field(description="Checkpoints that left the volume; all of them are durable")
+    deleted: list[str] = Field(description="Checkpoints deleted from the volume; all of them are durable")
 
 
 class SaveRequest(_Request):
-    """What to ask of the trainer."""
+    """A request to save."""
 
     stop: bool = Field(False, description="End training after the save")
 
 
 class Saving(BaseModel):
-    """A save that was asked for."""
+    """Progress of a save on request."""
 
     id: str
     action: str
-    state: Literal["asked", "saved", "durable", "failed"] = Field(
-        description="asked: not answered yet; saved: on its way to the store"
-    )
+    state: Literal["asked", "saved", "durable", "failed"] = Field(description="asked: not answered yet; saved: being uploaded")
     checkpoint: str | None = None
-    detail: str | None = Field(None, description="What is waited for, or why it failed")
+    detail: str | None = Field(None, description="The pending step, or the reason of the failure")
     sent_bytes: int | None = None
     size_bytes: int | None = None
 

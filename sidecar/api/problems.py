@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem documents that say what to do."""
+"""Errors as RFC 9457 problem documents with a remedy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 log = structlog.get_logger()
 
 MEDIA_TYPE = "application/problem+json"
+_SCHEMAS = "#/components/schemas/{model}"
 
 
 class Missing(BaseModel):
@@ -32,8 +34,8 @@ class ProblemDocument(BaseModel):
     type: str = "about:blank"
     title: str
     status: int
-    detail: str = Field(description="What was wrong and what to do")
-    missing: list[Missing] | None = Field(None, description="What is not durable yet")
+    detail: str = Field(description="The cause and the remedy")
+    missing: list[Missing] | None = Field(None, description="Checkpoints that are not durable yet")
 
 
 class Problem(Exception):
@@ -45,37 +47,48 @@ class Problem(Exception):
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the entries of an OpenAPI description for errors of these statuses."""
-    schema = {"$ref": "#/components/schemas/ProblemDocument"}
-    return {status: {"model": ProblemDocument, "content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses}
+    """Return the OpenAPI entries of errors with these statuses."""
+    # Without "model": with it FastAPI compiles a validator for each status of each route, twice, at every start.
+    schema = {"$ref": _SCHEMAS.format(model=ProblemDocument.__name__)}
+    return {status: {"content": {MEDIA_TYPE: {"schema": schema}}} for status in statuses}
 
 
 def install(app: FastAPI) -> None:
-    """Make every error of an application a problem document."""
+    """Turn every error of an application into a problem document, also in its OpenAPI description."""
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = described()
+        _, schemas = models_json_schema([(ProblemDocument, "validation")], ref_template=_SCHEMAS)
+        document["components"]["schemas"] |= schemas["$defs"]
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend it
 
     @app.exception_handler(Problem)
     async def on_problem(_: Request, problem: Problem) -> JSONResponse:
-        return _answer(problem.document)
+        return answer(problem.document)
 
     @app.exception_handler(RequestValidationError)
     async def on_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        return _answer(
+        return answer(
             ProblemDocument(title="Invalid request", status=422, detail=f"{place}: {first['msg']}; see /openapi.json")
         )
 
     @app.exception_handler(HTTPException)
     async def on_http(_: Request, error: HTTPException) -> JSONResponse:
         detail = f"{error.detail}; /openapi.json lists every call"
-        return _answer(ProblemDocument(title=str(error.detail), status=error.status_code, detail=detail))
+        return answer(ProblemDocument(title=str(error.detail), status=error.status_code, detail=detail))
 
     @app.exception_handler(Exception)
     async def on_mistake(request: Request, error: Exception) -> JSONResponse:
         log.error("api_call_failed", path=request.url.path, error=f"{type(error).__name__}: {error}")
         detail = f"{type(error).__name__}: {error}; the sidecar goes on, its log has more"
-        return _answer(ProblemDocument(title="Internal error", status=500, detail=detail))
+        return answer(ProblemDocument(title="Internal error", status=500, detail=detail))
 
 
-def _answer(document: ProblemDocument) -> JSONResponse:
+def answer(document: ProblemDocument) -> JSONResponse:
+    """Return a problem document as a response."""
     return JSONResponse(document.model_dump(exclude_none=True), status_code=document.status, media_type=MEDIA_TYPE)

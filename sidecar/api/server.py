@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
+from sidecar.api.connections import MOST_HEAD_BYTES, Connection
+from sidecar.api.guard import Guard
 from sidecar.errors import ConfigurationError
 
 
@@ -20,11 +22,20 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """Serves one application on sockets that already listen."""
+    """Serves one application on listening sockets."""
 
-    def __init__(self, app: FastAPI, sockets: list[socket.socket]) -> None:
+    def __init__(self, app: FastAPI, sockets: list[socket.socket], *, any_host: bool = False) -> None:
+        """Prepare to serve. ``any_host``: accept any Host header; otherwise only loopback names and unix sockets."""
         config = uvicorn.Config(
-            app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=0, server_header=False
+            Guard(app, any_host=any_host),
+            http=Connection,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=0,
+            server_header=False,
+            h11_max_incomplete_event_size=MOST_HEAD_BYTES,
         )
         logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._server = _Uvicorn(config)
@@ -35,12 +46,12 @@ class Server:
         await self._server.serve(sockets=self._sockets)
 
     def stop(self) -> None:
-        """End. Whoever waits is given an answer before; a stream that nobody reads is cut off."""
+        """Stop. Waiting calls get their answers first; streams that nobody reads are aborted."""
         self._server.should_exit = True
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """With no time for a graceful shutdown, uvicorn says as an error that it had nothing to cancel."""
+    """Filter uvicorn's error that it cancelled no tasks, which it logs if there is no time for a graceful shutdown."""
     return not record.getMessage().startswith("Cancel 0 running task(s)")
 
 
@@ -48,7 +59,7 @@ def listen(host: str, port: int, *, setting: str) -> socket.socket:
     """Return a listening socket.
 
     Raises:
-        ConfigurationError: The port is taken; names ``setting``, which chooses it.
+        ConfigurationError: The port is in use; the text names ``setting``, which sets it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)

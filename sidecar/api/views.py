@@ -1,4 +1,4 @@
-"""Turns the running parts into what the API says of them."""
+"""Conversion of the running services' state into API models."""
 
 from __future__ import annotations
 
@@ -6,65 +6,65 @@ from dataclasses import asdict
 
 from sidecar import __version__
 from sidecar.api import models
-from sidecar.catalog import Tracked
-from sidecar.core.manifest import Commit
-from sidecar.core.order import upload_order
-from sidecar.core.states import REPORTED, State
-from sidecar.resume.resuming import ResumeStatus
-from sidecar.runtime import Runtime
-from sidecar.saves import Save
+from sidecar.catalog.catalog import Tracked
+from sidecar.core.format.manifest import Commit
+from sidecar.core.lifecycle.states import REPORTED, State
+from sidecar.core.schedule.order import upload_order
+from sidecar.daemon.services import Services
+from sidecar.download.request import ResumeStatus
+from sidecar.lifecycle.save_requests import SaveRequest
 from trainer_hook.contract import rfc3339
 
 
-def status(runtime: Runtime) -> models.Status:
-    """Return everything at one glance."""
-    newest = runtime.newest()
+def status(services: Services) -> models.Status:
+    """Return the status of the sidecar."""
+    newest = services.newest()
     return models.Status(
         version=__version__,
-        phase=runtime.phase.value,
-        degraded=runtime.health.trouble is not None,
-        degraded_reason=runtime.health.trouble,
-        store=_store(runtime),
-        trainer=_trainer(runtime),
-        termination=termination(runtime),
-        newest_durable_step=runtime.catalog.newest_durable_step,
+        phase=services.phase.value,
+        degraded=services.health.trouble is not None,
+        degraded_reason=services.health.trouble,
+        store=_store(services),
+        trainer=_trainer(services),
+        termination=termination(services),
+        newest_durable_step=services.catalog.newest_durable_step,
         newest_finished_step=newest.checkpoint.step if newest and newest.checkpoint else None,
-        queue=queue(runtime),
-        flush=flush_plan(runtime),
-        given_up={t.name: t.reason or "" for t in runtime.catalog.all() if t.state in REPORTED},
-        at_risk=models.AtRisk(**asdict(runtime.risk())),
-        bandwidth_limit_bytes_per_s=runtime.transfers.gate.bytes_per_s,
-        concurrency=runtime.transfers.adapted.limit,
-        throughput_bytes_per_s=runtime.transfers.sent.bytes_per_s(),
-        sent_bytes=runtime.transfers.sent_bytes,
-        retries=runtime.transfers.retries,
-        volume=volume(runtime),
-        rejected={t.name: t.reason or "" for t in runtime.catalog.all() if t.state is State.REJECTED},
-        quarantined=runtime.resuming.quarantined,
+        queue=queue(services),
+        flush=flush_plan(services),
+        given_up={t.name: t.reason or "" for t in services.catalog.all() if t.state in REPORTED},
+        at_risk=models.AtRisk(**asdict(services.risk())),
+        bandwidth_limit_bytes_per_s=services.executor.gate.bytes_per_s,
+        concurrency=services.executor.adapted.limit,
+        throughput_bytes_per_s=services.executor.sent.bytes_per_s(),
+        sent_bytes=services.executor.sent_bytes,
+        retries=services.executor.retries,
+        volume=volume(services),
+        rejected={t.name: t.reason or "" for t in services.catalog.all() if t.state is State.REJECTED},
+        quarantined=services.resume_service.quarantined,
     )
 
 
-def volume(runtime: Runtime) -> models.Volume:
-    """Return the space on the volume, as far as it can be read."""
+def volume(services: Services) -> models.Volume:
+    """Return the space on the volume; fields that cannot be read are ``None``."""
     try:
-        return models.Volume(free_bytes=runtime.volume.free_bytes(), total_bytes=runtime.volume.total_bytes())
+        return models.Volume(free_bytes=services.volume.free_bytes(), total_bytes=services.volume.total_bytes())
     except OSError:
         return models.Volume(free_bytes=None, total_bytes=None)
 
 
-def queue(runtime: Runtime) -> list[models.Transfer]:
-    """Return what is not durable yet, next first."""
-    pending = {t.name: t for t in runtime.catalog.pending()}
+def queue(services: Services) -> list[models.Transfer]:
+    """Return the checkpoints that are not durable yet, in upload order."""
+    pending = {t.name: t for t in services.catalog.pending()}
     names = [w.name for w in upload_order(t.waiting for t in pending.values())]
-    if runtime.plan is not None:
-        rank = runtime.plan.rank()
-        names.sort(key=lambda name: rank.get(name, -1))  # what is all sent is not planned any more
+    if services.plan is not None:
+        rank = services.plan.rank()
+        names.sort(key=lambda name: rank.get(name, -1))  # checkpoints whose bytes are all sent are not in the plan
     return [_transfer(pending[name]) for name in names]
 
 
-def flush_plan(runtime: Runtime) -> list[models.Planned] | None:
-    """Return what is sent in the time that is left, while the pod is going."""
-    if runtime.plan is None:
+def flush_plan(services: Services) -> list[models.Planned] | None:
+    """Return the flush plan; ``None`` without a termination notice."""
+    if services.plan is None:
         return None
     return [
         models.Planned(
@@ -74,13 +74,13 @@ def flush_plan(runtime: Runtime) -> list[models.Planned] | None:
             predicted_s=None if planned.done_in_s is None else round(planned.done_in_s, 3),
             reason=planned.reason,
         )
-        for planned in runtime.plan.order
+        for planned in services.plan.order
     ]
 
 
-def saving(runtime: Runtime, save: Save) -> models.Saving:
-    """Return how far a save on request is."""
-    tracked = runtime.catalog.get(save.checkpoint) if save.checkpoint else None
+def saving(services: Services, save: SaveRequest) -> models.Saving:
+    """Return the progress of a save on request."""
+    tracked = services.catalog.get(save.checkpoint) if save.checkpoint else None
     return models.Saving(
         id=save.id,
         action=save.action,
@@ -92,12 +92,12 @@ def saving(runtime: Runtime, save: Save) -> models.Saving:
     )
 
 
-def termination(runtime: Runtime) -> models.Termination | None:
-    """Return since when the pod is known to be going, if it is."""
-    going, left_s = runtime.termination.going, runtime.termination.left_s()
+def termination(services: Services) -> models.Termination | None:
+    """Return the termination notice, or ``None``."""
+    going, left_s = services.termination.going, services.termination.left_s()
     if going is None or left_s is None:
         return None
-    grace_s = runtime.settings.grace_seconds
+    grace_s = services.settings.grace_seconds
     return models.Termination(
         source=going.source, at=rfc3339(going.at_s), grace_seconds=grace_s, deadline_in_s=round(left_s, 3)
     )
@@ -150,22 +150,22 @@ def stored_checkpoint(commit: Commit) -> models.Checkpoint:
 
 
 def resume(status: ResumeStatus) -> models.Resume:
-    """Return how far a resume is."""
+    """Return the progress of a resume."""
     return models.Resume.model_validate(asdict(status))
 
 
-def _store(runtime: Runtime) -> models.StoreStatus:
-    can = runtime.capabilities
+def _store(services: Services) -> models.StoreStatus:
+    can = services.capabilities
     return models.StoreStatus(
-        url=runtime.store_url,
+        url=services.store_url,
         reached=can is not None,
         verification=can.verification.value if can else None,
         conditional_put=can.conditional_put if can else None,
     )
 
 
-def _trainer(runtime: Runtime) -> models.Trainer:
-    held, said = runtime.volume.held_leases(), runtime.termination.trainer()
+def _trainer(services: Services) -> models.Trainer:
+    held, said = services.volume.held_leases(), services.termination.trainer()
     return models.Trainer(
         alive=held > 0,
         ranks=held,

@@ -1,4 +1,4 @@
-"""A store in memory: the deterministic twin of S3 for tests and simulations."""
+"""A store in memory: a deterministic substitute for S3 in tests and simulations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from sidecar.core.checksum import checksum, to_text
-from sidecar.errors import AlreadyExists, CorruptObject, NotFound
+from sidecar.core.format.checksum import checksum, to_text
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
+from sidecar.errors import AlreadyExists, CorruptObject, NotFound, OversizedDocument
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.store.slice import FileSlice
 
@@ -20,6 +21,8 @@ from sidecar.store.slice import FileSlice
 class _Object:
     content: bytes
     etag: str
+    number: int = 0
+    """Number of the write, counted over the whole store."""
 
 
 @dataclass(slots=True)
@@ -41,9 +44,12 @@ class MemoryStore:
     def probe(self) -> Capabilities:  # noqa: D102
         return Capabilities(Verification.STORE_CRC, conditional_put=True, min_part_bytes=1, max_parts=10_000)
 
-    def get(self, key: str) -> bytes:  # noqa: D102
+    def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:  # noqa: D102
         with self._lock:
-            return self._object(key).content
+            content = self._object(key).content
+        if len(content) > most_bytes:
+            raise OversizedDocument(f"{self.url}/{key}", most_bytes=most_bytes, size_bytes=len(content))
+        return content
 
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:  # noqa: D102
         with self._lock:
@@ -146,6 +152,9 @@ class MemoryStore:
         with self.read(key, length=length) as body:
             yield lambda: body
 
+    def hurry(self, hurried: bool) -> None:  # noqa: D102
+        return
+
     def close(self) -> None:  # noqa: D102
         return
 
@@ -156,10 +165,11 @@ class MemoryStore:
 
     def _stored(self, key: str) -> Stored:
         there = self._object(key)
-        return Stored(key, len(there.content), there.etag)
+        return Stored(key, len(there.content), there.etag, f"{there.number:020}")
 
     def _write(self, key: str, content: bytes) -> Stored:
-        self._objects[key] = _Object(content, f"etag-{next(self._numbers)}")
+        number = next(self._numbers)
+        self._objects[key] = _Object(content, f"etag-{number}", number)
         return self._stored(key)
 
     def _upload(self, key: str, upload_id: str) -> _Upload:

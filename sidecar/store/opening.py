@@ -1,4 +1,4 @@
-"""From ``CKPT_STORE`` to a store."""
+"""Opens the store that ``CKPT_STORE`` names."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sidecar.errors import ConfigurationError
-from sidecar.store.file import FileStore
+from sidecar.store.file.store import FileStore
 from sidecar.store.protocol import Store, Verification
 from sidecar.store_url import BucketPlace, FolderPlace, shown, store_place
 
 if TYPE_CHECKING:
-    from sidecar.settings import Settings
+    from sidecar.daemon.settings import Settings
 
 
 def open_from(settings: Settings) -> Store:
-    """Return the store that the settings name. Nothing is contacted yet.
+    """Return the store that the settings name, without contacting it.
 
     Raises:
         ConfigurationError: ``CKPT_STORE`` is neither ``s3://bucket/prefix`` nor ``file:///path``.
@@ -31,7 +31,7 @@ def open_from(settings: Settings) -> Store:
 
 
 def _open_s3(settings: Settings, place: BucketPlace) -> Store:
-    from sidecar.store.s3 import S3Options, S3Store
+    from sidecar.store.s3.store import S3Options, S3Store
 
     _check_endpoint(settings.endpoint_url)
     return S3Store(

@@ -1,7 +1,7 @@
-"""What an object store must be able to do for us: one small protocol for S3, a folder and memory.
+"""Protocol of object stores: the operations that S3, a folder and a store in memory implement.
 
-All calls block and are made from worker threads; any number of them may run at once. Keys are relative to the store's
-root (``checkpoint-20/model.safetensors``). Whatever goes wrong arrives as a ``StoreError`` of ``sidecar.errors``.
+All calls block and are made from worker threads, concurrently. Keys are relative to the store's root
+(``checkpoint-20/model.safetensors``). All failures are ``StoreError`` of ``sidecar.errors``.
 """
 
 from __future__ import annotations
@@ -12,77 +12,84 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from sidecar.store.slice import FileSlice
 
 
 class Verification(Enum):
-    """How it is made sure that the store holds the bytes that were sent."""
+    """How an upload is verified: that the store holds the bytes that were sent."""
 
     STORE_CRC = "store-crc"
-    """The store compares our CRC64NVME of the whole object; the start-up probe saw it refuse a wrong one."""
+    """The store verifies our CRC64NVME of the whole object; the start-up probe saw it refuse a wrong one."""
     SIGNED_SHA256 = "signed-sha256"
-    """The store compares the SHA-256 that each request signs; the start-up probe saw it refuse a wrong one."""
+    """The store verifies the SHA-256 that each request signs; the start-up probe saw it refuse a wrong one."""
     MD5 = "md5"
-    """The store answers each write with the MD5 of what it received, and we compare."""
+    """The store's etags are MD5s of the bytes received; the sidecar compares them."""
     READ_BACK = "read-back"
-    """Nothing can be had from the store: each object is read again and its CRC64NVME compared."""
+    """The store verifies nothing: the sidecar reads each object back and compares its CRC64NVME."""
     FSYNC = "fsync"
-    """A file system: the kernel reported the bytes written and synced."""
+    """A file system: the kernel confirmed write and fsync."""
     OFF = "off"
-    """Asked for by ``CKPT_VERIFY=off``: nothing is verified when written, only when read."""
+    """``CKPT_VERIFY=off``: uploads are not verified, only downloads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the start-up probe found out about this store."""
+    """Capabilities of a store, as the start-up probe found them."""
 
     verification: Verification
     conditional_put: bool
-    """``put(only_if_absent=True)`` is refused by the store itself when the object exists."""
+    """The store itself refuses ``put(only_if_absent=True)`` for an existing object (compare-and-set)."""
     min_part_bytes: int
     max_parts: int
     round_trip_s: float | None = None
-    """What a small request took, the slower of a read and a write; ``None``: it is no network that one waits for."""
+    """Round trip of a small request in seconds, the slower of a read and a write; ``None``: the store is not remote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One object as the store lists it. ``etag`` is opaque and changes whenever the object is replaced."""
+    """One object as the store lists it. ``etag`` is opaque and changes when the object is replaced by other content."""
 
     key: str
     size_bytes: int
     etag: str
+    modified: str = field(default="", compare=False)
+    """Time of the write by the store's clock, as text that sorts chronologically. Only of listed objects; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One finished part of an unfinished upload. ``number`` counts from 1."""
+    """One stored part of an unfinished upload. ``number`` counts from 1."""
 
     number: int
     size_bytes: int
     etag: str
+    stored_at_s: float = field(default=0.0, compare=False)
+    """Time of a listed part by the store's clock, epoch seconds; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingUpload:
-    """A multipart upload that was begun and neither completed nor aborted."""
+    """A multipart upload that was created and neither completed nor aborted."""
 
     key: str
     upload_id: str
     begun_at_s: float = field(default=0.0, compare=False)
-    """Epoch seconds, by the store's clock; 0 where it does not say."""
+    """Time of its creation by the store's clock, epoch seconds; 0: unknown."""
+    listed_at_s: float = field(default=0.0, compare=False)
+    """Time of the listing by the same clock, epoch seconds; 0: unknown."""
 
 
 class Readable(Protocol):
     """An open object body."""
 
     def readinto(self, buffer: memoryview, /) -> int:
-        """Fill the beginning of ``buffer``; 0 at the end."""
+        """Fill the beginning of ``buffer`` and return the count; 0 at EOF."""
         ...
 
 
 class Store(Protocol):
-    """See the module's docstring."""
+    """An object store, see the module's docstring."""
 
     @property
     def url(self) -> str:
@@ -90,28 +97,29 @@ class Store(Protocol):
         ...
 
     def probe(self) -> Capabilities:
-        """Write, read, list and delete under ``.ckpt-probe/``, find out what the store can do, and remember it.
+        """Write, read, list and delete under ``.ckpt-probe/``; determine the store's capabilities, and remember them.
 
         Raises:
-            AccessRefused: Names what was refused (bucket, credentials, permission, TLS, clock) and what to change.
+            AccessRefused: The text names the cause (bucket, credentials, permission, TLS, clock) and the remedy.
             StoreUnavailable: The store did not answer.
         """
         ...
 
-    def get(self, key: str) -> bytes:
-        """Return a small object whole.
+    def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        """Return the content of a small object.
 
         Raises:
             NotFound: There is no such object.
+            OversizedDocument: It is larger than ``most_bytes``; it is not read.
         """
         ...
 
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:
-        """Write a small object, atomically: it is never seen in part.
+        """Write a small object atomically.
 
         Raises:
-            AlreadyExists: ``only_if_absent`` and it exists; one that holds just this may pass for a write of ours whose answer
-                was lost. Where ``conditional_put`` is false this is best effort.
+            AlreadyExists: ``only_if_absent``, and the object exists. An object with equal content may count as our own write
+                whose answer was lost. Best effort where ``conditional_put`` is false.
         """
         ...
 
@@ -124,47 +132,47 @@ class Store(Protocol):
         ...
 
     def list(self, prefix: str) -> Iterator[Stored]:
-        """Every object whose key begins with ``prefix``, in order of key."""
+        """Yield every object whose key begins with ``prefix``, in order of key."""
         ...
 
     def list_folders(self) -> Iterator[str]:
-        """The first parts of all keys that have more than one part: ``checkpoint-20``, ``final``."""
+        """Yield the top-level folder names: the first segments of all keys with several, such as ``checkpoint-20``."""
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects; those that do not exist are no error. Order among them is not kept: call twice for order."""
+        """Delete objects; missing ones are not an error. The order is arbitrary: call twice where it matters."""
         ...
 
     def put_file(self, key: str, body: FileSlice) -> Stored:
-        """Write an object in one request from a file, verified as ``Capabilities.verification`` says.
+        """Write an object from a file in one request, verified by ``Capabilities.verification``.
 
-        After it returns, ``body.crc64nvme`` is the checksum of what was sent.
-        ``READ_BACK`` is the caller's part: it alone knows the whole object.
+        Afterwards, ``body.crc64nvme`` is the checksum of the bytes sent. ``READ_BACK`` is left to the caller, which alone knows
+        the whole object.
 
         Raises:
-            CorruptObject: The store received something else; nothing is kept.
+            CorruptObject: The store received other bytes; the object is removed.
             Stopped: The body's gate was closed.
         """
         ...
 
     def putting_file(self, key: str, body: FileSlice) -> AbstractContextManager[Callable[[], Stored]]:
-        """Send what ``put_file`` does; what this yields waits for the answer and returns or raises what that does.
+        """Send the request of ``put_file``; the function yielded waits for the answer, and returns or raises as ``put_file``.
 
-        Others can be sent meanwhile. Whoever leaves the context without having asked does not know what became of it.
+        Other requests can be sent meanwhile. If the context ends without that call, the outcome is unknown.
         """
         ...
 
     def copy(self, source: str, target: str, *, etag: str) -> Stored:
-        """Make an object of the content of another, without moving the bytes through this machine.
+        """Copy an object inside the store, without downloading it.
 
         Raises:
             NotFound: There is no ``source``.
-            CorruptObject: ``source`` was replaced: its etag is another.
+            CorruptObject: ``source`` was replaced: it does not have the given ``etag``.
         """
         ...
 
     def begin_upload(self, key: str) -> str:
-        """Begin a multipart upload and return its id."""
+        """Create a multipart upload and return its id."""
         ...
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> Part:
@@ -176,25 +184,25 @@ class Store(Protocol):
         ...
 
     def complete_upload(self, key: str, upload_id: str, parts: Iterable[Part], *, crc64nvme: int) -> Stored:
-        """Join the parts, in order of number, into the object.
+        """Complete an upload: join its parts, in order of number, into the object.
 
         Raises:
-            NotFound: The upload was aborted, or completed with other parts; a completion whose answer was lost may be repeated
-                where the store's etags tell (S3 without KMS).
+            NotFound: The upload was aborted, or completed with other parts. After a lost answer the call may be repeated if
+                the store's etags identify the object (S3 without KMS).
             CorruptObject: The store's checksum of the whole differs from ``crc64nvme``.
         """
         ...
 
     def abort_upload(self, key: str, upload_id: str) -> None:
-        """Drop an unfinished upload and its parts; one that does not exist is no error."""
+        """Abort an unfinished upload and delete its parts; a missing one is not an error."""
         ...
 
     def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:
-        """Unfinished uploads whose key begins with ``prefix``."""
+        """Yield the unfinished uploads whose key begins with ``prefix``."""
         ...
 
     def list_parts(self, key: str, upload_id: str) -> Iterator[Part]:
-        """Finished parts of an unfinished upload, in order of number.
+        """Yield the stored parts of an unfinished upload, in order of number.
 
         Raises:
             NotFound: The upload was aborted or completed.
@@ -204,22 +212,26 @@ class Store(Protocol):
     def read(
         self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
     ) -> AbstractContextManager[Readable]:
-        """Open an object's bytes from ``offset`` on; ``length`` ``None`` means to the end.
+        """Open an object for reading from ``offset`` on; ``length`` in bytes, ``None``: to the end.
 
         Raises:
             NotFound: There is no such object.
-            CorruptObject: ``etag`` is given and the object was replaced since, or it ends before ``offset + length``.
-            StoreUnavailable: Also from ``readinto``, when the answer breaks off: 0 always means the end.
+            CorruptObject: The object does not have the given ``etag``, or it ends before ``offset + length``.
+            StoreUnavailable: Also raised by ``readinto`` for a truncated answer, so that 0 always means EOF.
         """
         ...
 
     def reading(self, key: str, *, length: int) -> AbstractContextManager[Callable[[], Readable]]:
-        """Ask for the beginning of an object; what this yields waits for the answer and returns or raises what ``read`` does.
+        """Request the first ``length`` bytes of an object; the function yielded waits for the answer, and acts as ``read``.
 
-        Others can be asked for meanwhile.
+        Other objects can be requested meanwhile.
         """
         ...
 
+    def hurry(self, hurried: bool) -> None:
+        """Give up silent connections sooner after a termination notice; ``False``: the notice is withdrawn."""
+        ...
+
     def close(self) -> None:
-        """Release connections. Calls in flight fail as ``StoreUnavailable``."""
+        """Close all connections. Calls in flight fail with ``StoreUnavailable``."""
         ...

@@ -1,4 +1,4 @@
-"""The body of every upload: a window of an open file that checks itself while it is read."""
+"""Body of an upload: a byte range of an open file, checksummed while it is read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 BLOCK_BYTES = 512 << 10
-"""Largest read from the file at once: fits the cache of a core, and bounds the time until a closed gate is noticed."""
+"""Largest single read from the file. It fits a core's cache, and bounds the time until a closed gate stops the transfer."""
 
 
 class Gate(Protocol):
-    """Decides when the next bytes may pass; shared by all transfers."""
+    """Rate limit and stop switch of transfers."""
 
     def pass_through(self, size_bytes: int) -> None:
-        """Return when ``size_bytes`` more may be sent.
+        """Wait until ``size_bytes`` more may be sent.
 
         Raises:
             Stopped: The gate was closed; the transfer must end.
@@ -33,7 +33,7 @@ class Gate(Protocol):
 
 
 class OpenGate:
-    """Lets everything through until it is closed."""
+    """A gate without a rate limit."""
 
     def __init__(self) -> None:
         self._closed = threading.Event()
@@ -48,10 +48,9 @@ class OpenGate:
 
 
 class FileSlice(io.RawIOBase):
-    """Bytes ``[offset, offset + size_bytes)`` of a file, readable and rewindable (to be sent again).
+    """Bytes ``[offset, offset + size_bytes)`` of a file, readable, and rewindable for a retry.
 
-    Computes the CRC64NVME, and the MD5 where asked, of what is read from the beginning on; both are complete when the
-    slice has been read to its end.
+    Computes the CRC64NVME, and on request the MD5, while it is read; both are complete at EOF.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class FileSlice(io.RawIOBase):
         with_md5: bool = False,
         on_end: Callable[[], object] = lambda: None,
     ) -> None:
-        """Begin at the beginning. ``on_end`` is told when more is asked for than there is: all that was read has left."""
+        """Start at the first byte. ``on_end`` is called at EOF, after the last block was sent."""
         super().__init__()
         self.fd = fd
         self.offset = offset
@@ -82,20 +81,20 @@ class FileSlice(io.RawIOBase):
 
     @property
     def crc64nvme(self) -> int:
-        """Checksum of the whole slice. Only after it was read to its end."""
+        """Checksum of the whole slice. ``ValueError`` before EOF."""
         self._require_end()
         return self._crc
 
     @property
     def md5(self) -> bytes:
-        """MD5 of the whole slice. Only after it was read to its end, and only ``with_md5``."""
+        """MD5 of the whole slice. ``ValueError`` before EOF, and without ``with_md5``."""
         self._require_end()
         if self._md5 is None:
             raise ValueError("the slice was made without MD5")
         return self._md5.digest()
 
     def crc64nvme_ahead(self) -> int:
-        """Read the slice once beforehand and return its checksum: for stores that want it before the body.
+        """Read the slice once in advance and return its checksum, for stores that need it before the body.
 
         Raises:
             CheckpointChanged: The file is shorter than the slice.
@@ -107,7 +106,7 @@ class FileSlice(io.RawIOBase):
         return crc
 
     def sha256_ahead(self) -> str:
-        """Read the slice once beforehand and return its SHA-256 in hexadecimal. Raises as ``crc64nvme_ahead``."""
+        """Read the slice once in advance and return its SHA-256 in hexadecimal. Raises as ``crc64nvme_ahead``."""
         digest = hashlib.sha256()
         for block in self._blocks_ahead():
             digest.update(block)
@@ -116,7 +115,7 @@ class FileSlice(io.RawIOBase):
     def _blocks_ahead(self) -> Iterator[memoryview]:
         buffer, done = memoryview(bytearray(min(BLOCK_BYTES, self.size_bytes))), 0
         while done < self.size_bytes:
-            self.gate.pass_through(0)  # to be stopped, not to be counted as sent
+            self.gate.pass_through(0)  # checks for a stop without counting bytes as sent
             block = buffer[: min(BLOCK_BYTES, self.size_bytes - done)]
             count = self._pread(block, done)
             yield block[:count]
@@ -142,11 +141,11 @@ class FileSlice(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill the beginning of ``buffer``, at most ``BLOCK_BYTES``; 0 at the end.
+        """Fill the beginning of ``buffer`` with at most ``BLOCK_BYTES`` and return the count; 0 at EOF.
 
         Raises:
             CheckpointChanged: The file is shorter than the slice.
-            UnreadableFile: The volume failed.
+            UnreadableFile: The volume failed to read it.
             Stopped: The gate was closed.
         """
         block = buffer if type(buffer) is memoryview and buffer.format == "B" else memoryview(buffer).cast("B")
@@ -168,7 +167,7 @@ class FileSlice(io.RawIOBase):
             self._checked += len(block)
 
     def each_block(self, take: Callable[[memoryview], None]) -> None:
-        """Rewind, and hand all of the slice to ``take``, block by block in one buffer that is used again."""
+        """Rewind, and pass the whole slice to ``take``, block by block. The buffer is reused."""
         self.seek(0)
         buffer = memoryview(bytearray(min(BLOCK_BYTES, self.size_bytes)))
         while count := self.readinto(buffer):
@@ -177,7 +176,7 @@ class FileSlice(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:  # noqa: D102
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size_bytes}[whence]
         self._position = max(0, min(self.size_bytes, base + offset))
-        if self._position == 0:  # the checksums are those of the bytes read last
+        if self._position == 0:  # the checksums start again with the bytes
             self._checked, self._crc = 0, 0
             self._md5 = hashlib.md5(usedforsecurity=False) if self.with_md5 else None
         return self._position

@@ -1,1 +1,1 @@
-"""The shared volume: what is on it, holding files there, hearing of changes, publishing files whole."""
+"""The shared volume: access to its files, pins by hard links, change notifications, atomic publication."""

@@ -1,37 +1,38 @@
-"""Which training processes are alive: each holds a lock on its own lease, which the kernel frees on any death."""
+"""Leases of training processes: each process locks its own lease file, and the kernel releases the lock when it dies."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import struct
-from pathlib import Path
+
+from sidecar.volume.opener import Place, opened
 
 _FLOCK = struct.Struct("hhqqi0q")
 """``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
+MOST_LEASES = 10_000
+"""Maximum number of leases checked, far above a pod's processes: a flood of files must not keep the sidecar busy."""
 
 
-def held_leases(folder: Path) -> int:
+def held_leases(folder: Place) -> int:
     """Return how many leases in a directory another process holds."""
     try:
-        with os.scandir(folder) as entries:
-            leases = [e.path for e in entries if e.name.endswith(".lease") and e.is_file(follow_symlinks=False)]
+        with folder.held() as held:
+            leases = [name for name, _ in (held / "").entries() if name.endswith(".lease")]
+            return sum(_is_held(held / lease) for lease in leases[:MOST_LEASES])
     except OSError:
         return 0
-    return sum(_is_held(lease) for lease in leases)
 
 
-def _is_held(lease: str) -> bool:
+def _is_held(lease: Place) -> bool:
     try:
-        fd = os.open(lease, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = lease.open_file()
     except OSError:
         return False
-    try:
-        # Asked, not tried: a lock of ours, however short, would refuse a trainer that takes its lease at that instant.
-        answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-    except OSError:
-        return True
-    else:
+    with opened(fd):
+        try:
+            # Query the lock without taking it: even a short lock of ours could refuse a trainer that takes its lease now.
+            answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        except OSError:
+            return True
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
-    finally:
-        os.close(fd)

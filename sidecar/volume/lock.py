@@ -1,4 +1,4 @@
-"""One sidecar per volume: a lasting one may be mounted by the next pod while the last one still flushes."""
+"""Lock of the volume, one sidecar at a time: the next pod may mount a persistent volume while the last one still flushes."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import asyncio
 import errno
 import fcntl
 import os
-from pathlib import Path
 
 import structlog
 
+from sidecar.volume.opener import NotRegular, Place
 from trainer_hook.contract import SYSTEM_DIR
 
 log = structlog.get_logger()
 
 LOCK = f"{SYSTEM_DIR}/lock"
+"""On the volume, not in the sidecar's state directory: the two that must not meet share nothing else. A trainer that holds it
+keeps its own sidecar from starting, and one that removes it lets a second one in; it has no other power by it."""
 AGAIN_S = 0.25
-"""How often a volume that is in use is tried again."""
+"""Interval of tries to lock a volume in use, in seconds."""
 _CANNOT_LOCK = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
-async def hold_volume(root: Path, *, told_to_end: asyncio.Event) -> bool:
-    """Wait until no other sidecar uses the volume, and hold it until this process ends.
+async def hold_volume(lock: Place, *, told_to_end: asyncio.Event) -> bool:
+    """Wait until no other sidecar uses the volume, then hold its lock until this process ends.
 
     Returns:
-        False if ``told_to_end`` was set first; nothing on the volume is ours then.
+        False if ``told_to_end`` was set first; the lock is not held then.
 
     Raises:
         OSError: The lock cannot be opened.
     """
-    fd = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o660)
     is_said = False
-    while not _is_taken(fd):
+    while not _is_ours(lock):
         if not is_said:
             log.warning(
                 "volume_in_use", lock=LOCK, hint="another sidecar still flushes; this one starts when that one has ended"
@@ -42,10 +43,24 @@ async def hold_volume(root: Path, *, told_to_end: asyncio.Event) -> bool:
                 await told_to_end.wait()
         except TimeoutError:
             continue
-        os.close(fd)
         return False
-    # fd stays open on purpose: the kernel gives the lock back however this process ends.
     return not told_to_end.is_set()
+
+
+def _is_ours(lock: Place) -> bool:
+    """Try to take the lock; False if another process holds it. The kernel releases it when this process ends."""
+    try:
+        fd = lock.open_file(os.O_RDWR | os.O_CREAT, 0o660)
+    except (NotRegular, OSError) as error:
+        if not isinstance(error, NotRegular) and error.errno != errno.ELOOP:
+            raise
+        log.warning("volume_lock_replaced", lock=LOCK, error=str(error), hint="it must be a regular file: made anew")
+        lock.discard()
+        fd = lock.open_file(os.O_RDWR | os.O_CREAT, 0o660)
+    if _is_taken(fd):
+        return True  # and the descriptor stays open
+    os.close(fd)
+    return False
 
 
 def _is_taken(fd: int) -> bool:

@@ -1,119 +1,129 @@
-"""Holding the files of finished checkpoints so that the trainer's own rotation cannot take them away."""
+"""Pins: hard links to the files of finished checkpoints, so that the trainer's own rotation cannot delete them."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
-import os
-import shutil
 import uuid
-from contextlib import AbstractContextManager
-from pathlib import Path
+from contextlib import AbstractContextManager, suppress
 
-from sidecar.core.local import Finished, FoundCheckpoint
+import structlog
+
+from sidecar.core.format.found_checkpoint import Finished, FoundCheckpoint
 from sidecar.errors import CheckpointRejected
 from sidecar.volume.files import opened_as_seen
+from sidecar.volume.opener import REFUSED, Place, link_files
 from sidecar.volume.walk import examine
 from trainer_hook.contract import MARKER, is_checkpoint_name
 
-_CANNOT_LINK = frozenset({errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EACCES, errno.ENOSPC, errno.EDQUOT})
+log = structlog.get_logger()
+
+_CANNOT_LINK = REFUSED | {
+    errno.EPERM,
+    errno.EMLINK,
+    errno.ENOTSUP,
+    errno.EACCES,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,  # after a disk error: finished files can be read, and cannot be deleted
+}
 
 
 class Disappeared(CheckpointRejected):
-    """A finished checkpoint was deleted before its files could be held."""
+    """A finished checkpoint was deleted before its files could be pinned."""
 
 
 class Pin:
-    """The files of one finished checkpoint, held until they are durable.
+    """The files of one finished checkpoint, pinned until they are durable.
 
     Held by hard links below ``.ckpt/pins``; where links cannot be made (another user's files, another mount), by nothing but
     the hope that the trainer keeps them: ``held`` is then false, and status says so.
     """
 
-    def __init__(self, checkpoint: Finished, base: Path, *, held: bool) -> None:
+    def __init__(self, checkpoint: Finished, base: Place, *, held: bool) -> None:
         self.checkpoint = checkpoint
         self.base = base
         self.held = held
         self._expected = {file.path: file for file in checkpoint.files}
 
     def open(self, path: str) -> AbstractContextManager[int]:
-        """Open a file for reading, as the same file that the walk saw; raises what ``opened_as_seen`` does."""
+        """Open a file for reading, if unchanged since the walk. Raises as ``opened_as_seen``."""
         return opened_as_seen(self.base, self._expected[path], whose=self.checkpoint.name)
 
     def exists(self) -> bool:
-        """Whether the files can still be found."""
-        return self.base.is_dir()
+        """Whether the files still exist."""
+        return self.base.is_folder()
 
 
 class Pins:
-    """What is held, one directory of hard links for each version of a checkpoint.
+    """All pins: one directory of hard links for each version of a checkpoint.
+
+    The trainer can write there. So a pin is believed no more than a checkpoint's directory: it is examined and judged as one,
+    and each file is compared, when it is opened, with what the walk saw.
 
     Args:
         root: The volume.
         folder: Where the links are, on the same filesystem.
     """
 
-    def __init__(self, root: Path, folder: Path) -> None:
+    def __init__(self, root: Place, folder: Place) -> None:
         self._root = root
         self._folder = folder
 
     def hold(self, checkpoint: Finished) -> Pin:
-        """Hold the files of a checkpoint. Doing it again returns the same pin.
+        """Pin the files of a checkpoint. A second call returns the same pin.
 
         Raises:
-            Disappeared: They are gone.
-            OSError: The volume is in trouble.
+            Disappeared: They were deleted.
+            OSError: The volume failed.
         """
         place = self._place_of(checkpoint)
-        if place.is_dir():
+        if place.is_folder():
             return Pin(checkpoint, place, held=True)
         building = place.with_name(f"{place.name}.tmp")
         source = self._root / checkpoint.name
-        shutil.rmtree(building, ignore_errors=True)
+        building.discard()
         try:
-            for folder in {os.path.dirname(file.path) for file in checkpoint.files} | {""}:  # noqa: PTH120 - thousands of files
-                (building / folder).mkdir(parents=True, exist_ok=True)
-            for path in [*(file.path for file in checkpoint.files), MARKER]:
-                os.link(f"{source}/{path}", f"{building}/{path}", follow_symlinks=False)
+            link_files(source, building, [*(file.path for file in checkpoint.files), MARKER])
             building.rename(place)
         except FileNotFoundError:
-            shutil.rmtree(building, ignore_errors=True)
+            building.discard()
             raise Disappeared(f"{checkpoint.name}: its files disappeared before they could be held") from None
         except OSError as error:
-            shutil.rmtree(building, ignore_errors=True)
+            building.discard()
             if error.errno not in _CANNOT_LINK:
                 raise
+            if error.errno in REFUSED:
+                log.warning("checkpoint_not_held", checkpoint=checkpoint.name, error=str(error), hint="it is sent unheld")
             return Pin(checkpoint, source, held=False)
         return Pin(checkpoint, place, held=True)
 
     def holds(self, checkpoint: Finished) -> bool:
-        """Whether the files stay, also when the trainer deletes them."""
-        return self._place_of(checkpoint).is_dir()
+        """Whether the files remain if the trainer deletes them."""
+        return self._place_of(checkpoint).is_folder()
 
     def release(self, checkpoint: Finished) -> None:
-        """Let the files go."""
+        """Remove the pin of a checkpoint."""
         self.drop(self._place_of(checkpoint))
 
-    def left(self) -> list[Path]:
-        """Return the pins that an earlier life of the sidecar left; those that it did not finish are dropped."""
-        with os.scandir(self._folder) as entries:
-            found = sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
-        for place in (unfinished := [p for p in found if not _is_pin(p)]):
-            shutil.rmtree(place, ignore_errors=True)
-        return [place for place in found if place not in unfinished]
+    def left(self) -> list[Place]:
+        """Return the pins of an earlier sidecar process; its incomplete ones are removed."""
+        found = sorted(name for name, is_folder in self._folder.entries() if is_folder)
+        for name in (unfinished := [name for name in found if not _is_pin(name)]):
+            (self._folder / name).discard()
+        return [self._folder / name for name in found if name not in unfinished]
 
-    def examine(self, place: Path) -> FoundCheckpoint:
-        """Read what a pin holds.
+    def examine(self, place: Place) -> FoundCheckpoint:
+        """Read the marker and the files of a pin.
 
         Raises:
-            FileNotFoundError: Its marker is missing: it holds nothing.
+            FileNotFoundError: Its marker is missing, so it holds no checkpoint.
             CheckpointRejected: It cannot be read by this user.
-            OSError: The volume is in trouble; the pin may be sound.
+            OSError: The volume failed; the pin may be intact.
         """
         return examine(place, place.name.partition("@")[0])
 
-    def holds_its_version(self, place: Path, found: FoundCheckpoint) -> bool:
+    def holds_its_version(self, place: Place, found: FoundCheckpoint) -> bool:
         """Whether a pin's marker is still the one that it was made for.
 
         The marker in a pin is a link: ``echo {} > .complete`` rewrites it there, too, and the pin's other files are then
@@ -121,14 +131,14 @@ class Pins:
         """
         return place.name == held_as(found.name, found.marker.signature)
 
-    def drop(self, place: Path) -> None:
-        """Let go what a pin holds. It stops being a pin at once: a kill in the middle leaves nothing that looks whole."""
+    def drop(self, place: Place) -> None:
+        """Remove a pin. It is renamed first, so that a kill in the middle leaves nothing that looks complete."""
         going = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}.tmp")
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             place.rename(going)
-        shutil.rmtree(going, ignore_errors=True)
+        going.discard()
 
-    def _place_of(self, checkpoint: Finished) -> Path:
+    def _place_of(self, checkpoint: Finished) -> Place:
         return self._folder / held_as(checkpoint.name, checkpoint.version)
 
 
@@ -142,5 +152,5 @@ def held_as(name: str, version: str) -> str:
     return f"{name}@{version_id(version)}"
 
 
-def _is_pin(place: Path) -> bool:
-    return not place.name.endswith(".tmp") and is_checkpoint_name(place.name.partition("@")[0])
+def _is_pin(name: str) -> bool:
+    return not name.endswith(".tmp") and is_checkpoint_name(name.partition("@")[0])

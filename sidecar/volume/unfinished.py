@@ -1,21 +1,20 @@
-"""Files of a checkpoint that the trainer still writes: which can be read already, and opened as those that were seen."""
+"""Files of an unfinished checkpoint: which of them can be read already, and access to them while they are unchanged."""
 
 from __future__ import annotations
 
-import os
 import stat
 import time
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
-from sidecar.core.local import FoundFile
+from sidecar.core.format.found_checkpoint import FoundFile
 from sidecar.volume.files import has_only_grown, opened_as_seen
+from sidecar.volume.opener import Place
 from trainer_hook.contract import ContractError, check_path
 
 QUIET_S = 2.0
-"""A file whose size and time stayed the same this long counts as closed, where nobody said so."""
+"""Seconds without a change of size and time after which a file counts as closed, if no close event was seen."""
 QUIET_GROWING_S = 60.0
 """The same for a file that was seen growing, where no closing was heard of: a writer that waits for the disk or the GPU goes
 on, and what was sent as the end of the file would have to be sent again."""
@@ -28,79 +27,76 @@ class Look:
     """The regular files of a directory, in the order of their paths."""
 
     closed: tuple[FoundFile, ...]
-    """Nobody seems to write these."""
+    """Files that seem to be closed."""
     open: tuple[FoundFile, ...]
-    """These are being written, without holes."""
+    """Files that are being written from the beginning on, without holes."""
 
 
-def look_at(folder: Path, closed: Mapping[str, float], *, growing: Collection[str] = (), quiet_only: bool = False) -> Look:
-    """Return what a directory holds now; it may be changing, or gone.
+def look_at(folder: Place, closed: Mapping[str, float], *, growing: Collection[str] = (), quiet_only: bool = False) -> Look:
+    """Return the present files of a directory, which may be changing, or deleted.
 
     Args:
         folder: The directory.
-        closed: When the kernel said that a path was closed after writing (epoch seconds), by absolute path.
+        closed: Times of close events after writing (epoch seconds), by absolute path.
         growing: Paths in the directory that were seen growing.
-        quiet_only: Believe only in time.
+        quiet_only: Ignore close events; only time shows that a file is closed.
     """
     now_s = time.time()
     ended, being_written = [], []
-    for inside, _, names in os.walk(folder):
-        for name in names:
-            path = Path(inside, name)
-            try:
-                status = path.lstat()
-                relative = check_path(path.relative_to(folder).as_posix())
-            except (OSError, ContractError):
-                continue
-            if not stat.S_ISREG(status.st_mode):
-                continue
-            file = FoundFile(relative, status.st_size, status.st_mtime_ns, status.st_ino)
-            closed_s = closed.get(str(path))  # earlier than the last write where another machine's clock made the time
-            quiet_s = QUIET_GROWING_S if relative in growing and closed_s is None else QUIET_S
-            is_quiet = now_s - max(status.st_mtime, status.st_ctime) > quiet_s
-            was_closed = not quiet_only and closed_s is not None and closed_s >= status.st_mtime
-            if is_quiet or was_closed:
-                ended.append(file)
-            elif status.st_blocks * _BLOCK_BYTES >= status.st_size:  # else written in another order than from its beginning
-                being_written.append(file)
+    for found, status in folder.walk(lenient=True):
+        if not stat.S_ISREG(status.st_mode):
+            continue
+        try:
+            path = check_path(found)
+        except ContractError:
+            continue
+        file = FoundFile(path, status.st_size, status.st_mtime_ns, status.st_ino)
+        closed_s = closed.get(f"{folder}/{path}")  # earlier than the last write where another machine's clock made the time
+        quiet_s = QUIET_GROWING_S if path in growing and closed_s is None else QUIET_S
+        is_quiet = now_s - max(status.st_mtime, status.st_ctime) > quiet_s
+        was_closed = not quiet_only and closed_s is not None and closed_s >= status.st_mtime
+        if is_quiet or was_closed:
+            ended.append(file)
+        elif status.st_blocks * _BLOCK_BYTES >= status.st_size:  # else written in another order than from its beginning
+            being_written.append(file)
     return Look(_sorted(ended), _sorted(being_written))
 
 
 class Unfinished:
-    """Opens files below a directory of which nothing is held."""
+    """Opens files below a directory whose files are not pinned."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Place) -> None:
         self._folder = folder
         self._seen: dict[str, FoundFile] = {}
         self._growing: dict[str, FoundFile] = {}
 
     def see(self, file: FoundFile) -> None:
-        """Remember what a closed file is that will be opened."""
+        """Record the version of a closed file that will be opened."""
         self._seen[file.path] = file
         self._growing.pop(file.path, None)
 
     def see_growing(self, file: FoundFile) -> None:
-        """Remember what a file is of which the beginning will be read while the rest is written."""
+        """Record the identity of a growing file whose beginning will be read."""
         self._growing[file.path] = file
         self._seen.pop(file.path, None)
 
     @property
     def size_bytes(self) -> int:
-        """Sum of the files that were seen."""
+        """Sum of the recorded files' sizes."""
         return sum(file.size_bytes for file in (*self._seen.values(), *self._growing.values()))
 
     @property
     def newest_mtime_s(self) -> float:
-        """When something was last written, in epoch seconds: to a file that was seen, or to the directory."""
+        """Time of the last write to a recorded file or to the directory, epoch seconds."""
         seen = (*self._seen.values(), *self._growing.values())
         newest_s = max((file.mtime_ns for file in seen), default=0) / 1e9
         try:
-            return max(newest_s, self._folder.stat().st_mtime)
+            return max(newest_s, self._folder.status().st_mtime)
         except OSError:
             return newest_s
 
     def open(self, path: str) -> AbstractContextManager[int]:
-        """Open a file for reading, as the same file that was seen; raises what ``opened_as_seen`` does."""
+        """Open a recorded file for reading, if it is the same. Raises as ``opened_as_seen``."""
         if path in self._growing:
             return opened_as_seen(self._folder, self._growing[path], whose=self._folder.name, is_same=has_only_grown)
         return opened_as_seen(self._folder, self._seen[path], whose=self._folder.name)

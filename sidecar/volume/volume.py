@@ -1,69 +1,137 @@
-"""One mount, ``$CKPT_DIR``: the checkpoints on it, and what this system keeps beside them."""
+"""The mount ``$CKPT_DIR``: the checkpoints on it, and the system's own files next to them."""
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import uuid
 from pathlib import Path
 
-from sidecar.core.local import Finished, FoundCheckpoint
+import structlog
+
+from sidecar.core.format.found_checkpoint import Finished, FoundCheckpoint
 from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.volume.files import LASTING, is_as_seen, read_regular
 from sidecar.volume.leases import held_leases
+from sidecar.volume.opener import Folder, Place, statuses
 from sidecar.volume.pins import Pins, held_as
 from sidecar.volume.walk import examine, newest_mtime, signature
 from trainer_hook.contract import INCOMING, JOURNAL, LEASES, MARKER, MAX_MARKER_BYTES, PINS, SYSTEM_DIR, is_checkpoint_name
 
+log = structlog.get_logger()
+
+MOST_REFUSED = 100
+"""Maximum number of refused paths in the log."""
+ANOTHER_MOUNT = "on-another-mount-0"
+"""Version of the marker of a directory on another mount, in the form of a ``signature``: examining it gives the reason."""
 EARLY = "early"
-"""Stands for the version of a checkpoint that is not finished, in the name of its journal."""
+"""Substitute for the version of an unfinished checkpoint, in the name of its journal."""
 
 
 class Volume:
-    """One mount, ``$CKPT_DIR``."""
+    """The mount ``$CKPT_DIR``, with the sidecar's own state.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: The mount. It may be a link; below it none is followed.
+        state: ``$CKPT_STATE_DIR``, where the trainer cannot write; ``None``: the sidecar's state is on the shared volume, too.
+    """
+
+    def __init__(self, root: Path, state: Path | None = None) -> None:
         self.root = root
-        self.incoming = root / INCOMING
-        self.journal = root / JOURNAL
-        self.pins = Pins(root, root / PINS)
+        """Path for messages and API answers. For access use ``volume / "its/path"``."""
+        self._folder = Folder(root, on_refused=self._say_refused)
+        self._refused: set[str] = set()
+        self.has_own_state = state is not None
+        self.state = self / SYSTEM_DIR if state is None else Folder(state) / ""
+        self.incoming = self / INCOMING
+        self.journal = self.state / Path(JOURNAL).name
+        self.pins = Pins(self / "", self / PINS)
+
+    def __truediv__(self, inside: str) -> Place:
+        return self._folder / inside
+
+    def _say_refused(self, path: str, error: OSError) -> None:
+        if path not in self._refused and len(self._refused) < MOST_REFUSED:
+            self._refused.add(path)
+            log.warning(
+                "path_refused", path=path, error=error.strerror, hint=f"links and mounts below {self.root} are not followed"
+            )
 
     def prepare(self) -> None:
-        """Create what this system owns.
+        """Create the system's directories. The volume itself is never created: that would hide a missing mount.
 
         Raises:
-            OSError: The volume is not there or not writable.
+            OSError: The volume is missing or not writable.
         """
-        for path in (self.root / SYSTEM_DIR, self.root / PINS, self.incoming, self.journal, self.root / LEASES):
-            path.mkdir(parents=True, exist_ok=True)
-            # Trainer and sidecar may be different users of one group; who made the directory opens it to both.
-            if path.stat().st_uid == os.geteuid():
-                path.chmod(0o2775 if path.name != "ranks" else 0o2777)
+        system = self / SYSTEM_DIR
+        system.make_folder()
+        if not system.is_folder():
+            raise NotADirectoryError(errno.ENOTDIR, "a link or file where a directory should be: remove it", str(system))
+        # Trainer and sidecar may be different users of one group: the creator makes the directory group-writable.
+        self._own(system, 0o2775)
+        for place in (self / PINS, self.incoming):
+            self._own(place, 0o2775)
+        self._own(self / LEASES, 0o2777)
+        if not self.has_own_state:
+            self._own(self.journal, 0o2775)
+
+    def prepare_state(self) -> None:
+        """Create the content of the state directory, if there is one.
+
+        Raises:
+            OSError: It is missing or not writable.
+        """
+        if self.has_own_state:
+            self._own(self.journal, 0o700)
+            (self.journal / ".writable").publish(b"")
+            (self.journal / ".writable").remove()
+
+    def _own(self, place: Place, mode: int) -> None:
+        if place.own_folder(mode):
+            log.warning("not_a_directory", path=str(place), hint="removed, and made as a directory")
+
+    def forget_journals_of_trainer(self) -> list[str]:
+        """Delete journals that the trainer can write to, if this process keeps its own elsewhere. Returns their names.
+
+        Journals are a cache: their content is determined again, or sent again. Using them would mean trusting the trainer.
+        """
+        shared = self / JOURNAL
+        if not self.has_own_state or not shared.is_folder():
+            return []
+        names = [name for name, _ in shared.entries()]
+        shared.discard()
+        return names
 
     def names(self) -> list[str]:
-        """Return the directories that have a checkpoint's name."""
-        with os.scandir(self.root) as entries:
-            return [e.name for e in entries if is_checkpoint_name(e.name) and e.is_dir(follow_symlinks=False)]
+        """Return the directories that have a checkpoint's name.
+
+        Raises:
+            OSError: The volume is missing or cannot be read.
+        """
+        self._folder.refresh()
+        return [name for name, is_folder in (self / "").entries() if is_folder and is_checkpoint_name(name)]
 
     def marker_signature(self, name: str) -> str | None:
-        """Return what names the version of a checkpoint's marker, or ``None`` while none can be seen. One ``lstat``."""
+        """Return the version of a checkpoint's marker, or ``None`` if there is none, or it cannot be read now."""
         try:
             return self.look_at_marker(name)
         except OSError:
             return None
 
     def look_at_marker(self, name: str) -> str | None:
-        """Return the same, ``None`` only where there is no marker.
+        """Return the version of a checkpoint's marker, ``None`` only if there is none.
+
+        For a directory on another mount this is ``ANOTHER_MOUNT``; ``examine`` then raises the reason.
 
         Raises:
-            OSError: The volume is in trouble; the marker may be there.
+            OSError: The volume failed; there may be a marker.
         """
         try:
-            return signature(os.lstat(self.root / name / MARKER))
+            return signature((self / name / MARKER).status())
         except OSError as error:
             if error.errno not in LASTING:
                 raise
-            return None
+            return ANOTHER_MOUNT if error.errno == errno.EXDEV else None
 
     def examine(self, name: str) -> FoundCheckpoint:
         """Read a checkpoint's marker and walk its files.
@@ -71,99 +139,126 @@ class Volume:
         Raises:
             CheckpointRejected: The marker cannot be read or is no regular file.
             FileNotFoundError: There is no marker, or the directory is just being deleted.
-            OSError: The volume is in trouble; the checkpoint may be sound.
+            OSError: The volume failed; the checkpoint may be intact.
         """
-        return examine(self.root / name, name)
+        return examine(self / name, name)
 
     def is_unchanged(self, checkpoint: Finished) -> bool:
-        """Whether a checkpoint's directory still holds, under the same marker, exactly the files that were finished."""
+        """Whether a checkpoint's directory still has the same marker and exactly the finished files."""
         if self.marker_signature(checkpoint.name) != checkpoint.version:
             return False
         try:
-            return all(is_as_seen(os.lstat(self.root / checkpoint.name / file.path), file) for file in checkpoint.files)
+            files = {file.path: file for file in checkpoint.files}
+            return all(is_as_seen(status, files[path]) for path, status in statuses(self / checkpoint.name, files))
         except OSError:
             return False
 
-    def drop_journal(self, pin: Path) -> None:
-        """Forget what was sent of the version that a pin held."""
-        (self.journal / f"{pin.name}.jsonl").unlink(missing_ok=True)
+    def drop_journal(self, pin: Place) -> None:
+        """Delete the upload journal of a pinned version."""
+        (self.journal / f"{pin.name}.jsonl").discard()
 
-    def early_journal(self, name: str) -> Path:
-        """Return the journal of what is sent of a checkpoint before it is finished."""
+    def early_journal(self, name: str) -> Place:
+        """Return the journal of a checkpoint's early upload."""
         return self.journal / f"{name}@{EARLY}.jsonl"
 
+    def journals(self) -> list[Place]:
+        """Return all journals, also of earlier sidecar processes. The checkpoint's name precedes the ``@``."""
+        names = [name for name, _ in self.journal.entries() if name.endswith(".jsonl")]
+        return [self.journal / name for name in names if is_checkpoint_name(journal_of(name))]
+
     def left_early(self) -> set[str]:
-        """Return the checkpoints of which something was sent early, and which nobody has taken over."""
-        names = {path.stem.partition("@")[0] for path in self.journal.glob(f"*@{EARLY}.jsonl")}
-        return {name for name in names if is_checkpoint_name(name)}
+        """Return the checkpoints with an early-upload journal that no upload has taken over."""
+        try:
+            journals = self.journals()
+        except OSError:
+            return set()
+        return {journal_of(place.name) for place in journals if place.name.endswith(f"@{EARLY}.jsonl")}
 
     def drop_stray_journals(self) -> None:
-        """Forget what was sent of versions that are neither pinned nor on the volume any more."""
-        early = {self.early_journal(name) for name in self.left_early()}  # somebody else's matter
-        for path in set(self.journal.glob("*@*.jsonl")) - early:
-            name = path.stem.partition("@")[0]
-            current = self.look_at_marker(name) if is_checkpoint_name(name) else None
-            if not (self.root / PINS / path.stem).is_dir() and (current is None or path.stem != held_as(name, current)):
-                path.unlink(missing_ok=True)
+        """Delete the journals of versions that are neither pinned nor on the volume."""
+        for place in self.journals():
+            name, held_by = journal_of(place.name), place.name.removesuffix(".jsonl")
+            if place.name.endswith(f"@{EARLY}.jsonl"):  # early uploads handle their own
+                continue
+            current = self.look_at_marker(name)
+            if not (self / PINS / held_by).is_folder() and (current is None or held_by != held_as(name, current)):
+                place.discard()
 
     def fingerprint(self, name: str) -> tuple[int, float, str | None] | None:
-        """Return what changes when somebody writes to a checkpoint's directory; ``None`` while there is none."""
+        """Return a value that changes with any write to a checkpoint's directory; ``None``: there is no directory."""
         try:
-            inode = os.lstat(self.root / name).st_ino
+            inode = (self / name).status().st_ino
         except OSError:
             return None
-        return inode, newest_mtime(self.root / name), self.marker_signature(name)
+        return inode, newest_mtime(self / name), self.marker_signature(name)
 
-    def put_in_place(self, incoming: Path, name: str, *, replacing: tuple[int, float, str | None] | None) -> Path:
+    def put_in_place(self, incoming: Place, name: str, *, replacing: tuple[int, float, str | None] | None) -> Path:
         """Rename a complete directory to its name on the volume.
 
         Args:
             incoming: The directory, below ``.ckpt/incoming``.
             name: Its name.
-            replacing: The ``fingerprint`` of what may be replaced.
+            replacing: The ``fingerprint`` of the directory that may be replaced; ``None``: none may exist.
 
         Raises:
-            CheckpointChanged: The trainer wrote to that name in the meantime; what it wrote stays.
+            CheckpointChanged: The trainer wrote to that name meanwhile; its directory stays.
         """
-        target = self.root / name
+        target = self / name
         if self.fingerprint(name) != replacing:
             raise CheckpointChanged(name)
         if replacing is None:
             incoming.rename(target)
-            return target
-        # A directory is not replaced by a rename: the old one steps aside and is deleted afterwards.
+            return self.root / name
+        # A rename does not replace a non-empty directory: the old one is renamed first and deleted afterwards.
         aside = self.incoming / f"replaced-{uuid.uuid4().hex[:8]}"
         target.rename(aside)
         incoming.rename(target)
-        shutil.rmtree(aside, ignore_errors=True)
-        return target
+        aside.discard()
+        return self.root / name
 
     def delete(self, name: str) -> None:
-        """Delete a local checkpoint: its marker first, so that nobody takes the rest for a checkpoint."""
-        (self.root / name / MARKER).unlink(missing_ok=True)
-        shutil.rmtree(self.root / name, ignore_errors=True)
+        """Delete a local checkpoint, its marker first, so that the rest does not count as a checkpoint."""
+        (self / name / MARKER).remove()
+        (self / name).discard()
 
     def free_bytes(self) -> int:
-        """Return what an unprivileged writer can still write."""
-        space = os.statvfs(self.root)
+        """Return the free bytes for an unprivileged writer."""
+        space = self._space()
         return space.f_bavail * space.f_frsize
 
     def total_bytes(self) -> int:
         """Return the size of the volume."""
-        space = os.statvfs(self.root)
+        space = self._space()
         return space.f_blocks * space.f_frsize
 
+    def _space(self) -> os.statvfs_result:
+        self._folder.refresh()
+        return (self / "").space()
+
     def read_small(self, path: str) -> bytes | None:
-        """Return a small file of the contract, or ``None`` if it is not there or cannot be read."""
-        try:
-            return read_regular(self.root / path, max_bytes=MAX_MARKER_BYTES + 1)[0]
-        except (OSError, CheckpointRejected):
-            return None
+        """Return the content of a small file of the contract, or ``None`` if it is missing or cannot be read."""
+        return _small(self / path)
+
+    def read_state(self, name: str) -> bytes | None:
+        """Return the content of a small file of the sidecar's state, or ``None`` as ``read_small``."""
+        return _small(self.state / name)
 
     def held_leases(self) -> int:
-        """Return how many training processes are alive: ranks whose lease another process holds."""
-        return held_leases(self.root / LEASES)
+        """Return the number of living training processes: leases held by other processes."""
+        return held_leases(self / LEASES)
 
     def unfinished(self) -> dict[str, float]:
-        """Return the checkpoints without a marker, and when each was last written to, in epoch seconds."""
-        return {name: newest_mtime(self.root / name) for name in self.names() if self.marker_signature(name) is None}
+        """Return the time of the last write (epoch seconds) of each checkpoint without a marker, by name."""
+        return {name: newest_mtime(self / name) for name in self.names() if self.marker_signature(name) is None}
+
+
+def journal_of(file_name: str) -> str:
+    """Return the checkpoint's name in a journal's file name."""
+    return file_name.partition("@")[0]
+
+
+def _small(place: Place) -> bytes | None:
+    try:
+        return read_regular(place, max_bytes=MAX_MARKER_BYTES + 1)[0]
+    except (OSError, CheckpointRejected):
+        return None

@@ -1,15 +1,15 @@
-"""Looking at a checkpoint's directory without following anything in it: walked by descriptor."""
+"""Walk of a checkpoint's directory without following links."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from pathlib import Path
 
-from sidecar.core.local import FoundCheckpoint, FoundFile, FoundMarker
+from sidecar.core.format.found_checkpoint import FoundCheckpoint, FoundFile, FoundMarker
 from sidecar.errors import CheckpointRejected
-from sidecar.volume.files import LASTING, read_regular
+from sidecar.volume.files import LASTING, read_regular, why_refused
+from sidecar.volume.opener import Place
 from trainer_hook.contract import MARKER, MAX_MARKER_BYTES
 
 _KINDS = {
@@ -21,56 +21,52 @@ _KINDS = {
 }
 
 
-def examine(place: Path, name: str) -> FoundCheckpoint:
-    """Read a checkpoint's marker and walk its files.
+def examine(place: Place, name: str) -> FoundCheckpoint:
+    """Read a checkpoint's marker and walk its files, through one open directory.
 
     Raises:
-        CheckpointRejected: The marker cannot be read or is no regular file.
+        CheckpointRejected: The marker cannot be read or is no regular file, or part of it lies on another mount.
         FileNotFoundError: There is no marker, or the directory is just being deleted.
-        OSError: The volume is in trouble; the checkpoint may be sound.
+        OSError: The volume failed; the checkpoint may be intact.
     """
+    try:
+        with place.held() as held:
+            return _examine(held / "", name)
+    except OSError as error:
+        if error.errno == errno.ENOENT or error.errno not in LASTING:
+            raise
+        raise CheckpointRejected(why_refused(str(error.filename or name), error)) from error
+
+
+def _examine(place: Place, name: str) -> FoundCheckpoint:
     content, status = read_regular(place / MARKER, max_bytes=MAX_MARKER_BYTES + 1)
     files: list[FoundFile] = []
     irregular: list[tuple[str, str]] = []
-    for folder, _, file_names, folder_fd in os.fwalk(place, follow_symlinks=False, onerror=_raise):
-        inside = Path(folder).relative_to(place).as_posix()
-        for entry in [*file_names, *_linked_folders(folder_fd)]:
-            path = entry if inside == "." else f"{inside}/{entry}"
-            found = os.stat(entry, dir_fd=folder_fd, follow_symlinks=False)
-            if stat.S_ISREG(found.st_mode):
-                if path != MARKER:
-                    files.append(FoundFile(path, found.st_size, found.st_mtime_ns, found.st_ino))
-            elif not stat.S_ISDIR(found.st_mode):
-                irregular.append((path, _KINDS.get(stat.S_IFMT(found.st_mode), "special file")))
+    for path, found in place.walk():
+        if stat.S_ISREG(found.st_mode):
+            if path != MARKER:
+                files.append(FoundFile(path, found.st_size, found.st_mtime_ns, found.st_ino))
+        elif not stat.S_ISDIR(found.st_mode):
+            irregular.append((path, _KINDS.get(stat.S_IFMT(found.st_mode), "special file")))
     files.sort(key=lambda file: file.path)
     marker = FoundMarker(content, signature(status), status.st_mtime_ns)
-    return FoundCheckpoint(name, tuple(files), tuple(sorted(set(irregular))), marker)
+    return FoundCheckpoint(name, tuple(files), tuple(sorted(irregular)), marker)
 
 
 def signature(status: os.stat_result) -> str:
-    """Return what names one version of a file."""
+    """Return an identifier of a file's version."""
     return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
 
 
-def newest_mtime(place: Path) -> float:
+def written_at_s(version: str) -> float:
+    """Return when a file of this ``signature`` was written, in epoch seconds."""
+    return int(version.rpartition("-")[2], 16) / 1e9
+
+
+def newest_mtime(place: Place) -> float:
     """Return when anything in a directory was last written to, in epoch seconds; 0 when it is gone."""
-    newest = 0.0
-    for folder, _, file_names in os.walk(place):
-        for path in [Path(folder), *(Path(folder, name) for name in file_names)]:
-            try:
-                newest = max(newest, os.lstat(path).st_mtime)
-            except OSError:
-                continue
-    return newest
-
-
-def _linked_folders(folder_fd: int) -> list[str]:
-    # fwalk lists a link to a directory among the directories and does not enter it.
-    with os.scandir(folder_fd) as entries:
-        return [e.name for e in entries if e.is_symlink() and e.is_dir()]
-
-
-def _raise(error: OSError) -> None:
-    if error.errno == errno.ENOENT or error.errno not in LASTING:
-        raise error
-    raise CheckpointRejected(f"{error.filename}: {error.strerror}; run both containers as one user or group") from error
+    newest = max((status.st_mtime for _, status in place.walk(lenient=True)), default=0.0)
+    try:
+        return max(newest, place.status().st_mtime)
+    except OSError:
+        return newest

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar import cli
+from sidecar.cli import main
 from tests.ports import free_port
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
@@ -28,6 +28,7 @@ CALLS = {
     ("get", "/v1/checkpoints/{name}"),
     ("get", "/v1/resume"),
     ("post", "/v1/resume"),
+    ("get", "/v1/resume/{identifier}"),
     ("post", "/v1/flush"),
     ("post", "/v1/save"),
     ("get", "/v1/save/{identifier}"),
@@ -70,6 +71,8 @@ def test_the_openapi_document_describes_every_call_and_its_errors(running: Sidec
         ("DELETE", "/v1/status", None, 405),
         ("POST", "/v1/resume", {"checkpoint": "../../etc"}, 422),
         ("POST", "/v1/resume", {"chekpoint": "latest"}, 422),
+        ("POST", "/v1/resume", {"asked_by": "nobody"}, 422),
+        ("GET", "/v1/resume/0123abcd?wait_s=5", None, 404),
         ("POST", "/v1/flush", {"timeout_s": "soon"}, 422),
         ("POST", "/v1/save", {}, 409),
         ("GET", "/v1/checkpoints?where=moon", None, 422),
@@ -83,6 +86,14 @@ def test_errors_are_problem_documents_that_say_what_to_do(
     assert problem["title"]
     assert len(problem["detail"]) > 20
     assert not running.status()["degraded"]
+
+
+def test_a_person_and_the_trainer_get_the_answers_to_what_each_asked(running: Sidecar) -> None:
+    asked = running.call("POST", "/v1/resume", {"checkpoint": "latest", "asked_by": "trainer"})
+    by_hand = running.command("resume", "checkpoint-7", "--json")
+    assert (by_hand.returncode, json.loads(by_hand.stdout)["requested"]) == (1, "checkpoint-7")
+    assert running.answer(asked["id"])["checkpoint"] == "checkpoint-5"
+    assert running.call("GET", "/v1/resume")["id"] == asked["id"]
 
 
 def test_the_same_api_answers_on_the_unix_socket(running: Sidecar) -> None:
@@ -221,7 +232,7 @@ def test_without_a_sidecar_a_command_says_how_to_start_one(
 ) -> None:
     monkeypatch.setenv("CKPT_DIR", str(tmp_path))
     monkeypatch.setenv("CKPT_API_PORT", str(free_port()))
-    assert cli.main(["probe"]) == 1
+    assert main.main(["probe"]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "checkpoint-sidecar run" in said

@@ -130,6 +130,7 @@ def test_each_side_knows_the_settings_of_the_other_and_shares_some() -> None:
     assert contract.HOOK_SETTINGS & contract.SIDECAR_SETTINGS == contract.SHARED_SETTINGS
     assert contract.KNOWN_SETTINGS == contract.HOOK_SETTINGS | contract.SIDECAR_SETTINGS
     assert all(re.fullmatch(r"CKPT_[A-Z_]+", name) for name in contract.KNOWN_SETTINGS)
+    assert not contract.REMOVED_SETTINGS.keys() & contract.KNOWN_SETTINGS
 
 
 def test_the_systems_files_lie_in_the_systems_directory() -> None:

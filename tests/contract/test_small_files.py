@@ -45,6 +45,14 @@ def test_a_trainer_state_that_is_written_reads_as_itself(state: TrainerState) ->
     assert parse_trainer_state(encode_trainer_state(state)) == state
 
 
+def test_a_trainer_that_ended_before_it_had_an_attempt_has_none() -> None:
+    assert parse_trainer_state(b'{"state": "failed", "attempt": ""}') == TrainerState(state="failed")
+
+
+def test_a_trainer_state_of_an_attempt_that_is_no_id_is_refused() -> None:
+    assert isinstance(outcome(parse_trainer_state, b'{"state": "running", "attempt": "\\ud800"}'), ContractError)
+
+
 @given(requests)
 def test_a_request_that_is_written_reads_as_itself(request: Request) -> None:
     assert parse_request(encode_request(request)) == request

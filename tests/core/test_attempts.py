@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.attempts import Restart, goes_after, of_pod
+from sidecar.core.format.attempts import Restart, goes_after, of_pod
 from trainer_hook.contract import check_id, rfc3339
 
 UID = "0f0e0d0c-0000-4000-8000-000000000001"

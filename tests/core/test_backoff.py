@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.backoff import CAP_S, FIRST_S, delay_s
+from sidecar.core.schedule.backoff import CAP_S, FIRST_S, delay_s
 
 failures = st.integers(0, 10**6)
 chances = st.floats(0, 1)

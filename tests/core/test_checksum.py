@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.checksum import checksum, combined, from_text, to_text
+from sidecar.core.format.checksum import checksum, combined, from_text, to_text
 
 
 def reference(content: bytes) -> int:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core import checksum, keys
-from sidecar.core.commit import Mend, Object, Ready, Wait, attempt_of, commit_of, decide
-from sidecar.core.manifest import FileEntry, Manifest, NodeOf, decode_commit, encode
-from sidecar.core.resume import check_listing, check_manifest, check_node_set, files_for
+from sidecar.core.commit.commit import Object, Ready, Reupload, Wait, attempt_of, commit_of, decide
+from sidecar.core.commit.resume import check_listing, check_manifest, check_node_set, files_for
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.manifest import FileEntry, Manifest, NodeOf, decode_commit, encode
 from tests import strategies
 from trainer_hook.contract import Node
 
@@ -97,7 +97,7 @@ def test_as_long_as_anything_is_missing_somebody_waits_or_mends_and_says_why(
     assert all(isinstance(d, Ready) or d.reason for d in decisions)
     if not everything_is_there(manifests, listing, count):
         # Never does everybody wait for everybody: a node that has no manifest, or one that mends, goes on.
-        assert any(isinstance(d, Mend) for d in decisions)
+        assert any(isinstance(d, Reupload) for d in decisions)
 
 
 @given(attempts())
@@ -106,7 +106,7 @@ def test_a_node_mends_only_files_of_its_own(attempt: tuple[list[Manifest], dict[
     for mine in manifests:
         node = Node(mine.node.index, count)
         decision = decide(manifests, listing, me=node)
-        if isinstance(decision, Mend):
+        if isinstance(decision, Reupload):
             assert decision.files
             own = {e.path: e for e in mine.files}
             assert decision.files.keys() <= own.keys()
@@ -124,7 +124,7 @@ def test_the_order_in_which_manifests_are_read_does_not_matter(
     for index in range(count):
         one, other = (decide(read, listing, me=Node(index, count)) for read in (manifests, shuffled))
         assert type(one) is type(other)
-        assert not isinstance(one, Mend) or one == other
+        assert not isinstance(one, Reupload) or one == other
 
 
 # Whole uploads: nodes that know nothing of each other but the store, one request at a time in any order.
@@ -182,7 +182,7 @@ class Pod:
                 assert self.world.holds(manifests)
                 self.world.committed = manifests
                 self.done = True
-            case Mend(files):
+            case Reupload(files):
                 assert files or self.node.index not in self.world.manifests
                 self.to_send, self.published = dict(files), False
             case Wait(reason):
@@ -288,7 +288,7 @@ def test_a_thousand_missing_nodes_make_a_short_reason() -> None:
 def test_a_node_whose_manifest_is_gone_publishes_it_again_and_sends_no_file() -> None:
     other = manifest(Node(0, 2), [entry("a", b"one")])
     decision = decide([other], strategies.listing_of([other]), me=Node(1, 2))
-    assert isinstance(decision, Mend)
+    assert isinstance(decision, Reupload)
     assert not decision.files
 
 
@@ -296,7 +296,7 @@ def test_a_second_node_with_other_content_moves_its_file_below_its_own_folder() 
     first, second = manifest(Node(0, 2), [entry("rng.pth", b"one")]), manifest(Node(1, 2), [entry("rng.pth", b"two")])
     listing = {"checkpoint-20/rng.pth": Object(3, "e")}
     moved = decide([first, second], listing, me=Node(1, 2))
-    assert isinstance(moved, Mend)
+    assert isinstance(moved, Reupload)
     assert moved.files == {"rng.pth": "checkpoint-20/.ckpt/a1/node-00001/rng.pth"}
     assert isinstance(decide([first, second], listing, me=Node(0, 2)), Wait)
 
@@ -304,7 +304,7 @@ def test_a_second_node_with_other_content_moves_its_file_below_its_own_folder() 
 def test_an_object_that_somebody_overwrote_with_the_same_size_is_sent_again_by_its_owner() -> None:
     first = manifest(Node(0, 1), [entry("rng.pth", b"one", etag="mine")])
     decision = decide([first], {"checkpoint-20/rng.pth": Object(3, "theirs")}, me=Node(0, 1))
-    assert isinstance(decision, Mend)
+    assert isinstance(decision, Reupload)
     assert decision.files == {"rng.pth": "checkpoint-20/rng.pth"}
 
 
@@ -313,7 +313,7 @@ def test_the_owner_sends_again_what_a_node_with_other_content_overwrote() -> Non
         manifest(Node(0, 2), [entry("rng.pth", b"one", etag="0")]),
         manifest(Node(1, 2), [entry("rng.pth", b"two", etag="1")]),
     ]
-    assert isinstance(decide(both, {"checkpoint-20/rng.pth": Object(3, "1")}, me=Node(0, 2)), Mend)
+    assert isinstance(decide(both, {"checkpoint-20/rng.pth": Object(3, "1")}, me=Node(0, 2)), Reupload)
 
 
 def test_an_equal_file_of_two_nodes_may_have_been_sent_last_by_either() -> None:
@@ -324,7 +324,7 @@ def test_an_equal_file_of_two_nodes_may_have_been_sent_last_by_either() -> None:
 
 def test_an_equal_file_of_two_nodes_that_a_third_overwrote_is_sent_again_by_the_lower_one_alone() -> None:
     both = [manifest(Node(index, 2), [entry("a", b"one", etag=str(index))]) for index in (0, 1)]
-    assert isinstance(decide(both, {"checkpoint-20/a": Object(3, "2")}, me=Node(0, 2)), Mend)
+    assert isinstance(decide(both, {"checkpoint-20/a": Object(3, "2")}, me=Node(0, 2)), Reupload)
     assert decide(both, {"checkpoint-20/a": Object(3, "2")}, me=Node(1, 2)) == Wait("node 0 has to send a again")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.concurrency import EACH_SMALL, REST_S, SLOWED_REST_S, Concurrency, SmallRequests, small_requests
+from sidecar.core.schedule.concurrency import EACH_SMALL, REST_S, SLOWED_REST_S, Concurrency, SmallRequests, small_requests
 
 MIB = 1 << 20
 CORES = 4

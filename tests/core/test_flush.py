@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.flush import MOST_CANDIDATES, Costs, Load, Plan, Verdict, durable_in_s, plan_flush
-from sidecar.core.order import Waiting
-from sidecar.core.throughput import LONG_S, SHORT_S, Pace, Rate, estimated
+from sidecar.core.schedule.flush import MOST_CANDIDATES, Costs, Load, Outcome, Plan, durable_in_s, plan_flush
+from sidecar.core.schedule.order import Waiting
+from sidecar.core.schedule.throughput import LONG_S, SHORT_S, Rate, RateEstimator, estimated
 
 MB = 1_000_000
 
@@ -58,7 +58,7 @@ def test_every_checkpoint_has_its_place_and_a_reason_where_it_may_be_late(
 ) -> None:
     plan = plan_flush(loads, rate=rate, left_s=left_s, newest_durable_step=base)
     assert sorted(p.name for p in plan.order) == sorted(load.waiting.name for load in loads)
-    assert all((planned.reason is None) == (planned.verdict is Verdict.FITS) for planned in plan.order)
+    assert all((planned.reason is None) == (planned.verdict is Outcome.FITS) for planned in plan.order)
 
 
 @given(queues, st.integers(1, 20), times, durable)
@@ -91,7 +91,7 @@ def test_what_cannot_land_at_any_rate_goes_behind_everything_that_may(
     hopeless = [load for load in loads if not landed([load], rate.high, left_s)]
     last = in_order(plan, loads)[len(loads) - len(hopeless) :]
     assert sorted(load.waiting.name for load in last) == sorted(load.waiting.name for load in hopeless)
-    assert all(plan.get(load.waiting.name).verdict is Verdict.NO_TIME for load in hopeless)  # type: ignore[union-attr]
+    assert all(plan.get(load.waiting.name).verdict is Outcome.NO_TIME for load in hopeless)  # type: ignore[union-attr]
 
 
 @settings(max_examples=40)
@@ -138,6 +138,7 @@ def test_each_is_durable_no_sooner_than_alone_and_the_first_as_soon_as_alone(loa
 @given(queues, times, durable)
 def test_before_anything_was_measured_the_newest_goes_first(loads: list[Load], left_s: float, base: int | None) -> None:
     plan = plan_flush(loads, rate=None, left_s=left_s, newest_durable_step=base)
+    assert all((p.verdict, p.done_in_s) == (Outcome.MAY_FIT, None) for p in plan.order), "nobody knows whether it fits"
     for earlier, later in zip(in_order(plan, loads), in_order(plan, loads)[1:], strict=False):
         if earlier.waiting.urgent == later.waiting.urgent and earlier.waiting.written == later.waiting.written:
             assert newest([earlier], -1) >= newest([later], -1)
@@ -155,14 +156,14 @@ OLDER_HALF_SENT, JIT = a_load(100, 50 * MB), a_load(120, 200 * MB, urgent=True)
 @pytest.mark.parametrize(
     ("left_s", "first", "verdicts"),
     [
-        (30, "checkpoint-120", {"checkpoint-120": Verdict.FITS, "checkpoint-100": Verdict.FITS}),
-        (21, "checkpoint-120", {"checkpoint-120": Verdict.FITS, "checkpoint-100": Verdict.MAY_FIT}),
-        (10, "checkpoint-100", {"checkpoint-120": Verdict.NO_TIME, "checkpoint-100": Verdict.FITS}),
-        (4, "checkpoint-120", {"checkpoint-120": Verdict.NO_TIME, "checkpoint-100": Verdict.NO_TIME}),
+        (30, "checkpoint-120", {"checkpoint-120": Outcome.FITS, "checkpoint-100": Outcome.FITS}),
+        (21, "checkpoint-120", {"checkpoint-120": Outcome.FITS, "checkpoint-100": Outcome.MAY_FIT}),
+        (10, "checkpoint-100", {"checkpoint-120": Outcome.NO_TIME, "checkpoint-100": Outcome.FITS}),
+        (4, "checkpoint-120", {"checkpoint-120": Outcome.NO_TIME, "checkpoint-100": Outcome.NO_TIME}),
     ],
 )
 def test_the_older_one_is_finished_exactly_where_the_newer_one_cannot_be(
-    left_s: float, first: str, verdicts: dict[str, Verdict]
+    left_s: float, first: str, verdicts: dict[str, Outcome]
 ) -> None:
     plan = plan_flush([OLDER_HALF_SENT, JIT], rate=sure(10 * MB), left_s=left_s, newest_durable_step=80)
     assert plan.order[0].name == first
@@ -201,7 +202,7 @@ def test_with_a_long_queue_the_one_that_is_nearly_through_is_not_forgotten() -> 
 def test_of_a_checkpoint_that_is_finished_and_written_anew_the_last_one_given_counts() -> None:
     anew, finished_one = a_load(10, 50 * MB, ready_in_s=9, closed=0), a_load(10, 10 * MB)
     plan = plan_flush([anew, finished_one], rate=sure(10 * MB), left_s=5, newest_durable_step=None)
-    assert [(p.name, p.left_bytes, p.verdict) for p in plan.order] == [("checkpoint-10", 10 * MB, Verdict.FITS)]
+    assert [(p.name, p.left_bytes, p.verdict) for p in plan.order] == [("checkpoint-10", 10 * MB, Outcome.FITS)]
     assert durable_in_s([anew, finished_one], bytes_per_s=10 * MB) == {"checkpoint-10": 1.0}
 
 
@@ -213,7 +214,7 @@ def test_requests_and_the_commit_take_time_too() -> None:
 
 def flush(rng: random.Random, loads: dict[str, Load], *, mean: float, left_s: float) -> list[str]:
     """Send by the plan over a link whose rate wanders; return what lands. The rate is measured, not known."""
-    pace, passed, now_s, done = Pace(), 0, 0.0, []
+    pace, passed, now_s, done = RateEstimator(), 0, 0.0, []
     for _ in range(40):  # before the notice
         passed += round(mean * rng.uniform(0.8, 1.2) * 0.2)
         now_s += 0.2
@@ -246,7 +247,7 @@ def test_where_the_grace_period_fits_only_one_of_two_the_right_one_lands(seed: i
 
 
 def test_a_link_that_changes_is_seen_within_seconds() -> None:
-    pace = Pace()
+    pace = RateEstimator()
     for tick in range(100):
         pace.look(tick * 2 * MB, now_s=tick * 0.2, busy=True)
     for tick in range(20):
@@ -258,7 +259,7 @@ def test_a_link_that_changes_is_seen_within_seconds() -> None:
 
 
 def test_idle_time_is_not_taken_for_a_slow_link() -> None:
-    pace = Pace()
+    pace = RateEstimator()
     for tick in range(10):
         pace.look(tick * MB, now_s=tick * 1.0, busy=True)
     pace.look(9 * MB, now_s=1000.0, busy=False)
@@ -267,11 +268,11 @@ def test_idle_time_is_not_taken_for_a_slow_link() -> None:
 
 
 def test_the_limit_stands_in_for_a_rate_and_caps_it() -> None:
-    assert estimated(arrived=None, pace=Pace(), limit=None) is None
-    alone = estimated(arrived=None, pace=Pace(), limit=100)
+    assert estimated(arrived=None, pace=RateEstimator(), limit=None) is None
+    alone = estimated(arrived=None, pace=RateEstimator(), limit=100)
     assert alone is not None
     assert alone.high == 100
-    capped = estimated(arrived=500.0, pace=Pace(), limit=100)
+    capped = estimated(arrived=500.0, pace=RateEstimator(), limit=100)
     assert capped == Rate(100, 100, 100)
 
 

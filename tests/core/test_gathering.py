@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core import keys
-from sidecar.core.commit import decide, to_mend
-from sidecar.core.gathering import EAGER_NODES, GROUP, Seat, groups, members, missing_nodes
+from sidecar.core.commit.commit import decide, to_reupload
+from sidecar.core.commit.commit_roster import EAGER_NODES, GROUP, CommitTurn, groups, members, missing_nodes
+from sidecar.core.format import keys
 from tests.core.test_commit import attempts
 from trainer_hook.contract import Node
 
@@ -18,28 +18,28 @@ def test_every_node_is_in_one_group_and_one_listing_finds_the_group(count: int) 
     group = groups(count)[-1]
     prefix = keys.manifests_of_group("checkpoint-1", "a", group)
     last = members(group, count)[-1]
-    assert Seat(Node(last, count)).group == group
+    assert CommitTurn(Node(last, count)).group == group
     assert keys.manifest("checkpoint-1", "a", Node(last, count)).startswith(prefix)
     assert not keys.manifest("checkpoint-1", "a", Node(max(0, group * GROUP - 1), count)).startswith(prefix) or group == 0
 
 
 @given(counts)
 def test_all_nodes_together_ask_no_more_than_the_store_takes(count: int) -> None:
-    seats = [Seat(Node(index, count)) for index in members(0, count)]
+    seats = [CommitTurn(Node(index, count)) for index in members(0, count)]
     looks_per_s = count / seats[0].look_s
     lists_per_s = sum(1 / seat.list_s for seat in seats) * len(groups(count))
     if count > EAGER_NODES:
         assert looks_per_s < 1001
         assert lists_per_s <= 6 * len(groups(count))
-    assert count / max(1.0, Seat(Node(count - 1, count)).publish_after_s) <= 3001
+    assert count / max(1.0, CommitTurn(Node(count - 1, count)).publish_after_s) <= 3001
 
 
 @given(st.integers(EAGER_NODES + 1, 99_999), st.data())
 def test_of_two_nodes_of_a_group_the_lower_one_has_its_turn_first(count: int, data: st.DataObject) -> None:
     first, second = sorted(data.draw(st.lists(st.sampled_from(members(0, count)), min_size=2, max_size=2, unique=True)))
-    one, other = Seat(Node(first, count)), Seat(Node(second, count))
+    one, other = CommitTurn(Node(first, count)), CommitTurn(Node(second, count))
     assert one.patience_s(one.position) < other.patience_s(other.position)
-    assert Seat(Node(0, count)).patience_s(0) == 0
+    assert CommitTurn(Node(0, count)).patience_s(0) == 0
 
 
 @given(counts, st.data())
@@ -55,7 +55,7 @@ def test_what_a_node_is_asked_to_mend_is_what_it_would_decide_itself(attempt: ob
     manifests, listing, count = attempt  # type: ignore[misc]
     if len(manifests) < count:
         return
-    asked = to_mend(manifests, listing)
+    asked = to_reupload(manifests, listing)
     for index in range(count):
         decision = decide(manifests, listing, me=Node(index, count))
         assert getattr(decision, "files", {}) == asked.get(index, {})

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core import keys
+from sidecar.core.format import keys
 from tests import strategies
 from trainer_hook.contract import Node
 

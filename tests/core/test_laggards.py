@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.laggards import BEGIN_S, IDLE, SEEN_S, Course, is_worth_a_second_try, seen_over_s
+from sidecar.core.schedule.slow_parts import BEGIN_S, IDLE, SEEN_S, Progress, is_worth_a_second_try, seen_over_s
 
 PART_BYTES = 16 << 20
 LINK = 125e6
@@ -54,7 +54,7 @@ def test_half_a_part_over_a_link_of_1_gbit(mbit_per_s: float, again: bool) -> No
 
 @given(steps=st.lists(st.tuples(st.floats(0.01, 0.5), st.integers(0, 1 << 24)), min_size=1, max_size=50))
 def test_the_rate_is_that_of_what_was_seen_lately(steps: list[tuple[float, int]]) -> None:
-    course, now_s, left_bytes = Course(), 0.0, 1 << 40
+    course, now_s, left_bytes = Progress(), 0.0, 1 << 40
     course.saw(left_bytes, now_s=now_s, over_s=SEEN_S)
     rates: list[float] = []
     for took_s, sent_bytes in steps:

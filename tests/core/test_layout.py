@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.layout import Share, left_out, private_files
-from sidecar.core.manifest import FileEntry, Manifest, NodeOf
-from sidecar.core.resume import files_for
+from sidecar.core.commit.resume import files_for
+from sidecar.core.format.manifest import FileEntry, Manifest, NodeOf
+from sidecar.core.format.rank_layout import Share, left_out, private_files
 from trainer_hook.contract import META_OWN_SHARDS, Node, checkpoint_name
 
 PRIVATE = [

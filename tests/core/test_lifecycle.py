@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.lifecycle import CONTAINERS_START_WITHIN_S, Phase, Situation, is_success_of_this_pod, margin_s, next_phase
+from sidecar.core.lifecycle.phases import (
+    CONTAINERS_START_WITHIN_S,
+    Phase,
+    Situation,
+    is_success_of_this_pod,
+    margin_s,
+    next_phase,
+)
 
 ORDER = list(Phase)
 

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.local import Finished, FoundCheckpoint, FoundFile, FoundMarker, Identity, judge, written_after
+from sidecar.core.format.found_checkpoint import (
+    Finished,
+    FoundCheckpoint,
+    FoundFile,
+    FoundMarker,
+    Identity,
+    judge,
+    written_after,
+)
 from tests import strategies
 from tests.outcome import outcome
 from trainer_hook.contract import ContractError, Marker, Node, encode_marker, epoch_seconds, rfc3339
@@ -84,6 +92,8 @@ def test_an_empty_marker_is_filled_in_from_name_environment_and_directory() -> N
         world_size=None,
         files=FILES,
         meta={},
+        marked_at_s=1000.5,
+        names_attempt=False,
     )
     assert judged.size_bytes == 30
     assert judged.restored_from is None

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from sidecar.core import keys
-from sidecar.core.manifest import Commit, Manifest, decode_commit, decode_manifest, encode
+from sidecar.core.format import keys
+from sidecar.core.format.manifest import Commit, Manifest, decode_commit, decode_manifest, encode
 from tests import strategies
 from tests.outcome import outcome
 from trainer_hook.contract import MAX_META_DEPTH, MAX_NODES, ContractError, Marker, encode_marker, parse_marker
@@ -115,6 +115,13 @@ def test_fields_of_later_versions_are_ignored() -> None:
         ({"node": {"index": 0, "count": MAX_NODES + 1}}, "node"),
         ({"files": None}, "files"),
         ({"files": [MANIFEST["files"][0]] * 2}, "twice"),
+        (
+            {"files": [MANIFEST["files"][0] | {"path": path} for path in ("a", "a/b")]},
+            "'a' is a file and the directory of 'a/b'",
+        ),
+        ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a//b"}]}, "no plain key"),
+        ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/../a"}]}, "no plain key"),
+        ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a\0b"}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"path": "../a"}]}, "files.0.path"),
         ({"files": [MANIFEST["files"][0] | {"path": ".complete"}]}, "files.0.path"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-200/a"}]}, "outside checkpoint-20/"),

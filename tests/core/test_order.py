@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.order import Waiting, overtakes, superseded, upload_order
+from sidecar.core.schedule.order import Waiting, overtakes, superseded, upload_order
 from tests import strategies
 
 

@@ -9,18 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core import keys
-from sidecar.core.commit import commit_of
-from sidecar.core.local import Finished, FoundFile
-from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry, NodeOf, decode_commit, decode_manifest, encode
-from sidecar.core.resume import (
+from sidecar.core.commit.commit import commit_of
+from sidecar.core.commit.resume import (
     check_listing,
     check_manifest,
     check_node_set,
     differs_from_its_commit,
     files_for,
     matches_train_call,
+    may_replace,
     newest_first,
+)
+from sidecar.core.format import keys
+from sidecar.core.format.found_checkpoint import Finished, FoundFile
+from sidecar.core.format.manifest import (
+    Commit,
+    FileEntry,
+    Manifest,
+    ManifestEntry,
+    NodeOf,
+    decode_commit,
+    decode_manifest,
+    encode,
 )
 from tests import strategies
 from trainer_hook.contract import ContractError, Node, epoch_seconds, step_of
@@ -62,6 +72,16 @@ def test_a_checkpoint_that_was_finished_anew_is_not_measured_by_the_commit_befor
     anew = replace(LOCAL, files=LOCAL.files[:1], created_at_s=LOCAL.created_at_s + 1)
     assert not differs_from_its_commit(anew, SAME)
     assert not differs_from_its_commit(replace(anew, created_at_s=LOCAL.created_at_s, attempt="b"), SAME)
+
+
+def test_a_marker_without_an_attempt_is_the_same_for_the_next_pod_on_the_volume() -> None:
+    next_pod = replace(LOCAL, attempt="b", names_attempt=False)
+    assert not differs_from_its_commit(next_pod, SAME)
+    assert differs_from_its_commit(replace(next_pod, files=LOCAL.files[:1]), SAME)
+    assert may_replace(next_pod, SAME)
+    anew = replace(next_pod, files=LOCAL.files[:1], created_at_s=LOCAL.created_at_s + 1)
+    assert not differs_from_its_commit(anew, SAME)
+    assert not may_replace(anew, SAME)
 
 
 @st.composite

@@ -1,9 +1,22 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.retention import Kept, plan_local_deletion, plan_store_deletion
+from sidecar.core.commit.retention import (
+    TURN_S,
+    Deletion,
+    Kept,
+    StorePlan,
+    is_surplus,
+    plan_local_deletion,
+    plan_store_deletion,
+    turn_after_s,
+)
+from sidecar.core.commit.training_line import Committed, present_line
+from trainer_hook.contract import Node, rfc3339
 
 
 @st.composite
@@ -28,49 +41,127 @@ spaces = st.integers(0, 500)
 strides = st.none() | st.integers(1, 20)
 
 
-@given(kept(), counts, strides)
-def test_the_store_never_loses_the_newest_nor_the_protected_nor_final(
-    committed: list[Kept], keep_newest: int, keep_every_steps: int | None
+@st.composite
+def stores(draw: st.DrawFn) -> tuple[list[Committed], set[str]]:
+    """What is committed, by several attempts in any order, and what of it was seen whole."""
+    found = draw(
+        st.dictionaries(
+            st.integers(0, 60),
+            st.tuples(st.integers(1, 3), st.integers(0, 99), st.integers(0, 3), st.sampled_from("012")),
+            max_size=12,
+        )
+    )
+    is_told = draw(st.booleans())  # some stores do not say when an object was written
+    commits = [
+        Committed(
+            f"checkpoint-{step}",
+            step,
+            f"20270115T{hour:02}0000Z-a",
+            rfc3339(1.8e9 + at_s),
+            seen_s=seen_s,
+            modified=modified * is_told,
+        )
+        for step, (hour, at_s, seen_s, modified) in found.items()
+    ]
+    return commits, {commit.name for commit in commits if draw(st.integers(0, 3))}
+
+
+def plan_of(
+    given: tuple[list[Committed], set[str]], keep_newest: int, every: int | None = None, protected: dict[str, str] | None = None
+) -> StorePlan:
+    commits, whole = given
+    return plan_store_deletion(commits, whole=whole, keep_newest=keep_newest, keep_every_steps=every, protected=protected or {})
+
+
+def names(deletions: list[Deletion]) -> set[str]:
+    return {deletion.name for deletion in deletions}
+
+
+@given(stores(), counts, strides)
+def test_what_goes_from_the_store_has_enough_newer_ones_of_its_line_that_were_seen_whole(
+    given: tuple[list[Committed], set[str]], keep_newest: int, every: int | None
 ) -> None:
-    plan = plan_store_deletion(committed, keep_newest=keep_newest, keep_every_steps=keep_every_steps)
-    assert not {deletion.name for deletion in plan} & untouchable(committed)
-    assert all(deletion.reason for deletion in plan)
+    commits, whole = given
+    plan = plan_of(given, keep_newest, every)
+    line = {commit.name for commit in present_line(commits)}
+    by_name = {commit.name: commit for commit in commits}
+    for deletion in plan.deletions:
+        gone = by_name[deletion.name]
+        newer = [
+            c
+            for c in commits
+            if c.step > gone.step and c.name in line & whole and c.seen_s >= gone.seen_s and c.modified >= gone.modified
+        ]
+        assert len(newer) >= keep_newest
+        assert not {c.name for c in newer[-keep_newest:]} & names(plan.deletions) or len(newer) > keep_newest
+        assert deletion.reason
+        assert not every or gone.step % every
 
 
-@given(kept(), counts, strides)
-def test_the_store_keeps_the_newest_and_the_steps_of_the_stride_and_nothing_else(
-    committed: list[Kept], keep_newest: int, keep_every_steps: int | None
+@given(stores(), counts, strides)
+def test_what_makes_others_go_stays_itself(
+    given: tuple[list[Committed], set[str]], keep_newest: int, every: int | None
 ) -> None:
-    gone = {d.name for d in plan_store_deletion(committed, keep_newest=keep_newest, keep_every_steps=keep_every_steps)}
-    for checkpoint in committed:
-        if checkpoint.step is None or checkpoint.protected:
-            continue
-        newer = sum(other.step is not None and other.step > checkpoint.step for other in committed)
-        stays = newer < keep_newest or (keep_every_steps is not None and checkpoint.step % keep_every_steps == 0)
-        assert (checkpoint.name in gone) == (not stays)
+    commits, whole = given
+    counted = [c.name for c in present_line(commits) if c.name in whole][:keep_newest]
+    assert not set(counted) & names(plan_of(given, keep_newest, every).deletions)
 
 
-@given(kept(), counts, strides)
-def test_the_store_loses_the_oldest_first_and_no_checkpoint_twice(
-    committed: list[Kept], keep_newest: int, keep_every_steps: int | None
+@given(stores(), counts, strides)
+def test_the_highest_step_and_the_newest_of_the_line_never_go(
+    given: tuple[list[Committed], set[str]], keep_newest: int, every: int | None
 ) -> None:
-    plan = plan_store_deletion(committed, keep_newest=keep_newest, keep_every_steps=keep_every_steps)
-    steps = [int(deletion.name.removeprefix("checkpoint-")) for deletion in plan]
-    assert steps == sorted(set(steps))
+    commits = given[0]
+    gone = names(plan_of(given, keep_newest, every).deletions)
+    if commits:
+        assert max(commits, key=lambda commit: commit.step).name not in gone
+    sound = [commit.name for commit in present_line(commits) if commit.name in given[1]]
+    assert not sound or sound[0] not in gone
 
 
-@given(kept(), counts, strides)
+@given(stores(), counts, strides)
+def test_what_stays_although_its_step_is_old_has_a_reason(
+    given: tuple[list[Committed], set[str]], keep_newest: int, every: int | None
+) -> None:
+    plan = plan_of(given, keep_newest, every)
+    steps = sorted((commit.step for commit in given[0]), reverse=True)
+    surplus = {f"checkpoint-{step}" for step in steps[keep_newest:] if not every or step % every}
+    counted = [commit.name for commit in present_line(given[0]) if commit.name in given[1]][:keep_newest]
+    assert names(plan.deletions) | names(plan.kept) == surplus - set(counted)
+    assert not names(plan.deletions) & names(plan.kept)
+    assert bool(surplus) == is_surplus(steps, keep_newest=keep_newest, keep_every_steps=every)
+
+
+@given(stores(), counts, strides)
+def test_where_all_is_whole_and_of_one_line_as_many_as_asked_for_and_the_steps_of_the_stride_stay(
+    given: tuple[list[Committed], set[str]], keep_newest: int, every: int | None
+) -> None:
+    commits = [replace(commit, attempt="a", created_at=None, seen_s=0.0, modified="") for commit in given[0]]
+    steps = sorted((commit.step for commit in commits), reverse=True)
+    plan = plan_of((commits, {commit.name for commit in commits}), keep_newest, every)
+    assert [d.name for d in plan.deletions] == [
+        f"checkpoint-{step}" for step in reversed(steps[keep_newest:]) if not every or step % every
+    ]
+
+
+@given(stores(), counts, strides)
 def test_after_a_plan_was_carried_out_nothing_is_left_to_delete(
-    committed: list[Kept], keep_newest: int, keep_every_steps: int | None
+    given: tuple[list[Committed], set[str]], keep_newest: int, every: int | None
 ) -> None:
-    gone = {d.name for d in plan_store_deletion(committed, keep_newest=keep_newest, keep_every_steps=keep_every_steps)}
-    left = [c for c in committed if c.name not in gone]
-    assert plan_store_deletion(left, keep_newest=keep_newest, keep_every_steps=keep_every_steps) == []
+    gone = names(plan_of(given, keep_newest, every).deletions)
+    left = [commit for commit in given[0] if commit.name not in gone]
+    again = plan_of((left, given[1] - gone), keep_newest, every)
+    # Fewer steps may make more of the line: never less.
+    assert {c.name for c in present_line(given[0])} - gone <= {c.name for c in present_line(left)}
+    assert len(again.deletions) <= len(left)
 
 
-@given(kept(), strides)
-def test_without_a_limit_the_store_keeps_everything(committed: list[Kept], keep_every_steps: int | None) -> None:
-    assert plan_store_deletion(committed, keep_newest=None, keep_every_steps=keep_every_steps) == []
+@given(stores(), counts)
+def test_what_is_protected_stays_and_says_why(given: tuple[list[Committed], set[str]], keep_newest: int) -> None:
+    protected = {commit.name: "the run resumes from it" for commit in given[0]}
+    plan = plan_of(given, keep_newest, protected=protected)
+    assert not plan.deletions
+    assert {kept.reason for kept in plan.kept} <= {"the run resumes from it"}
 
 
 @given(kept(), counts, spaces, spaces)
@@ -107,19 +198,60 @@ def test_when_space_is_short_only_as_many_more_go_as_are_needed(
         assert {c.name for c in durable} - {d.name for d in plan} <= untouchable(durable)
 
 
+def of_line(*steps: int, attempt: str = "a", at_s: float = 0.0, seen_s: float = 0.0) -> list[Committed]:
+    return [Committed(f"checkpoint-{s}", s, attempt, rfc3339(1.8e9 + at_s + s), None, "", seen_s) for s in steps]
+
+
+def whole_but(commits: list[Committed], *steps: int) -> tuple[list[Committed], set[str]]:
+    return commits, {commit.name for commit in commits if commit.step not in steps}
+
+
 def test_the_two_newest_of_four_stay() -> None:
-    durable = [Kept(f"checkpoint-{step}", step) for step in (10, 40, 20, 30)]
-    plan = plan_store_deletion(durable, keep_newest=2, keep_every_steps=None)
-    assert [(d.name, d.reason) for d in plan] == [
-        ("checkpoint-10", "2 newer are committed"),
-        ("checkpoint-20", "2 newer are committed"),
+    plan = plan_of(whole_but(of_line(10, 40, 20, 30)), 2)
+    assert [(d.name, d.reason) for d in plan.deletions] == [
+        ("checkpoint-10", "2 newer are committed and were seen whole"),
+        ("checkpoint-20", "2 newer are committed and were seen whole"),
     ]
 
 
 def test_every_hundredth_step_stays_for_ever() -> None:
-    committed = [Kept(f"checkpoint-{step}", step) for step in range(0, 301, 50)]
-    plan = plan_store_deletion(committed, keep_newest=1, keep_every_steps=100)
-    assert [d.name for d in plan] == ["checkpoint-50", "checkpoint-150", "checkpoint-250"]
+    plan = plan_of(whole_but(of_line(*range(0, 301, 50))), 1, 100)
+    assert [d.name for d in plan.deletions] == ["checkpoint-50", "checkpoint-150", "checkpoint-250"]
+
+
+def test_what_is_damaged_never_counts_and_goes_no_sooner_than_an_older_good_one() -> None:
+    commits = of_line(300, 400, 410)
+    assert plan_of(whole_but(commits, 400), 2) == StorePlan([], [])
+    one = plan_of(whole_but(commits, 300, 400), 2)
+    assert not one.deletions
+    assert [kept.reason for kept in one.kept] == [
+        "only 1 of the 2 newer ones that are kept are of the present line and were seen whole"
+    ]
+    two = plan_of(whole_but([*commits, *of_line(420)], 400), 2)
+    assert names(two.deletions) == {"checkpoint-300", "checkpoint-400"}
+
+
+def test_steps_beyond_the_one_that_a_run_went_back_to_push_nothing_out_and_go_once_they_are_passed() -> None:
+    left_behind, back = of_line(200, 300, 400), of_line(210, 220, attempt="b", at_s=1000)
+    assert names(plan_of(whole_but(left_behind + back), 2).deletions) == {"checkpoint-200"}
+    passed = of_line(310, 320, attempt="b", at_s=1000)
+    plan = plan_of(whole_but(left_behind + passed), 2)
+    assert names(plan.deletions) == {"checkpoint-200", "checkpoint-300"}
+    kept = {d.name: d.reason for d in plan_of(whole_but(left_behind + of_line(210, 420, attempt="b", at_s=1000)), 2).kept}
+    assert set(kept) == {"checkpoint-300"}
+    assert kept["checkpoint-300"].startswith("the run went back behind it, and only 1 of the 2 newer ones")
+
+
+def test_what_was_committed_while_this_node_looked_on_goes_for_nothing_that_was_there_before() -> None:
+    """Also where nothing in the store tells that the run went back."""
+    there, then = of_line(300, 400), of_line(210, seen_s=60.0)
+    nothing_tells = [replace(commit, created_at=None) for commit in there + then]
+    plan = plan_of(whole_but(nothing_tells), 2)
+    assert (plan.deletions, plan.kept) == ([], [Deletion("checkpoint-210", "it was committed after the 2 higher steps")])
+
+
+def test_nodes_take_turns() -> None:
+    assert [turn_after_s(node) for node in (None, Node(0, 3), Node(2, 3))] == [0.0, 0.0, 2 * TURN_S]
 
 
 def test_a_short_disk_takes_the_oldest_of_the_kept_first_and_leaves_the_newest() -> None:

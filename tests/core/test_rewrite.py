@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.checksum import checksum, to_text
-from sidecar.core.manifest import Commit, FileEntry, Manifest, ManifestEntry, NodeOf
-from sidecar.core.rewrite import Keep, Replace, Same, rewrite
+from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting, Replace, rewrite
+from sidecar.core.format.checksum import checksum, to_text
+from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, NodeOf
 
 NAME = "checkpoint-20"
 STAMPS = [f"2026-01-0{day}T00:00:00Z" for day in range(1, 6)]
@@ -39,7 +39,7 @@ def test_equal_content_is_durable_whoever_wrote_it_and_wherever_it_lies(
     there = part(theirs, their_time, [entry(path, content, key=f"{NAME}/elsewhere") for path, content in files.items()])
     here = [entry(path, content) for path, content in files.items()]
     decision = rewrite(attempt=ours, created_at=our_time, files=here, theirs=commit(theirs, their_time), part=there)
-    assert decision == Same()
+    assert decision == AlreadyCommitted()
 
 
 @given(st.none() | contents, contents, attempts, attempts, stamps, stamps)
@@ -51,7 +51,7 @@ def test_a_commit_gives_way_only_to_what_is_strictly_later(
     standing = commit(their_attempt, their_time)
     decision = rewrite(attempt=attempt, created_at=our_time, files=here, theirs=standing, part=there)
     if ours == theirs:
-        assert decision == Same()
+        assert decision == AlreadyCommitted()
     elif attempt == their_attempt:
         assert (decision == Replace()) == (our_time != their_time)
     else:
@@ -63,8 +63,25 @@ def test_a_directory_that_differs_under_an_unchanged_marker_is_torn() -> None:
     standing = commit("a", "2026-01-01T00:00:00Z")
     for stamp in ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00+00:00"):
         decision = rewrite(attempt="a", created_at=stamp, files=None, theirs=standing, part=there)
-        assert isinstance(decision, Keep)
+        assert isinstance(decision, KeepExisting)
         assert decision.torn
+
+
+@given(contents, contents, stamps, stamps)
+def test_a_marker_that_names_no_attempt_replaces_nothing_because_another_pod_reads_it(
+    ours: dict[str, bytes], theirs: dict[str, bytes], our_time: str, their_time: str
+) -> None:
+    there = part(EARLIER, their_time, [entry(path, content) for path, content in theirs.items()])
+    here = [entry(path, content) for path, content in ours.items()]
+    standing = commit(EARLIER, their_time)
+    decision = rewrite(attempt=LATER, created_at=our_time, files=here, theirs=standing, part=there, names_attempt=False)
+    if ours == theirs:
+        assert decision == AlreadyCommitted()
+    elif our_time == their_time:
+        assert isinstance(decision, KeepExisting)
+        assert decision.torn
+    else:
+        assert decision == Replace()
 
 
 @pytest.mark.parametrize("their_time", [None, "no time"])
@@ -99,7 +116,7 @@ def test_an_earlier_save_of_the_attempt_does_not_replace_a_later_one() -> None:
     standing = commit("a", STAMPS[1]).model_copy(update={"save_id": "2"})
     there = part("a", STAMPS[1], [entry("a", b"new")]).model_copy(update={"save_id": "2"})
     decision = rewrite(attempt="a", created_at=STAMPS[0], files=here, theirs=standing, part=there, save_id="1")
-    assert isinstance(decision, Keep)
+    assert isinstance(decision, KeepExisting)
     again = rewrite(attempt="a", created_at=STAMPS[0], files=here, theirs=standing, part=None, save_id="3")
     assert again == Replace()
 
@@ -109,5 +126,5 @@ def test_of_several_nodes_an_equal_part_alone_does_not_make_another_writing_dura
     there = part("a", STAMPS[0], here)
     one = commit("a", STAMPS[0])
     two = one.model_copy(update={"manifests": one.manifests * 2})
-    assert rewrite(attempt="b", created_at=STAMPS[1], files=here, theirs=one, part=there) == Same()
+    assert rewrite(attempt="b", created_at=STAMPS[1], files=here, theirs=one, part=there) == AlreadyCommitted()
     assert rewrite(attempt="b", created_at=STAMPS[1], files=here, theirs=two, part=there) == Replace()

@@ -6,15 +6,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.lifecycle import margin_s
-from sidecar.core.risk import Risk, fits_now, risk
-from sidecar.core.saving import Save
+from sidecar.core.lifecycle.phases import margin_s
+from sidecar.core.lifecycle.risk import Risk, fits_now, risk
+from sidecar.core.lifecycle.save_profile import SaveProfile
 
 known: dict[str, Any] = {
     "durable_at_s": 100.0,
     "durable_step": 40,
     "trainer_step": 55,
-    "usual": Save(1000, took_s=2.0, step_seconds=0.5, ranks=1),
+    "usual": SaveProfile(1000, took_s=2.0, step_seconds=0.5, ranks=1),
     "bytes_per_s": 100.0,
     "grace_s": 30.0,
     "now_s": 160.0,
@@ -22,7 +22,7 @@ known: dict[str, Any] = {
 amounts = st.none() | st.integers(0, 10**15)
 times = st.none() | st.floats(0, 1e10)
 spans = st.none() | st.floats(0, 1e4)
-saves = st.none() | st.builds(Save, st.integers(0, 10**15), took_s=spans, step_seconds=spans, ranks=st.integers(1, 64))
+saves = st.none() | st.builds(SaveProfile, st.integers(0, 10**15), took_s=spans, step_seconds=spans, ranks=st.integers(1, 64))
 
 
 @given(times, amounts, amounts, saves, st.none() | st.floats(0, 1e12), st.floats(0.1, 86_400), st.floats(0, 1e10))
@@ -30,7 +30,7 @@ def test_any_situation_has_a_risk_that_is_known_exactly_where_its_causes_are(
     durable_at_s: float | None,
     durable_step: int | None,
     trainer_step: int | None,
-    usual: Save | None,
+    usual: SaveProfile | None,
     bytes_per_s: float | None,
     grace_s: float,
     now_s: float,
@@ -58,14 +58,14 @@ def test_any_situation_has_a_risk_that_is_known_exactly_where_its_causes_are(
 def test_a_save_fits_if_it_is_durable_by_the_deadline_which_is_before_the_end_of_the_grace(
     grace_s: float, bytes_per_s: float, size_bytes: int
 ) -> None:
-    now = risk(**(known | {"grace_s": grace_s, "bytes_per_s": bytes_per_s, "usual": Save(size_bytes, 3.0, 0.5, 1)}))
+    now = risk(**(known | {"grace_s": grace_s, "bytes_per_s": bytes_per_s, "usual": SaveProfile(size_bytes, 3.0, 0.5, 1)}))
     assert now.predicted_durable_s is not None
     assert now.fits_grace == (3.5 + size_bytes / bytes_per_s <= grace_s - margin_s(grace_s))
 
 
 @given(st.floats(1, 1000), st.floats(1, 1e6), st.integers(1, 10**9))
 def test_with_the_grace_period_that_is_advised_it_fits(grace_s: float, bytes_per_s: float, size_bytes: int) -> None:
-    before = known | {"bytes_per_s": bytes_per_s, "usual": Save(size_bytes, 3.0, 0.5, 1)}
+    before = known | {"bytes_per_s": bytes_per_s, "usual": SaveProfile(size_bytes, 3.0, 0.5, 1)}
     now = risk(**(before | {"grace_s": grace_s}))
     if now.advice is not None:
         advised_s = float(re.findall("CKPT_GRACE_SECONDS to ([0-9]+)", now.advice)[0])
@@ -86,7 +86,7 @@ def test_a_minute_and_fifteen_steps_are_at_risk() -> None:
 
 
 def test_several_ranks_need_a_moment_to_agree() -> None:
-    assert risk(**(known | {"usual": Save(1000, 2.0, 0.5, ranks=8)})).predicted_save_s == 3.5
+    assert risk(**(known | {"usual": SaveProfile(1000, 2.0, 0.5, ranks=8)})).predicted_save_s == 3.5
 
 
 def test_what_can_be_changed_is_named() -> None:
@@ -99,7 +99,7 @@ def test_a_rate_that_wavers_at_the_border_is_not_news_each_time() -> None:
     said: bool | None = None
     changes = 0
     for tick in range(100):
-        now = risk(**(known | {"bytes_per_s": 1000 / (25.9 if tick % 2 else 26.1), "usual": Save(1000, 2.0, 0.5, 1)}))
+        now = risk(**(known | {"bytes_per_s": 1000 / (25.9 if tick % 2 else 26.1), "usual": SaveProfile(1000, 2.0, 0.5, 1)}))
         before, said = said, fits_now(said, now, grace_s=30.0)
         changes += before is not said
     assert (said, changes) == (False, 1)

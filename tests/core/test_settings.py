@@ -1,16 +1,19 @@
-"""sidecar/settings.py: pure but for looking whether a mounted file is there."""
+"""sidecar/daemon/settings.py: pure but for looking whether a mounted file is there."""
 
 from __future__ import annotations
 
+import traceback
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.core.lifecycle.phases import LONGEST_GRACE_S
+from sidecar.daemon.settings import Settings, amount_bytes, from_environment
 from sidecar.errors import ConfigurationError
-from sidecar.settings import Settings, amount_bytes, from_environment
 from trainer_hook.contract import HOOK_SETTINGS, KNOWN_SETTINGS, SIDECAR_SETTINGS, Node, check_id
 
 STORE = {"CKPT_STORE": "file:///store"}
@@ -81,6 +84,53 @@ def test_the_hooks_settings_may_be_set_in_the_sidecar_too() -> None:
     assert read(**dict.fromkeys(HOOK_SETTINGS - SIDECAR_SETTINGS, "anything")) == read()
 
 
+def test_a_setting_that_was_removed_is_refused_with_the_way_that_there_is() -> None:
+    said = refusal(CKPT_RESUME_FOREIGN="true")
+    assert said.startswith("CKPT_RESUME_FOREIGN is not a setting any more: bring a checkpoint of another system")
+    heading = said.rpartition("(")[2].rstrip(")")
+    assert f"\n## {heading}\n" in (Path(__file__).parents[2] / "OPERATIONS.md").read_text()
+    for off in (" ", "false", "False", "0"):
+        assert read(CKPT_RESUME_FOREIGN=off) == read()
+
+
+def test_only_the_given_mapping_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".env").write_text("CKPT_STORE=s3://file/x\nCKPT_KEEP_LOCAL=7\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["checkpoint-sidecar", "--CKPT_KEEP_LOCAL=8", "--keep_local=8"])
+    for name, value in {"CKPT_STORE": "s3://process/x", "CKPT_KEEP_LOCAL": "9", "AWS_REGION": "eu-1"}.items():
+        monkeypatch.setenv(name, value)
+    settings = from_environment(MappingProxyType(STORE))
+    assert (settings.store, settings.keep_local, settings.region) == ("file:///store", 2, None)
+    with pytest.raises(ConfigurationError, match="CKPT_STORE is not set"):
+        from_environment({})
+
+
+@pytest.mark.parametrize("name", [*Settings.model_fields, "ckpt_keep_local", "Ckpt_Keep_Local", "aws_region"])
+def test_a_name_in_other_letters_is_another_name(name: str) -> None:
+    assert read(**{name: "7"}) == read()
+
+
+@pytest.mark.parametrize("text", ["7", "null", "None", "[1]", '{"a": 1}'])
+def test_text_stays_text(text: str) -> None:
+    settings = read(CKPT_RUN_ID=text, AWS_S3_BUCKET=text)
+    assert (settings.run_id, settings.bucket) == (text, text)
+
+
+@given(odd_values, st.sampled_from(sorted(SIDECAR_SETTINGS - {"CKPT_STORE"})))
+def test_what_is_wrong_is_said_without_the_secrets_beside_it(value: str, name: str) -> None:
+    secrets = {
+        "AWS_SECRET_ACCESS_KEY": "hunter2",
+        "AWS_S3_ENDPOINT": "https://me:hunter2@host",
+        "CKPT_STORE": "s3://me:hunter2@b/x",
+    }
+    said = ""
+    try:
+        from_environment(secrets | {name: value})
+    except ConfigurationError:
+        said = traceback.format_exc()
+    assert "hunter2" not in said
+
+
 def test_a_variable_that_is_empty_or_blank_is_not_set() -> None:
     assert read(CKPT_KEEP_STORE="", CKPT_GRACE_SECONDS=" ", CKPT_UNKNOWN="") == read()
 
@@ -141,6 +191,13 @@ def test_text_that_is_no_amount_is_refused(text: str) -> None:
         ("CKPT_RESUME", "always"),
         ("CKPT_API_PORT", "65536"),
         ("CKPT_API_PORT", "-1"),
+        ("CKPT_API_PORT", "9470.0"),
+        ("CKPT_API_PORT", "9_470"),
+        ("CKPT_API_PORT", "²"),
+        ("CKPT_METRICS_BIND", "0.0.0.0"),
+        ("CKPT_METRICS_BIND", "0.0.0.0:http"),
+        ("CKPT_METRICS_BIND", "0.0.0.0:²"),
+        ("CKPT_METRICS_BIND", "0.0.0.0:65536"),
         ("CKPT_API_TOKEN", "secret"),
         ("CKPT_LOG", "xml"),
         ("CKPT_SSE", "AES128"),
@@ -164,6 +221,24 @@ def test_a_grace_period_and_amounts_are_read_with_their_units() -> None:
     assert settings.bandwidth_limit == 200_000_000
     assert settings.part_size == 64 << 20
     assert settings.min_free == 3 << 29
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:9471", ("127.0.0.1", 9471)),
+        ("[::1]:0", ("::1", 0)),
+        (":9471", ("0.0.0.0", 9471)),
+        ("9471", ("0.0.0.0", 9471)),
+    ],
+)
+def test_metrics_are_served_at_a_host_and_a_port(text: str, address: tuple[str, int]) -> None:
+    assert read(CKPT_METRICS_BIND=text).metrics_bind == address
+
+
+def test_the_longest_grace_period_is_what_orphan_uploads_are_spared_for() -> None:
+    assert read(CKPT_GRACE_SECONDS=str(LONGEST_GRACE_S)).grace_seconds == LONGEST_GRACE_S
+    assert "CKPT_GRACE_SECONDS" in refusal(CKPT_GRACE_SECONDS=str(LONGEST_GRACE_S + 1))
 
 
 def test_a_kms_key_goes_with_kms_encryption() -> None:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from email.utils import formatdate
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.spot import aws_action, aws_rebalance, azure_preempt, gcp_preempted
+from sidecar.core.lifecycle.spot import aws_action, aws_rebalance, azure_preempt, gcp_preempted
 from tests import strategies
 from trainer_hook.contract import epoch_seconds, rfc3339
 
@@ -33,11 +34,16 @@ def test_aws_says_what_will_be_done_and_when(action: str) -> None:
     assert said.ends_in_s == 90
 
 
-@given(st.floats(-1e4, 1e4))
-def test_a_time_that_is_over_leaves_none(late_s: float) -> None:
-    said = aws_action(json.dumps({"action": "stop", "time": rfc3339(NOW_S + late_s)}).encode(), now_s=NOW_S)
+@given(st.floats(-1e4, 1e4).filter(lambda s: abs(s) > 0.01))
+def test_a_time_that_cannot_be_is_that_of_a_wrong_clock(in_s: float) -> None:
+    """A notice that is over would be void at once, and one far ahead would be planned with."""
+    said = aws_action(json.dumps({"action": "stop", "time": rfc3339(NOW_S + in_s)}).encode(), now_s=NOW_S)
     assert said is not None
-    assert said.ends_in_s == pytest.approx(max(0.0, late_s), abs=1e-3)
+    assert said.ends_in_s == pytest.approx(in_s if 0 < in_s < 120 else 120, abs=1e-3)
+    noted = EVENT | {"NotBefore": formatdate(NOW_S + round(in_s), usegmt=True)}
+    said = azure_preempt(azure(noted), machine="train_0", now_s=NOW_S)
+    assert said is not None
+    assert said.ends_in_s == (round(in_s) if round(in_s) > 0 else 30)
 
 
 def test_a_notice_without_a_time_has_that_of_its_cloud() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.states import PENDING, REPORTED, SETTLED, State, may_follow
+from sidecar.core.lifecycle.states import PENDING, REPORTED, SETTLED, State, may_follow
 
 states = st.sampled_from(State)
 

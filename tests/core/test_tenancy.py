@@ -5,13 +5,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.tenancy import (
+from sidecar.core.lifecycle.prefix_ownership import (
+    ASK_POLL_S,
     CHECK_S,
-    LOOK_S,
     MOST_ATTEMPTS,
     SILENCE_S,
+    Ownership,
     Run,
-    Verdict,
     belongs,
     may_hold,
     why_not,
@@ -24,12 +24,12 @@ runs = st.builds(Run, st.sampled_from(["r", "s"]), names, names, st.integers(0, 
 
 @given(runs, st.sampled_from(["r", "s"]), names)
 def test_a_named_run_is_joined_by_its_name_alone(run: Run, run_id: str, job: str | None) -> None:
-    assert (belongs(run, run_id=run_id, job=job) is Verdict.OURS) == (run.run_id == run_id)
+    assert (belongs(run, run_id=run_id, job=job) is Ownership.OURS) == (run.run_id == run_id)
 
 
 @given(runs, names)
 def test_without_a_name_only_a_job_that_is_known_to_be_another_is_refused(run: Run, job: str | None) -> None:
-    refused = belongs(run, run_id=None, job=job) is not Verdict.OURS
+    refused = belongs(run, run_id=None, job=job) is not Ownership.OURS
     assert refused == (run.job is not None and job is not None and run.job != job)
 
 
@@ -37,24 +37,24 @@ def test_without_a_name_only_a_job_that_is_known_to_be_another_is_refused(run: R
 def test_a_restart_of_the_same_pod_or_job_is_never_refused_and_never_waits(
     first: Run, now: Run, job: str | None, watched_s: float
 ) -> None:
-    assert may_hold(first, replace(now, holder="me"), me="me", job=job, watched_s=watched_s) is Verdict.OURS
+    assert may_hold(first, replace(now, holder="me"), me="me", job=job, watched_s=watched_s) is Ownership.OURS
     if job is not None:
-        assert may_hold(first, replace(now, job=job), me="me", job=job, watched_s=watched_s) is Verdict.OURS
+        assert may_hold(first, replace(now, job=job), me="me", job=job, watched_s=watched_s) is Ownership.OURS
 
 
 @given(runs, names, st.floats(0, 100))
 def test_a_holder_that_is_silent_is_waited_for_and_then_replaced(run: Run, job: str | None, watched_s: float) -> None:
     verdict = may_hold(run, run, me="me", job=job, watched_s=watched_s)
-    assert verdict in (Verdict.OURS, Verdict.WATCH)
-    assert watched_s < SILENCE_S or verdict is Verdict.OURS
+    assert verdict in (Ownership.OURS, Ownership.WATCH)
+    assert watched_s < SILENCE_S or verdict is Ownership.OURS
 
 
 def test_a_holder_that_beats_while_it_is_watched_is_another_job() -> None:
     run = Run("r", None, "other", beat=1)
     later = replace(run, beat=2)
-    assert may_hold(run, later, me="me", job="mine", watched_s=1) is Verdict.TWO_AT_ONCE
-    assert may_hold(run, replace(later, ending=True), me="me", job="mine", watched_s=1) is Verdict.OURS
-    assert 3 * LOOK_S < SILENCE_S < CHECK_S
+    assert may_hold(run, later, me="me", job="mine", watched_s=1) is Ownership.TWO_AT_ONCE
+    assert may_hold(run, replace(later, ending=True), me="me", job="mine", watched_s=1) is Ownership.OURS
+    assert 3 * ASK_POLL_S < SILENCE_S < CHECK_S
 
 
 @given(st.lists(st.sampled_from("abcdefghijklmnopqrstuvwxyz"), max_size=40))

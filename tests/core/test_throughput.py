@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.throughput import WINDOW_S, Throughput
+from sidecar.core.schedule.throughput import WINDOW_S, Throughput
 
 # Whole seconds, so that the brute force can count them one by one.
 requests = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20), st.integers(0, 10**9)), max_size=12).map(

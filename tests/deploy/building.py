@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.inject import Injected, Options
-from sidecar.inject.options import with_given
+from sidecar.kubernetes.inject import Injected, Options
+from sidecar.kubernetes.inject.options import with_given
 from tests.deploy.schemas import pod_templates
 
 STORE = Options(store="s3://bucket/runs/{name}")

@@ -76,6 +76,7 @@ def complaints(document: dict[str, Any], version: str) -> list[str]:
         said += _errors(_closed(kind.lower()), document)
     elif kind not in _NOT_AT_HAND:
         said.append(f"no schema is known of {api_version} {kind}")
+    said += _job_rules(document)
     if kind != "TrainJob":
         for template in pod_templates(document):
             said += _errors(_validator(version, "podtemplatespec-v1"), template)
@@ -146,3 +147,29 @@ def _pod_rules(spec: dict[str, Any], *, native: bool) -> Iterator[str]:
     ports = [(port["containerPort"], port.get("protocol")) for c in everyone for port in c.get("ports") or []]
     if spec.get("hostNetwork") and len(set(ports)) != len(ports):
         yield f"two of one port: {ports}"
+
+
+def _job_rules(node: Any) -> Iterator[str]:
+    """Validation of batch/v1 that lies in code (pkg/apis/batch/validation): what a podFailurePolicy goes together with."""
+    if isinstance(node, list):
+        for value in node:
+            yield from _job_rules(value)
+    elif isinstance(node, dict):
+        for value in node.values():
+            yield from _job_rules(value)
+        if "podFailurePolicy" in node:
+            spec = node["template"]["spec"]
+            names = {container["name"] for key in ("containers", "initContainers") for container in spec.get(key) or ()}
+            if spec.get("restartPolicy") != "Never":
+                yield f"podFailurePolicy needs restartPolicy Never, not {spec.get('restartPolicy')}"
+            if node.get("podReplacementPolicy") not in (None, "Failed"):
+                yield "podFailurePolicy needs podReplacementPolicy Failed"
+            for rule in node["podFailurePolicy"]["rules"]:
+                codes = rule.get("onExitCodes") or {"values": [1], "operator": "In"}
+                if bool(rule.get("onExitCodes")) == bool(rule.get("onPodConditions")):
+                    yield f"a rule has either exit codes or conditions: {rule}"
+                if codes.get("containerName", "") and codes["containerName"] not in names:
+                    yield f"no container {codes['containerName']}"
+                is_sorted = codes["values"] == sorted(set(codes["values"]))
+                if not codes["values"] or not is_sorted or (codes["operator"] == "In" and 0 in codes["values"]):
+                    yield f"exit codes {codes}"

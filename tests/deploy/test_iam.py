@@ -15,21 +15,23 @@ import boto3
 import pytest
 
 from sidecar.errors import AccessRefused
-from sidecar.store.s3 import S3Options, S3Store
+from sidecar.store.s3.store import S3Options, S3Store
 from sidecar.store.slice import FileSlice, OpenGate
 from tests import servers
 
-POLICY: dict[str, Any] = json.loads((Path(__file__).parents[2] / "deploy/s3/iam-policy.json").read_text())
+S3 = Path(__file__).parents[2] / "deploy/s3"
+POLICY: dict[str, Any] = json.loads((S3 / "iam-policy.json").read_text())
+WHOLE_LISTING: dict[str, Any] = json.loads((S3 / "iam-policy-whole-listing.json").read_text())
 ACTIONS = sorted({action for statement in POLICY["Statement"] for action in statement["Action"]})
 BUCKET = POLICY["Statement"][0]["Resource"].rpartition(":")[2]
 
 
 def on_this_server(policy: dict[str, Any]) -> dict[str, Any]:
     """AWS asks for s3:DeleteObject on each object that DeleteObjects names; moto asks for it on the bucket."""
-    bucket, objects = policy["Statement"]
+    *bucket, objects = policy["Statement"]
     deleting = [action for action in objects["Action"] if action == "s3:DeleteObject"]
-    more = [{"Effect": "Allow", "Action": deleting, "Resource": bucket["Resource"]}] if deleting else []
-    return {**policy, "Statement": [bucket, objects, *more]}
+    more = [{"Effect": "Allow", "Action": deleting, "Resource": bucket[0]["Resource"]}] if deleting else []
+    return {**policy, "Statement": [*bucket, objects, *more]}
 
 
 class Cloud:
@@ -97,11 +99,31 @@ def test_it_is_enough_below_its_prefix_and_nothing_elsewhere(cloud: Cloud) -> No
         everything(cloud, f"other/{uuid.uuid4().hex}")
 
 
+def test_only_listing_depends_on_the_prefix_because_aws_knows_it_nowhere_else() -> None:
+    """Service Authorization Reference, Amazon S3: of these actions s3:prefix is a condition key of ListBucket alone."""
+    conditioned = [statement["Action"] for statement in POLICY["Statement"] if "Condition" in statement]
+    assert conditioned == [["s3:ListBucket"]]
+    assert not any("Condition" in statement for statement in WHOLE_LISTING["Statement"])
+    assert sorted(action for statement in WHOLE_LISTING["Statement"] for action in statement["Action"]) == ACTIONS
+    assert POLICY["Statement"][-1] == WHOLE_LISTING["Statement"][-1]
+
+
+def test_the_policy_with_a_listing_of_the_whole_bucket_is_enough_too(cloud: Cloud) -> None:
+    cloud.allow(WHOLE_LISTING)
+    try:
+        everything(cloud, f"runs/{uuid.uuid4().hex}")
+        with pytest.raises(AccessRefused):
+            everything(cloud, f"other/{uuid.uuid4().hex}")
+    finally:
+        cloud.allow(POLICY)
+
+
 @pytest.mark.parametrize("missing", ACTIONS)
 def test_without_any_one_of_its_actions_the_store_refuses(cloud: Cloud, missing: str) -> None:
     less = copy.deepcopy(POLICY)
     for statement in less["Statement"]:
         statement["Action"] = [action for action in statement["Action"] if action != missing]
+    less["Statement"] = [statement for statement in less["Statement"] if statement["Action"]]
     cloud.allow(less)
     try:
         with pytest.raises(AccessRefused):

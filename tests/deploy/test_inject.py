@@ -13,8 +13,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from sidecar.inject import NotInjectable, Options, inject, inject_text
-from sidecar.inject.options import with_given
+from sidecar.kubernetes.inject import NotInjectable, Options, inject, inject_text
+from sidecar.kubernetes.inject.options import with_given
 from tests.deploy.building import POD, STORE, asked, job, named, several, sidecar_of, values
 from tests.deploy.pods import PLAIN, options, workloads
 from tests.deploy.schemas import OLD_VERSIONS, VERSIONS, complaints, documents, pod_templates
@@ -224,7 +224,7 @@ def test_a_claim_that_the_workload_makes_is_a_volume() -> None:
     ):
         [template] = pod_templates(inject(document, STORE).document)
         assert named(sidecar_of(template["spec"])["volumeMounts"], "data")["mountPath"] == "/checkpoints"
-        assert "volumes" not in template["spec"]
+        assert [volume["name"] for volume in template["spec"]["volumes"]] == ["checkpoint-sidecar-state"]
 
 
 MERGED = """\

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.cli import main
-from sidecar.inject import Options, inject_text
-from sidecar.inject.options import with_given
+from sidecar.cli.main import main
+from sidecar.kubernetes.inject import Options, inject_text
+from sidecar.kubernetes.inject.options import with_given
 from tests.deploy.building import STORE
 from tests.deploy.pods import PLAIN
 
@@ -48,6 +48,7 @@ def test_standard_input_goes_to_standard_output(capsys: pytest.CaptureFixture[st
         (["--store", "ftp://x"], 2, "must be s3://bucket/prefix"),
         (["--set", "KEEP=1"], 2, "must be CKPT_NAME=VALUE"),
         (["--set", "CKPT_VERIFY=maybe"], 2, "CKPT_VERIFY='maybe'"),
+        (["--set", "CKPT_RESUME_FOREIGN=true"], 2, "CKPT_RESUME_FOREIGN is not a setting any more"),
         (
             ["--store", "s3://bucket/x", "--trainer-container", "nobody"],
             1,

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from sidecar.cli import _parser
-from sidecar.inject import Options, inject
-from sidecar.inject.options import with_given
-from sidecar.settings import from_environment as sidecar_settings
+from sidecar.cli.main import main
+from sidecar.daemon.settings import from_environment as sidecar_settings
+from sidecar.kubernetes.inject import Options, inject
+from sidecar.kubernetes.inject.options import with_given
 from tests.deploy.building import INDEXED, POD, STORE, asked, job, named, pod_of, several, sidecar_of, values
 from tests.deploy.schemas import pod_templates
 from trainer_hook.contract import Node
 from trainer_hook.process.settings import from_environment as hook_settings
+
+OF_THE_POD = ("CKPT_CREDENTIALS_DIR", "CKPT_STATE_DIR")
+"""Directories that are there, not here."""
 
 
 def test_the_environment_that_is_written_is_one_that_both_sides_take() -> None:
@@ -29,7 +32,7 @@ def test_the_environment_that_is_written_is_one_that_both_sides_take() -> None:
     }
     chosen = with_given(asked(**given, grace="77", save_total_limit="2"), {"CKPT_KEEP_STORE": "3", "CKPT_SUPERSEDED": "skip"})
     pod = pod_of(inject(job(), chosen))
-    of_sidecar = {k: v for k, v in values(sidecar_of(pod)).items() if k != "CKPT_CREDENTIALS_DIR"}
+    of_sidecar = {k: v for k, v in values(sidecar_of(pod)).items() if k not in OF_THE_POD}
     settings = sidecar_settings(of_sidecar)
     assert (settings.grace_seconds, settings.keep_store, settings.api_port, settings.superseded) == (77, 3, 9999, "skip")
     hook = hook_settings(values(named(pod["containers"], "main")))
@@ -44,12 +47,13 @@ def test_the_environment_that_is_written_is_one_that_both_sides_take() -> None:
     assert pod["terminationGracePeriodSeconds"] == 77
 
 
-def test_the_commands_of_the_sidecar_are_commands_of_this_program() -> None:
+def test_the_commands_of_the_sidecar_are_commands_of_this_program(capsys: pytest.CaptureFixture[str]) -> None:
     sidecar = sidecar_of(pod_of(inject(job(), STORE)))
     probes = [sidecar[probe]["exec"]["command"] for probe in ("startupProbe", "readinessProbe")]
     for command in [sidecar["command"], sidecar["lifecycle"]["preStop"]["exec"]["command"], *probes]:
         assert command[0] == "checkpoint-sidecar"
-        assert _parser().parse_args(command[1:]).name == command[1]
+        assert main([*command[1:], "--help"]) == 0  # parsed whole, and nothing is run
+        assert f"Usage: checkpoint-sidecar {command[1]}" in capsys.readouterr().out
 
 
 def test_the_hook_that_the_init_container_installs_is_active_in_the_trainer(tmp_path: Path) -> None:
@@ -211,7 +215,8 @@ def test_a_pod_that_a_controller_made_says_itself_whether_it_is_the_only_one(
     document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"labels": labels}, "spec": spec}
     done = inject(document, asked())
     found = values(sidecar_of(done.document["spec"]))
-    assert {name: value for name, value in found.items() if name.startswith(("PET_", "JOB_"))} == told
-    node = sidecar_settings({name: value.replace("from elsewhere", "3") for name, value in found.items()}).node
+    assert {name: value for name, value in found.items() if name.startswith(("PET_", "JOB_COMPLETION"))} == told
+    known = {name: value.replace("from elsewhere", "3") for name, value in found.items() if name not in OF_THE_POD}
+    node = sidecar_settings(known).node
     assert node == (Node() if not told else Node(2, 4) if "PET_NODE_RANK" in told else None)
     assert inject(done.document, asked()).document == done.document

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sidecar.inject import Options, inject_text
-from sidecar.inject.manifests import InjectedText
-from sidecar.inject.options import with_given
+from sidecar.kubernetes.inject import Options, inject_text
+from sidecar.kubernetes.inject.manifests import InjectedText
+from sidecar.kubernetes.inject.options import with_given
 from tests.deploy.building import sidecar_of, values
 from tests.deploy.schemas import VERSIONS, complaints, documents, pod_templates
 
@@ -85,7 +85,7 @@ def test_a_claim_that_all_pods_of_a_set_share_is_named() -> None:
 
 def test_workers_of_a_schedule_of_ray_jobs_are_found_and_ray_is_the_first_container() -> None:
     assert list(sidecars("ray-schedule")) == ["worker"]
-    assert sidecars("ray-schedule")["worker"]["CKPT_STORE"] == "s3://bucket/runs/nightly"
+    assert sidecars("ray-schedule")["worker"]["CKPT_STORE"] == "s3://bucket/runs/$(JOB_NAME)"
 
 
 def test_a_run_that_may_grow_is_not_alone() -> None:
@@ -104,14 +104,14 @@ def test_a_runtime_of_the_same_file_is_not_asked_for() -> None:
 
 def test_a_name_that_the_server_makes_is_warned_of() -> None:
     text = SHAPES["elastic"].replace("  name: elastic", "  generateName: elastic-")
-    said = inject_text(text, with_given(Options(), GIVEN)).warnings
+    said = inject_text(text, with_given(Options(), GIVEN | {"store": "s3://bucket/one"})).warnings
     assert "PyTorchJob: metadata.generateName" in [warning.path for warning in said]
     assert not [warning for warning in injected("pod-group").warnings if "generateName" in warning.path]
 
 
 def test_braces_stay_braces() -> None:
     done = injected("braces")
-    assert '    completionMode: "Indexed",\n    podReplacementPolicy: "Failed",\n    template: {\n' in done.text
-    assert '          secret: {\n            secretName: "data-connection",\n          },\n        }],\n' in done.text
+    assert '    completionMode: "Indexed",\n    podFailurePolicy: {\n' in done.text
+    assert '          secret: {\n            secretName: "data-connection",\n          },\n        }, {\n' in done.text
     flat = "{apiVersion: v1, kind: Pod, metadata: {name: x}, spec: {containers: [{name: a, image: i}]}}\n"
     assert inject_text(flat, with_given(Options(), GIVEN)).text.count("\n") == 1

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from sidecar.errors import ConfigurationError
-from sidecar.inject import NotInjectable, Options, inject, inject_text
-from sidecar.inject.options import with_given
+from sidecar.kubernetes.inject import NotInjectable, Options, inject, inject_text
+from sidecar.kubernetes.inject.options import with_given
 from tests.deploy.building import STORE, asked, in_job, in_pod, job, several, sidecar_of, with_volume
 
 TRAPS = {

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.cli import main
-from sidecar.inject.options import from_environment
+from sidecar.cli.main import main
+from sidecar.kubernetes.inject.options import from_environment
 from tests.deploy.schemas import KUBERNETES, VERSIONS, complaints, documents, pod_templates
 
 PREFIX = "# checkpoint-sidecar "
@@ -192,7 +192,7 @@ def test_a_train_job_finds_the_container_that_its_runtime_has() -> None:
     assert patched["name"] == real["name"]
     changes = by_name(patched["template"]["spec"]["template"]["spec"]["initContainers"])
     assert set(changes) <= set(by_name(real["template"]["spec"]["template"]["spec"]["initContainers"]))
-    assert environment(changes["checkpoint-sidecar"])["CKPT_STORE"] == "s3:///runs/research/llama"
+    assert environment(changes["checkpoint-sidecar"])["CKPT_STORE"] == "s3:///runs/$(POD_NAMESPACE)/llama"
     seconds = patched["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert environment(train_job["spec"]["trainer"])["CKPT_GRACE_SECONDS"] == str(seconds)
 

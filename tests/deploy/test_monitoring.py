@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from sidecar.inject import inject
+from sidecar.kubernetes.inject import inject
 from tests.deploy.building import asked, job, sidecar_of
 from tests.deploy.schemas import documents, pod_templates
 from tests.process.sidecar_process import sidecar, write_checkpoint

@@ -31,6 +31,7 @@ for entry in client.list_objects_v2(Bucket=source.netloc, Prefix=prefix)["Conten
 """
 
 
+@pytest.mark.slow
 def test_the_migration_brings_a_foreign_checkpoint_to_a_prefix_from_which_a_run_resumes(
     tmp_path: Path, moto_endpoint: str
 ) -> None:
@@ -85,7 +86,7 @@ def test_the_policy_allows_what_the_documents_say_and_nothing_else() -> None:
     )
     assert allowed == set(re.findall(r"s3:\w+", sentence))
     assert not any("*" in action for action in allowed)
-    bucket, objects = policy["Statement"]
+    bucket, _, objects = policy["Statement"]
     assert bucket["Condition"]["StringLike"]["s3:prefix"] == objects["Resource"].partition(bucket["Resource"] + "/")[2]
 
 

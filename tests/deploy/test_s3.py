@@ -1,34 +1,110 @@
+"""The lifecycle rules, and the command that adds them to those of a bucket."""
+
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
 
 from tests import servers
 
-LIFECYCLE = Path(__file__).parents[2] / "deploy/s3/lifecycle.json"
+S3 = Path(__file__).parents[2] / "deploy/s3"
+OTHERS = [
+    {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 14}},
+    {"ID": "old", "Status": "Disabled", "Filter": {"Prefix": "tmp/"}, "Expiration": {"Days": 1}},
+]
+BOTH = pytest.mark.parametrize("endpoint_name", ["moto_endpoint", pytest.param("rgw_endpoint", marks=pytest.mark.rgw)])
 
 
-@pytest.mark.parametrize("endpoint_name", ["moto_endpoint", pytest.param("rgw_endpoint", marks=pytest.mark.rgw)])
-def test_a_store_takes_the_lifecycle_rules_as_they_are(request: pytest.FixtureRequest, endpoint_name: str) -> None:
-    endpoint, bucket = request.getfixturevalue(endpoint_name), f"rule-{uuid.uuid4().hex[:12]}"
-    servers.create_bucket(endpoint, bucket)
-    client = boto3.client(
-        "s3",
-        endpoint_url=endpoint,
-        aws_access_key_id=servers.ACCESS_KEY,
-        aws_secret_access_key=servers.SECRET_KEY,
-        region_name=servers.REGION,
-    )
-    rules = json.loads(LIFECYCLE.read_text())
-    client.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration=rules)
-    taken = {rule["ID"]: rule for rule in client.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]}
-    assert {rule["Status"] for rule in taken.values()} == {"Enabled"}
-    assert taken["abort-unfinished-checkpoint-uploads"]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
-    replaced = taken["expire-what-was-overwritten-or-deleted"]
-    assert replaced["NoncurrentVersionExpiration"] == {"NoncurrentDays": 1}
+class Bucket:
+    """A new bucket, and the command run on it."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.name = f"rule-{uuid.uuid4().hex[:12]}"
+        servers.create_bucket(endpoint, self.name)
+        access = {"AWS_ACCESS_KEY_ID": servers.ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET_KEY}
+        self._environ = {**os.environ, **access, "AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": servers.REGION}
+        given = {name.lower(): value for name, value in access.items()}
+        self.client = boto3.client("s3", endpoint_url=endpoint, region_name=servers.REGION, **given)
+
+    def merge(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(S3 / "merge-lifecycle"), *arguments]
+        return subprocess.run(command, env=self._environ, capture_output=True, text=True, timeout=60, check=False)
+
+    def put(self, rules: list[dict[str, Any]]) -> None:
+        self.client.put_bucket_lifecycle_configuration(Bucket=self.name, LifecycleConfiguration={"Rules": rules})
+
+    def rules(self) -> dict[str, dict[str, Any]]:
+        found = self.client.get_bucket_lifecycle_configuration(Bucket=self.name)["Rules"]
+        return {rule["ID"]: rule for rule in found}
+
+
+@pytest.fixture
+def bucket(request: pytest.FixtureRequest, endpoint_name: str) -> Iterator[Bucket]:
+    made = Bucket(request.getfixturevalue(endpoint_name))
+    yield made
+    made.client.close()
+
+
+@BOTH
+def test_the_rules_are_added_to_those_that_are_there(bucket: Bucket) -> None:
+    bucket.put(OTHERS)
+    before = bucket.rules()
+    for _ in range(2):
+        done = bucket.merge(bucket.name)
+        assert done.returncode == 0, done.stderr
+    after = bucket.rules()
+    assert {name: after[name] for name in before} == before
+    assert set(after) - set(before) == {"abort-unfinished-checkpoint-uploads", "expire-overwritten-or-deleted-checkpoints"}
+    replaced = after["expire-overwritten-or-deleted-checkpoints"]
+    assert replaced["NoncurrentVersionExpiration"]["NoncurrentDays"] == 30
     assert replaced["Expiration"] == {"ExpiredObjectDeleteMarker": True}
-    client.close()
+    aborted = after["abort-unfinished-checkpoint-uploads"]
+    assert aborted["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
+    assert {rule["Filter"]["Prefix"] for rule in (replaced, aborted)} == {"runs/"}
+
+
+@BOTH
+def test_a_bucket_without_rules_gets_them_and_another_prefix_has_its_own(bucket: Bucket) -> None:
+    assert bucket.merge(bucket.name).returncode == 0
+    assert bucket.merge(bucket.name, "--prefix", "teams/a").returncode == 0
+    prefixes = sorted(rule["Filter"]["Prefix"] for rule in bucket.rules().values())
+    assert prefixes == ["runs/", "runs/", "teams/a/", "teams/a/"]
+
+
+@pytest.mark.parametrize("endpoint_name", ["moto_endpoint"])
+def test_what_an_earlier_version_brought_for_the_whole_bucket_goes(bucket: Bucket) -> None:
+    whole: dict[str, Any] = {"Status": "Enabled", "Filter": {"Prefix": ""}}
+    bucket.put(
+        [
+            {
+                "ID": "abort-unfinished-checkpoint-uploads",
+                "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 7},
+                **whole,
+            },
+            {"ID": "expire-what-was-overwritten-or-deleted", "NoncurrentVersionExpiration": {"NoncurrentDays": 1}, **whole},
+        ]
+    )
+    assert bucket.merge(bucket.name).returncode == 0
+    assert [rule["Filter"]["Prefix"] for rule in bucket.rules().values()] == ["runs/", "runs/"]
+
+
+@pytest.mark.parametrize("endpoint_name", ["moto_endpoint"])
+@pytest.mark.slow
+def test_nothing_is_written_when_the_present_rules_cannot_be_read_or_for_a_whole_bucket(bucket: Bucket) -> None:
+    bucket.put(OTHERS)
+    done = bucket.merge(f"{bucket.name}-other")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "NoSuchBucket" in done.stderr
+    assert bucket.merge(bucket.name, "--prefix", "/").returncode == 2
+    shown = bucket.merge(bucket.name, "--dry-run")
+    assert [rule["ID"] for rule in json.loads(shown.stdout)["Rules"]][:2] == ["logs", "old"]
+    assert set(bucket.rules()) == {"logs", "old"}

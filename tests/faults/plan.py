@@ -36,6 +36,16 @@ class Kind(StrEnum):
     STALL_DOWNLOAD_CLOSE = "stall-in-download-then-close"
     TRUNCATED = "truncated-download"
     CORRUPT_DOWNLOAD = "corrupt-download"
+    SILENT_CONNECTION = "silent-connection"
+    """It is accepted, and nothing is read. Of connections alone, as the next one."""
+    SILENT_WHEN_KEPT = "silent-when-kept"
+    """Its first request goes well."""
+    SILENT_REQUEST = "silent-request"
+    """Nothing is read beyond the head."""
+    SILENT_UPLOAD = "silent-upload"
+    SILENT_ANSWER = "silent-answer"
+    """The store carries out the request and sends no answer."""
+    SILENT_DOWNLOAD = "silent-download"
 
 
 IN_ANY_REQUEST = (
@@ -47,6 +57,8 @@ IN_ANY_REQUEST = (
     Kind.LOST_ANSWER,
     Kind.CLOSED_AFTER,
 )
+SILENCES = tuple(kind for kind in Kind if kind.startswith("silent-"))
+"""From some point on, the connection stays open and nothing moves any more, for ever."""
 IN_UPLOADS = (Kind.RESET_UPLOAD, Kind.STALL_UPLOAD, Kind.STALL_UPLOAD_CLOSE)
 IN_DOWNLOADS = (Kind.RESET_DOWNLOAD, Kind.STALL_DOWNLOAD, Kind.STALL_DOWNLOAD_CLOSE, Kind.TRUNCATED)
 

@@ -23,10 +23,17 @@ _ERRORS = {
     Kind.SLOW_DOWN_EARLY: (503, "SlowDown"),
     Kind.ERROR_IN_200: (200, "InternalError"),
 }
-_HARM_TO_UPLOADS = {Kind.RESET_UPLOAD, Kind.STALL_UPLOAD, Kind.STALL_UPLOAD_CLOSE, Kind.CORRUPT_UPLOAD}
+_HARM_TO_UPLOADS = {
+    Kind.RESET_UPLOAD,
+    Kind.STALL_UPLOAD,
+    Kind.STALL_UPLOAD_CLOSE,
+    Kind.CORRUPT_UPLOAD,
+    Kind.SILENT_UPLOAD,
+}
 _CORRUPTIONS = {Kind.CORRUPT_UPLOAD, Kind.CORRUPT_DOWNLOAD}
 _RESETS = {Kind.RESET_UPLOAD, Kind.RESET_DOWNLOAD}
 _STALLS = {Kind.STALL_UPLOAD, Kind.STALL_DOWNLOAD}
+_SILENT_IN_BODIES = {Kind.SILENT_UPLOAD, Kind.SILENT_DOWNLOAD}
 _STALLS_THAT_END = {Kind.STALL_UPLOAD_CLOSE, Kind.STALL_DOWNLOAD_CLOSE}
 
 
@@ -45,6 +52,8 @@ class Exchange:
 
     request: Request
     fault: Fault | None
+    connection: int = 0
+    """In the order in which they came, from 1 on."""
     began_s: float = field(default_factory=time.monotonic)
     received_bytes: int = 0
     """Of the request's body."""
@@ -101,12 +110,16 @@ class Throttle:
 
 
 class FaultProxy:
-    """Stands before the S3 server ``target``. ``plan``, ``latency_s`` and ``bytes_per_s`` may change at any time."""
+    """Stands before the S3 server ``target``. What is public may change at any time, but for ``log`` and ``silenced``."""
 
     def __init__(self, target: str, plan: Plan = nothing, *, dialect: Dialect | None = None) -> None:
         self.plan = plan
         self.latency_s = 0.0
         """Added to every request."""
+        self.silences: dict[int, Kind] = {}
+        """Which connections go silent, in the order in which they come, from 1 on, and where."""
+        self.silenced: list[tuple[int, Kind]] = []
+        """Those that did."""
         self.log: list[Exchange] = []
         self._dialect = dialect or Dialect()
         self._target = urlsplit(target)
@@ -148,7 +161,7 @@ class FaultProxy:
         with contextlib.suppress(OSError):
             while True:
                 client = Peer(server.accept()[0])
-                thread = threading.Thread(target=self._serve, args=(client,))
+                thread = threading.Thread(target=self._serve, args=(client, len(self._threads) + 1))
                 self._threads.append(thread)
                 thread.start()
 
@@ -161,15 +174,22 @@ class FaultProxy:
             self._peers.discard(peer)
             peer.close()
 
-    def _serve(self, client: Peer) -> None:
+    def _serve(self, client: Peer, number: int) -> None:
+        silence = self.silences.get(number)
         with self._known(client), contextlib.suppress(OSError):
             try:
+                if silence is Kind.SILENT_CONNECTION:
+                    self._fall_silent(number, Fault(silence))
                 while not self._stopping.is_set() and (head := client.head()):
                     request = Request(head.first, head.headers)
-                    exchange = Exchange(request, self.plan(request))
+                    planned = silence in (None, Kind.SILENT_WHEN_KEPT)
+                    fault = Fault(silence) if silence and not planned else self.plan(request)
+                    exchange = Exchange(request, fault, number)
                     self.log.append(exchange)
                     if not self._exchange(client, exchange):
                         return
+                    if silence is Kind.SILENT_WHEN_KEPT:
+                        self._fall_silent(number, Fault(silence))
             except Cut as cut:
                 if cut.reset:
                     client.reset()
@@ -184,6 +204,8 @@ class FaultProxy:
             return self._refuse(client, exchange, *_ERRORS[kind], stays=False)
         if kind is Kind.LATENCY and exchange.fault:
             self._stopping.wait(exchange.fault.seconds)
+        if exchange.fault and (kind is Kind.SILENT_REQUEST or (kind is Kind.SILENT_UPLOAD and not request.length)):
+            self._fall_silent(exchange.connection, exchange.fault)
         refusal = _ERRORS.get(kind) if kind else self._dialect.refusal(request)
         if refusal:
             for _ in self._received(client, exchange):
@@ -219,7 +241,7 @@ class FaultProxy:
         request, fault = exchange.request, exchange.fault
         blocks = self._dialect.request_body(request, self._received(client, exchange))
         if fault and fault.kind in _HARM_TO_UPLOADS:
-            blocks = self._harmed(blocks, fault, request.length or 0)
+            blocks = self._harmed(blocks, exchange, fault, request.length or 0)
         send = _chunk_to(store) if request.is_chunked else store.send
         store.send(self._dialect.request(request.without("expect")).encode())
         for block in blocks:
@@ -233,12 +255,16 @@ class FaultProxy:
         has_body = exchange.request.method != "HEAD" and head.status not in (204, 304)
         blocks = self._dialect.answer_body(head, store.body(head, to_the_end=True) if has_body else iter(()))
         fault = exchange.fault
+        if fault and (
+            fault.kind is Kind.SILENT_ANSWER or (fault.kind is Kind.SILENT_DOWNLOAD and not (has_body and head.length))
+        ):
+            self._fall_silent(exchange.connection, fault)
         if fault and fault.kind is Kind.LOST_ANSWER:
             for _ in blocks:
                 pass
             raise Cut(fault, reset=False)
         if fault and has_body and "download" in fault.kind:
-            blocks = self._harmed(blocks, fault, 1000 if head.length is None else head.length)
+            blocks = self._harmed(blocks, exchange, fault, 1000 if head.length is None else head.length)
         has_end = not has_body or head.is_chunked or head.length is not None
         exchange.status = head.status
         client.send(_kept_alive(head, has_end=has_end).encode())
@@ -251,22 +277,29 @@ class FaultProxy:
             send(b"")
         return has_end
 
-    def _harmed(self, blocks: Iterator[bytes], fault: Fault, size_bytes: int) -> Iterator[bytes]:
+    def _harmed(self, blocks: Iterator[bytes], exchange: Exchange, fault: Fault, size_bytes: int) -> Iterator[bytes]:
         at, done, is_left = max(0, min(int(size_bytes * fault.at), size_bytes - 1)), 0, True
         for block in blocks:
             if is_left and done + len(block) > at:
                 is_left, place = False, at - done
                 if place:
                     yield block[:place]
-                self._harm(fault)
+                self._harm(exchange, fault)
                 yield bytes([block[place] ^ (fault.kind in _CORRUPTIONS)]) + block[place + 1 :]
             else:
                 yield block
             done += len(block)
         if is_left:
-            self._harm(fault)
+            self._harm(exchange, fault)
 
-    def _harm(self, fault: Fault) -> None:
+    def _fall_silent(self, number: int, fault: Fault) -> None:
+        self.silenced.append((number, fault.kind))
+        self._stopping.wait()
+        raise Cut(fault, reset=True)
+
+    def _harm(self, exchange: Exchange, fault: Fault) -> None:
+        if fault.kind in _SILENT_IN_BODIES:
+            self._fall_silent(exchange.connection, fault)
         if fault.kind in _STALLS | _STALLS_THAT_END:
             self._stopping.wait(fault.seconds)
         if fault.kind not in _STALLS | _CORRUPTIONS:

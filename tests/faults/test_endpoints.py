@@ -41,6 +41,7 @@ def test_without_checksums_objects_are_read_back_and_status_says_so(
     assert read >= {f"{NAME}/{path}" for path in checkpoint_files()}
 
 
+@pytest.mark.slow
 def test_without_checksums_a_resume_is_the_same(without_checksums: FaultProxy, moto_bucket: Bucket, tmp_path: Path) -> None:
     with without_checksums.running() as endpoint:
         with sidecar(tmp_path / "volume", moto_bucket.settings(endpoint)) as running:
@@ -54,6 +55,7 @@ def test_without_checksums_a_resume_is_the_same(without_checksums: FaultProxy, m
 
 @pytest.mark.parametrize(("operation", "key"), [("UploadPart", "model"), ("PutObject", r"small/07\.bin$")])
 @pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.slow
 def test_without_checksums_a_byte_that_changed_on_the_way_up_is_found_and_sent_again(
     operation: str, key: str, times: int, without_checksums: FaultProxy, moto_bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -100,6 +102,7 @@ def test_damage_in_the_store_is_found_at_resume_and_the_older_step_is_taken(
 
 
 @pytest.mark.parametrize("dialect", UNCONDITIONAL, ids=names_of)
+@pytest.mark.slow
 def test_without_conditional_writes_status_says_so_and_a_checkpoint_is_committed(
     dialect: Dialect, moto_bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -149,6 +152,7 @@ def test_without_conditional_writes_a_restart_leaves_a_commit_as_it_is(
 
 
 @pytest.mark.parametrize(("times", "starts"), [(1, True), (100, False)])
+@pytest.mark.slow
 def test_a_probe_that_another_sidecar_takes_for_a_leftover_is_made_again(
     times: int, starts: bool, moto_bucket: Bucket, tmp_path: Path
 ) -> None:

@@ -71,6 +71,10 @@ class Series:
     def size_bytes(self) -> int:
         return sum(map(size_bytes, self.written.values()))
 
+    def small_bytes(self) -> int:
+        """Of the files that go in a request each: on a busy machine such a request is late, and a second one goes beside it."""
+        return sum(len(content) for files in self.written.values() for name, content in files.items() if name != "model")
+
 
 def ends_well(series: Series, proxy: FaultProxy, bucket: Bucket, *, kills: int) -> None:
     """All is committed once, whole, and without leftovers; what was sent twice is what was in flight at the kills."""
@@ -78,7 +82,7 @@ def ends_well(series: Series, proxy: FaultProxy, bucket: Bucket, *, kills: int) 
     for name, files in series.written.items():
         bucket.assert_holds(name, files)
     assert bucket.unfinished_uploads() == []
-    assert sent_bytes(proxy) <= series.size_bytes() + kills * CONCURRENCY * PART_BYTES
+    assert sent_bytes(proxy) <= series.size_bytes() + series.small_bytes() + kills * CONCURRENCY * PART_BYTES
 
 
 def wait_for_a_bad_moment(running: Sidecar, proxy: FaultProxy, series: Series, dice: random.Random) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import re
@@ -16,11 +18,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.forks import Forks, forks
 from tests.process.sidecar_process import until
+from tests.processes import children_of
+from trainer_hook.activation.run_command import environment_for
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
+"""Three processes that import torch on a machine that is busy take most of a minute."""
+HOOKED = ["-m", "trainer_hook", "run", "--"]
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")
 
 
@@ -46,6 +53,36 @@ def popen(command: list[str], folder: Path, environ: Mapping[str, str], log_path
         return subprocess.Popen(command, cwd=folder, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
 
+TRAINER_MODULES = ("torch", "accelerate", "datasets", "tokenizers", "transformers.modeling_utils")
+"""What every trainer of the Hugging Face family imports, but for ``transformers.trainer``, whose import activates the hook."""
+
+
+def forked(warm: Forks) -> Start:
+    """Return a ``Start`` for Python scripts, also behind ``python -m trainer_hook run --``, that forks a warm interpreter."""
+
+    def start(command: list[str], folder: Path, environ: Mapping[str, str], log_path: Path) -> Any:
+        if command[1:5] == HOOKED:
+            command, environ = command[5:], environment_for(environ)
+        return warm.start(command[1:], environ=environ, log=log_path, folder=folder)
+
+    return start
+
+
+@functools.cache
+def _trainer_forks() -> Forks:
+    warm = forks(*TRAINER_MODULES, environ=plain_environ())
+    atexit.register(warm.__exit__, None, None, None)
+    return warm.__enter__()
+
+
+def usual_start(command: list[str], folder: Path, environ: Mapping[str, str], log_path: Path) -> Any:
+    """Fork ``train.py``, unless it shards: that is a library whose import the hook waits for. Start anything else."""
+    script = command[5:] if command[1:5] == HOOKED else command
+    is_usual = script[:1] == [sys.executable] and script[1:2] == [str(SCRIPTS / "train.py")] and '"fsdp": true' not in script[2]
+    start = forked(_trainer_forks()) if is_usual else popen
+    return start(command, folder, environ, log_path)
+
+
 class Training:
     """A process under ``python -m trainer_hook run`` whose output goes to a file."""
 
@@ -57,14 +94,14 @@ class Training:
         *,
         hooked: bool = True,
         within: Sequence[str] = (),
-        start: Start = popen,
+        start: Start = usual_start,
     ) -> None:
         work = volume.parent / f"{volume.name}-work"
         work.mkdir(exist_ok=True)
         self.volume = volume
         self.work = work
         self._log_path = work / f"log-{time.monotonic_ns()}"
-        prefix = [*within, *([sys.executable, "-m", "trainer_hook", "run", "--"] if hooked else [])]
+        prefix = [*within, *([sys.executable, *HOOKED] if hooked else [])]
         environ = plain_environ() | {"CKPT_DIR": str(volume), "PYTHONPATH": str(ROOT)} | dict(settings)
         self.process = start([*prefix, *command], work, environ, self._log_path)
 
@@ -107,8 +144,7 @@ class Training:
 
     def children(self) -> list[int]:
         """Return the pids of the direct children."""
-        task = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        return [int(pid) for pid in task.read_text().split()]
+        return children_of(self.process.pid)
 
     def close(self) -> None:
         """End the process and what it started."""
@@ -125,7 +161,7 @@ def training(
     *,
     hooked: bool = True,
     within: Sequence[str] = (),
-    start: Start = popen,
+    start: Start = usual_start,
 ) -> Iterator[Training]:
     """Run a training process for the length of the context. ``within``: what goes before its command."""
     volume.mkdir(parents=True, exist_ok=True)

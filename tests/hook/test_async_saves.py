@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from tests.hook.conftest import pod
 from tests.hook.job import Answers, Training, finished, marker, script, training
 from tests.hook.test_launchers import ranks, torchrun
 from tests.process.sidecar_process import until
+from tests.processes import children_of, of_process, state_of
 from trainer_hook.asynchronous import background
 from trainer_hook.libraries.transformers import asynchronous
 from trainer_hook.process.settings import Settings
@@ -32,25 +34,26 @@ def writer_of(pid: int) -> int:
     """Return the process that writes for a training process, once it is there."""
 
     def found() -> list[int]:
-        pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(p) for p in pids if b"trainer_hook.asynchronous.writer" in Path(f"/proc/{p}/cmdline").read_bytes()]
+        return [p for p in children_of(pid) if b"trainer_hook.asynchronous.writer" in of_process(p, "cmdline")]
 
-    until(lambda: bool(found()))
-    return found()[0]
+    return int(until(found)[0])
 
 
 def in_flight(running: Training) -> str | None:
     """Return a checkpoint whose small files are there and whose marker is not."""
-    states = sorted(running.volume.glob("checkpoint-*/trainer_state.json"), key=lambda path: path.stat().st_mtime)
-    names = [path.parent.name for path in states if not (path.parent / ".complete").exists()]
-    return names[-1] if names else None
+    written: dict[str, float] = {}
+    for state in running.volume.glob("checkpoint-*/trainer_state.json"):
+        with suppress(FileNotFoundError):  # rotated away since
+            written[state.parent.name] = state.stat().st_mtime
+    names = [name for name in written if not (running.volume / name / ".complete").exists()]
+    return max(names, key=written.__getitem__, default=None)
 
 
 def stopped_in_mid_save(running: Training, pid: int | None = None) -> tuple[int, str]:
     """Stop the process that writes and wait until it has something to write. Returns its pid and the checkpoint."""
     writer = writer_of(pid or running.process.pid)
     os.kill(writer, signal.SIGSTOP)
-    until(lambda: Path(f"/proc/{writer}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    until(lambda: state_of(writer) == "T")
     time.sleep(0.5)  # what it had written gets its marker
     until(lambda: in_flight(running) is not None, timeout_s=60)
     name = in_flight(running)
@@ -69,7 +72,7 @@ def test_killed_in_mid_save_and_at_random_it_resumes_bit_for_bit(tmp_path: Path,
             writer, torn = stopped_in_mid_save(first)
             first.process.kill()
             first.wait()
-            until(lambda: "Z" in Path(f"/proc/{writer}/stat").read_text() if Path(f"/proc/{writer}").exists() else True)
+            until(lambda: state_of(writer) is None)
             assert torn not in finished(volume)
         with training(slowly, volume, found | ASYNC) as second:
             second.said("resumes from checkpoint-")

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.process.sidecar_process import until
+from tests.processes import state_of
 from trainer_hook.asynchronous import background, deferring, host_memory, snapshot
 from trainer_hook.asynchronous.background import Background
 from trainer_hook.asynchronous.host_memory import Limit, no_room_for
@@ -375,7 +376,7 @@ def test_the_process_dies_with_the_trainer_and_outlives_signals_to_its_group(tmp
     finally:
         trainer.kill()
         trainer.communicate()
-    until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())
+    until(lambda: state_of(pid) is None)
 
 
 def cgroup(folder: Path, **files: str) -> None:

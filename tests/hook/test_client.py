@@ -40,12 +40,13 @@ def test_ready_names_the_checkpoint_its_source_and_what_was_passed_over(answers:
     ready = {"state": "ready", "checkpoint": "checkpoint-7", "source": "store", "meta": {"base_step": 3}, "passed_over": passed}
     answers.by_call["POST /v1/resume"] = (202, ready)
     assert resume(answers, volume) == Answer("checkpoint-7", "store", {"base_step": 3}, (("checkpoint-9", "truncated"),))
-    assert answers.asked == [("POST /v1/resume", "", {"checkpoint": "latest", "train_call": 0})]
+    asked = {"checkpoint": "latest", "train_call": 0, "asked_by": "trainer"}
+    assert answers.asked == [("POST /v1/resume", "", asked)]
 
 
 def test_any_train_call_is_asked_for_by_not_naming_one(answers: Answers, volume: Path) -> None:
     resume(answers, volume, train_call=None)
-    assert answers.asked[0][2] == {"checkpoint": "latest"}
+    assert answers.asked[0][2] == {"checkpoint": "latest", "asked_by": "trainer"}
 
 
 def test_none_is_known_to_be_nothing(answers: Answers, volume: Path) -> None:
@@ -68,6 +69,29 @@ def test_a_download_is_waited_for(answers: Answers, volume: Path) -> None:
     )
     assert resume(answers, volume).checkpoint == "checkpoint-7"
     assert [call for call, _, _ in answers.asked] == ["POST /v1/resume", *["GET /v1/resume"] * 3]
+
+
+def test_only_the_answer_to_the_own_request_counts(answers: Answers, volume: Path) -> None:
+    answers.by_call["POST /v1/resume"] = (202, {"state": "choosing", "id": "ab12"})
+    answers.by_call["GET /v1/resume"] = (200, {"state": "ready", "checkpoint": "checkpoint-1"})
+    answers.by_call["GET /v1/resume/ab12"] = (200, {"state": "ready", "checkpoint": "checkpoint-7", "id": "ab12"})
+    assert resume(answers, volume).checkpoint == "checkpoint-7"
+
+
+def test_a_sidecar_that_starts_again_and_knows_no_request_is_asked_again(answers: Answers, volume: Path) -> None:
+    choosing = [(202, {"state": "choosing", "id": identifier}) for identifier in "12"]
+    answers.by_call["POST /v1/resume"] = in_turn(*choosing)
+    answers.by_call["GET /v1/resume/1"] = (404, {"title": "No such request", "detail": "POST /v1/resume again"})
+    answers.by_call["GET /v1/resume/2"] = (200, {"state": "ready", "checkpoint": "checkpoint-7", "id": "2"})
+    assert resume(answers, volume).checkpoint == "checkpoint-7"
+
+
+def test_a_sidecar_that_is_older_than_the_hook_is_asked_in_its_words(answers: Answers, volume: Path) -> None:
+    refused = (422, {"title": "Invalid request", "detail": "asked_by: Extra inputs are not permitted"})
+    answers.by_call["POST /v1/resume"] = lambda asked: (
+        refused if "asked_by" in asked else (202, {"state": "ready", "checkpoint": "checkpoint-7"})
+    )
+    assert resume(answers, volume).checkpoint == "checkpoint-7"
 
 
 def test_an_answer_that_takes_too_long_says_which_setting_to_raise(answers: Answers, volume: Path) -> None:

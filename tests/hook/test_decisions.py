@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainer_hook.contract import check_id
 from trainer_hook.libraries.transformers.trainer import _is_search
-from trainer_hook.process.agreement import (
+from trainer_hook.process.rank_consensus import (
     INTERVAL_MS,
     MOST_TICKS,
     Agreement,

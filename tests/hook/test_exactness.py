@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from trainer_hook.libraries.transformers.exactness import known_reasons, told
-from trainer_hook.process.agreement import World
 from trainer_hook.process.client import Client
+from trainer_hook.process.rank_consensus import World
 from trainer_hook.process.settings import Settings
 from trainer_hook.resuming.resumer import Resumer
 

@@ -11,10 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.hook_install import install
+from sidecar.cli.hook_install import install
+from tests.forks import forks
 from tests.hook.conftest import pod
-from tests.hook.forks import Forks, forks
-from tests.hook.job import PATIENCE_S, SCRIPTS, Training, finished, marker, training
+from tests.hook.job import (
+    PATIENCE_S,
+    SCRIPTS,
+    TRAINER_MODULES,
+    Start,
+    Training,
+    finished,
+    forked,
+    marker,
+    plain_environ,
+    training,
+)
 from tests.process.sidecar_process import until
 
 pytestmark = pytest.mark.slow
@@ -27,24 +38,25 @@ SHIPPED = (
 
 
 @pytest.fixture(scope="module")
-def forked() -> Iterator[Forks]:
+def start() -> Iterator[Start]:
     if lacking := [name for name in ("trl", "peft", "optuna") if importlib.util.find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(lacking)}")
-    with forks("peft", "optuna", *(f"transformers.models.{name}" for name in MODELS)) as running:
-        yield running
+    modules = (*TRAINER_MODULES, "peft", "optuna", *(f"transformers.models.{name}" for name in MODELS))
+    with forks(*modules, environ=plain_environ()) as warm:
+        yield forked(warm)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_trainer_that_is_preempted_ends_as_if_it_was_not(kind: str, forked: Forks, tmp_path: Path) -> None:
+def test_a_trainer_that_is_preempted_ends_as_if_it_was_not(kind: str, start: Start, tmp_path: Path) -> None:
     command, store, volume, empty = script("family.py", kind), tmp_path / "store", tmp_path / "volume", tmp_path / "empty"
-    with pod(volume, store) as (sidecar, found), training([*command, "0.2"], volume, found, start=forked.start) as first:
+    with pod(volume, store) as (sidecar, found), training([*command, "0.2"], volume, found, start=start) as first:
         first.at_step(3)
         assert first.terminate() == 143, first.log()
         stopped_at = first.steps()[-1]
         sidecar.committed(f"checkpoint-{stopped_at}")
-    with training([*command, "0"], tmp_path / "alone", hooked=False, start=forked.start) as alone:
+    with training([*command, "0"], tmp_path / "alone", hooked=False, start=start) as alone:
         assert alone.wait() == 0, alone.log()
-    with pod(empty, store) as (_, found), training([*command, "0"], empty, found, start=forked.start) as second:
+    with pod(empty, store) as (_, found), training([*command, "0"], empty, found, start=start) as second:
         assert second.wait() == 0, second.log()
     assert second.steps() == list(range(stopped_at + 1, 11)), "the rest, and no step twice"
     assert second.weights() == alone.weights()
@@ -55,31 +67,31 @@ def test_a_trainer_that_is_preempted_ends_as_if_it_was_not(kind: str, forked: Fo
     assert {weights, "optimizer.pt", "tokenizer.json"} <= saved
 
 
-def test_a_search_is_left_alone_and_the_training_after_it_resumes(forked: Forks, tmp_path: Path) -> None:
+def test_a_search_is_left_alone_and_the_training_after_it_resumes(start: Start, tmp_path: Path) -> None:
     command, store, volume, empty = script("search.py"), tmp_path / "store", tmp_path / "volume", tmp_path / "empty"
     with pod(volume, store) as (sidecar, found):
-        with training([*command, "0.2"], volume, found, start=forked.start) as searching:
+        with training([*command, "0.2"], volume, found, start=start) as searching:
             searching.said("trial 1\n")
             assert searching.terminate() == 143, searching.log()
             assert finished(volume) == [], "a trial is not one run"
-        with training([*command, "0.1"], volume, found, start=forked.start) as first:
+        with training([*command, "0.1"], volume, found, start=start) as first:
             first.said("best ")
             until(lambda: 3 < first.steps()[-1] < 10 and first.steps().count(3) == 4)
             assert first.terminate() == 143, first.log()
             stopped_at = first.steps()[-1]
             sidecar.committed(f"checkpoint-{stopped_at}")
-    with training([*command, "0"], tmp_path / "alone", hooked=False, start=forked.start) as alone:
+    with training([*command, "0"], tmp_path / "alone", hooked=False, start=start) as alone:
         assert alone.wait() == 0, alone.log()
-    with pod(empty, store) as (_, found), training([*command, "0"], empty, found, start=forked.start) as second:
+    with pod(empty, store) as (_, found), training([*command, "0"], empty, found, start=start) as second:
         assert second.wait() == 0, second.log()
     assert second.steps() == [*alone.steps()[:-10], *range(stopped_at + 1, 11)]
     assert second.log().count("hyperparameter search: its trials are left alone") == 1
     assert (best(second), second.weights()) == (best(alone), alone.weights())
 
 
-def test_a_script_that_trl_ships_is_preempted_and_resumes_unmodified(forked: Forks, tmp_path: Path) -> None:
+def test_a_script_that_trl_ships_is_preempted_and_resumes_unmodified(start: Start, tmp_path: Path) -> None:
     model, rows, store, empty = tmp_path / "model", tmp_path / "rows", tmp_path / "store", tmp_path / "empty"
-    with training(script("tiny.py", str(model), str(rows)), tmp_path / "made", hooked=False, start=forked.start) as making:
+    with training(script("tiny.py", str(model), str(rows)), tmp_path / "made", hooked=False, start=start) as making:
         assert making.wait() == 0, making.log()
     shipped = str(importlib.metadata.distribution("trl").locate_file("trl/scripts/sft.py"))
     command = [sys.executable, shipped, "--model_name_or_path", str(model), "--dataset_name", str(rows), *SHIPPED.split()]
@@ -94,14 +106,15 @@ def test_a_script_that_trl_ships_is_preempted_and_resumes_unmodified(forked: For
         jit = finished(first.volume)[-1]
         assert marker(first.volume, jit)["reason"] == "jit"
         sidecar.committed(jit)
-    with training(command, tmp_path / "alone", alone_settings, hooked=False, start=forked.start) as alone:
+    with training(command, tmp_path / "alone", alone_settings, hooked=False, start=start) as alone:
         assert alone.wait() == 0, alone.log()
     with (
         pod(empty, store) as (_, found),
-        training(command, empty, hook | found, hooked=False, start=forked.start) as second,
+        training(command, empty, hook | found, hooked=False, start=start) as second,
     ):
         assert second.wait() == 0, second.log()
-    assert f"resumes from {jit} (from the store" in second.log()
+    # Or downloaded before the script asked: the sidecar begins at once.
+    assert re.search(rf"resumes from {jit} \((downloaded )?from the store", second.log()), second.log()[-3000:]
     assert "everything is durable" in second.log()
     trained = [(run.work / "output/model.safetensors").read_bytes() for run in (alone, second)]
     assert trained[0] == trained[1]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar import cli
-from sidecar.hook_install import NotInstalled, install
+from sidecar.cli import main
+from sidecar.cli.hook_install import NotInstalled, install
 from tests.hook.job import ROOT, Answers, finished, plain_environ, script, training
 from tests.hook.test_injection import USES_IT, fake_transformers, median_s, python
 from trainer_hook import CURRENT
@@ -72,17 +72,17 @@ def test_a_sitecustomize_of_somebody_else_is_not_overwritten(tmp_path: Path, cap
     theirs.write_text("print('theirs')\n")
     with pytest.raises(NotInstalled, match="choose a folder of its own"):
         install(tmp_path)
-    assert cli.main(["install-hook", str(tmp_path)]) == 1
+    assert main.main(["install-hook", str(tmp_path)]) == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["sitecustomize.py"]
     assert theirs.read_text() == "print('theirs')\n"
 
 
 def test_the_command_says_what_to_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["install-hook", str(tmp_path / "hook")]) == 0
+    assert main.main(["install-hook", str(tmp_path / "hook")]) == 0
     assert f"PYTHONPATH={tmp_path}/hook CKPT_HOOK=auto" in capsys.readouterr().out
     (tmp_path / "file").touch()
-    assert cli.main(["install-hook", str(tmp_path / "file")]) == 1
+    assert main.main(["install-hook", str(tmp_path / "file")]) == 1
     assert "mount the shared volume writable there" in capsys.readouterr().err
 
 

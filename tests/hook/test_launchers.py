@@ -14,6 +14,7 @@ from tests.hook.conftest import pod
 from tests.hook.job import Answers, Training, finished, marker, script, trainer_state, training
 from tests.ports import free_port
 from tests.process.sidecar_process import until
+from tests.processes import of_process, state_of
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
 
@@ -22,7 +23,7 @@ def ranks(launched: Training) -> dict[int, int]:
     """Return the pids of the ranks under a launcher."""
     found = {}
     for pid in launched.children():
-        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        environ = of_process(pid, "environ").split(b"\0")
         found |= {int(entry[5:]): pid for entry in environ if entry.startswith(b"RANK=")}
     return found
 
@@ -47,6 +48,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Training, int]:
     return running, exit_code
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_ranks_at_one_step(stopped: tuple[Training, int]) -> None:
     running, exit_code = stopped
     assert exit_code == 1, "torchrun's own"
@@ -65,7 +67,7 @@ def test_two_ranks_resume_bit_for_bit(stopped: tuple[Training, int], tmp_path: P
     running, _ = stopped
     empty = tmp_path / "empty"
     with pod(empty, running.volume.parent / "store") as (_, found), training(torchrun(), empty, found) as second:
-        second.wait()  # not its exit code, for the same reason as below
+        second.wait(timeout_s=150)  # not its exit code, for the same reason as below
         assert second.steps() == second.steps(rank=1) == list(range(running.steps()[-1] + 1, 31))
     with training(torchrun(), tmp_path / "alone", hooked=False) as alone:
         alone.wait()  # its exit code is torch's own: gloo's threads may abort an interpreter on its way out
@@ -91,7 +93,7 @@ def test_accelerate_launch_passes_the_signal_on_and_exits_as_its_trainer(volume:
         trainers = running.children()
         assert running.terminate() == 143, running.log()
         assert finished(volume) == [f"checkpoint-{running.steps()[-1]}"]
-        assert not any(Path(f"/proc/{pid}").exists() for pid in trainers), "nobody is left behind"
+        assert not any(state_of(pid) for pid in trainers), "nobody is left behind"
         assert "Traceback" not in running.log()
 
 

@@ -62,6 +62,7 @@ def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return lived
 
 
+@pytest.mark.slow
 def test_a_preempted_run_ends_with_the_weights_of_an_uninterrupted_one(story: Story) -> None:
     stopped_at = steps(story.first)[-1]
     assert story.jit == f"checkpoint-{stopped_at}"
@@ -71,6 +72,7 @@ def test_a_preempted_run_ends_with_the_weights_of_an_uninterrupted_one(story: St
     assert weights(story.second) == weights(story.alone)
 
 
+@pytest.mark.slow
 def test_what_was_saved_says_why_and_the_end_is_final(story: Story) -> None:
     assert (story.store / "checkpoint-16/.complete").exists()
     assert marker(story.first.volume, story.jit)["reason"] == "jit"

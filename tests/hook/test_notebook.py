@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.hook_install import install
+from sidecar.cli.hook_install import install
 from tests.hook.conftest import Settings, pod
 from tests.hook.job import PATIENCE_S, SCRIPTS, finished, marker, plain_environ, trainer_state
 from tests.process.sidecar_process import until
@@ -50,6 +50,7 @@ class Kernel:
 
     def shut_down(self) -> None:
         """Ask it to end, as closing a notebook does."""
+        self._manager.shutdown_wait_time = PATIENCE_S  # after half of it Jupyter sends SIGTERM
         self._manager.shutdown_kernel()
 
     def says(self, text: str) -> None:

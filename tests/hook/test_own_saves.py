@@ -15,7 +15,7 @@ from tests.hook.story import LONG_S
 from tests.ports import free_port
 from tests.process.sidecar_process import until
 from trainer_hook.contract import MARKER, META_OWNER, SCRIPT_OWNED
-from trainer_hook.libraries.own_saves import hint_for, make_way
+from trainer_hook.libraries.script_saves import hint_for, make_way
 from trainer_hook.volume.publish import listed_files
 
 DEEPSPEED = ROOT / ".deepspeed"
@@ -36,6 +36,7 @@ def expect_published(volume: Path, name: str, *, save_id: str = "1", world_size:
     return {file["path"] for file in told["files"]}
 
 
+@pytest.mark.slow
 def test_saves_of_two_ranks_are_published_when_they_are_whole(volume: Path, answers: Answers) -> None:
     with training(torchrun("on_two_ranks"), volume, answers.settings) as running:
         assert running.wait(timeout_s=LONG_S) == 0, running.log()
@@ -62,6 +63,7 @@ def test_saves_of_two_ranks_are_published_when_they_are_whole(volume: Path, answ
     assert "POST /v1/flush" in [asked[0] for asked in answers.asked], "the end waits for durability"
 
 
+@pytest.mark.slow
 def test_a_directory_is_saved_again_beside_what_was_published_of_it_and_a_signal_just_ends_the_script(
     volume: Path, answers: Answers
 ) -> None:
@@ -76,6 +78,7 @@ def test_a_directory_is_saved_again_beside_what_was_published_of_it_and_a_signal
     assert "[checkpoint] WARNING" not in log
 
 
+@pytest.mark.slow
 def test_what_the_scripts_own_handler_saves_or_adds_is_published_before_the_end(volume: Path, answers: Answers) -> None:
     with training([sys.executable, SCRIPT, "with_a_handler"], volume, answers.settings) as running:
         running.said("waits")

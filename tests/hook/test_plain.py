@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.hook.conftest import pod
 from tests.hook.job import finished, marker, trainer_state, training
 from tests.ports import free_port
@@ -43,6 +45,8 @@ def test_a_script_of_its_own_kind_saves_stops_and_continues(tmp_path: Path) -> N
     with pod(tmp_path / "second", store) as (_, found), training([*command, "0"], tmp_path / "second", found) as second:
         assert second.wait() == 0, second.log()
         assert second.steps() == list(range(last + 1, 21))
+        origin = {"step": last, "attempt": marker(tmp_path / "first", f"checkpoint-{last}")["attempt"]}
+        assert marker(second.volume, "checkpoint-20")["meta"]["resumed_from"] == origin
         assert "everything is durable" in second.log()
         assert trainer_state(second.volume)["state"] == "succeeded"
 
@@ -76,6 +80,7 @@ for step in range(1, 10000):
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_holds_the_others_no_longer_than_the_grace_period(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP_OF_TWO)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(tmp_path / "loop.py")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_hook.contract import LEASES, MARKER, SYSTEM_DIR, TOKEN, ContractError, Marker, parse_marker
+from sidecar.core.format.found_checkpoint import Identity, judge
+from sidecar.volume.volume import Volume
+from trainer_hook.contract import LEASES, MARKER, SYSTEM_DIR, TOKEN, ContractError, Marker, Node, parse_marker
 from trainer_hook.volume import publish as publishing
 from trainer_hook.volume.publish import (
     RankRecords,
@@ -233,3 +236,17 @@ def test_the_folder_of_this_system_is_open_to_its_group_whoever_makes_it(volume:
         os.umask(before)
     assert (volume / SYSTEM_DIR).stat().st_mode & 0o2775 == 0o2775
     assert (volume / LEASES).stat().st_mode & 0o2777 == 0o2777
+
+
+def test_a_checkpoint_is_finished_although_the_clock_was_set_back_while_it_was_written(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, model=b"weights", optimizer=b"state")
+    ahead_ns = time.time_ns() + 30_000_000_000
+    os.utime(folder / "model", ns=(ahead_ns, ahead_ns))
+    finish(folder, Marker(files=tuple(listed_files(folder))))
+    judged = judge(Volume(tmp_path).examine(folder.name), Identity(Node(), "pod"))
+    assert {file.path for file in judged.files} == {"model", "optimizer"}
+    with (folder / "optimizer").open("ab") as file:
+        file.write(b"!")
+    os.utime(folder / "optimizer", ns=(ahead_ns + 1, ahead_ns + 1))
+    with pytest.raises(ContractError):
+        judge(Volume(tmp_path).examine(folder.name), Identity(Node(), "pod"))

@@ -13,8 +13,8 @@ from tests.hook.conftest import pod
 from tests.hook.job import Answers, finished, script, training
 from tests.hook.test_trouble import small_volume  # noqa: F401 - a fixture
 from trainer_hook.process.client import Client
-from trainer_hook.saving import room as room_module
-from trainer_hook.saving.room import Room, state_bytes
+from trainer_hook.saving import disk_admission as room_module
+from trainer_hook.saving.disk_admission import Room, state_bytes
 
 
 @pytest.fixture

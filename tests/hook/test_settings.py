@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.hook.job import ROOT, plain_environ
-from trainer_hook.activation.launcher import (
+from trainer_hook.activation.run_command import (
     INJECT,
     _is_torchrun,
     deepspeed_warning,

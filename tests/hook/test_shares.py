@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer_hook.contract import META_PARTIAL, Marker
-from trainer_hook.process.agreement import Agreement, place_among
+from trainer_hook.contract import META_PARTIAL, META_RESTORED, Marker
 from trainer_hook.process.client import Answer, Client, SidecarAbsent
+from trainer_hook.process.rank_consensus import Agreement, place_among
 from trainer_hook.process.settings import from_environment
 from trainer_hook.resuming.resumer import Resumer
 from trainer_hook.volume.publish import finish
@@ -57,3 +58,45 @@ def test_a_node_asks_for_what_its_own_ranks_read(
     with pytest.raises(SidecarAbsent):
         resumer._request("latest", 0)
     assert client.shares == [share]
+
+
+@pytest.mark.parametrize(
+    ("told", "meta", "source"),
+    [("store", {META_RESTORED: "1f"}, "store"), ("local", {META_RESTORED: "1f"}, "downloaded"), ("local", {}, "local")],
+)
+def test_what_the_sidecar_downloaded_before_it_was_asked_is_not_said_to_come_from_the_volume(
+    told: str, meta: dict[str, str], source: str, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoint-20").mkdir()
+    (tmp_path / "checkpoint-20/.complete").write_text(json.dumps({"meta": meta}))
+
+    class Telling(Client):
+        def resume(self, *_: Any, **__: Any) -> Answer:
+            return Answer("checkpoint-20", told)
+
+    client = Telling("http://127.0.0.1:1", tmp_path)
+    chosen = Resumer(from_environment({"CKPT_DIR": str(tmp_path)}), client, Agreement(), missing=lambda *_, **__: []).choose(0)
+    assert chosen is not None
+    assert chosen.source == source
+
+
+class Failing(Asked):
+    """A sidecar that found something committed and cannot have it."""
+
+    def resume(self, checkpoint: str, **asked: Any) -> Answer:
+        return Answer(detail="checkpoint-5 is committed and cannot be had now: volume full", known=False)
+
+
+def test_a_start_from_scratch_beside_a_committed_checkpoint_is_said_in_capitals_and_never_made_under_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def choose(**settings: str) -> Any:
+        settings |= {"CKPT_DIR": str(tmp_path)}
+        return Resumer(from_environment(settings), Failing(tmp_path), Agreement(), missing=lambda *_, **__: []).choose(0)
+
+    assert choose() is None
+    assert "TRAINING STARTS FROM SCRATCH" in (said := capsys.readouterr().err)
+    assert "checkpoint-5 is committed" in said
+    assert "CKPT_ON_STORE_FAILURE=fail" in said
+    with pytest.raises(SystemExit):
+        choose(CKPT_ON_STORE_FAILURE="fail")

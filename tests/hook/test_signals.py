@@ -15,6 +15,7 @@ import pytest
 from sidecar.volume.volume import Volume
 from tests.hook.job import ROOT, plain_environ
 from tests.process.sidecar_process import until
+from tests.processes import state_of
 from trainer_hook.contract import Notice, Request, encode_notice, encode_request, parse_answer, parse_notice, rfc3339
 from trainer_hook.process.signals import Requests, StopSignal, process_start_s
 from trainer_hook.volume import lease
@@ -323,7 +324,7 @@ def test_a_forked_child_that_outlives_the_process_does_not_keep_the_lease(volume
             process.kill()
             process.wait()
             until(lambda: is_free(volume))
-            assert Path(f"/proc/{orphan}").exists()
+            assert state_of(orphan)
         finally:
             os.kill(orphan, signal.SIGKILL)
 

@@ -15,6 +15,7 @@ from tests.ports import free_port
 from tests.process.sidecar_process import until
 
 
+@pytest.mark.slow
 def test_sigterm_before_training_ends_the_script_at_once(volume: Path, answers: Answers) -> None:
     with training(script(before_s=60), volume, answers.settings) as running:
         running.said("made\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.settings import from_environment
+from sidecar.daemon.settings import from_environment
 from sidecar.store.opening import open_from
 from sidecar.store.protocol import Store
 from tests import servers
@@ -94,6 +94,10 @@ class Place:
 
     def keys(self, prefix: str = "") -> list[str]:
         return [stored.key for stored in self.store.list(prefix)]
+
+    def read(self, key: str) -> bytes:
+        """Return an object, however large: ``Store.get`` is for documents."""
+        return self.store.get(key, most_bytes=1 << 30)
 
 
 ON_ONE_STORE = pytest.mark.parametrize("place", ["moto"], indirect=True)

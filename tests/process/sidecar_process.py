@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import signal
@@ -15,12 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tests.forks import Forked, Forks, forks
 from tests.ports import free_port
 
 PATIENCE_S = 60.0
 LOOK_S = 0.6
 """Longer than from one look at a directory that is being written to the next."""
 LITTLE_BYTES = 64 << 10
+SIDECAR_MODULES = ("sidecar.daemon.daemon", "sidecar.api.server", "sidecar.store.s3.store", "sidecar.store.file.store", "boto3")
 
 
 def until(
@@ -70,6 +74,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+@functools.cache
+def sidecar_forks() -> Forks:
+    """Return the interpreter that all sidecars of this test process are forked from."""
+    warm = forks(*SIDECAR_MODULES)
+    atexit.register(warm.__exit__, None, None, None)
+    return warm.__enter__()
+
+
 class Sidecar:
     """``checkpoint-sidecar run`` as a child process."""
 
@@ -81,15 +93,15 @@ class Sidecar:
         environ |= {"JOB_NAME": "tests"}  # pods of one job replace each other at once
         self.environ = environ | dict(settings)
         self._log_path = log
-        self._log = log.open("ab")
+        self.process = self._start(within)
+
+    def _start(self, within: Sequence[str]) -> subprocess.Popen[bytes] | Forked:
         # As in a container of its own, its low priority counts among its own threads: the kernel groups by session.
-        self.process = subprocess.Popen(
-            [*within, sys.executable, "-m", "sidecar", "run"],
-            env=self.environ,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        if not within:
+            return sidecar_forks().start(["-m", "sidecar", "run"], environ=self.environ, log=self._log_path)
+        command = [*within, sys.executable, "-m", "sidecar", "run"]
+        with self._log_path.open("ab") as log:
+            return subprocess.Popen(command, env=self.environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run another command against this sidecar."""
@@ -116,6 +128,8 @@ class Sidecar:
         if body is not None:
             request.data = json.dumps(body).encode()
             request.add_header("content-type", "application/json")
+        if method == "POST":
+            request.add_header("x-checkpoint-sidecar", "tests")
         if token is not None:
             request.add_header("authorization", f"Bearer {token}")
         try:
@@ -158,11 +172,15 @@ class Sidecar:
 
     def resume(self, checkpoint: str = "latest", **more: Any) -> Any:
         """Ask for a checkpoint and wait for the outcome."""
-        self.call("POST", "/v1/resume", {"checkpoint": checkpoint} | more)
-        return until(self._outcome, what="resume")
+        asked = self.call("POST", "/v1/resume", {"checkpoint": checkpoint} | more)
+        return self.answer(asked["id"])
 
-    def _outcome(self) -> Any:
-        answer = self.call("GET", "/v1/resume?wait_s=5")
+    def answer(self, identifier: str, *, timeout_s: float = PATIENCE_S) -> Any:
+        """Wait for the outcome of one request."""
+        return until(lambda: self._outcome(identifier), timeout_s=timeout_s, what=lambda: f"resume; log:\n{self.log()[-3000:]}")
+
+    def _outcome(self, identifier: str) -> Any:
+        answer = self.call("GET", f"/v1/resume/{identifier}?wait_s=5")
         return answer if answer["state"] in ("ready", "none", "failed") else None
 
     def terminate(self, *, timeout_s: float = PATIENCE_S) -> int:
@@ -181,7 +199,6 @@ class Sidecar:
     def close(self) -> None:
         if self.process.poll() is None:
             self.kill()
-        self._log.close()
 
     @property
     def report(self) -> Any:

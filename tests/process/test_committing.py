@@ -8,21 +8,25 @@ from collections.abc import AsyncIterator, Iterable
 
 import pytest
 
-from sidecar.core import checksum, keys
-from sidecar.core.commit import Mend, Ready, Wait
-from sidecar.core.local import Finished, FoundFile
-from sidecar.core.manifest import FileEntry
+from sidecar.core.commit.commit import Ready, Reupload, Wait
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.found_checkpoint import Finished, FoundFile
+from sidecar.core.format.manifest import FileEntry
+from sidecar.errors import StoreUnavailable
 from sidecar.store.memory import MemoryStore
-from sidecar.transfer import Health, RateGate, Transfers
-from sidecar.upload.committing import Committer, manifest_of
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.transfer.health import Health
+from sidecar.transfer.rate_gate import RateGate
+from sidecar.upload.commit.committer import Committer, manifest_of
 from trainer_hook.contract import Node
 
 NAME = "checkpoint-20"
+COMMIT = keys.commit(NAME)
 
 
 @pytest.fixture
-async def transfers() -> AsyncIterator[Transfers]:
-    running = Transfers(concurrency=2, gate=RateGate(None), health=Health())
+async def executor() -> AsyncIterator[StoreExecutor]:
+    running = StoreExecutor(concurrency=2, gate=RateGate(None), health=Health())
     yield running
     running.close()
 
@@ -30,9 +34,9 @@ async def transfers() -> AsyncIterator[Transfers]:
 class Pod:
     """One node's part of a step, sent in whole by one call."""
 
-    def __init__(self, store: MemoryStore, transfers: Transfers, index: int, count: int = 2) -> None:
+    def __init__(self, store: MemoryStore, executor: StoreExecutor, index: int, count: int = 2) -> None:
         self.store, self.node = store, Node(index, count)
-        self.committer = Committer(store, transfers)
+        self.committer = Committer(store, executor)
 
     def checkpoint(self, attempt: str) -> Finished:
         return Finished(NAME, "v", 20, "periodic", attempt, self.node, 1.8e9, None, (), {})
@@ -66,17 +70,17 @@ class HeldDelete(MemoryStore):
         super().delete(wanted)
 
 
-async def test_a_node_that_makes_way_late_leaves_what_the_others_published_meanwhile(transfers: Transfers) -> None:
+async def test_a_node_that_makes_way_late_leaves_what_the_others_published_meanwhile(executor: StoreExecutor) -> None:
     store = HeldDelete()
-    fast, slow = (Pod(store, transfers, index) for index in (0, 1))
+    fast, slow = (Pod(store, executor, index) for index in (0, 1))
     for pod in (fast, slow):
         await pod.publish(b"old", "a")
     assert isinstance(await fast.committer.try_commit(fast.checkpoint("a")), Ready)
 
     store.held_key = keys.commit(NAME)
-    late = asyncio.create_task(slow.committer.make_way(NAME))
+    late = asyncio.create_task(slow.committer.revoke_commit(NAME))
     await asyncio.to_thread(store.reached.wait, 10)
-    await fast.committer.make_way(NAME)
+    await fast.committer.revoke_commit(NAME)
     await fast.publish(b"new", "b")
     store.go_on.set()
     await late
@@ -86,24 +90,24 @@ async def test_a_node_that_makes_way_late_leaves_what_the_others_published_meanw
     assert store.get(fast.key("b"))
 
 
-async def test_a_node_whose_manifest_was_taken_publishes_it_again(transfers: Transfers) -> None:
+async def test_a_node_whose_manifest_was_taken_publishes_it_again(executor: StoreExecutor) -> None:
     store = MemoryStore()
-    pod = Pod(store, transfers, 0, count=1)
+    pod = Pod(store, executor, 0, count=1)
     await pod.publish(b"new", "b")
     store.delete([pod.key("b")])
     decision = await pod.committer.try_commit(pod.checkpoint("b"))
-    assert isinstance(decision, Mend)
+    assert isinstance(decision, Reupload)
     assert not decision.files
 
 
-async def test_no_commit_mixes_a_part_that_is_written_again_with_old_parts_of_the_others(transfers: Transfers) -> None:
+async def test_no_commit_mixes_a_part_that_is_written_again_with_old_parts_of_the_others(executor: StoreExecutor) -> None:
     store = MemoryStore()
-    pods = [Pod(store, transfers, index, count=3) for index in range(3)]
+    pods = [Pod(store, executor, index, count=3) for index in range(3)]
     for pod in pods:
         await pod.publish(b"v1", "a")
     assert isinstance(await pods[0].committer.try_commit(pods[0].checkpoint("a")), Ready)
 
-    await pods[0].committer.make_way(NAME)
+    await pods[0].committer.revoke_commit(NAME)
     await pods[0].publish(b"v2", "a")
     assert await pods[0].committer.try_commit(pods[0].checkpoint("a")) == Wait("waiting for node 1, 2 of 3")
     await pods[2].publish(b"v2", "a")
@@ -113,18 +117,18 @@ async def test_no_commit_mixes_a_part_that_is_written_again_with_old_parts_of_th
     assert {store.get(keys.shared_file(NAME, f"shard-{index}")) for index in range(3)} == {b"v2"}
 
 
-async def test_a_commit_that_cannot_be_read_is_taken_back_with_every_manifest(transfers: Transfers) -> None:
+async def test_a_commit_that_cannot_be_read_is_taken_back_with_every_manifest(executor: StoreExecutor) -> None:
     store = MemoryStore()
-    pod = Pod(store, transfers, 0)
+    pod = Pod(store, executor, 0)
     await pod.publish(b"v1", "a")
     store.put(keys.commit(NAME), b"{")
-    await pod.committer.make_way(NAME)
+    await pod.committer.revoke_commit(NAME)
     assert [stored.key for stored in store.list(keys.folder(NAME))] == [keys.shared_file(NAME, "shard-0")]
 
 
-async def test_a_commit_sweeps_what_nobody_names_and_nothing_of_an_attempt_that_is_at_work(transfers: Transfers) -> None:
+async def test_a_commit_sweeps_what_nobody_names_and_nothing_of_an_attempt_that_is_at_work(executor: StoreExecutor) -> None:
     store = MemoryStore()
-    ours, theirs = Pod(store, transfers, 0, count=1), Pod(store, transfers, 1)
+    ours, theirs = Pod(store, executor, 0, count=1), Pod(store, executor, 1)
     await theirs.publish(b"theirs", "later", path="theirs")
     store.put(keys.shared_file(NAME, "nobody's"), b"left over")
     store.put(keys.manifest(NAME, "a", Node(0, 9)), b"of a job of another size")
@@ -145,9 +149,9 @@ def finished(node: Node, *, save_id: str | None = "1") -> Finished:
     return Finished(NAME, "v", 20, "periodic", "a", node, 1.8e9, None, files, {}, save_id=save_id)
 
 
-async def test_what_a_late_request_hit_after_the_commit_is_found_and_taken_back(transfers: Transfers) -> None:
+async def test_what_a_late_request_hit_after_the_commit_is_found_and_taken_back(executor: StoreExecutor) -> None:
     store = MemoryStore()
-    pod = Pod(store, transfers, 0, count=1)
+    pod = Pod(store, executor, 0, count=1)
     checkpoint = finished(pod.node, save_id=None)
     await pod.publish(b"v1", "a")
     assert isinstance(await pod.committer.try_commit(checkpoint), Ready)
@@ -160,23 +164,51 @@ async def test_what_a_late_request_hit_after_the_commit_is_found_and_taken_back(
     assert not await pod.committer.still_stands(checkpoint, thoroughly=False)
 
 
-async def test_a_step_that_somebody_deleted_is_not_sent_again(transfers: Transfers) -> None:
+async def test_a_step_that_somebody_deleted_is_not_sent_again(executor: StoreExecutor) -> None:
     store = MemoryStore()
-    pod = Pod(store, transfers, 0, count=1)
+    pod = Pod(store, executor, 0, count=1)
     await pod.publish(b"v1", "a")
     assert isinstance(await pod.committer.try_commit(finished(pod.node, save_id=None)), Ready)
     store.delete([stored.key for stored in list(store.list(""))])
     assert await pod.committer.still_stands(finished(pod.node, save_id=None), thoroughly=False)
 
 
-async def test_another_commit_than_the_one_that_was_judged_stays(transfers: Transfers) -> None:
+async def test_another_commit_than_the_one_that_was_judged_stays(executor: StoreExecutor) -> None:
     store = MemoryStore()
-    pod = Pod(store, transfers, 0, count=1)
+    pod = Pod(store, executor, 0, count=1)
     await pod.publish(b"v1", "a")
     await pod.committer.try_commit(pod.checkpoint("a"))
-    judged = await pod.committer.standing(NAME)
-    await pod.committer.make_way(NAME)
+    judged = await pod.committer.stored_commit(NAME)
+    await pod.committer.revoke_commit(NAME)
     await pod.publish(b"v2", "b")
     await pod.committer.try_commit(pod.checkpoint("b"))
-    assert not await pod.committer.make_way(NAME, judged=judged)
-    assert await pod.committer.standing(NAME) is not None
+    assert not await pod.committer.revoke_commit(NAME, judged=judged)
+    assert await pod.committer.stored_commit(NAME) is not None
+
+
+class LostAnswer(MemoryStore):
+    """Deletes a commit, and does not say so; before it is asked again, another node commits the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theirs = b""
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = list(keys)
+        super().delete(wanted)
+        if self.theirs and wanted == [COMMIT]:
+            self.put(COMMIT, self.theirs)
+            self.theirs = b""
+            raise StoreUnavailable("the answer was lost")
+
+
+async def test_a_deletion_that_is_tried_again_leaves_what_another_node_committed_meanwhile(executor: StoreExecutor) -> None:
+    store = LostAnswer()
+    pod = Pod(store, executor, 0, count=1)
+    await pod.publish(b"v1", "a")
+    await pod.committer.try_commit(pod.checkpoint("a"))
+    judged = await pod.committer.stored_commit(NAME)
+    theirs = store.theirs = store.get(COMMIT).replace(b'"a"', b'"b"')
+    assert not await pod.committer.revoke_commit(NAME, judged=judged)
+    assert store.get(COMMIT) == theirs
+    assert pod.key("a") in [stored.key for stored in store.list("")]

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.termination import Termination
+from sidecar.lifecycle.termination import Termination
+from sidecar.volume import opener
 from sidecar.volume.volume import Volume
 from tests.process.conftest import Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
@@ -46,6 +47,7 @@ def trainer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_where_the_newest_cannot_fit_the_older_one_under_way_is_finished(tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", settings(tmp_path, grace_s=4, limit="4MB/s")) as running:
         running.ready()
@@ -71,6 +73,7 @@ def test_where_the_newest_cannot_fit_the_older_one_under_way_is_finished(tmp_pat
         assert "MB are left" in given_up["reason"]
 
 
+@pytest.mark.slow
 def test_what_is_under_way_of_an_older_one_is_held_so_that_the_newest_lands(tmp_path: Path) -> None:
     # Two large parts of the older one are in flight; shared with them the link would be too slow for the newer one.
     with sidecar(tmp_path / "volume", settings(tmp_path, grace_s=8, limit="5MB/s")) as running:
@@ -84,6 +87,7 @@ def test_what_is_under_way_of_an_older_one_is_held_so_that_the_newest_lands(tmp_
         assert [entry["checkpoint"] for entry in running.report["given_up"]] == ["checkpoint-10"]
 
 
+@pytest.mark.slow
 def test_what_was_held_goes_on_in_the_middle_of_its_requests_and_is_not_sent_twice(place: Place, tmp_path: Path) -> None:
     limit = {"CKPT_GRACE_SECONDS": "60", "CKPT_BANDWIDTH_LIMIT": "20MB/s"}
     older, newer = os.urandom(60 * MB), os.urandom(20 * MB)
@@ -97,10 +101,11 @@ def test_what_was_held_goes_on_in_the_middle_of_its_requests_and_is_not_sent_twi
         committed = running.events("checkpoint_committed")
         assert [(e["checkpoint"], e["retries"]) for e in committed] == [("checkpoint-20", 0), ("checkpoint-10", 0)]
         assert not running.events("store_request_failed")
-    assert place.store.get("checkpoint-10/model") == older
-    assert place.store.get("checkpoint-20/model") == newer
+    assert place.read("checkpoint-10/model") == older
+    assert place.read("checkpoint-20/model") == newer
 
 
+@pytest.mark.slow
 def test_where_all_places_are_taken_the_newest_is_given_some(tmp_path: Path) -> None:
     more = {"CKPT_CONCURRENCY": "4", "CKPT_PART_SIZE": "16Mi"}
     with sidecar(tmp_path / "volume", settings(tmp_path, grace_s=10, limit="10MB/s") | more) as running:
@@ -124,6 +129,7 @@ def test_with_a_single_request_at_a_time_nothing_waits_for_what_is_held(tmp_path
         assert [e["checkpoint"] for e in running.events("checkpoint_committed")] == ["checkpoint-20", "checkpoint-10"]
 
 
+@pytest.mark.slow
 def test_a_notice_that_nothing_follows_lapses_and_the_order_is_the_usual_again(tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", settings(tmp_path, grace_s=2, limit="4MB/s")) as running:
         running.ready()
@@ -252,6 +258,6 @@ def test_a_void_notice_that_cannot_be_removed_does_not_come_back(tmp_path: Path,
     def read_only(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    monkeypatch.setattr(Path, "unlink", read_only)
+    monkeypatch.setattr(opener.Place, "remove", read_only)
     assert termination.expire()
     assert not termination.look()

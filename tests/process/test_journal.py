@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from sidecar.core.local import FoundFile
-from sidecar.core.manifest import FileEntry
+from sidecar.core.format.found_checkpoint import FoundFile
+from sidecar.core.format.manifest import FileEntry
 from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.store.protocol import Part
-from sidecar.upload.journal import Journal
+from sidecar.upload.send.journal import Journal
+from sidecar.volume.opener import Folder, Place
 from sidecar.volume.unfinished import QUIET_GROWING_S, QUIET_S, Look, Unfinished, look_at
 
 
@@ -24,7 +28,11 @@ def entry(path: str) -> FileEntry:
     return FileEntry(path=path, key=f"checkpoint-1/{path}", size_bytes=10, crc64nvme="0" * 16)
 
 
-def filled(path: Path) -> Journal:
+def place(tmp_path: Path, name: str = "j") -> Place:
+    return Folder(tmp_path) / f"checkpoint-1@{name}.jsonl"
+
+
+def filled(path: Place) -> Journal:
     """A journal with one file that is whole and one of which a part is there."""
     journal = Journal(path)
     journal.stored(entry("whole"), stamp=found("whole").stamp, first_crc=7)
@@ -35,11 +43,10 @@ def filled(path: Path) -> Journal:
 
 
 def test_another_life_knows_what_was_sent_also_after_a_line_was_cut_off(tmp_path: Path) -> None:
-    path = tmp_path / "j.jsonl"
-    before = filled(path)
-    with path.open("ab") as file:
+    before = filled(place(tmp_path))
+    with Path(str(place(tmp_path))).open("ab") as file:
         file.write(b'{"event": "part", "path": "ha')
-    after = Journal(path)
+    after = Journal(place(tmp_path))
     assert after.entries == before.entries
     assert after.uploads == before.uploads
     assert after.stamps == before.stamps
@@ -47,17 +54,17 @@ def test_another_life_knows_what_was_sent_also_after_a_line_was_cut_off(tmp_path
 
 
 def test_what_was_sent_early_is_taken_over_to_be_confirmed(tmp_path: Path) -> None:
-    early, journal = filled(tmp_path / "early.jsonl"), Journal(tmp_path / "j.jsonl")
+    early, journal = filled(place(tmp_path, "early")), Journal(place(tmp_path))
     assert journal.take_over(early, [found("whole"), found("half")]) == []
     journal.close()
-    again = Journal(tmp_path / "j.jsonl")
+    again = Journal(place(tmp_path))
     assert again.unconfirmed == {"whole", "half"}
     assert set(again.entries) == {"whole"}
     assert again.uploads["half"].checksums == {1: 3}
 
 
 def test_files_that_are_others_now_are_not_taken_over_and_their_uploads_are_named(tmp_path: Path) -> None:
-    early, journal = filled(tmp_path / "early.jsonl"), Journal(tmp_path / "j.jsonl")
+    early, journal = filled(place(tmp_path, "early")), Journal(place(tmp_path))
     stale = journal.take_over(early, [found("whole", mtime_ns=2), found("half", inode=2)])
     assert [upload.upload_id for upload in stale] == ["u"]
     assert journal.entries == {}
@@ -65,19 +72,20 @@ def test_files_that_are_others_now_are_not_taken_over_and_their_uploads_are_name
 
 
 def test_uploads_that_were_given_up_are_named_also_in_another_life(tmp_path: Path) -> None:
-    early = filled(tmp_path / "early.jsonl")
+    early = filled(place(tmp_path, "early"))
     early.dropped("half")
     early.dropped("whole")
     early.close()
-    again, journal = Journal(tmp_path / "early.jsonl"), Journal(tmp_path / "j.jsonl")
+    again, journal = Journal(place(tmp_path, "early")), Journal(place(tmp_path))
     assert [upload.upload_id for upload in journal.take_over(again, [found("half")])] == ["u"]
     assert journal.stamps == {}
 
 
 def test_a_file_continues_what_was_sent_of_its_beginning_unless_it_is_another_or_shorter(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j.jsonl")
+    journal = Journal(place(tmp_path))
     journal.begun("growing", found("growing").growing_stamp, upload_id="u", key="checkpoint-1/growing", part_bytes=5)
-    journal.part("growing", Part(2, 5, "etag"), crc=3)
+    for number in (1, 2):
+        journal.part("growing", Part(number, 5, "etag"), crc=3)
     assert journal.growing() == {"growing"}
     assert journal.has_beginning_of(found("growing", size_bytes=10, mtime_ns=7))
     assert not journal.has_beginning_of(found("growing", size_bytes=9))
@@ -90,9 +98,32 @@ def test_a_file_continues_what_was_sent_of_its_beginning_unless_it_is_another_or
 
 
 def test_a_journal_that_cannot_be_written_is_kept_in_memory(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "no such folder" / "j.jsonl")
+    journal = Journal(place(tmp_path / "no such folder"))
     journal.stored(entry("whole"), stamp="s")
     assert set(journal.entries) == {"whole"}
+
+
+def test_what_was_taken_back_is_not_continued_by_another_life_although_that_could_not_be_written(tmp_path: Path) -> None:
+    journal = Journal(place(tmp_path))
+    journal.stored(entry("overwritten"), stamp="s")
+    with no_room_in(Path(str(place(tmp_path)))):
+        journal.stored(entry("other"), stamp="s")
+        assert set(Journal(place(tmp_path)).entries) == {"overwritten"}
+        journal.dropped("overwritten")
+        assert set(journal.entries) == {"other"}
+        journal.close()
+        assert set(Journal(place(tmp_path)).entries) == set()
+
+
+@contextmanager
+def no_room_in(file: Path) -> Iterator[None]:
+    """Let no file of this process become longer than this one."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 # Files that are being written.
@@ -104,10 +135,10 @@ def test_a_file_counts_as_closed_when_the_kernel_said_so_or_nobody_touched_it_fo
     (tmp_path / "link").symlink_to("old")
     now_s = (tmp_path / "open").stat().st_mtime
     os.utime(tmp_path / "old", (now_s - QUIET_S - 1, now_s - QUIET_S - 1))
-    assert [f.path for f in look_at(tmp_path, {str(tmp_path / "closed"): now_s + 1}).closed] == ["closed"]
+    assert [f.path for f in look_at(Folder(tmp_path) / "", {str(tmp_path / "closed"): now_s + 1}).closed] == ["closed"]
     # "old" has an old time of its own making: when it was made is what counts.
-    assert [f.path for f in look_at(tmp_path, {str(tmp_path / "closed"): now_s + 1}, quiet_only=True).closed] == []
-    assert look_at(tmp_path / "gone", {}) == Look((), ())
+    assert [f.path for f in look_at(Folder(tmp_path) / "", {str(tmp_path / "closed"): now_s + 1}, quiet_only=True).closed] == []
+    assert look_at(Folder(tmp_path) / "gone", {}) == Look((), ())
 
 
 def test_a_file_that_was_seen_growing_does_not_end_because_its_writer_waits(
@@ -119,19 +150,19 @@ def test_a_file_that_was_seen_growing_does_not_end_because_its_writer_waits(
 
     def closed_after(wait_s: float) -> list[str]:
         monkeypatch.setattr(time, "time", lambda: now_s + wait_s)
-        return [file.path for file in look_at(tmp_path, {}, growing={"growing"}).closed]
+        return [file.path for file in look_at(Folder(tmp_path) / "", {}, growing={"growing"}).closed]
 
     assert closed_after(QUIET_S + 1) == ["never seen before"]
     assert closed_after(QUIET_GROWING_S + 1) == ["growing", "never seen before"]
     heard = {str(tmp_path / "growing"): now_s - 1}  # by a clock that is behind that of the files
     monkeypatch.setattr(time, "time", lambda: now_s + QUIET_S + 1)
-    assert "growing" in [file.path for file in look_at(tmp_path, heard, growing={"growing"}).closed]
+    assert "growing" in [file.path for file in look_at(Folder(tmp_path) / "", heard, growing={"growing"}).closed]
 
 
 def test_an_unfinished_file_is_opened_only_as_the_one_that_was_seen(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"weights")
-    [seen] = look_at(tmp_path, {str(tmp_path / "model"): 1e12}).closed
-    source = Unfinished(tmp_path)
+    [seen] = look_at(Folder(tmp_path) / "", {str(tmp_path / "model"): 1e12}).closed
+    source = Unfinished(Folder(tmp_path.parent) / tmp_path.name)
     source.see(seen)
     with source.open("model") as fd:
         assert os.read(fd, 100) == b"weights"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core import keys
+from sidecar.core.format import keys
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 
@@ -54,6 +54,7 @@ def test_nodes_that_share_a_path_but_not_its_content_each_get_their_own_back(pla
 
 
 @ON_ONE_STORE
+@pytest.mark.slow
 def test_a_node_that_dies_before_its_part_is_there_leaves_the_older_step(place: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "0", of_node(place, 0)) as first, sidecar(tmp_path / "1", of_node(place, 1)) as second:
         first.ready()
@@ -72,6 +73,7 @@ def test_a_node_that_dies_before_its_part_is_there_leaves_the_older_step(place: 
 
 
 @ON_ONE_STORE
+@pytest.mark.slow
 def test_a_step_that_is_written_again_is_invisible_until_every_node_has_written_it_again(place: Place, tmp_path: Path) -> None:
     again = MARKER | {"created_at": "2026-01-01T01:00:00Z"}
     with sidecar(tmp_path / "0", of_node(place, 0)) as first, sidecar(tmp_path / "1", of_node(place, 1)) as second:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.resume import newest_first
+from sidecar.core.commit.resume import newest_first
 from tests.faults.proxy import FaultProxy
 from tests.hook import story
 from tests.hook.job import ROOT, Training, finished, marker, script, training

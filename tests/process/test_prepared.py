@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core import checksum, keys
-from sidecar.core.commit import commit_of
-from sidecar.core.manifest import FileEntry, Manifest, NodeOf, encode
+from sidecar.core.commit.commit import commit_of
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.manifest import FileEntry, Manifest, NodeOf, encode
 from sidecar.store.protocol import Store
 from tests.process.conftest import Place
 from tests.process.sidecar_process import contents, sidecar
@@ -46,6 +46,7 @@ def put_step(store: Store, step: int, *, attempts: tuple[str, str] = ("a", "a"),
 
 
 @pytest.mark.parametrize("place", ["file"], indirect=True)
+@pytest.mark.slow
 def test_of_steps_that_are_broken_each_in_its_way_none_is_resumed(place: Place, tmp_path: Path) -> None:
     store = place.store
     put_step(store, 10)

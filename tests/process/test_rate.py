@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sidecar.errors import Stopped
-from sidecar.transfer import RateGate, Turnstile
+from sidecar.transfer.rate_gate import PauseGate, RateGate
 from tests.process.sidecar_process import until
 
 
@@ -24,7 +24,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("sidecar.transfer.time", clock)
+    monkeypatch.setattr("sidecar.transfer.rate_gate.time", clock)
     return clock
 
 
@@ -81,40 +81,58 @@ def test_a_limit_that_is_lifted_lets_waiters_go() -> None:
     assert time.monotonic() - began_s < 5
 
 
+@pytest.mark.parametrize("limit", [None, 10**12])
+def test_what_passes_is_counted_with_and_without_a_limit(limit: int | None) -> None:
+    gate = RateGate(limit)
+    turnstiles = [PauseGate(gate) for _ in range(3)]
+
+    def send(pause_gate: PauseGate) -> None:
+        for _ in range(10_000):
+            pause_gate.pass_through(7)
+
+    threads = [threading.Thread(target=send, args=(pause_gate,)) for pause_gate in turnstiles]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert gate.passed_bytes == 3 * 10_000 * 7
+    assert [pause_gate.passed_bytes for pause_gate in turnstiles] == [10_000 * 7] * 3
+
+
 def test_what_is_held_waits_and_as_many_as_are_let_through_go_on() -> None:
-    turnstile, passed, end = Turnstile(RateGate(None)), [], threading.Event()
+    pause_gate, passed, end = PauseGate(RateGate(None)), [], threading.Event()
 
     def send(number: int) -> None:
         for _ in range(3):
-            turnstile.pass_through(10)
+            pause_gate.pass_through(10)
         passed.append(number)
         end.wait(10)  # as the threads of the pool, which outlive a request
 
-    turnstile.hold(True, but=2)
+    pause_gate.hold(True, exempt=2)
     threads = [threading.Thread(target=send, args=(number,)) for number in range(5)]
     for thread in threads:
         thread.start()
     until(lambda: len(passed) == 2)
     time.sleep(0.1)
     assert len(passed) == 2
-    assert turnstile.passed_bytes == 60
-    turnstile.hold(False)
+    assert pause_gate.passed_bytes == 60
+    pause_gate.hold(False)
     until(lambda: len(passed) == 5)
     end.set()
     for thread in threads:
         thread.join(5)
     assert sorted(passed) == list(range(5))
-    assert turnstile.passed_bytes == 150
+    assert pause_gate.passed_bytes == 150
 
 
 def test_a_closed_gate_ends_those_that_are_held() -> None:
     gate = RateGate(None)
-    turnstile, ended = Turnstile(gate), threading.Event()
-    turnstile.hold(True)
+    pause_gate, ended = PauseGate(gate), threading.Event()
+    pause_gate.hold(True)
 
     def send() -> None:
         with pytest.raises(Stopped):
-            turnstile.pass_through(10)
+            pause_gate.pass_through(10)
         ended.set()
 
     threading.Thread(target=send).start()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import uuid
 from pathlib import Path
 
 import pytest
 
-from sidecar.core import keys
-from tests.process.conftest import ON_ONE_STORE, Place
+from sidecar.core.format import keys
+from tests import servers
+from tests.process.conftest import BUCKET, ON_ONE_STORE, Place, S3Server
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 
 FILES_10 = {"model.safetensors": b"a" * 5000, "rng/state.pth": b"1", "empty": b""}
@@ -48,6 +50,53 @@ def test_a_new_pod_resumes_from_the_newest_committed_step(filled: Place, tmp_pat
 def test_the_download_begins_before_anybody_asks(filled: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", filled.settings) as running:
         until(lambda: (running.volume / "checkpoint-20/.complete").exists())
+        answer = running.resume()
+        assert (answer["source"], answer["downloaded"]) == ("local", True)
+        write_checkpoint(running.volume, "checkpoint-30", FILES_20)
+        running.committed("checkpoint-30")
+        answer = running.resume()
+        assert (answer["checkpoint"], answer["source"], answer["downloaded"]) == ("checkpoint-30", "local", False)
+
+
+@pytest.mark.parametrize("archived", ["model.safetensors", ".complete"])
+def test_a_step_that_is_archived_in_the_store_is_passed_over(archived: str, moto_server: S3Server, tmp_path: Path) -> None:
+    """A lifecycle rule did it. Nobody waits for it, and it is not known to be bad either."""
+    settings = moto_server.settings(prefix=f"run-{uuid.uuid4().hex[:8]}")
+    with sidecar(tmp_path / "old-volume", settings) as running:
+        for name, files in (("checkpoint-10", FILES_10), ("checkpoint-20", FILES_20)):
+            write_checkpoint(running.ready().volume, name, files)
+            running.committed(name)
+    prefix = settings["CKPT_STORE"].split("/", 3)[3]
+    servers.archive(moto_server.endpoint, BUCKET, f"{prefix}/checkpoint-20/{archived}")
+    with sidecar(tmp_path / "volume", settings) as running:
+        answer = running.up().resume()
+        assert (answer["state"], answer["checkpoint"]) == ("ready", "checkpoint-10")
+        assert "restore it from the archive" in str(answer["passed_over"])
+        named = running.resume("checkpoint-20")
+        assert named["state"] == "failed", "it may be whole"
+        assert "restore it from the archive" in named["detail"]
+        assert {c["name"] for c in running.call("GET", "/v1/checkpoints?where=store")["checkpoints"]} >= {"checkpoint-10"}
+
+
+def test_documents_that_are_too_large_are_passed_over_and_written_anew(tmp_path: Path) -> None:
+    """They are corrupt: neither the memory of the sidecar nor a resume ends with them."""
+    store = tmp_path / "store"
+    settings = {"CKPT_STORE": f"file://{store}"}
+    with sidecar(tmp_path / "old-volume", settings) as running:
+        for name, files in (("checkpoint-10", FILES_10), ("checkpoint-20", FILES_20)):
+            write_checkpoint(running.ready().volume, name, files)
+            running.committed(name)
+    for document in (store / "checkpoint-20/.complete", store / keys.ASKED):
+        with document.open("wb") as file:
+            file.truncate(100 << 30)
+    with sidecar(tmp_path / "volume", settings) as running:
+        answer = running.up().resume()
+        assert answer["checkpoint"] == "checkpoint-10"
+        assert "33554432 at most" in str(answer["passed_over"])
+        write_checkpoint(running.volume, "checkpoint-20", FILES_20)
+        running.committed("checkpoint-20")
+        assert running.terminate() == 0
+    assert (store / "checkpoint-20/.complete").stat().st_size < 10_000
 
 
 @ON_ONE_STORE
@@ -127,7 +176,8 @@ def test_kill_9_in_mid_download_continues_with_what_verified(place: Place, tmp_p
         until(lambda: sum(1 for p in (volume / ".ckpt/incoming").glob("*/shard-*")) > 5)
         first.kill()
     assert not (volume / "checkpoint-10").exists()
-    kept = {path.name: path.stat().st_ino for path in (volume / ".ckpt/incoming").glob("*/shard-???")}
+    whole = (path for path in (volume / ".ckpt/incoming").glob("*/shard-???") if path.read_bytes() == files[path.name])
+    kept = {path.name: path.stat().st_ino for path in whole}
     assert kept
     with sidecar(volume, place.settings) as second:
         assert second.up().resume()["checkpoint"] == "checkpoint-10"
@@ -144,6 +194,26 @@ def test_a_restarted_trainer_continues_from_its_own_volume_without_a_download(pl
         answer = running.resume()
         assert (answer["checkpoint"], answer["source"]) == ("checkpoint-30", "local")
         assert running.events("resume_download_started") == []
+
+
+@ON_ONE_STORE
+def test_what_a_cut_rotation_left_on_a_lasting_volume_is_neither_resumed_nor_committed_by_the_next_pod(
+    place: Place, tmp_path: Path
+) -> None:
+    """A marker without an attempt is of another attempt for the next pod, and still the one that was committed."""
+    with sidecar(tmp_path / "volume", place.settings | {"POD_UID": "pod-a"}) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-30", FILES_10)
+        running.committed("checkpoint-30")
+        assert running.terminate() == 0
+    commit = place.read("checkpoint-30/.complete")
+    (tmp_path / "volume/checkpoint-30" / sorted(FILES_10)[0]).unlink()
+    with sidecar(tmp_path / "volume", place.settings | {"POD_UID": "pod-b"}) as running:
+        answer = running.up().resume()
+        assert (answer["checkpoint"], answer["source"]) == ("checkpoint-30", "store")
+        assert contents(running.volume / "checkpoint-30") == FILES_10
+        assert running.terminate() == 0
+    assert place.read("checkpoint-30/.complete") == commit
 
 
 def test_a_copy_that_was_changed_after_its_download_is_fetched_again(filled: Place, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
 TRAINER = """
@@ -59,6 +61,7 @@ def asked(running: Sidecar, **body: Any) -> Any:
     return running.call("POST", "/v1/save", body)
 
 
+@pytest.mark.slow
 def test_a_save_on_request_reports_back_when_it_is_durable(tmp_path: Path) -> None:
     with pod(tmp_path, "saves", CKPT_BANDWIDTH_LIMIT="1MB/s") as running:
         first = asked(running)

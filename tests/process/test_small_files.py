@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from sidecar.core import keys
+from sidecar.core.format import keys
 from tests.process.conftest import Place
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -16,12 +17,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from sidecar import spot
-from sidecar.core.spot import SpotNotice
-from sidecar.spot import CLOUDS, Said, SpotWatch
+from sidecar.core.lifecycle.spot import SpotNotice
+from sidecar.lifecycle import spot
+from sidecar.lifecycle.spot import CLOUDS, Said, SpotWatch
 from tests.ports import free_port
-from tests.process.sidecar_process import sidecar, until
-from trainer_hook.contract import rfc3339
+from tests.process.sidecar_process import sidecar, until, write_checkpoint
+from trainer_hook.contract import Notice, encode_notice, rfc3339
 
 
 class Metadata:
@@ -124,9 +125,12 @@ def test_the_token_is_kept_and_made_anew_when_it_is_refused(metadata: Metadata) 
     assert aws.look() == Said()
 
 
-@pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
+@pytest.mark.parametrize(
+    ("cloud", "ends_in_s", "left_s"),
+    [("aws", 100, 100), ("gcp", 0, 30), ("azure", 100, 100), pytest.param("aws", -300, 120, id="the clock is 7 min fast")],
+)
 def test_the_notice_of_each_cloud_begins_termination_and_reaches_the_trainer(
-    cloud: str, metadata: Metadata, tmp_path: Path
+    cloud: str, ends_in_s: float, left_s: float, metadata: Metadata, tmp_path: Path
 ) -> None:
     settings = {
         "CKPT_STORE": f"file://{tmp_path / 'store'}",
@@ -138,14 +142,14 @@ def test_the_notice_of_each_cloud_begins_termination_and_reaches_the_trainer(
         running.up()
         until(lambda: metadata.asked)
         assert running.status()["termination"] is None
-        metadata.action = {"action": "terminate", "time": rfc3339(time.time() + 100)}
+        metadata.action = {"action": "terminate", "time": rfc3339(time.time() + ends_in_s)}
         metadata.events = [
             {
                 "EventId": "1",
                 "EventType": "Preempt",
                 "Resources": ["train_0"],
                 "EventStatus": "Scheduled",
-                "NotBefore": formatdate(time.time() + 100, usegmt=True),
+                "NotBefore": formatdate(time.time() + ends_in_s, usegmt=True),
             }
         ]
         metadata.preempt()
@@ -153,7 +157,7 @@ def test_the_notice_of_each_cloud_begins_termination_and_reaches_the_trainer(
         told = running.status()["termination"]
         assert told["source"] == "spot"
         # It is known when the machine goes, so the grace period of the pod is not what counts.
-        assert told["deadline_in_s"] == pytest.approx(30 if cloud == "gcp" else 100, abs=15)
+        assert told["deadline_in_s"] == pytest.approx(left_s, abs=15)
         assert json.loads((running.volume / ".ckpt/terminating").read_text())["source"] == "spot"
         assert not running.events("spot_metadata_unavailable")
 
@@ -170,14 +174,14 @@ def test_a_rebalance_recommendation_asks_for_a_save_and_ends_nothing(metadata: M
     metadata.rebalance = {"noticeTime": "2026-11-21T11:00:00Z"}
     settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_SPOT": "aws", "CKPT_SPOT_ENDPOINT": metadata.url}
     trainer = subprocess.Popen([sys.executable, "-c", HOLD_LEASE, str(volume)], stdout=subprocess.PIPE, text=True)
-    with trainer, sidecar(volume, settings) as running:
+    with trainer:
         assert trainer.stdout
         assert trainer.stdout.readline() == "held\n"
-        running.up()
-        until(lambda: running.events("spot_rebalance_recommended"))
-        until(lambda: (volume / ".ckpt/request.json").exists())
-        assert json.loads((volume / ".ckpt/request.json").read_text())["action"] == "save"
-        assert running.status()["termination"] is None
+        with sidecar(volume, settings) as running:
+            until(lambda: running.events("spot_rebalance_recommended"))
+            until(lambda: (volume / ".ckpt/request.json").exists())
+            assert json.loads((volume / ".ckpt/request.json").read_text())["action"] == "save"
+            assert running.up().status()["termination"] is None
         trainer.kill()
 
 
@@ -212,3 +216,39 @@ async def test_each_notice_and_each_hint_is_told_once(monkeypatch: pytest.Monkey
     assert notices == [SpotNotice("1", 5.0)]
     assert hints == ["a", "b"]
     assert rests == [1.0, 1.0, spot.RESTS_S[0], 1.0, 1.0]
+
+
+@pytest.mark.parametrize("source", ["sigterm", "api", "prestop", "spot"])
+def test_every_notice_goes_the_same_way_whoever_gives_it(source: str, metadata: Metadata, tmp_path: Path) -> None:
+    settings = {
+        "CKPT_STORE": f"file://{tmp_path / 'store'}",
+        "CKPT_SPOT": "gcp",
+        "CKPT_SPOT_ENDPOINT": metadata.url,
+        "CKPT_BANDWIDTH_LIMIT": "1",  # what is pending stays so
+    }
+    with sidecar(tmp_path / "volume", settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-1", {"a": b"x" * 500, "b": b"x" * 500}, {})
+        until(lambda: running.events("checkpoint_uploading") and running.status()["phase"] == "running")
+        match source:
+            case "sigterm":
+                running.process.send_signal(signal.SIGTERM)
+            case "api":
+                answer = running.call("POST", "/v1/drain", {})
+                assert answer["phase"] == "draining"
+                assert 0 < answer["deadline_in_s"] < 30
+            case "prestop":
+                # Whole at once, as the contract has it: an empty notice would count, too.
+                written = running.volume / ".ckpt/terminating.tmp"
+                written.write_bytes(encode_notice(Notice(rfc3339(time.time()), "prestop")))
+                written.rename(running.volume / ".ckpt/terminating")
+            case "spot":
+                metadata.preempt()
+        until(lambda: running.events("flush_planned") and running.status()["phase"] == "flushing")
+        told = [e for e in running.events() if e["event"] in ("termination_noticed", "phase_changed")]
+        assert [e["event"] for e in told] == ["phase_changed", "termination_noticed", "phase_changed"]
+        _, noticed, changed = told
+        assert noticed["source"] == source
+        assert (changed["before"], changed["phase"]) == ("running", "flushing")
+        for event in (noticed, changed):
+            assert 0 < event["left_s"] <= 30

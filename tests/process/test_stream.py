@@ -8,7 +8,9 @@ import shutil
 import time
 from pathlib import Path
 
-from sidecar.core import keys
+import pytest
+
+from sidecar.core.format import keys
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
@@ -43,8 +45,8 @@ def test_a_closed_file_is_sent_before_the_marker_which_only_confirms_it(place: P
         running.committed("checkpoint-10")
         assert running.events("checkpoint_uploading")[-1]["already_sent_bytes"] == len(content)
         assert running.status()["sent_bytes"] == len(content) + 4
-        assert place.store.get("checkpoint-10/model") == content
-        assert place.store.get("checkpoint-10/rest") == b"rest"
+        assert place.read("checkpoint-10/model") == content
+        assert place.read("checkpoint-10/rest") == b"rest"
 
 
 @ON_ONE_STORE
@@ -57,7 +59,7 @@ def test_a_file_that_was_written_again_after_it_was_sent_early_is_sent_again(pla
         (folder / "model").write_bytes(after)
         (folder / ".complete").write_text("{}")
         running.committed("checkpoint-10")
-        assert place.store.get("checkpoint-10/model") == after
+        assert place.read("checkpoint-10/model") == after
 
 
 @ON_ONE_STORE
@@ -75,7 +77,7 @@ def test_content_that_changed_without_a_trace_in_the_file_system_is_found_out(pl
         os.utime(folder / "model", ns=(seen.st_atime_ns, seen.st_mtime_ns))
         (folder / ".complete").write_text("{}")
         running.committed("checkpoint-10")
-        assert place.store.get("checkpoint-10/model") == after
+        assert place.read("checkpoint-10/model") == after
 
 
 def test_a_large_file_that_is_half_sent_when_the_marker_comes_is_continued(place: Place, tmp_path: Path) -> None:
@@ -88,7 +90,7 @@ def test_a_large_file_that_is_half_sent_when_the_marker_comes_is_continued(place
         (folder / ".complete").write_text("{}")
         running.committed("checkpoint-10")
         assert running.status()["sent_bytes"] == len(content)
-        assert place.store.get("checkpoint-10/model") == content
+        assert place.read("checkpoint-10/model") == content
         assert list(place.store.pending_uploads("")) == []
 
 
@@ -115,7 +117,7 @@ def test_nothing_is_sent_early_over_a_committed_step(place: Place, tmp_path: Pat
         unfinished(second, big(20 * MIB))
         time.sleep(2.0)
         assert second.status()["sent_bytes"] == 0
-        assert place.store.get("checkpoint-10/model") == b"committed"
+        assert place.read("checkpoint-10/model") == b"committed"
 
 
 def test_a_file_that_did_not_change_is_copied_in_the_store(place: Place, tmp_path: Path) -> None:
@@ -128,8 +130,8 @@ def test_a_file_that_did_not_change_is_copied_in_the_store(place: Place, tmp_pat
             running.committed(f"checkpoint-{step}")
             sent = running.status()["sent_bytes"] - before
         assert sent == len(changed[20]) + len(b"same")
-        assert place.store.get("checkpoint-20/frozen") == frozen
-        assert place.store.get("checkpoint-20/weights") == changed[20]
+        assert place.read("checkpoint-20/frozen") == frozen
+        assert place.read("checkpoint-20/weights") == changed[20]
 
 
 def test_uploads_are_never_faster_than_their_limit(tmp_path: Path) -> None:
@@ -156,6 +158,7 @@ def test_a_limit_that_is_changed_applies_at_once(tmp_path: Path) -> None:
         assert running.status()["bandwidth_limit_bytes_per_s"] is None
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_the_store_refuses_does_not_hold_up_others(tmp_path: Path) -> None:
     store = tmp_path / "store"
     settings = {"CKPT_STORE": f"file://{store}", "CKPT_CONCURRENCY": "1"}
@@ -172,6 +175,7 @@ def test_a_checkpoint_that_the_store_refuses_does_not_hold_up_others(tmp_path: P
         running.committed("checkpoint-10")
 
 
+@pytest.mark.slow
 def test_an_attempt_that_still_sends_what_a_later_one_has_committed_leaves_no_broken_commit(tmp_path: Path) -> None:
     store = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_RESUME": "on-demand"}
     contents = {attempt: {f"f{n}": attempt.encode() * 800 for n in range(6)} for attempt in ("a", "b")}

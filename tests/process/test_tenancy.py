@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from sidecar.core import keys
-from sidecar.core.tenancy import LOOK_S, SILENCE_S
+from sidecar.core.format import keys
+from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, SILENCE_S
+from sidecar.errors import ConfigurationError
+from sidecar.lifecycle.prefix_lease import claim
+from sidecar.store.file.store import FileStore
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
 
+@pytest.mark.slow
 def test_of_two_jobs_on_one_prefix_the_second_is_refused_and_the_first_is_left_alone(place: Place, tmp_path: Path) -> None:
     unnamed = place.settings | {"JOB_NAME": ""}
     with sidecar(tmp_path / "first", unnamed) as first:
@@ -37,6 +42,7 @@ def test_of_two_jobs_on_one_prefix_the_second_is_refused_and_the_first_is_left_a
 
 
 @pytest.mark.parametrize("place", ["file", pytest.param("rgw", marks=pytest.mark.rgw)], indirect=True)
+@pytest.mark.slow
 def test_of_two_jobs_of_two_nodes_no_node_of_the_second_writes(place: Place, tmp_path: Path) -> None:
     def node(job: str, index: int) -> AbstractContextManager[Sidecar]:
         its = {"JOB_NAME": "", "CKPT_NODE_INDEX": str(index), "CKPT_NODE_COUNT": "2", "CKPT_GRACE_SECONDS": "3"}
@@ -70,13 +76,24 @@ def test_of_two_jobs_of_two_nodes_no_node_of_the_second_writes(place: Place, tmp
     assert keys.commit("checkpoint-5") in place.keys("checkpoint-5/")
 
 
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"run_id": "a", "beat": Infinity}', None])
+def test_a_run_document_that_is_not_ours_is_named(content: bytes | None, tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    (tmp_path / keys.RUN).write_bytes(content or b"")
+    if content is None:
+        os.truncate(tmp_path / keys.RUN, 100 << 30)
+    with pytest.raises(ConfigurationError, match=r"run\.json is not this system's.*choose an empty prefix"):
+        claim(store, run_id=None)
+
+
+@pytest.mark.slow
 def test_a_holder_whom_nobody_asks_writes_nothing(tmp_path: Path) -> None:
     document, asked = tmp_path / "store" / keys.RUN, tmp_path / "store" / keys.ASKED
     with sidecar(tmp_path / "volume", {"CKPT_STORE": f"file://{tmp_path / 'store'}", "JOB_NAME": ""}) as running:
         running.ready()
         until(lambda: b'"holder"' in document.read_bytes())
         before = document.stat().st_mtime_ns
-        time.sleep(2 * LOOK_S)
+        time.sleep(2 * ASK_POLL_S)
         assert document.stat().st_mtime_ns == before
         asked.write_text("{}")
         until(lambda: not asked.exists(), timeout_s=SILENCE_S)

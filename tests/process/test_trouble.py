@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,7 @@ def test_a_prefix_of_another_run_is_refused(place: Place, tmp_path: Path) -> Non
         running.ready()
 
 
+@pytest.mark.slow
 def test_a_store_that_is_not_there_yet_is_waited_for_without_hurting_the_trainer(moto_process, tmp_path: Path) -> None:
     settings = moto_process.settings(prefix="run")
     moto_process.stop()
@@ -91,6 +93,7 @@ def test_a_store_that_is_not_there_yet_is_waited_for_without_hurting_the_trainer
         assert not running.status()["degraded"]
 
 
+@pytest.mark.slow
 def test_a_store_that_goes_away_in_mid_upload_is_tried_again_until_it_is_back(moto_process, tmp_path: Path) -> None:
     settings = moto_process.settings(prefix="run") | {"CKPT_BANDWIDTH_LIMIT": "10MB/s", "CKPT_PART_SIZE": "5Mi"}
     with sidecar(tmp_path / "volume", settings) as running:
@@ -107,6 +110,7 @@ def test_a_store_that_goes_away_in_mid_upload_is_tried_again_until_it_is_back(mo
         assert running.status()["retries"] > 0
 
 
+@pytest.mark.slow
 def test_a_store_that_comes_back_within_the_grace_period_is_not_missed(moto_process, tmp_path: Path) -> None:
     settings = moto_process.settings(prefix="run") | {"CKPT_GRACE_SECONDS": "20"}
     with sidecar(tmp_path / "volume", settings) as running:
@@ -147,6 +151,7 @@ def test_a_checkpoint_finished_at_the_instant_of_sigterm_is_not_left_behind(plac
         assert running.report["durable"] == ["checkpoint-1"]
 
 
+@pytest.mark.slow
 def test_an_old_notice_does_not_use_up_the_time_of_a_later_sigterm(tmp_path: Path) -> None:
     settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_GRACE_SECONDS": "3", "CKPT_BANDWIDTH_LIMIT": "4MB/s"}
     with sidecar(tmp_path / "volume", settings) as running:
@@ -168,10 +173,10 @@ def test_a_checkpoint_written_anew_during_its_upload_is_uploaded_as_it_is_now(pl
         until(lambda: running.events("checkpoint_uploading"))
         write_checkpoint(running.volume, "checkpoint-1", {"model": big(12_000_000, 2)}, {"meta": {"second": True}})
         until(lambda: running.events("checkpoint_committed"))
-        until(lambda: place.store.get("checkpoint-1/model") == big(12_000_000, 2))
+        until(lambda: place.read("checkpoint-1/model") == big(12_000_000, 2))
         assert running.terminate() == 0
         assert running.report["given_up"] == []
-    assert json.loads(place.store.get("checkpoint-1/.complete"))["meta"] == {"second": True}
+    assert json.loads(place.read("checkpoint-1/.complete"))["meta"] == {"second": True}
 
 
 def test_a_second_sigterm_cuts_the_flush_short(tmp_path: Path) -> None:
@@ -226,16 +231,32 @@ os._exit(143)
         assert running.report["durable"] == ["checkpoint-9"]
 
 
-@pytest.fixture
-def small_volume(tmp_path: Path) -> Iterator[Path]:
-    """A volume of 24 MiB of its own."""
+@contextmanager
+def small_mount(place: Path) -> Iterator[Path]:
+    """A file system of 24 MiB of its own."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small volume needs root; CI is root")
-    volume = tmp_path / "volume"
-    volume.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(volume)], check=True)
-    yield volume
-    subprocess.run(["umount", "-l", str(volume)], check=True)
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], check=True)
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def small_volume(tmp_path: Path) -> Iterator[Path]:
+    with small_mount(tmp_path / "volume") as volume:
+        yield volume
+
+
+@pytest.fixture
+def small_state(tmp_path: Path) -> Iterator[Path]:
+    with small_mount(tmp_path / "state") as state:
+        yield state
+
+
+def fill(place: Path) -> None:
+    with pytest.raises(OSError, match="No space"):
+        (place / "filler").write_bytes(bytes(100 << 20))
 
 
 @ON_ONE_STORE
@@ -245,9 +266,29 @@ def test_a_full_volume_does_not_keep_what_is_on_it_from_becoming_durable(place: 
         running.ready()
         running.committed("checkpoint-1")
         write_checkpoint(small_volume, "checkpoint-2", {"model": big(6_000_000, 2)})
-        with pytest.raises(OSError, match="No space"):
-            (small_volume / "filler").write_bytes(bytes(100 << 20))
+        fill(small_volume)
         running.committed("checkpoint-2")
+        assert running.terminate() == 0
+
+
+@ON_ONE_STORE
+def test_a_sidecar_that_starts_on_a_full_volume_sends_what_is_on_it(
+    place: Place, small_volume: Path, small_state: Path
+) -> None:
+    settings = place.settings | {"CKPT_STATE_DIR": str(small_state), "CKPT_API_TOKEN": "required"}
+    with sidecar(small_volume, settings) as running:
+        running.ready().kill()
+    token = (small_volume / ".ckpt/token").read_text()
+    write_checkpoint(small_volume, "checkpoint-1", {"model": big(6_000_000)})
+    fill(small_volume)
+    fill(small_state)
+    with sidecar(small_volume, settings) as running:
+        running.committed("checkpoint-1")
+        assert running.events("token_not_written")
+        (small_volume / "filler").unlink()
+        until(lambda: (small_volume / ".ckpt/token").read_text() != token)
+        anew = (small_volume / ".ckpt/token").read_text()
+        assert running.call("POST", "/v1/flush", {"timeout_s": 10}, token=anew)["http_status"] == 200
         assert running.terminate() == 0
 
 
@@ -283,6 +324,7 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         assert "CKPT_API_PORT" in line
 
 
+@pytest.mark.slow
 def test_a_sidecar_killed_at_random_moments_commits_everything_once_and_unchanged(place: Place, tmp_path: Path) -> None:
     volume, files = tmp_path / "volume", {"model": big(11_000_000), "small": b"s"}
     settings = place.settings | {"CKPT_PART_SIZE": "5Mi", "CKPT_KEEP_LOCAL": "9"}
@@ -294,12 +336,13 @@ def test_a_sidecar_killed_at_random_moments_commits_everything_once_and_unchange
     with sidecar(volume, settings) as running:
         running.committed("checkpoint-1")
         assert running.terminate() == 0
-    assert {path: place.store.get(f"checkpoint-1/{path}") for path in files} == files
+    assert {path: place.read(f"checkpoint-1/{path}") for path in files} == files
     assert list(place.store.pending_uploads("")) == []
-    commit = json.loads(place.store.get("checkpoint-1/.complete"))
+    commit = json.loads(place.read("checkpoint-1/.complete"))
     assert commit["files"] == 2
 
 
+@pytest.mark.slow
 def test_a_store_that_goes_away_at_once_ends_no_sidecar(moto_process, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", moto_process.settings(prefix="run")) as running:
         until(lambda: running.events("store_opened"))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core import keys
-from sidecar.core.manifest import decode_commit, decode_manifest
+from sidecar.core.format import keys
+from sidecar.core.format.manifest import decode_commit, decode_manifest
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 
@@ -38,7 +38,7 @@ def test_a_ten_line_shell_script_is_a_trainer(place: Place, tmp_path: Path) -> N
         subprocess.run(["sh", "-c", script], env={**os.environ, "CKPT_DIR": str(running.volume)}, check=True)
         running.committed("checkpoint-20")
         running.committed("checkpoint-10")
-        assert place.store.get("checkpoint-20/weights.txt") == b"weights of step 20\n"
+        assert place.read("checkpoint-20/weights.txt") == b"weights of step 20\n"
         assert running.terminate() == 0
         assert running.report["newest_durable_step"] == 20
         assert running.report["given_up"] == []
@@ -50,11 +50,11 @@ def test_what_is_committed_names_every_byte_that_was_written(place: Place, tmp_p
         marker = {"format": 1, "step": 7, "reason": "jit", "attempt": "a-1", "world_size": 1, "meta": {"loss": 1.5}}
         write_checkpoint(running.volume, "checkpoint-7", FILES, marker)
         running.committed("checkpoint-7")
-        commit = decode_commit(place.store.get(keys.commit("checkpoint-7")), key=keys.commit("checkpoint-7"))
+        commit = decode_commit(place.read(keys.commit("checkpoint-7")), key=keys.commit("checkpoint-7"))
         assert (commit.step, commit.attempt, commit.reason, commit.meta) == (7, "a-1", "jit", {"loss": 1.5})
         [named] = commit.manifests
-        manifest = decode_manifest(place.store.get(named.key), key=named.key)
-        assert {entry.path: place.store.get(entry.key) for entry in manifest.files} == FILES
+        manifest = decode_manifest(place.read(named.key), key=named.key)
+        assert {entry.path: place.read(entry.key) for entry in manifest.files} == FILES
 
 
 def test_names_that_only_resemble_a_checkpoint_are_left_alone(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_just_in_time_checkpoint_overtakes_one_under_way_which_is_finished_lat
         again = running.events("checkpoint_uploading")[-1]
         assert again["checkpoint"] == "checkpoint-10"
         assert again["already_sent_bytes"] > 0
-        assert place.store.get("checkpoint-10/model") == big(30_000_000)
+        assert place.read("checkpoint-10/model") == big(30_000_000)
 
 
 @ON_ONE_STORE
@@ -154,7 +154,7 @@ def test_the_trainers_own_rotation_cannot_take_a_finished_checkpoint_away(place:
         until(lambda: running.events("checkpoint_finished"))
         subprocess.run(["rm", "-r", str(folder)], check=True)
         running.committed("checkpoint-10")
-        assert place.store.get("checkpoint-10/model") == big(12_000_000)
+        assert place.read("checkpoint-10/model") == big(12_000_000)
         until(lambda: not list((running.volume / ".ckpt/pins").iterdir()), what="pins released")
 
 
@@ -171,7 +171,7 @@ def test_kill_9_in_mid_upload_continues_and_sends_little_twice(place: Place, tmp
     with sidecar(volume, place.settings) as second:
         second.committed("checkpoint-10")
         assert second.events("checkpoint_uploading")[0]["already_sent_bytes"] >= sent
-        assert place.store.get("checkpoint-10/model") == content
+        assert place.read("checkpoint-10/model") == content
         assert list(place.store.pending_uploads("")) == []
         assert second.terminate() == 0
 
@@ -202,9 +202,9 @@ def test_a_step_written_anew_by_a_later_attempt_replaces_the_old_one(place: Plac
         marker = {"attempt": "a-2", "created_at": "2026-01-02T00:00:00Z"}
         write_checkpoint(second.volume, "checkpoint-10", {"model": b"new"}, marker)
         second.committed("checkpoint-10")
-        commit = json.loads(place.store.get(keys.commit("checkpoint-10")))
+        commit = json.loads(place.read(keys.commit("checkpoint-10")))
         assert commit["attempt"] == "a-2"
-        assert place.store.get("checkpoint-10/model") == b"new"
+        assert place.read("checkpoint-10/model") == b"new"
         assert "checkpoint-10/only-old" not in place.keys("checkpoint-10/")
 
 
@@ -220,7 +220,7 @@ def test_a_zombie_of_an_earlier_attempt_does_not_replace_what_came_later(place: 
         )
         [event] = until(lambda: zombie.events("checkpoint_superseded"))
         assert "a-2" in event["reason"]
-        assert place.store.get("checkpoint-10/m") == b"new"
+        assert place.read("checkpoint-10/m") == b"new"
 
 
 def test_a_checkpoint_rewritten_under_the_same_name_is_uploaded_again(place: Place, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_a_checkpoint_rewritten_under_the_same_name_is_uploaded_again(place: Pla
         time.sleep(0.05)
         write_checkpoint(running.volume, "checkpoint-10", {"m": b"two"})
         until(lambda: len(running.events("checkpoint_committed")) == 2)
-        assert place.store.get("checkpoint-10/m") == b"two"
+        assert place.read("checkpoint-10/m") == b"two"
 
 
 def test_a_marker_that_a_shell_writes_in_two_steps_is_read_whole(tmp_path: Path) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
-import threading
-from collections.abc import AsyncIterator
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 import structlog
 
+from sidecar.volume import inotify
 from sidecar.volume.volume import Volume
 from sidecar.volume.watch import MOST_FOLLOWED, Hints
 from tests.process.sidecar_process import write_checkpoint
@@ -24,7 +25,7 @@ SILENCE_S = 0.3
 @pytest.fixture
 async def hints(tmp_path: Path) -> AsyncIterator[Hints]:
     Volume(tmp_path).prepare()
-    started = Hints(tmp_path)
+    started = Hints(Volume(tmp_path))
     started.start()
     yield started
     started.stop()
@@ -39,17 +40,6 @@ async def is_woken(hints: Hints, *, within_s: float = MOMENT_S) -> bool:
 async def silence(hints: Hints) -> None:
     while await is_woken(hints, within_s=SILENCE_S):
         pass
-
-
-def started_since(before: set[threading.Thread]) -> set[threading.Thread]:
-    """Threads that were not there. One of an earlier test may still end meanwhile."""
-    return set(threading.enumerate()) - before
-
-
-async def all_ended(before: set[threading.Thread]) -> None:
-    async with asyncio.timeout(MOMENT_S):
-        while started_since(before):
-            await asyncio.sleep(0.01)
 
 
 async def closed(hints: Hints, path: Path) -> None:
@@ -108,7 +98,7 @@ async def test_what_was_being_written_before_the_start_is_watched(tmp_path: Path
     Volume(tmp_path).prepare()
     (tmp_path / "checkpoint-1").mkdir()
     write_checkpoint(tmp_path, "checkpoint-2", {"model": b"x"})
-    hints = Hints(tmp_path)
+    hints = Hints(Volume(tmp_path))
     hints.start()
     (tmp_path / "checkpoint-1/model").write_bytes(b"x")
     await closed(hints, tmp_path / "checkpoint-1/model")
@@ -129,53 +119,84 @@ async def test_what_we_write_ourselves_is_not_told(tmp_path: Path, hints: Hints)
 
 
 async def test_so_many_are_watched_and_no_more_and_those_that_are_gone_make_room(tmp_path: Path, hints: Hints) -> None:
-    before = set(threading.enumerate())
     for number in range(2 * MOST_FOLLOWED):
         (tmp_path / f"checkpoint-{number}").mkdir()
     await silence(hints)
-    assert 0 < len(started_since(before)) <= MOST_FOLLOWED
     for number in range(2 * MOST_FOLLOWED):
-        (tmp_path / f"checkpoint-{number}").rmdir()
+        (tmp_path / f"checkpoint-{number}/model").write_bytes(b"x")
+    await asyncio.sleep(SILENCE_S)
+    assert len(hints.closed()) == MOST_FOLLOWED
+    for number in range(2 * MOST_FOLLOWED):
+        shutil.rmtree(tmp_path / f"checkpoint-{number}")
     await silence(hints)
-    await all_ended(before)
+    assert hints.closed() == {}
     (tmp_path / "checkpoint-7").mkdir()
     await silence(hints)
     (tmp_path / "checkpoint-7/model").write_bytes(b"x")
     await closed(hints, tmp_path / "checkpoint-7/model")
 
 
+async def test_a_subfolder_of_another_name_is_followed_under_that_name(tmp_path: Path, hints: Hints) -> None:
+    folder = tmp_path / "checkpoint-1"
+    (folder / "before/deep").mkdir(parents=True)
+    await silence(hints)
+    (folder / "before").rename(folder / "after")
+    await silence(hints)
+    (folder / "after/deep/model").write_bytes(b"x")
+    await closed(hints, folder / "after/deep/model")
+
+
+async def test_a_link_is_neither_watched_nor_walked(tmp_path: Path) -> None:
+    outside, volume = tmp_path / "outside", tmp_path / "volume"
+    for place in (outside / "deep", volume):
+        place.mkdir(parents=True)
+    Volume(volume).prepare()
+    (volume / "checkpoint-1").symlink_to(outside)
+    (volume / "checkpoint-2").mkdir()
+    (volume / "checkpoint-2/deep").symlink_to(outside / "deep")
+    hints = Hints(Volume(volume))
+    hints.start()
+    hints.follow("checkpoint-1", "checkpoint-2")
+    (volume / "checkpoint-2/more").symlink_to(outside)
+    (volume / "checkpoint-3").symlink_to(outside)
+    await silence(hints)
+    for path in (outside / "model", outside / "deep/model", outside / ".complete"):
+        path.write_bytes(b"x")
+    (volume / "checkpoint-2/own").write_bytes(b"x")
+    await closed(hints, volume / "checkpoint-2/own")
+    assert list(hints.closed()) == [str(volume / "checkpoint-2/own")]
+    assert not await is_woken(hints, within_s=SILENCE_S)
+    hints.stop()
+
+
+def refusing(number: int) -> Callable[..., int]:
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
+
 async def test_without_what_watching_needs_the_rescan_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Volume(tmp_path).prepare()
-    before = set(threading.enumerate())
-    for limited in ("inotify_init", "inotify_add_watch"):
-
-        def refuse(*_: object, of: str = limited) -> int:
-            ctypes.set_errno(errno.EMFILE if of == "inotify_init" else errno.ENOSPC)
-            return -1
-
+    for limited, number in (("init", errno.EMFILE), ("add_watch", errno.ENOSPC)):
         with monkeypatch.context() as patched, structlog.testing.capture_logs() as said:
-            patched.setattr(f"watchdog.observers.inotify_c.{limited}", refuse)
-            hints = Hints(tmp_path)
+            patched.setattr(inotify, limited, refusing(number))
+            hints = Hints(Volume(tmp_path))
             hints.start()
             hints.follow("checkpoint-1")
             hints.forget("checkpoint-1")
             assert not await is_woken(hints, within_s=SILENCE_S)
             hints.stop()
         assert [event["event"] for event in said] == ["watch_falls_back_to_polling"]
-    await all_ended(before)
 
 
 async def test_a_checkpoint_that_cannot_be_watched_is_told_once_and_one_that_is_gone_is_not(
     tmp_path: Path, hints: Hints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> int:
-        ctypes.set_errno(errno.ENOSPC)
-        return -1
-
     with structlog.testing.capture_logs() as said:
         hints.follow("checkpoint-1")
         assert said == []
-        monkeypatch.setattr("watchdog.observers.inotify_c.inotify_add_watch", refuse)
+        monkeypatch.setattr(inotify, "add_watch", refusing(errno.ENOSPC))
         for step in (2, 3):
             (tmp_path / f"checkpoint-{step}").mkdir()
             hints.follow(f"checkpoint-{step}")

@@ -9,10 +9,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from sidecar.core import checksum
-from sidecar.core.manifest import FileEntry
-from sidecar.core.parts import DEFAULT_PART_BYTES
-from sidecar.resume.partial import Partial, holds, write_at
+from sidecar.core.format import checksum
+from sidecar.core.format.manifest import FileEntry
+from sidecar.core.schedule.parts import DEFAULT_PART_BYTES
+from sidecar.download.partial_file import PartialFile, holds, write_at
+from sidecar.volume.opener import Folder
 
 MEMORY = Path("/dev/shm")
 CONTENT = bytes(range(256)) * 10
@@ -35,13 +36,13 @@ def entry(size_bytes: int, crc: int = 0) -> FileEntry:
 
 def test_a_full_volume_is_known_before_anything_is_fetched(folder: Path) -> None:
     with pytest.raises(OSError, match=r"No space left|too large"):
-        Partial.prepare(folder, entry(1 << 50))
+        PartialFile.prepare(Folder(folder) / "", entry(1 << 50))
     assert list(folder.iterdir()) == []
 
 
 def test_a_file_has_its_size_from_the_start_and_memory_is_not_cleared_first(folder: Path) -> None:
-    partial = Partial.prepare(folder, entry(3 * DEFAULT_PART_BYTES))
-    status = partial.path.stat()
+    partial = PartialFile.prepare(Folder(folder) / "", entry(3 * DEFAULT_PART_BYTES))
+    status = partial.place.status()
     assert status.st_size == 3 * DEFAULT_PART_BYTES
     if MEMORY in folder.parents:
         assert status.st_blocks == 0
@@ -49,7 +50,7 @@ def test_a_file_has_its_size_from_the_start_and_memory_is_not_cleared_first(fold
 
 def test_ranges_that_are_there_are_found_again_and_believed_only_if_the_bytes_say_so(folder: Path) -> None:
     wanted = entry(3 * DEFAULT_PART_BYTES)
-    partial = Partial.prepare(folder, wanted)
+    partial = PartialFile.prepare(Folder(folder) / "", wanted)
     for offset in (0, DEFAULT_PART_BYTES):
         block = os.urandom(DEFAULT_PART_BYTES)
         with partial.opened() as fd:
@@ -57,12 +58,12 @@ def test_ranges_that_are_there_are_found_again_and_believed_only_if_the_bytes_sa
         partial.arrived(offset, len(block), checksum.checksum(block))
     with partial.opened() as fd:
         os.pwrite(fd, b"damaged", 100)
-    again = Partial.prepare(folder, wanted)
+    again = PartialFile.prepare(Folder(folder) / "", wanted)
     assert again.missing() == [(0, DEFAULT_PART_BYTES), (2 * DEFAULT_PART_BYTES, DEFAULT_PART_BYTES)]
 
 
 def test_only_the_recorded_content_counts_as_there(folder: Path) -> None:
     (folder / "model").write_bytes(CONTENT)
-    assert holds(folder / "model", entry(len(CONTENT), checksum.checksum(CONTENT)))
-    assert not holds(folder / "model", entry(len(CONTENT), checksum.checksum(CONTENT) ^ 1))
-    assert not holds(folder / "other", entry(len(CONTENT)))
+    assert holds(Folder(folder) / "model", entry(len(CONTENT), checksum.checksum(CONTENT)))
+    assert not holds(Folder(folder) / "model", entry(len(CONTENT), checksum.checksum(CONTENT) ^ 1))
+    assert not holds(Folder(folder) / "other", entry(len(CONTENT)))

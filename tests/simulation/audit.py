@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.core import checksum, keys
-from sidecar.core.manifest import Commit, decode_commit, decode_manifest
-from sidecar.core.resume import check_listing, check_manifest, check_node_set
+from sidecar.core.commit.resume import check_listing, check_manifest, check_node_set
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.manifest import Commit, decode_commit, decode_manifest
 from sidecar.errors import AlreadyExists, NotFound
 from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Stored
-from sidecar.upload.fence import LOOK_S
+from sidecar.upload.commit.overwrite_guard import LOOK_S
 from tests.simulation.world import SLOWEST_S, World
 from trainer_hook.contract import ContractError
 
@@ -49,7 +49,7 @@ class AuditedStore(MemoryStore):
     """What each node wrote, by writing and node."""
     equal_etags: bool = True
     """Whether the etag is the content's, as MD5 is, or the request's, as with KMS."""
-    standing: Standing | None = None
+    stored_commit: Standing | None = None
     history: list[tuple[float, Commit, list[float]]] = field(default_factory=list)
     """Each commit with the time when it was written, and when it was removed."""
     overtaken: int = 0
@@ -149,7 +149,7 @@ class AuditedStore(MemoryStore):
             if not world.is_stray and not any(self.changed_s.get(key, -1.0) >= looked_s for key in self._changed_keys(named)):
                 raise Violation(f"I2: {world.acting} committed what was not there")
             self.overtaken += 1
-        self.standing = Standing(commit, now_s, frozenset(named), loaded is not None)
+        self.stored_commit = Standing(commit, now_s, frozenset(named), loaded is not None)
         self.history.append((now_s, commit, []))
         self._check_content(loaded)
 
@@ -158,33 +158,39 @@ class AuditedStore(MemoryStore):
 
     def _taken_back(self) -> None:
         self.history[-1][2].append(self.world.now_s)
-        standing, author = self.standing, self.world.acting
-        self.standing = None
-        if standing is None or standing.commit is None or not standing.sound or standing.is_touched or self.world.is_stray:
+        stored_commit, author = self.stored_commit, self.world.acting
+        self.stored_commit = None
+        if (
+            stored_commit is None
+            or stored_commit.commit is None
+            or not stored_commit.sound
+            or stored_commit.is_touched
+            or self.world.is_stray
+        ):
             self.hits += self.world.is_stray
             return
-        if standing.since_s >= self.read_s.get(author, -1.0):  # on the way of its request
+        if stored_commit.since_s >= self.read_s.get(author, -1.0):  # on the way of its request
             self.hits += 1
             return
         # I4, I7: a sound commit gives way to what was finished later, and to nothing else.
-        if not author.may_replace(standing.commit):
+        if not author.may_replace(stored_commit.commit):
             raise Violation(f"I4: {author} took back a sound commit for nothing")
 
     def _changed(self, key: str) -> None:
         self.changed_s[key] = self.world.now_s
-        standing = self.standing
-        if standing is None or key not in standing.named:
+        stored_commit = self.stored_commit
+        if stored_commit is None or key not in stored_commit.named:
             return
         loaded = self.resume()
         self._check_content(loaded)
-        if standing.sound and loaded is None:
+        if stored_commit.sound and loaded is None:
             # I4: the commit first. Whoever did not know of it may be late by its look and the way of its request.
-            late_s = self.world.issued_s - standing.since_s
+            late_s = self.world.issued_s - stored_commit.since_s
             if not self.world.is_stray and late_s > LOOK_S + SLOWEST_S:
                 raise Violation(f"I4: {self.world.acting} changed {key}, which was committed {late_s:.1f} s before")
             self.hits += 1
-        standing.sound = loaded is not None
-        standing.is_touched = True
+        stored_commit.sound = loaded is not None
+        stored_commit.is_touched = True
 
     def _check_content(self, loaded: tuple[Commit, dict[str, bytes]] | None) -> None:
         """The first promise: what can be resumed is one writing of the step, whole."""

@@ -1,24 +1,34 @@
-"""Pods of a job: the loop of ``sidecar.upload.uploader`` around the sidecar's own parts, without its threads and files."""
+"""Pods of a job: the sidecar's own uploads (``sidecar.upload.job``) without its threads and files."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sidecar.core import checksum, keys
-from sidecar.core.commit import Mend, Ready, Yield
-from sidecar.core.local import Finished, FoundFile
-from sidecar.core.manifest import Commit, FileEntry
-from sidecar.core.rewrite import Keep, Same
+from sidecar.catalog.catalog import Catalog
+from sidecar.catalog.events import Events
+from sidecar.core.commit.commit import Decision, Ready
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.found_checkpoint import Finished, FoundFile
+from sidecar.core.format.manifest import Commit, FileEntry
+from sidecar.core.lifecycle.states import PENDING, State
 from sidecar.errors import StoreError
-from sidecar.upload.already_there import AlreadyThere
-from sidecar.upload.committing import Committer, manifest_of
-from sidecar.upload.fence import Fence, Outdated
-from sidecar.upload.second_looks import AFTER_S
+from sidecar.upload.commit.committer import Committer
+from sidecar.upload.commit.overwrite_guard import OverwriteGuard
+from sidecar.upload.commit.post_commit_check import PostCommitCheck
+from sidecar.upload.context import Clock, StoreLimits, UploadContext
+from sidecar.upload.early.early_upload import HandedOver
+from sidecar.upload.job import UploadJob
+from sidecar.upload.schedule.flush_control import FlushControl
+from sidecar.upload.schedule.queue import Active, Queue
+from sidecar.upload.schedule.retry_waits import RetryWaits
+from sidecar.upload.send.journal import Journal
+from sidecar.upload.versions import Held, Sent
 from tests.simulation.audit import NAME, AuditedStore, Violation
-from tests.simulation.world import Process, Rest, SimulatedTransfers, Sleep, World
+from tests.simulation.world import Process, Rest, SimulatedExecutor, Sleep, World
 from trainer_hook.contract import Node, epoch_seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,16 +42,17 @@ class Version:
     contents: Mapping[str, bytes]
 
 
-@dataclass
-class Memory:
-    """A journal: what of a version is in the store already."""
+class Memory(Journal):
+    """A journal without a file: what of a version is in the store already."""
 
-    entries: dict[str, FileEntry] = field(default_factory=dict)
-    keys: dict[str, str] = field(default_factory=dict)
-    """Where files lie whose name another node uses."""
+    def __init__(self) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
 
-    def stored(self, entry: FileEntry, *, stamp: str) -> None:
-        self.entries[entry.path] = entry
+    def _read(self) -> None:
+        pass
+
+    def _write(self, *lines: Any) -> bool:
+        return True
 
 
 def _local(method: F) -> F:
@@ -50,18 +61,121 @@ def _local(method: F) -> F:
 
 
 class FilesOf:
-    """Reads a version as ``sidecar.upload.bodies.Bodies`` reads a pin."""
+    """Reads a version as ``sidecar.upload.send.payloads.Payloads`` reads a pin."""
 
     def __init__(self, version: Version) -> None:
         self._version = version
 
     @_local
-    def checksums(self, path: str, places: Any, wanted: Any = ()) -> list[int]:
+    def checksums(self, path: str, places: Any) -> list[int]:
         return [checksum.checksum(self._version.contents[path])]
 
     @_local
     def is_still(self, path: str, places: Any, wanted: list[int]) -> bool:
         return self.checksums(path, places) == wanted
+
+
+class Staying:
+    """The surroundings of the uploads: the pod stays, may write, and found nothing damaged at a resume."""
+
+    quarantined: frozenset[str] = frozenset()
+
+    def __init__(self, attempt: str) -> None:
+        self._attempt = attempt
+
+    def left_s(self) -> float | None:
+        return None
+
+    def trainer_alive(self) -> bool:
+        return True
+
+    def attempt(self) -> str:
+        return self._attempt
+
+    async def objection(self, node: Node | None, attempt: str) -> str | None:
+        return None
+
+
+class SimulatedVersions:
+    """``sidecar.upload.versions.Versions`` in memory. Files are sent one after the other."""
+
+    def __init__(
+        self, context: UploadContext, versions: Mapping[str, Version], memories: dict[str, Memory], seconds_per_file: float
+    ) -> None:
+        self._context = context
+        self._versions = versions
+        self._memories = memories
+        self._seconds_per_file = seconds_per_file
+
+    async def hold(self, checkpoint: Finished) -> Held:
+        files = FilesOf(self._versions[checkpoint.version])
+        return Held(files, files)  # type: ignore[arg-type]
+
+    def taken_over(self, active: Active, checkpoint: Finished) -> AbstractAsyncContextManager[Sent]:
+        return nullcontext(Sent(self._memory(checkpoint), HandedOver(Memory())))
+
+    async def send(
+        self, active: Active, checkpoint: Finished, held: Held, sent: Sent, guard: OverwriteGuard
+    ) -> list[FileEntry]:
+        context, contents = self._context, self._versions[checkpoint.version].contents
+        context.catalog.move(active.tracked, State.UPLOADING)
+        moved, entries = context.reuploads.moved(checkpoint.version), sent.journal.entries
+        for file in checkpoint.files:
+            if file.path in entries:
+                continue
+            if not context.catalog.is_current(active.tracked):
+                break
+            key, content = moved.get(file.path, keys.shared_file(NAME, file.path)), contents[file.path]
+            await Sleep(self._seconds_per_file)
+            await guard.pass_through()
+            stored = await context.executor.persistently(context.store.put, key, content, before_again=guard.pass_through)
+            sent.journal.stored(_entry(file.path, key, content, stored.etag), stamp=file.stamp)
+        active.is_sent = True
+        return [entries[file.path] for file in checkpoint.files if file.path in entries]
+
+    async def journal(self, checkpoint: Finished) -> Journal:
+        return self._memory(checkpoint)
+
+    def let_go(self, checkpoint: Finished) -> None:
+        self._memories.pop(checkpoint.version, None)
+
+    def has_no_marker(self, name: str) -> bool:
+        return False
+
+    def examine_again(self, name: str) -> None:
+        raise Violation(f"{name} was found to have changed on disk, and nothing changes there")
+
+    def _memory(self, checkpoint: Finished) -> Memory:
+        return self._memories.setdefault(checkpoint.version, Memory())
+
+
+class AuditedCommitter(Committer):
+    """Does not take the sidecar's word for it that a node's part is committed."""
+
+    def __init__(self, store: AuditedStore, executor: SimulatedExecutor, world: World) -> None:
+        super().__init__(store, executor, clock=world.clock, epoch=world.epoch, sleep=Sleep)  # type: ignore[arg-type]
+        self._audited = store
+        self._asked_s: dict[str, float] = {}
+        """When a version's manifest was there first, by version."""
+
+    async def try_commit(self, checkpoint: Finished, *, hurried: bool = False) -> Decision:
+        since_s = self._asked_s.setdefault(checkpoint.version, self._clock())
+        decision = await super().try_commit(checkpoint, hurried=hurried)
+        if isinstance(decision, Ready):
+            self._check_durable(checkpoint, since_s)
+        return decision
+
+    def _check_durable(self, checkpoint: Finished, since_s: float) -> None:
+        key = keys.manifest(NAME, checkpoint.attempt, checkpoint.node)
+        mine = [
+            entry.crc64nvme
+            for _, commit, removed in self._audited.history
+            if not removed or removed[0] >= since_s
+            for entry in commit.manifests
+            if entry.key == key and commit.save_id == checkpoint.save_id
+        ]
+        if not mine:
+            raise Violation(f"{checkpoint.version} is said to be durable, and no commit named it since {since_s:.1f} s")
 
 
 class Pod:
@@ -70,18 +184,15 @@ class Pod:
     def __init__(self, world: World, store: AuditedStore, node: Node, attempt: str) -> None:
         self.world, self.store, self.node, self.attempt = world, store, node, attempt
         self.version: Version | None = None
-        self.outcome: dict[str, str] = {}
-        """``durable`` or why not, by version."""
+        self.versions: dict[str, Version] = {}
         self.memories: dict[str, Memory] = {}
-        self.mended: dict[str, frozenset[str]] = {}
         self.finished: list[Finished] = []
         self.process: Process | None = None
+        self.catalog = Catalog(Events())
         self.lives = 0
         self.seconds_per_file = 0.0
         self.cut_off = (0.0, 0.0)
         """From when until when no request gets through."""
-        self.looks: list[tuple[float, Version, bool]] = []
-        """When which version is looked at again, and how."""
 
     def __repr__(self) -> str:
         return f"{self.attempt}/{self.node.index}"
@@ -91,16 +202,26 @@ class Pod:
         self.lives += 1
         if not with_memory:
             self.memories = {}
-        self.mended, self.outcome, self.looks = {}, {}, []
-        self.transfers = SimulatedTransfers(self.world)
-        self.committer = Committer(self.store, self.transfers, clock=self.world.clock, epoch=self.world.epoch)  # type: ignore[arg-type]
-        self.already_there = AlreadyThere(
-            self.committer,
-            self.transfers,  # type: ignore[arg-type]
-            lambda name, source: FilesOf(source),  # type: ignore[arg-type,return-value]
-            is_quarantined=lambda name: False,
+        self.catalog = Catalog(Events())
+        if self.version is not None:
+            self.catalog.finished(self.version.checkpoint, held=True)
+        self.process = self.world.start(self, self._live(self._context()))
+
+    def _context(self) -> UploadContext:
+        world, around, executor = self.world, Staying(self.attempt), SimulatedExecutor(self.world)
+        return UploadContext(
+            store=self.store,  # type: ignore[arg-type]
+            limits=StoreLimits(self.store.probe()),
+            executor=executor,  # type: ignore[arg-type]
+            committer=AuditedCommitter(self.store, executor, world),
+            catalog=self.catalog,
+            flush=FlushControl(executor, on_plan=world.tell),  # type: ignore[arg-type]
+            pod=around,
+            lease=around,
+            quarantine=around,
+            clock=Clock(world.clock, world.epoch, Sleep),
+            retry_waits=RetryWaits(world.random.random),
         )
-        self.process = self.world.start(self, self._live())
 
     def kill(self) -> None:
         if self.process is not None:
@@ -110,18 +231,27 @@ class Pod:
 
     def finish(self, version: Version) -> None:
         """The trainer wrote the marker."""
-        self.version = version
+        self.version = self.versions[version.checkpoint.version] = version
         self.finished.append(version.checkpoint)
         self.store.contents_of.setdefault((self.attempt, version.checkpoint.save_id), {})[self.node.index] = dict(
             version.contents
         )
         self.world.tell(f"{self} finished save {version.checkpoint.save_id}")
         if self.process is not None:
+            self.catalog.finished(version.checkpoint, held=True)
             self.world.wake(self.process)
 
     @property
+    def outcome(self) -> str | None:
+        """``durable`` or why not; ``None`` while that is open."""
+        tracked = self.catalog.get(NAME)
+        if tracked is None or tracked.state in PENDING:
+            return None
+        return "durable" if tracked.state is State.COMMITTED else tracked.reason
+
+    @property
     def is_quiet(self) -> bool:
-        return self.version is None or self.version.checkpoint.version in self.outcome
+        return self.version is None or self.outcome is not None
 
     def may_replace(self, commit: Commit) -> bool:
         """Whether this pod ever had something that is later than a commit, or is another save of its attempt."""
@@ -136,115 +266,33 @@ class Pod:
             for f in self.finished
         )
 
-    async def _live(self) -> None:
+    async def _live(self, context: UploadContext) -> None:
+        """As ``sidecar.upload.uploader``, of one checkpoint at a time."""
+        catalog, check = (
+            context.catalog,
+            PostCommitCheck(context.catalog, context.committer, is_going=context.is_going, clock=self.world.clock),
+        )
+        versions = SimulatedVersions(context, self.versions, self.memories, self.seconds_per_file)
+        queue, uploaded_s = Queue(catalog, None, context.flush), 0.0  # type: ignore[arg-type]
         while True:
-            version = self.version
-            if version is None or version.checkpoint.version in self.outcome:
-                await Rest(self.looks[0][0] if self.looks else None)
-            try:
-                if version is None or version.checkpoint.version in self.outcome:
-                    await self._look_again()
-                    continue
-                await self._take_to_store(version)
-            except Outdated:
-                await Sleep(0.05)
-            except StoreError:
-                await Sleep(1.0)
-
-    async def _look_again(self) -> None:
-        """As ``Uploader._look_again``."""
-        while self.looks and self.looks[0][0] <= self.world.now_s:
-            _, version, thoroughly = self.looks.pop(0)
-            is_durable = self.outcome.get(version.checkpoint.version) == "durable" and self._is_current(version)
-            if is_durable and not await self.committer.still_stands(version.checkpoint, thoroughly=thoroughly):
-                self.world.tell(f"{self} finds that save {version.checkpoint.save_id} is not durable any more")
-                self.outcome.pop(version.checkpoint.version, None)
-
-    def _is_current(self, version: Version) -> bool:
-        return self.version is version
-
-    async def _take_to_store(self, version: Version) -> None:
-        """As ``Uploader._take_to_store``, line by line."""
-        checkpoint, committer = version.checkpoint, self.committer
-        fence = Fence(committer, NAME, self.attempt, checkpoint.save_id, clock=self.world.clock)
-        there = await committer.standing(NAME)
-        before = await committer.own_manifest(checkpoint)
-        if there is None and await committer.withdraw_earlier(checkpoint, before):
-            there = await committer.standing(NAME)
-        memory = self.memories.setdefault(checkpoint.version, Memory())
-        if there is not None:
-            match await self.already_there.decide(checkpoint, version, there):  # type: ignore[arg-type]
-                case Same():
-                    committer.found_equal(checkpoint, there)
-                    self._durable(version)
-                    return
-                case Keep(reason):
-                    self._settle(version, reason)
-                    return
-        mended = self.mended.pop(checkpoint.version, frozenset())
-        await self.already_there.adopt(checkpoint, version, memory, before, but=mended)  # type: ignore[arg-type]
-        await self._send(version, memory, fence)
-        if not self._is_current(version):
-            return
-        entries = [memory.entries[file.path] for file in checkpoint.files]
-        await committer.publish_manifest(manifest_of(checkpoint, entries))
-        await self._commit(version, memory)
-
-    async def _send(self, version: Version, memory: Memory, fence: Fence) -> None:
-        checkpoint = version.checkpoint
-        for file in checkpoint.files:
-            key, content = memory.keys.get(file.path, keys.shared_file(NAME, file.path)), version.contents[file.path]
-            known = memory.entries.get(file.path)
-            if known is not None and known.key == key:
+            tracked = catalog.get(NAME)
+            if tracked is None or tracked.state not in PENDING:
+                await Rest(check.next_due_s)
+                await check.look_at_due()
                 continue
-            if not self._is_current(version):
-                return
-            await Sleep(self.seconds_per_file)
-            await fence.pass_through()
-            stored = await self.transfers.persistently(self.store.put, key, content, before_again=fence.pass_through)
-            memory.entries[file.path] = _entry(file.path, key, content, stored.etag)
-
-    async def _commit(self, version: Version, memory: Memory) -> None:
-        checkpoint, began_s = version.checkpoint, self.world.now_s
-        while self._is_current(version):
-            asked_s = self.world.now_s
-            decision = await self.committer.try_commit(checkpoint)
-            if isinstance(decision, Ready):
-                self._check_durable(version, min(asked_s, began_s))
-                self._durable(version)
-                return
-            if isinstance(decision, Yield):
-                self._settle(version, decision.reason)
-                return
-            if isinstance(decision, Mend):
-                self.world.tell(f"{self} mends {sorted(decision.files)}: {decision.reason}")
-                for path, key in decision.files.items():
-                    memory.entries.pop(path, None)
-                    memory.keys[path] = key
-                self.mended[checkpoint.version] = frozenset(decision.files)
-                return
-            # The others may never come: what is always the same is looked at less often than in truth.
-            await Sleep(1.0 if self.world.now_s - began_s < 8 else 4.0)
-
-    def _check_durable(self, version: Version, since_s: float) -> None:
-        key = keys.manifest(NAME, self.attempt, self.node)
-        mine = [
-            entry.crc64nvme
-            for _, commit, removed in self.store.history
-            if not removed or removed[0] >= since_s
-            for entry in commit.manifests
-            if entry.key == key and commit.save_id == version.checkpoint.save_id
-        ]
-        if not mine:
-            raise Violation(f"{self} says durable, and no commit named its part since {since_s:.1f} s")
-
-    def _durable(self, version: Version) -> None:
-        self.looks = [(self.world.now_s + after_s, version, thoroughly) for after_s, thoroughly in AFTER_S]
-        self._settle(version, "durable")
-
-    def _settle(self, version: Version, outcome: str) -> None:
-        self.outcome[version.checkpoint.version] = outcome
-        self.world.tell(f"{self} save {version.checkpoint.save_id}: {outcome}")
+            active = Active(tracked)
+            job = UploadJob(context, versions, queue, check, active)
+            if tracked.state is not State.UPLOADED:
+                queue.active[NAME] = active
+                await job.run()
+                uploaded_s = self.world.now_s
+            else:
+                # The others may never come: what is always the same is looked at less often than in truth.
+                await Sleep(1.0 if self.world.now_s - uploaded_s < 8 else 4.0)
+                if catalog.is_current(tracked):
+                    with suppress(StoreError):
+                        await job.commit()
+            self.world.tell(f"{self} {tracked.version}: {tracked.state.value}, {tracked.reason}")
 
 
 @functools.lru_cache(4096)

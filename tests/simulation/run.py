@@ -15,7 +15,8 @@ from unittest.mock import patch
 
 from structlog.testing import capture_logs
 
-from sidecar.upload import already_there, committing, documents, gathering
+from sidecar.repository import documents
+from sidecar.upload.commit import committer, existing_commit, manifest_collector
 from tests.simulation.audit import commit_in, manifest_in
 from tests.simulation.schedule import Schedule
 from trainer_hook.contract import rfc3339
@@ -28,10 +29,10 @@ def quiet() -> Iterator[list[MutableMapping[str, Any]]]:
     """Without what the sidecar logs, and reading equal documents once."""
     stamped = functools.lru_cache(512)(rfc3339)
     with ExitStack() as patches:
-        for module in (committing, documents, gathering):
+        for module in (committer, documents, manifest_collector):
             patches.enter_context(patch.object(module, "decode_manifest", manifest_in))
         patches.enter_context(patch.object(documents, "decode_commit", commit_in))
-        for module in (committing, already_there):
+        for module in (committer, existing_commit):
             patches.enter_context(patch.object(module, "rfc3339", stamped))
         yield patches.enter_context(capture_logs())
 

@@ -164,8 +164,8 @@ class Schedule:
     def _check_end(self) -> None:
         store = self.store
         alive = [pod for pod in self.pods if pod.process is not None]
-        standing = store.standing
-        if standing is not None and not standing.sound and not self._was_hit():
+        stored_commit = store.stored_commit
+        if stored_commit is not None and not stored_commit.sound and not self._was_hit():
             raise Violation("a commit stands in the end that nobody can resume from")
         for attempt in {pod.attempt for pod in self.pods}:
             pods = [pod for pod in alive if pod.attempt == attempt]
@@ -184,7 +184,7 @@ class Schedule:
 
     def _check_whole(self, pods: list[Pod]) -> None:
         waiting = [pod for pod in pods if not pod.is_quiet]
-        outcomes = {str(pod): pod.outcome.get(self._version(pod).checkpoint.version) for pod in pods}
+        outcomes = {str(pod): pod.outcome for pod in pods}
         if waiting and not self._has_rivals(pods) and not self._was_hit():
             raise Violation(f"{waiting} would wait for ever; {outcomes}")
         durable = [pod for pod in pods if outcomes[str(pod)] == "durable"]

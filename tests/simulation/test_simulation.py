@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from sidecar.core import commit, rewrite
-from sidecar.core.commit import Ready
-from sidecar.core.rewrite import Replace
-from sidecar.upload import already_there, committing
-from sidecar.upload.committing import Committer
-from sidecar.upload.fence import Fence
+from sidecar.core.commit import commit, rewrite
+from sidecar.core.commit.commit import Ready
+from sidecar.core.commit.rewrite import Replace
+from sidecar.upload.commit import committer, existing_commit
+from sidecar.upload.commit.committer import Committer
+from sidecar.upload.commit.overwrite_guard import OverwriteGuard
+from sidecar.upload.commit.reuploads import Reuploads
+from sidecar.upload.job import UploadJob
 from tests.simulation.run import batch, quiet, search
 from tests.simulation.schedule import Schedule
 
@@ -74,7 +76,7 @@ def test_a_schedule_leaves_nothing_to_the_garbage_collector() -> None:
 # Rules that are broken on purpose.
 
 
-async def _passes(self: Fence) -> None:
+async def _passes(self: OverwriteGuard) -> None:
     return
 
 
@@ -82,15 +84,23 @@ async def _makes_no_way(self: Committer, name: str, **_: Any) -> bool:
     return True
 
 
-async def _withdraws_nothing(self: Committer, *_: Any) -> bool:
-    return False
+async def _looks_at_no_commit(self: UploadJob, *_: Any) -> bool:
+    return True
+
+
+def _knows_of_nothing_damaged(self: Reuploads, version: str) -> frozenset[str]:
+    return frozenset()
+
+
+def _moves_nothing(self: Reuploads, version: str) -> dict[str, str]:
+    return {}
 
 
 async def _manifests_first(self: Committer, name: str, **_: Any) -> bool:
-    there = await self.standing(name)
+    there = await self.stored_commit(name)
     if there is not None:
-        await self._transfers.persistently(self._store.delete, await self._named_by(name, there))
-        await self._transfers.persistently(self._store.delete, [f"{name}/.complete"])
+        await self._executor.persistently(self._store.delete, await self._named_by(name, there))
+        await self._executor.persistently(self._store.delete, [f"{name}/.complete"])
     return True
 
 
@@ -110,21 +120,26 @@ def _always_replaces(**_: Any) -> Replace:
 
 def _replaces_what_is_later(**given: Any) -> Any:
     decision = rewrite.rewrite(**given)
-    return Replace() if isinstance(decision, rewrite.Keep) else decision
+    return Replace() if isinstance(decision, rewrite.KeepExisting) else decision
 
 
 MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "the fence is open": lambda patch: patch.setattr(Fence, "pass_through", _passes),
-    "commits without a look at the objects": lambda patch: patch.setattr(committing, "decide", _looks_at_no_object),
-    "parts of different saves are committed together": lambda patch: patch.setattr(committing, "decide", _mixes_saves),
-    "writes over what is committed": lambda patch: patch.setattr(Committer, "make_way", _makes_no_way),
-    "takes the manifests back before the commit": lambda patch: patch.setattr(Committer, "make_way", _manifests_first),
-    "takes back what a later attempt committed": lambda patch: patch.setattr(already_there, "rewrite", _replaces_what_is_later),
-    "takes back what it committed itself": lambda patch: patch.setattr(already_there, "rewrite", _always_replaces),
+    "the fence is open": lambda patch: patch.setattr(OverwriteGuard, "pass_through", _passes),
+    "commits without a look at the objects": lambda patch: patch.setattr(committer, "decide", _looks_at_no_object),
+    "parts of different saves are committed together": lambda patch: patch.setattr(committer, "decide", _mixes_saves),
+    "writes over what is committed": lambda patch: patch.setattr(Committer, "revoke_commit", _makes_no_way),
+    "takes the manifests back before the commit": lambda patch: patch.setattr(Committer, "revoke_commit", _manifests_first),
+    "takes back what a later attempt committed": lambda patch: patch.setattr(
+        existing_commit, "rewrite", _replaces_what_is_later
+    ),
+    "takes back what it committed itself": lambda patch: patch.setattr(existing_commit, "rewrite", _always_replaces),
+    "writes without a look at the commit": lambda patch: patch.setattr(UploadJob, "_may_replace", _looks_at_no_commit),
+    "adopts what is damaged": lambda patch: patch.setattr(Reuploads, "take_damaged", _knows_of_nothing_damaged),
+    "writes under the key of another node": lambda patch: patch.setattr(Reuploads, "moved", _moves_nothing),
 }
 
 
-FIRST_SEED = {"the fence is open": 2300}
+FIRST_SEED = {"the fence is open": 4300}
 """Where to begin for what shows in few schedules only: shortly before one that it breaks."""
 
 

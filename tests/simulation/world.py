@@ -230,14 +230,19 @@ class World:
             self.acting = None
 
 
-class SimulatedTransfers:
-    """What ``sidecar.transfer.Transfers`` promises, on the world's clock."""
+class SimulatedExecutor:
+    """What ``sidecar.transfer.executor.StoreExecutor`` promises, on the world's clock."""
+
+    retries = 0
 
     def __init__(self, world: World) -> None:
         self._world = world
 
+    async def pause(self, wait_s: float) -> None:
+        await Sleep(wait_s)
+
     @property
-    def gate(self) -> SimulatedTransfers:
+    def gate(self) -> SimulatedExecutor:
         return self
 
     def check(self) -> None:

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from sidecar.core.checksum import checksum
-from sidecar.errors import AlreadyExists, CheckpointChanged, CorruptObject, NotFound, Stopped, StoreError
+from sidecar.core.format.checksum import checksum
+from sidecar.errors import AlreadyExists, CheckpointChanged, CorruptObject, NotFound, OversizedDocument, Stopped, StoreError
 from sidecar.store.protocol import Capabilities, PendingUpload, Readable, Store, Verification
 from sidecar.store.slice import OpenGate
 from tests.store.conftest import Backend, Source, read_all
@@ -61,10 +61,24 @@ def test_a_missing_object_is_not_found(store: Store) -> None:
             call("checkpoint-1/.complete")
 
 
+def test_an_object_larger_than_a_document_is_not_read(store: Store) -> None:
+    store.put("k", b"x" * 5000)
+    assert store.get("k", most_bytes=5000) == b"x" * 5000
+    with pytest.raises(OversizedDocument, match=r"k: 5000 bytes.*4999 at most"):
+        store.get("k", most_bytes=4999)
+
+
 def test_the_etag_changes_with_every_replacement(store: Store) -> None:
     etags = [store.put("k", text).etag for text in (b"one", b"two", b"three")]
     assert len(set(etags)) == 3
     assert store.stat("k").etag == etags[-1]
+
+
+def test_a_listing_says_in_which_order_objects_were_written(store: Store) -> None:
+    for key, content in (("b", b"1"), ("a", b"2"), ("c", b"3")):
+        store.put(f"checkpoint-1/{key}", content)
+    times = {stored.key[-1]: stored.modified for stored in store.list("checkpoint-1/")}
+    assert "" < times["b"] <= times["a"] <= times["c"]
 
 
 def test_a_conditional_put_refuses_to_replace(store: Store) -> None:
@@ -211,6 +225,12 @@ def test_an_upload_continues_in_another_life(backend: Backend, store: Store, sou
     later.probe()
     assert list(later.pending_uploads("checkpoint-20/")) == [PendingUpload(KEY, upload_id)]
     assert list(later.pending_uploads("checkpoint-21/")) == []
+    if backend.kind != "memory":  # all times are the store's; moto's uploads were all begun in 2010
+        [pending], [part] = later.pending_uploads(""), later.list_parts(KEY, upload_id)
+        begun_at_s = time.time() if backend.kind in ("moto", "checking") else pending.begun_at_s
+        assert abs(pending.listed_at_s - time.time()) < 60
+        assert abs(begun_at_s - pending.listed_at_s) < 60
+        assert abs(part.stored_at_s - pending.listed_at_s) < 60
     parts = [*later.list_parts(KEY, upload_id), source.part(later, KEY, upload_id, 2, b"rest")]
     later.complete_upload(KEY, upload_id, parts, crc64nvme=checksum(content(PART) + b"rest"))
     assert read_all(store, KEY) == content(PART) + b"rest"
@@ -383,6 +403,7 @@ def test_a_store_does_not_see_its_neighbours(backend: Backend) -> None:
     other.abort_upload("checkpoint-1/y", upload_id)
 
 
+@pytest.mark.slow
 def test_more_objects_than_a_page_are_listed_and_deleted(backend: Backend, store: Store) -> None:
     count = 1003 if backend.kind != "rgw" else 1001
     keys = [f"checkpoint-7/shard-{n:05d}.bin" for n in range(count)]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.checksum import checksum
+from sidecar.core.format.checksum import checksum
 from sidecar.errors import AccessRefused, NotFound, StoreError, StoreUnavailable
-from sidecar.store.file import FileStore
-from sidecar.store.file_uploads import UPLOADS
+from sidecar.store.file.store import FileStore
+from sidecar.store.file.uploads import UPLOADS
 from sidecar.store.protocol import Verification
 from tests.store.conftest import Source
 

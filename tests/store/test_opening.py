@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.daemon.settings import from_environment
 from sidecar.errors import ConfigurationError
-from sidecar.settings import from_environment
-from sidecar.store.file import FileStore
+from sidecar.store.file.store import FileStore
 from sidecar.store.opening import open_from
 from sidecar.store.protocol import Store
-from sidecar.store.s3 import S3Store
+from sidecar.store.s3.store import S3Store
 
 
 def opened(**environ: str) -> Store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from urllib.parse import quote_plus
 from xml.sax.saxutils import escape
 
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.store.protocol import Stored
-from sidecar.store.s3_listing import Page, pages, read_page
+from sidecar.store.s3.listing import Page, pages, read_page
+from sidecar.store.s3.xml import IncompleteDocument
 
-KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).map("p/".__add__)
 NAMESPACE = ' xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
 
@@ -44,7 +46,7 @@ PAGES = st.builds(
 def test_all_pages_are_read_as_they_were_written(written_pages: list[Page], namespace: str) -> None:
     last = len(written_pages) - 1
     answers = [
-        written(page.objects, page.prefixes, page.next_token if number < last else "", namespace=namespace)
+        written(page.objects, page.prefixes, f"{number} {page.next_token}" if number < last else "", namespace=namespace)
         for number, page in enumerate(written_pages)
     ]
     asked: list[dict[str, str]] = []
@@ -70,12 +72,32 @@ def test_keys_of_a_store_that_does_not_encode_are_taken_as_they_are() -> None:
         b"<html><body>welcome</body></html>",
         b"<ListBucketResult><Contents><Key>a</Key></Contents></ListBucketResult>",
         b"<ListBucketResult><Contents><Key>a</Key><Size>large</Size></Contents></ListBucketResult>",
+        b"<ListBucketResult><Contents><Key>a</Key><Size>-1</Size></Contents></ListBucketResult>",
         b"<ListBucketResult>",
     ],
 )
 def test_what_is_no_listing_is_refused(raw: bytes) -> None:
     with pytest.raises(ResponseParserError):
         read_page(raw)
+
+
+@pytest.mark.parametrize("raw", [b"", b" \n", b"<?xml version='1.0'?><ListBucketResult><Contents><Key>a</K"])
+def test_a_listing_that_is_cut_off_is_asked_for_again(raw: bytes) -> None:
+    with pytest.raises(IncompleteDocument):
+        read_page(raw)
+
+
+def test_a_page_that_says_there_is_more_and_not_where_is_an_error_and_not_the_end() -> None:
+    raw = b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>"
+    with pytest.raises(IncompleteDocument, match="IsTruncated without"):
+        read_page(raw)
+
+
+@pytest.mark.parametrize("tokens", [["a"], ["a", "b", "c"]])
+def test_tokens_that_go_round_in_a_circle_are_an_error(tokens: list[str]) -> None:
+    answers = itertools.cycle([written([], [], token, namespace="") for token in tokens])
+    with pytest.raises(IncompleteDocument, match="the same page again"):
+        list(pages(lambda _: next(answers), prefix="p/"))
 
 
 @given(st.binary(max_size=100))

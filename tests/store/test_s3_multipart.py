@@ -14,10 +14,11 @@ from botocore.parsers import ResponseParserError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.store.http.wire import Answer
 from sidecar.store.protocol import Part, PendingUpload
-from sidecar.store.s3_bodies import Bodies
-from sidecar.store.s3_multipart import Multipart
-from sidecar.store.wire import Answer
+from sidecar.store.s3.multipart import Multipart
+from sidecar.store.s3.requests import S3Requests
+from sidecar.store.s3.xml import IncompleteDocument
 from tests.store.test_s3_listing import KEYS, NAMESPACE
 
 DECLARATION = b'<?xml version="1.0" encoding="UTF-8"?>\n'
@@ -43,7 +44,7 @@ class Answers:
 
 def multipart(*contents: bytes) -> tuple[Multipart, Answers]:
     answers = Answers(*contents)
-    return Multipart(cast("Bodies", answers)), answers
+    return Multipart(cast("S3Requests", answers)), answers
 
 
 def page(root: str, inner: str, **told: Any) -> bytes:
@@ -76,9 +77,27 @@ def test_parts_are_joined_as_they_are_named(parts: list[Part]) -> None:
     assert named == [[f'"{part.etag}"', str(part.number)] for part in parts]
 
 
-@pytest.mark.parametrize("content", [b"", b"  \n", page("CompleteMultipartUploadResult", "")])
-def test_a_store_that_does_not_say_the_etag_has_joined_them_all_the_same(content: bytes) -> None:
-    assert multipart(content)[0].complete("k", "u", [], headers={}) == ""
+def test_a_store_that_does_not_say_the_etag_has_joined_them_all_the_same() -> None:
+    assert multipart(page("CompleteMultipartUploadResult", ""))[0].complete("k", "u", [], headers={}) == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"  \n", b"<CompleteMultipartUploadResult><ETag>e</ET"])
+def test_an_answer_that_is_empty_or_cut_off_has_not_joined_anything(content: bytes) -> None:
+    with pytest.raises(IncompleteDocument):
+        multipart(content)[0].complete("k", "u", [], headers={})
+
+
+@pytest.mark.parametrize("root", ["ListPartsResult", "ListMultipartUploadsResult"])
+def test_a_page_that_says_there_is_more_and_not_where_is_an_error_and_not_the_end(root: str) -> None:
+    asked, _ = multipart(page(root, "", IsTruncated="true"))
+    with pytest.raises(IncompleteDocument, match="IsTruncated without"):
+        list(asked.parts("k", "u") if root == "ListPartsResult" else asked.pending("p/"))
+
+
+def test_markers_that_go_round_in_a_circle_are_an_error() -> None:
+    pages = [page("ListPartsResult", "", IsTruncated="true", NextPartNumberMarker=n) for n in (1, 2, 3, 1)]
+    with pytest.raises(IncompleteDocument, match="the same page again"):
+        list(multipart(*pages)[0].parts("k", "u"))
 
 
 @pytest.mark.parametrize("before", [b"", b"   \n \n"], ids=["at-once", "after-spaces"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 from unittest import mock
 from urllib.parse import quote, urlencode
@@ -17,7 +18,7 @@ from botocore.exceptions import NoCredentialsError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sidecar.store.s3_signing import UNSIGNED, Signer
+from sidecar.store.s3.signing import UNSIGNED, Signer
 
 ADDRESSES = {
     "path": ("http://store:9000", "path"),
@@ -37,10 +38,9 @@ def signer(credentials: Credentials | None, address: str = "path") -> Signer:
     return Signer(client, credentials, bucket="bucket")
 
 
-SIGNERS = {
-    address: {token: signer(Credentials("id", "se/cret+", token), address) for token in (None, "to+ken/==")}
-    for address in ADDRESSES
-}
+@functools.cache
+def usual_signer(address: str, token: str | None) -> Signer:
+    return signer(Credentials("id", "se/cret+", token), address)
 
 
 class _Botocore(botocore.auth.S3SigV4Auth):
@@ -73,8 +73,8 @@ def test_what_is_signed_is_signed_as_botocore_does(
 ) -> None:
     now = datetime.datetime.fromtimestamp(now_s, datetime.UTC)
     with mock.patch("time.gmtime", return_value=now.utctimetuple()):
-        ours = SIGNERS[address][token].request(method, key, query=query, headers=headers, sha256=sha256)
-    address_alone = SIGNERS[address][token].request(method, "k").url.removesuffix("k")
+        ours = usual_signer(address, token).request(method, key, query=query, headers=headers, sha256=sha256)
+    address_alone = usual_signer(address, token).request(method, "k").url.removesuffix("k")
     path = address_alone + quote(key, safe="/~") if key else _of_bucket(address_alone)
     url = path + ("?" + urlencode(query, quote_via=quote, safe="~") if query else "")
     theirs = AWSRequest(method=method, url=url, headers=dict(headers))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.checksum import checksum
+from sidecar.core.format.checksum import checksum
 from sidecar.errors import CheckpointChanged, Stopped
 from sidecar.store.slice import BLOCK_BYTES, FileSlice, OpenGate
 

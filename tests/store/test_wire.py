@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.store.http.answer import OpenAnswer
+from sidecar.store.http.wire import Request, Wire, whole
 from sidecar.store.slice import FileSlice, OpenGate
-from sidecar.store.wire import Request, Wire, whole
-from sidecar.store.wire_answer import OpenAnswer
 from tests import servers
 
 MIB = 1 << 20
@@ -157,6 +157,7 @@ def test_a_refusal_that_comes_before_all_was_sent_is_read(wire: Wire, server: Se
         assert body.tell() < 64 * MIB
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_taking_is_given_up_after_the_stall(wire: Wire, server: Server) -> None:
     with server(lambda connection: time.sleep(8)) as url, body_of(b"x" * 64 * MIB) as body:
         began_s = time.monotonic()

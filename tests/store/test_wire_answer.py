@@ -5,11 +5,12 @@ from __future__ import annotations
 from http.client import BadStatusLine, HTTPException, RemoteDisconnected
 from typing import Any, cast
 
+import h11
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.store.wire_answer import MAX_HEAD_BYTES, OpenAnswer, read_head
+from sidecar.store.http.answer import MAX_HEAD_BYTES, MAX_INTERIM_ANSWERS, OpenAnswer, read_head
 
 
 class Pieces:
@@ -114,8 +115,62 @@ def test_what_has_no_body_is_not_waited_for(status: bytes, method: str) -> None:
         (b"HTTP/1.1 OK\r\n\r\n", BadStatusLine),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n", HTTPException),
         (b"HTTP/1.1 200 OK\r\nX: " + b"x" * MAX_HEAD_BYTES, HTTPException),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", HTTPException),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", HTTPException),
+        (b"HTTP/1.1 102 Processing\r\n\r\n" * (MAX_INTERIM_ANSWERS + 1) + b"HTTP/1.1 200 OK\r\n\r\n", HTTPException),
+        (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", HTTPException),
     ],
 )
 def test_what_is_no_answer_is_named(raw: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         head_of(raw)
+
+
+STATUS_LINES = st.sampled_from(
+    [b"HTTP/1.1 200 OK", b"HTTP/1.0 200 OK", b"HTTP/1.1 206", b"HTTP/1.1 404 ", b"HTTP/1.1 204 None"]
+)
+FIELDS = st.sampled_from(
+    [
+        *(b"Content-Length: " + text for text in (b"0", b"3", b"7", b"-3", b"+3", b"3, 3", b"3, 7", b"x", b"", b"3 3", b"0x3")),
+        *(b"Transfer-Encoding: " + text for text in (b"chunked", b"Chunked", b"gzip", b"gzip, chunked", b"identity")),
+        *(b"Connection: close", b"X-A: b", b"X-A:  c\t", b'ETag: "e"', b"Content-Range: bytes 0-2/7"),
+    ]
+)
+CHUNKED = (b"3\r\nabc\r\n0\r\n\r\n", b"3;x=y\r\nabc\r\n0\r\nT: t\r\n\r\n", b"03\r\nabc\r\n00\r\n\r\n", b"3\r\nabc\r\n")
+ILL_CHUNKED = (b"3\r\nabcd\r\n0\r\n\r\n", b"3z\r\nabc\r\n0\r\n\r\n", b"-3\r\nabc\r\n0\r\n\r\n")
+BODIES = st.sampled_from([b"", b"abc", b"abcdefg", *CHUNKED, *ILL_CHUNKED])
+INTERIM = st.lists(st.sampled_from([b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early\r\nLink: </a>\r\n\r\n"]), max_size=2)
+
+
+def as_h11_reads_it(raw: bytes) -> tuple[int, bytes] | None:
+    """Return status and body, or ``None`` for what is no answer."""
+    connection = h11.Connection(h11.CLIENT)
+    connection.send(h11.Request(method="GET", target="/", headers=[("Host", "s3")]))
+    connection.send(h11.EndOfMessage())
+    status, body = 0, b""
+    try:
+        connection.receive_data(raw)
+        connection.receive_data(b"")
+        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                body += bytes(event.data)
+            elif isinstance(event, h11.ConnectionClosed) or event in (h11.NEED_DATA, h11.PAUSED):
+                return None
+    except h11.RemoteProtocolError:
+        return None
+    return status, body
+
+
+@given(interim=INTERIM, line=STATUS_LINES, fields=st.lists(FIELDS, max_size=4), body=BODIES)
+def test_answers_are_read_as_another_library_reads_them(
+    interim: list[bytes], line: bytes, fields: list[bytes], body: bytes
+) -> None:
+    raw = b"".join(interim) + b"\r\n".join([line, *fields, b"", b""]) + body
+    try:
+        answer = head_of(raw)
+        ours = answer.status, answer.read()
+    except HTTPException:
+        ours = None
+    assert ours == as_h11_reads_it(raw)

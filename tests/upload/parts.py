@@ -7,16 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sidecar.core.local import FoundFile
+from sidecar.catalog.catalog import Catalog
+from sidecar.catalog.events import Events
+from sidecar.core.format.found_checkpoint import FoundFile
 from sidecar.store.memory import MemoryStore
-from sidecar.store.protocol import Part
+from sidecar.store.protocol import Part, Store
 from sidecar.store.slice import FileSlice
-from sidecar.transfer import Health, RateGate, Transfers
-from sidecar.upload.bodies import Bodies
-from sidecar.upload.journal import Journal
-from sidecar.upload.sending import Sending
-from sidecar.upload.unchanged import Unchanged
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.transfer.health import Health
+from sidecar.transfer.rate_gate import RateGate
+from sidecar.upload.commit.committer import Committer
+from sidecar.upload.context import StoreLimits, UploadContext
+from sidecar.upload.schedule.flush_control import FlushControl
+from sidecar.upload.send.deduplicate import Deduplicator
+from sidecar.upload.send.file_transfer import FileTransfer
+from sidecar.upload.send.journal import Journal
+from sidecar.upload.send.payloads import Payloads
+from sidecar.volume.opener import Folder
 from sidecar.volume.unfinished import Unfinished
+from trainer_hook.contract import Node
 
 PART_BYTES = 1000
 
@@ -41,9 +50,9 @@ class DistantStore(MemoryStore):
 
 
 @contextmanager
-def transfers(*, concurrency: int, part_bytes: int | None = PART_BYTES) -> Iterator[Transfers]:
+def executor(*, concurrency: int, part_bytes: int | None = PART_BYTES) -> Iterator[StoreExecutor]:
     """Threads for so many requests."""
-    running = Transfers(concurrency=concurrency, gate=RateGate(None), health=Health(), part_bytes=part_bytes)
+    running = StoreExecutor(concurrency=concurrency, gate=RateGate(None), health=Health(), part_bytes=part_bytes)
     try:
         yield running
     finally:
@@ -64,27 +73,61 @@ def written(folder: Path, *, parts: int) -> Path:
     return path
 
 
-def sending(path: Path, store: MemoryStore, with_transfers: Transfers, *, journal: Path, growing: bool = False) -> Sending:
+def transfer(path: Path, store: Store, with_transfers: StoreExecutor, *, journal: Path, growing: bool = False) -> FileTransfer:
     """Return what sends a file, as it is now; or, ``growing``, while it may still be written."""
-    name, source = path.parent.name, Unfinished(path.parent)
+    name, source = path.parent.name, Unfinished(Folder(path.parent.parent) / path.parent.name)
     (source.see_growing if growing else source.see)(found(path))
 
-    async def fence() -> None:
+    async def guard() -> None:
         return
 
-    return Sending(
+    return FileTransfer(
         name=name,
-        bodies=Bodies(name=name, source=source, store=store, capabilities=store.probe(), gate=with_transfers.gate),
+        payloads=Payloads(name=name, source=source, store=store, capabilities=store.probe(), gate=with_transfers.gate),
         store=store,
         capabilities=store.probe(),
-        transfers=with_transfers,
-        journal=Journal(journal),
-        unchanged=Unchanged(),
-        fence=fence,
+        executor=with_transfers,
+        journal=Journal(Folder(journal.parent) / f"{name}@{journal.name}"),
+        deduplicator=Deduplicator(),
+        guard=guard,
     )
 
 
-async def ended(one: Sending) -> None:
+async def ended(one: FileTransfer) -> None:
     """Wait for the end, and give its journal's file back."""
     await one.finished()
     one.journal.close()
+
+
+class LastingPod:
+    """It stays, may write, and found nothing damaged."""
+
+    quarantined: frozenset[str] = frozenset()
+
+    def left_s(self) -> float | None:
+        return None
+
+    def trainer_alive(self) -> bool:
+        return True
+
+    def attempt(self) -> str:
+        return "0"
+
+    async def objection(self, node: Node | None, attempt: str) -> str | None:
+        return None
+
+
+def uploads(store: Store, running: StoreExecutor) -> UploadContext:
+    """Return what uploads to a store share."""
+    pod = LastingPod()
+    return UploadContext(
+        store=store,
+        limits=StoreLimits(store.probe()),
+        executor=running,
+        committer=Committer(store, running),
+        catalog=Catalog(Events()),
+        flush=FlushControl(running, on_plan=lambda plan: None),
+        pod=pod,
+        lease=pod,
+        quarantine=pod,
+    )

@@ -12,11 +12,11 @@ from pathlib import Path
 from sidecar.errors import NotFound
 from sidecar.store.protocol import Part
 from sidecar.store.slice import FileSlice
-from sidecar.transfer import Transfers
-from sidecar.upload.early import HandedOver
-from sidecar.upload.sending import Sending
-from sidecar.upload.stream import Stream
-from tests.upload.parts import PART_BYTES, DistantStore, ended, found, sending, transfers, written
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.early.early_upload import HandedOver
+from sidecar.upload.schedule.dispatcher import Dispatcher
+from sidecar.upload.send.file_transfer import FileTransfer
+from tests.upload.parts import PART_BYTES, DistantStore, ended, executor, found, transfer, written
 
 PARTS = 6
 
@@ -38,19 +38,19 @@ class Early:
 
     path: Path
     store: DistantStore
-    running: Transfers
-    stream: Stream
+    running: StoreExecutor
+    stream: Dispatcher
     before_marker: HandedOver
 
-    def after_marker(self) -> Sending:
+    def after_marker(self) -> FileTransfer:
         """Return the checkpoint's own sending, which has begun with the rest."""
-        own = sending(self.path, self.store, self.running, journal=self.path.parent.with_suffix(".own"))
+        own = transfer(self.path, self.store, self.running, journal=self.path.parent.with_suffix(".own"))
         own.journal.take_over(self.before_marker.journal, [found(self.path)])
         own.add([found(self.path)], awaited=self.before_marker.on_the_way)
         self.stream.reorder([own])
         return own
 
-    async def arrives(self, own: Sending) -> None:
+    async def arrives(self, own: FileTransfer) -> None:
         self.store.reached.set()
         await self.before_marker.settle(own)
         self.before_marker.journal.close()
@@ -60,8 +60,8 @@ class Early:
 @asynccontextmanager
 async def on_the_way(folder: Path, store: DistantStore) -> AsyncIterator[Early]:
     path = written(folder / "checkpoint-1", parts=PARTS)
-    with transfers(concurrency=3) as running:
-        early, stream = sending(path, store, running, journal=folder / "early", growing=True), Stream(running)
+    with executor(concurrency=3) as running:
+        early, stream = transfer(path, store, running, journal=folder / "early", growing=True), Dispatcher(running)
         early.add([found(path)])
         stream.reorder([early])
         while len(store.came) < 3:

@@ -6,8 +6,8 @@ import asyncio
 import os
 import threading
 
-from sidecar.transfer import awaited
-from tests.upload.parts import transfers
+from sidecar.transfer.executor import awaited
+from tests.upload.parts import executor
 
 
 def how_this_thread_runs() -> tuple[int, int]:
@@ -16,7 +16,7 @@ def how_this_thread_runs() -> tuple[int, int]:
 
 async def test_what_is_sent_waits_for_whoever_computes_until_the_pod_is_going() -> None:
     ours = how_this_thread_runs()
-    with transfers(concurrency=1) as running:
+    with executor(concurrency=1) as running:
         assert await running.once(how_this_thread_runs) == (19, os.SCHED_BATCH)
         running.hurry()
         assert await running.once(how_this_thread_runs) == ours
@@ -27,7 +27,7 @@ async def test_what_is_sent_waits_for_whoever_computes_until_the_pod_is_going() 
 
 async def test_what_the_trainer_waits_for_does_not_wait_for_whoever_computes() -> None:
     ours = how_this_thread_runs()
-    with transfers(concurrency=1) as running:
+    with executor(concurrency=1) as running:
         before = asyncio.create_task(running.once(how_this_thread_runs))
         with awaited():
             assert await running.once(how_this_thread_runs) == ours

@@ -13,9 +13,10 @@ from sidecar.errors import AccessRefused, Stopped, StoreUnavailable
 from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Part
 from sidecar.store.slice import FileSlice
-from sidecar.transfer import Health, Turnstile
-from sidecar.upload.stream import Stream
-from tests.upload.parts import PART_BYTES, ended, found, sending, transfers, written
+from sidecar.transfer.health import Health
+from sidecar.transfer.rate_gate import PauseGate
+from sidecar.upload.schedule.dispatcher import Dispatcher
+from tests.upload.parts import PART_BYTES, ended, executor, found, transfer, written
 
 PARTS = 3
 SLOW_READ_BYTES = 10
@@ -69,9 +70,9 @@ class OneSlowConnection(MemoryStore):
 async def sent(folder: Path, store: OneSlowConnection, *, concurrency: int = 4) -> float:
     """Send a file and return how long it took."""
     path = written(folder / "checkpoint-1", parts=PARTS)
-    with transfers(concurrency=concurrency) as running:
+    with executor(concurrency=concurrency) as running:
         running.health = Health(store.troubles.append)
-        stream, one = Stream(running), sending(path, store, running, journal=folder / "journal")
+        stream, one = Dispatcher(running), transfer(path, store, running, journal=folder / "journal")
         one.add([found(path)])
         began_s = time.monotonic()
         # A link that is known to be fast: what was measured of three tiny parts says nothing.
@@ -123,24 +124,24 @@ async def test_what_only_waits_for_its_answer_is_not_sent_again(tmp_path: Path, 
 
 async def test_what_was_held_is_not_taken_for_slow(tmp_path: Path) -> None:
     """Its last part waits while something newer goes first, and goes on when it is its turn again."""
-    with transfers(concurrency=4) as running:
+    with executor(concurrency=4) as running:
         running.sent.add(1 << 30, began_s=time.monotonic() - 1, now_s=time.monotonic())
         running.is_away(1.0)
         assert running.adapted.limit >= PARTS
-        store, turnstile = OneSlowConnection(), Turnstile(running.gate)
+        store, pause_gate = OneSlowConnection(), PauseGate(running.gate)
         path = written(tmp_path / "checkpoint-1", parts=PARTS)
-        stream, older = Stream(running), sending(path, store, running, journal=tmp_path / "older")
-        older._bodies._gate = turnstile
+        stream, older = Dispatcher(running), transfer(path, store, running, journal=tmp_path / "older")
+        older._payloads._gate = pause_gate
         newer_path = written(tmp_path / "checkpoint-2", parts=1)
-        newer = sending(newer_path, MemoryStore(), running, journal=tmp_path / "newer")
-        turnstile.hold(True)
+        newer = transfer(newer_path, MemoryStore(), running, journal=tmp_path / "newer")
+        pause_gate.hold(True)
         older.add([found(path)])
         stream.reorder([older])
         await asyncio.sleep(0.15)  # it was looked at
         stream.reorder([newer, older])
         await asyncio.sleep(1.0)
         stream.reorder([older])
-        turnstile.hold(False)
+        pause_gate.hold(False)
         threading.Timer(0.2, store.goes_on.set).start()
         await ended(older)
         newer.journal.close()

@@ -9,24 +9,24 @@ from pathlib import Path
 import pytest
 
 from sidecar.store.memory import MemoryStore
-from sidecar.transfer import Transfers
-from sidecar.upload.sending import Sending
-from sidecar.upload.stream import Stream
-from tests.upload.parts import PART_BYTES, DistantStore, ended, found, sending, transfers, written
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.schedule.dispatcher import Dispatcher
+from sidecar.upload.send.file_transfer import FileTransfer
+from tests.upload.parts import PART_BYTES, DistantStore, ended, executor, found, transfer, written
 
 
-def begun(folder: Path, store: MemoryStore, running: Transfers, *, parts: int) -> Sending:
+def begun(folder: Path, store: MemoryStore, running: StoreExecutor, *, parts: int) -> FileTransfer:
     path = written(folder, parts=parts)
-    made = sending(path, store, running, journal=folder.with_suffix(".jsonl"))
+    made = transfer(path, store, running, journal=folder.with_suffix(".jsonl"))
     made.add([found(path)])
     return made
 
 
 async def test_while_answers_are_on_their_way_the_next_parts_leave(tmp_path: Path) -> None:
     store = DistantStore(enough=7)
-    with transfers(concurrency=8) as running:
+    with executor(concurrency=8) as running:
         assert running.adapted.limit < 7
-        stream, one = Stream(running), begun(tmp_path / "checkpoint-1", store, running, parts=10)
+        stream, one = Dispatcher(running), begun(tmp_path / "checkpoint-1", store, running, parts=10)
         stream.reorder([one])
         await ended(one)
     assert len(store.get("checkpoint-1/model")) == 10 * PART_BYTES
@@ -34,8 +34,8 @@ async def test_while_answers_are_on_their_way_the_next_parts_leave(tmp_path: Pat
 
 async def test_no_more_requests_than_are_allowed_wait_for_answers(tmp_path: Path) -> None:
     store = DistantStore()
-    with transfers(concurrency=3) as running:
-        stream, one = Stream(running), begun(tmp_path / "checkpoint-1", store, running, parts=10)
+    with executor(concurrency=3) as running:
+        stream, one = Dispatcher(running), begun(tmp_path / "checkpoint-1", store, running, parts=10)
         stream.reorder([one])
         while len(store.came) < 3:
             await asyncio.sleep(0.01)
@@ -47,7 +47,7 @@ async def test_no_more_requests_than_are_allowed_wait_for_answers(tmp_path: Path
 
 async def test_how_large_parts_are_depends_on_the_way_to_the_store_unless_it_is_set() -> None:
     gib = 1 << 30
-    with transfers(concurrency=4, part_bytes=None) as running:
+    with executor(concurrency=4, part_bytes=None) as running:
         assert running.part_bytes(gib) == 16 << 20, "nothing is known"
         running.is_away(0.001)
         assert running.part_bytes(gib) == 64 << 20
@@ -56,7 +56,7 @@ async def test_how_large_parts_are_depends_on_the_way_to_the_store_unless_it_is_
         running.gate.limit(None)
         running.is_away(0.03)
         assert running.part_bytes(gib) == 16 << 20
-    with transfers(concurrency=4, part_bytes=5 << 20) as running:
+    with executor(concurrency=4, part_bytes=5 << 20) as running:
         running.is_away(0.001)
         assert running.part_bytes(gib) == 5 << 20
 
@@ -74,12 +74,12 @@ class StuckGate:
 @pytest.mark.parametrize("strictly", [True, False])
 async def test_strictly_in_order_nothing_begins_before_the_one_before_is_through(tmp_path: Path, strictly: bool) -> None:
     store = MemoryStore()
-    with transfers(concurrency=8) as running:
+    with executor(concurrency=8) as running:
         first = begun(tmp_path / "checkpoint-2", store, running, parts=1)
         second = begun(tmp_path / "checkpoint-1", store, running, parts=2)
         gate = StuckGate()
-        first._bodies._gate = gate
-        stream = Stream(running)
+        first._payloads._gate = gate
+        stream = Dispatcher(running)
         stream.reorder([first, second], strictly=strictly)
         if strictly:
             await asyncio.sleep(0.1)

@@ -14,23 +14,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.checksum import checksum, to_text
-from sidecar.core.concurrency import SmallRequests
-from sidecar.core.manifest import FileEntry
-from sidecar.errors import StoreUnavailable
-from sidecar.resume.fetching import Fetching
+from sidecar.core.format.checksum import checksum, to_text
+from sidecar.core.format.manifest import FileEntry
+from sidecar.core.schedule.concurrency import SmallRequests
+from sidecar.download.range_fetcher import RangeFetcher
+from sidecar.errors import CorruptObject, NotFound, StoreUnavailable
 from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Readable, Stored
 from sidecar.store.slice import FileSlice
-from sidecar.transfer import Transfers
-from sidecar.turns import Turn
-from sidecar.upload.bodies import Bodies
-from sidecar.upload.journal import Journal
-from sidecar.upload.sending import Sending
-from sidecar.upload.stream import Stream
-from sidecar.upload.unchanged import Unchanged
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.transfer.request_batch import RequestBatch
+from sidecar.upload.schedule.dispatcher import Dispatcher
+from sidecar.upload.send.deduplicate import Deduplicator
+from sidecar.upload.send.file_transfer import FileTransfer
+from sidecar.upload.send.journal import Journal
+from sidecar.upload.send.payloads import Payloads
+from sidecar.volume.opener import Folder
 from sidecar.volume.unfinished import Unfinished
-from tests.upload.parts import ended, found, transfers
+from tests.upload.parts import ended, executor, found
 
 FILES = 40
 
@@ -87,8 +88,8 @@ def test_each_request_ends_once_and_in_order_whatever_fails_in_between(
 ) -> None:
     requests, more = Requests(failing), deque(range(taken, taken + count))
 
-    def turn_with(taken: range = range(0)) -> Turn[int]:
-        return Turn(lambda: more.popleft() if more else None, at_once=at_once, taken=taken)
+    def turn_with(taken: range = range(0)) -> RequestBatch[int]:
+        return RequestBatch(lambda: more.popleft() if more else None, at_once=at_once, taken=taken)
 
     turn = turn_with(range(taken))
     while turn.left or more:
@@ -104,7 +105,7 @@ def test_each_request_ends_once_and_in_order_whatever_fails_in_between(
 
 def test_after_an_error_no_more_is_taken() -> None:
     requests, more = Requests({1: "answered"}), deque(range(20))
-    turn = Turn(more.popleft, at_once=3)
+    turn = RequestBatch(more.popleft, at_once=3)
     with pytest.raises(Broken):
         turn.run(requests.begin, requests.end)
     assert list(turn.left) == [1, 2, 3]
@@ -148,33 +149,33 @@ class HangingStore(MemoryStore):
 
 
 @pytest.fixture
-def near() -> Iterator[Transfers]:
+def near() -> Iterator[StoreExecutor]:
     """To a store that answers at once, as a rule."""
-    with transfers(concurrency=8) as running:
+    with executor(concurrency=8) as running:
         running.small = SmallRequests(1, 4)
         yield running
 
 
-def small_files(folder: Path, store: MemoryStore, running: Transfers) -> Sending:
+def small_files(folder: Path, store: MemoryStore, running: StoreExecutor) -> FileTransfer:
     folder.mkdir()
-    source, files = Unfinished(folder), []
+    source, files = Unfinished(Folder(folder.parent) / folder.name), []
     for number in range(FILES):
         (folder / f"file-{number:02}").write_bytes(b"%d" % number * number)
         files.append(found(folder / f"file-{number:02}"))
         source.see(files[-1])
 
-    async def fence() -> None:
+    async def guard() -> None:
         return
 
-    made = Sending(
+    made = FileTransfer(
         name=folder.name,
-        bodies=Bodies(name=folder.name, source=source, store=store, capabilities=store.probe(), gate=running.gate),
+        payloads=Payloads(name=folder.name, source=source, store=store, capabilities=store.probe(), gate=running.gate),
         store=store,
         capabilities=store.probe(),
-        transfers=running,
-        journal=Journal(folder.with_suffix(".jsonl")),
-        unchanged=Unchanged(),
-        fence=fence,
+        executor=running,
+        journal=Journal(Folder(folder.parent) / f"{folder.name}@j.jsonl"),
+        deduplicator=Deduplicator(),
+        guard=guard,
     )
     made.add(files)
     return made
@@ -188,10 +189,10 @@ WANTED = [b"%d" % number * number for number in range(FILES)]
 
 
 async def test_a_small_file_whose_answer_does_not_come_holds_up_no_others_but_those_behind_it(
-    tmp_path: Path, near: Transfers
+    tmp_path: Path, near: StoreExecutor
 ) -> None:
     store = HangingStore(hangs="file-07")
-    stream, one = Stream(near), small_files(tmp_path / "checkpoint-1", store, near)
+    stream, one = Dispatcher(near), small_files(tmp_path / "checkpoint-1", store, near)
     stream.reorder([one])
     while len(one.journal.entries) < FILES - 4:
         await asyncio.sleep(0.01)
@@ -200,17 +201,20 @@ async def test_a_small_file_whose_answer_does_not_come_holds_up_no_others_but_th
     assert contents(store, "checkpoint-1") == WANTED
 
 
-async def test_small_files_that_fail_are_tried_again_with_those_that_were_under_way(tmp_path: Path, near: Transfers) -> None:
+async def test_small_files_that_fail_are_tried_again_with_those_that_were_under_way(
+    tmp_path: Path, near: StoreExecutor
+) -> None:
     store = HangingStore(fails="file-07")
-    stream, one = Stream(near), small_files(tmp_path / "checkpoint-1", store, near)
+    stream, one = Dispatcher(near), small_files(tmp_path / "checkpoint-1", store, near)
     stream.reorder([one])
     await ended(one)
     assert contents(store, "checkpoint-1") == WANTED
 
 
-async def test_small_files_that_fail_while_something_else_goes_first_are_put_back(tmp_path: Path, near: Transfers) -> None:
+@pytest.mark.slow
+async def test_small_files_that_fail_while_something_else_goes_first_are_put_back(tmp_path: Path, near: StoreExecutor) -> None:
     store = HangingStore(hangs="file-07", fails="file-07")
-    stream = Stream(near)
+    stream = Dispatcher(near)
     old, new = (small_files(tmp_path / f"checkpoint-{step}", store, near) for step in (1, 2))
     stream.reorder([old])
     while len(old.journal.entries) < 7:
@@ -229,12 +233,17 @@ def stored(store: MemoryStore, number: int, content: bytes) -> FileEntry:
     return FileEntry(path=key.rpartition("/")[2], key=key, size_bytes=len(content), crc64nvme=crc, etag="e", part_bytes=0)
 
 
-async def test_a_small_file_that_does_not_come_holds_up_no_others_but_those_behind_it(tmp_path: Path, near: Transfers) -> None:
+async def test_a_small_file_that_does_not_come_holds_up_no_others_but_those_behind_it(
+    tmp_path: Path, near: StoreExecutor
+) -> None:
     store = HangingStore(hangs="file-07", fails="file-20")
     entries = [stored(store, number, content) for number, content in enumerate(WANTED)]
     done_bytes: list[int] = []
-    place, fetching = tmp_path / "checkpoint-1", Fetching(store, near, tmp_path / "partial", done_bytes.append)
-    fetches = asyncio.create_task(fetching.fetch(entries, place))
+    place, fetching = (
+        tmp_path / "checkpoint-1",
+        RangeFetcher(store, near, Folder(tmp_path) / "partial", done_bytes.append, undamaged),
+    )
+    fetches = asyncio.create_task(fetching.fetch(entries, Folder(tmp_path) / "checkpoint-1"))
     while not place.is_dir() or len(list(place.iterdir())) < FILES - 4:
         await asyncio.sleep(0.01)
     store.let_go.set()
@@ -272,11 +281,16 @@ class SlowStore(MemoryStore):
             self._count(-1)
 
 
-async def test_a_slow_store_is_asked_for_no_more_at_once_than_is_allowed(tmp_path: Path, near: Transfers) -> None:
+async def undamaged(entry: FileEntry, error: CorruptObject | NotFound) -> None:
+    raise error
+
+
+@pytest.mark.slow
+async def test_a_slow_store_is_asked_for_no_more_at_once_than_is_allowed(tmp_path: Path, near: StoreExecutor) -> None:
     store = SlowStore()
     entries = [stored(store, number, b"%d" % number) for number in range(4 * FILES)]
-    fetching = Fetching(store, near, tmp_path / "partial", lambda _: None)
-    fetches = asyncio.create_task(fetching.fetch(entries, tmp_path / "checkpoint-1"))
+    fetching = RangeFetcher(store, near, Folder(tmp_path) / "partial", lambda _: None, undamaged)
+    fetches = asyncio.create_task(fetching.fetch(entries, Folder(tmp_path) / "checkpoint-1"))
     most_tasks = 0
     while not fetches.done():
         most_tasks = max(most_tasks, len(asyncio.all_tasks()))

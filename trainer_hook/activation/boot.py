@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 
+from trainer_hook.process import main_thread
 from trainer_hook.process.log import warn
 
 TYPE_CHECKING = False
@@ -38,15 +39,15 @@ def _is_helper() -> bool:
 
 
 def _on_accelerate_launch(module: Any) -> None:
-    from trainer_hook.activation import launchers
+    from trainer_hook.activation import launcher_patches
 
-    launchers.patch_accelerate(module)
+    launcher_patches.patch_accelerate(module)
 
 
 def _on_deepspeed_runner(module: Any) -> None:
-    from trainer_hook.activation import launchers
+    from trainer_hook.activation import launcher_patches
 
-    launchers.patch_deepspeed(module)
+    launcher_patches.patch_deepspeed(module)
 
 
 def _on_lightning(module: Any) -> None:
@@ -113,6 +114,7 @@ def activate() -> None:
         end_by_sigterm()
     if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+        main_thread.listen()
         give_workers_the_grace_period(os.environ)
 
 

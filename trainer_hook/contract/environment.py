@@ -26,6 +26,7 @@ HOOK_SETTINGS = SHARED_SETTINGS | {
 }
 SIDECAR_SETTINGS = SHARED_SETTINGS | {
     "CKPT_STORE",
+    "CKPT_STATE_DIR",
     "CKPT_RUN_ID",
     "CKPT_CREDENTIALS_DIR",
     "CKPT_VERIFY_TLS",
@@ -43,7 +44,6 @@ SIDECAR_SETTINGS = SHARED_SETTINGS | {
     "CKPT_SSE",
     "CKPT_SSE_KMS_KEY_ID",
     "CKPT_RESUME",
-    "CKPT_RESUME_FOREIGN",
     "CKPT_MODE",
     "CKPT_SPOT",
     "CKPT_SPOT_ENDPOINT",
@@ -52,7 +52,13 @@ SIDECAR_SETTINGS = SHARED_SETTINGS | {
 }
 KNOWN_SETTINGS = HOOK_SETTINGS | SIDECAR_SETTINGS
 """Every ``CKPT_*`` variable of either container: a pod template may set all of them in both."""
+REMOVED_SETTINGS = {
+    "CKPT_RESUME_FOREIGN": "bring a checkpoint of another system to a new prefix once, as OPERATIONS.md says "
+    "(From the Kubeflow SDK's S3 checkpoints)",
+}
+"""Variables of earlier versions, and what to do instead. Switched off, they are ignored."""
 
+_OFF = ("", "0", "false", "no", "off")
 _POD_UID = re.compile(r"/pods/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/")
 
 
@@ -60,9 +66,13 @@ def check_settings(environ: Mapping[str, str]) -> None:
     """Raise for a ``CKPT_*`` variable that neither container knows: most often it is misspelt.
 
     Raises:
-        ContractError: Names the variable and the nearest known one.
+        ContractError: Names the variable and the nearest known one, or what to do instead of a removed one.
     """
     for name in sorted(environ):
+        if name in REMOVED_SETTINGS:
+            if environ[name].strip().lower() in _OFF:  # a manifest of an older version that asks for nothing
+                continue
+            raise ContractError(f"{name} is not a setting any more: {REMOVED_SETTINGS[name]}")
         if name.startswith("CKPT_") and name not in KNOWN_SETTINGS:
             import difflib
 
@@ -99,6 +109,17 @@ def node_from_environment(environ: Mapping[str, str]) -> Node | None:
         return Node(index, count)
     except ContractError as error:
         raise ContractError(f"{index_name}={index}, {count_name}={count}: {error}") from None
+
+
+def port_number(text: str) -> int:
+    """Return the TCP port that a text names; 0 stands for any free one.
+
+    Raises:
+        ValueError: The text is no whole number from 0 to 65535 in ASCII digits.
+    """
+    if not re.fullmatch(r"[0-9]{1,5}", text, re.ASCII) or int(text) > 65535:
+        raise ValueError("must be a port from 1 to 65535, or 0 for any free one")
+    return int(text)
 
 
 def pod_uid(mountinfo: str) -> str | None:

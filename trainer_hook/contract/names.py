@@ -51,6 +51,8 @@ META_TRAIN_CALL = "train_call"
 META_RESTORED = "restored"
 """Key in ``meta`` of a local marker: CRC64NVME of the commit that a directory was downloaded from; never uploaded again."""
 
+META_RESUMED_FROM = "resumed_from"
+"""Key in ``meta``: the checkpoint that the attempt continued from, ``{"step", "attempt"}``; absent: it is not known."""
 META_PARTIAL = "partial"
 """Key in ``meta`` of a local marker: how many files of other ranks were left out; such a directory is no whole checkpoint."""
 META_OWN_SHARDS = "own_shards"

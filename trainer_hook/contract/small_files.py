@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainer_hook.contract.names import ACTIONS, NOTICE_SOURCES, OUTCOMES, TRAINER_STATES, ContractError, is_checkpoint_name
+from trainer_hook.contract.names import (
+    ACTIONS,
+    NOTICE_SOURCES,
+    OUTCOMES,
+    TRAINER_STATES,
+    ContractError,
+    check_id,
+    is_checkpoint_name,
+)
 from trainer_hook.contract.typed_json import encode_json, integer, json_object, one_of, timestamp, typed
 
 
@@ -57,9 +65,10 @@ def parse_trainer_state(raw: bytes) -> TrainerState:
     state = one_of(fields, "state", TRAINER_STATES)
     if state is None:
         raise ContractError("trainer.json has no state")
+    attempt = typed(fields, "attempt", str) or None  # "": the trainer ended before it had one
     return TrainerState(
         state=state,
-        attempt=typed(fields, "attempt", str),
+        attempt=None if attempt is None else check_id(attempt, what="attempt"),
         step=integer(fields, "step"),
         world_size=integer(fields, "world_size", least=1),
         pid=integer(fields, "pid"),

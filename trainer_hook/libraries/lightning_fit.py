@@ -17,8 +17,8 @@ from trainer_hook.loops.loop import PROGRESS, missing_from, rank_file
 from trainer_hook.process.log import say
 from trainer_hook.process.session import Session
 from trainer_hook.resuming.resumer import Choice, Resumer
-from trainer_hook.saving.beside import background_for, prepare
-from trainer_hook.saving.pace import Pace, leave
+from trainer_hook.saving.async_save import background_for, prepare
+from trainer_hook.saving.step_monitor import StepMonitor, leave
 from trainer_hook.saving.step_saver import StepSaver
 
 CHECKPOINT = "lightning.ckpt"
@@ -37,7 +37,7 @@ class Fit:
             leave(session, 0)
         self._background = background_for(session.settings, _obstacle(trainer.strategy))
         self._saver = _FitSaver(session, self)
-        self._pace = Pace(session)
+        self._pace = StepMonitor(session)
         self._pass: Pass | None = None
         self._resumed: dict[str, Any] | None = None
         self._batch = 0
@@ -64,7 +64,7 @@ class Fit:
             return None
         if session.train_calls == 0:
             session.base_step = choice.base_step
-        session.saved.add(choice.name)
+        session.continues_from(choice.name, attempt=choice.attempt)
         self._read_place(choice)
         return choice.path / CHECKPOINT
 

@@ -10,7 +10,7 @@ import contextlib
 import math
 from typing import Any
 
-from trainer_hook.process.agreement import Agreement
+from trainer_hook.process.rank_consensus import Agreement
 
 UNFINISHED = "validation"
 

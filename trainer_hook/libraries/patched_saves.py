@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.libraries.own_saves import Call, expect, published, published_elsewhere
+from trainer_hook.libraries.script_saves import Call, expect, published, published_elsewhere
 
 COMPLETE_ON_RETURN = frozenset({"TorchCheckpointEngine", "FastCheckpointEngine"})
 """DeepSpeed's writers that have written everything when ``save_checkpoint`` returns."""

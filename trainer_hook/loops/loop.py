@@ -20,8 +20,8 @@ from trainer_hook.loops.state_files import read_pt, write_pt
 from trainer_hook.process.log import say
 from trainer_hook.process.session import Session, session_from_environment
 from trainer_hook.resuming.resumer import Resumer
-from trainer_hook.saving.beside import prepare
-from trainer_hook.saving.pace import Pace, leave
+from trainer_hook.saving.async_save import prepare
+from trainer_hook.saving.step_monitor import StepMonitor, leave
 from trainer_hook.saving.step_saver import StepSaver
 
 Batch = TypeVar("Batch")
@@ -110,7 +110,7 @@ class Loop:
             leave(session, 0)
         self._resume(session)
         self._saver = _LoopSaver(session, self)
-        self._pace = Pace(session)
+        self._pace = StepMonitor(session)
         self._open.enter_context(session.stop.training())
         self._open.callback(self._saver.end)
         self._pace.begin(self.global_step)
@@ -283,7 +283,7 @@ class Loop:
             return
         if session.train_calls == 0:
             session.base_step = choice.base_step
-        session.saved.add(choice.name)
+        session.continues_from(choice.name, attempt=choice.attempt)
         progress = json.loads((choice.path / PROGRESS).read_text())
         self._load(choice.path, progress)
         self.global_step, self.epoch, self.batch = (int(progress[key]) for key in ("step", "epoch", "batch"))

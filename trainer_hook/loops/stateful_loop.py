@@ -12,7 +12,7 @@ from trainer_hook.loops import state_files
 from trainer_hook.loops.loop import Loop
 from trainer_hook.process.log import say
 from trainer_hook.process.session import Session
-from trainer_hook.saving.beside import background_for
+from trainer_hook.saving.async_save import background_for
 
 
 class StatefulLoop(Loop):

@@ -19,6 +19,7 @@ ABSENT_STILL_AFTER_S = 1.0
 """The same for one that was not there when it was asked last: a script may call ``train()`` many times."""
 _TRY_AGAIN_S = 0.5
 _NOT_IN_TIME = 504
+_NOT_UNDERSTOOD = 422
 
 
 class SidecarAbsent(Exception):
@@ -82,7 +83,7 @@ class Client:
         until_s = time.monotonic() + timeout_s
         body: dict[str, Any] = {"checkpoint": checkpoint} | ({} if train_call is None else {"train_call": train_call})
         body |= {} if share is None else {"share": share}
-        progress = self._first_call("/v1/resume", body, until_s=until_s)
+        progress = self._ask_to_resume(body, until_s=until_s)
         told_s = time.monotonic()
         while progress.get("state") in ("choosing", "downloading", "idle") and time.monotonic() < until_s:
             drawn = bar is not None and bar(progress)
@@ -91,10 +92,11 @@ class Client:
                 tell(_progress_text(progress))
             try:
                 wait_s = 0.5 if bar else 2
-                progress = _expect_success(*self._call("GET", f"/v1/resume?wait_s={wait_s}", None, timeout_s=10))
-            except OSError:  # the sidecar restarts: it continues where it was
+                path = f"/v1/resume/{progress['id']}" if progress.get("id") else "/v1/resume"  # an older sidecar has no ids
+                progress = _expect_success(*self._call("GET", f"{path}?wait_s={wait_s}", None, timeout_s=10))
+            except OSError:  # the sidecar restarts: it knows no request of before, and continues where it was
                 time.sleep(_TRY_AGAIN_S)
-                progress = self._first_call("/v1/resume", body, until_s=until_s)
+                progress = self._ask_to_resume(body, until_s=until_s)
         if bar is not None:
             bar.close()
         return _answer(progress)
@@ -138,11 +140,15 @@ class Client:
         older = [c for c in answer.get("checkpoints", []) if c.get("step") is not None and c["step"] < than_step]
         return [c["name"] for c in sorted(older, key=lambda c: -int(c["step"]))]
 
-    def _first_call(self, path: str, body: dict[str, Any], *, until_s: float) -> Any:
-        began_s = time.monotonic()
+    def _ask_to_resume(self, body: dict[str, Any], *, until_s: float) -> Any:
+        began_s, whose = time.monotonic(), {"asked_by": "trainer"}
         while True:
             try:
-                answer = _expect_success(*self._call("POST", path, body, timeout_s=10))
+                status, said = self._call("POST", "/v1/resume", body | whose, timeout_s=10)
+                if status == _NOT_UNDERSTOOD and whose:  # a sidecar older than this field
+                    whose = {}
+                    continue
+                answer = _expect_success(status, said)
                 self._patience_s = None
                 return answer
             except OSError as error:
@@ -161,6 +167,7 @@ class Client:
         if body is not None:
             request.data = json.dumps(body).encode()
             request.add_header("content-type", "application/json")
+            request.add_header("x-checkpoint-sidecar", "hook")  # what no web page can send without asking
             with contextlib.suppress(OSError):
                 request.add_header("authorization", f"Bearer {self._token_path.read_text().strip()}")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the pod's own loopback needs no proxy

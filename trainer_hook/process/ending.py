@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
 import time
 from typing import Any
 
 from trainer_hook.process.client import Client
 from trainer_hook.process.log import say, warn
-from trainer_hook.process.signals import StopSignal
+from trainer_hook.process.signals import StopSignal, end_now
 
 DEGRADED_PATIENCE_S = 30.0
 FLUSH_POLL_S = 5.0
@@ -85,7 +82,4 @@ def _ended(lost: dict[str, str]) -> str | None:
 def end_after_failure(why: str) -> None:
     """Do what ``CKPT_ON_STORE_FAILURE=fail`` asks for, at an instant when raising is too late."""
     warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {why}")
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(1)
+    end_now(1)

@@ -10,15 +10,16 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
-from trainer_hook.contract import TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339
+from trainer_hook.contract import TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339, step_of
 from trainer_hook.process import exit_code
-from trainer_hook.process.agreement import Agreement, World, new_attempt
 from trainer_hook.process.client import Client
 from trainer_hook.process.ending import end_after_failure, wait_until_durable
 from trainer_hook.process.log import say, warn
+from trainer_hook.process.rank_consensus import Agreement, World, new_attempt
 from trainer_hook.process.settings import Settings, from_environment
-from trainer_hook.process.signals import Requests, StopSignal
+from trainer_hook.process.signals import Requests, StopSignal, end_now
 from trainer_hook.volume import lease
 from trainer_hook.volume.publish import make_system_folders, publish
 
@@ -40,6 +41,8 @@ class Session:
     train_calls: int = 0
     base_step: int = 0
     """Steps of the ``train()`` calls before this one: checkpoints are numbered on through all of them."""
+    origin: dict[str, Any] | None = None
+    """Step and attempt of the checkpoint that this attempt continues from; ``None``: it is not known, or there is none."""
     last_step: int = 0
     saved: set[str] = field(default_factory=set)
     """Names that this process tried to write, or loaded: never written again. The same on every rank."""
@@ -47,6 +50,8 @@ class Session:
     """How often each name was written in this attempt: the same on every rank, so it names the writing (``save_id``)."""
     pid: int = field(default_factory=os.getpid)
     listens: bool = False
+    left_in_thread: bool = False
+    """Training was preempted in another thread than the main one, whose end does not know of it."""
 
     def listen(self) -> None:
         """Hear signals from now on: outside training SIGTERM then ends this process as preempted."""
@@ -75,6 +80,12 @@ class Session:
         except OSError as error:
             warn(f"no lease ({error}): the sidecar cannot see that rank {rank} is alive")
 
+    def continues_from(self, name: str, *, attempt: str | None) -> None:
+        """A checkpoint was chosen to go on from; what is saved says so: steps beyond it are of a line that was left."""
+        self.saved.add(name)
+        told = {"step": step_of(name), "attempt": attempt}
+        self.origin = {key: value for key, value in told.items() if value is not None}
+
     def tell_state(self, state: str, step: int) -> None:
         """Write ``trainer.json``, once per node. A full disk does not matter here."""
         self.last_step = step
@@ -86,6 +97,8 @@ class Session:
 
     def at_exit(self) -> None:
         """The last act after success: stay until what was saved is durable, because the pod ends with this process."""
+        if self.left_in_thread and os.getpid() == self.pid:
+            end_now(self.settings.preempted_exit_code)
         if os.getpid() != self.pid or self.world is None or self.outcome != "succeeded":
             return
         if self.stop.told_at_s is not None:  # the script's own last part was cut short: it is run again

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from trainer_hook.contract import (
     ANSWER,
@@ -34,11 +34,14 @@ from trainer_hook.contract import (
     parse_request,
     rfc3339,
 )
+from trainer_hook.process import main_thread
 from trainer_hook.process.log import warn
 from trainer_hook.process.pid_one import default_action
 from trainer_hook.volume.publish import publish
 
 _POLL_S = 0.5
+_MAIN_THREAD_S = 2.0
+"""How long a thread that imports a library waits for the main thread to take the signal."""
 _NOT_TRAINING_S = 5.0
 """How long a process that is not training has to end by itself after SIGTERM."""
 
@@ -54,7 +57,7 @@ def process_start_s() -> float:
 
 
 class StopSignal:
-    """Whether this process was told to end. One per process; install it once, in the main thread."""
+    """Whether this process was told to end. One per process; install it once."""
 
     def __init__(self, volume: Path, *, exit_code: int) -> None:
         self._volume = volume
@@ -76,29 +79,52 @@ class StopSignal:
 
     def install(self) -> None:
         """Begin to listen. The previous handler still runs; forked children get it back."""
-        if threading.current_thread() is not threading.main_thread():
-            warn("the library was imported in a thread, where no signal can be had: only .ckpt/terminating ends training")
-            return
-        previous = signal.signal(signal.SIGTERM, self._handle)
-        self._previous = signal.SIG_DFL if previous is default_action else previous
-        self._listen()
+        reader, writer = socket.socketpair()
+        writer.setblocking(False)
+        self._sockets = (reader, writer)
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
         os.register_at_fork(after_in_child=self._let_go)  # also if forgetting went wrong
+        if not self._in_main_thread(self._take_signal) or self._wakeup_fd != -1:  # what is not done yet may still be
+            threading.Thread(target=self._read, args=(reader,), name="checkpoint-signal", daemon=True).start()
 
     def install_again(self) -> None:
         """Take the signal back from a handler that was put over ours."""
-        signal.signal(signal.SIGTERM, self._handle)
+        self._in_main_thread(lambda: signal.signal(signal.SIGTERM, self._handle))
 
-    def _listen(self) -> None:
-        reader, writer = socket.socketpair()
-        writer.setblocking(False)
+    def _in_main_thread(self, then: Callable[[], object]) -> bool:
+        """Have something done where signals can be changed. Returns whether it is done."""
+        if threading.current_thread() is threading.main_thread():
+            then()
+            return True
+        done = threading.Event()
+
+        def do() -> None:
+            then()
+            done.set()
+
+        if main_thread.ask(do) and done.wait(_MAIN_THREAD_S):
+            return True
+        warn("the library was imported in a thread and the main thread is busy: only .ckpt/terminating is sure to be heard")
+        return False
+
+    def end_main_thread(self) -> None:
+        """End the process from a thread, where ``SystemExit`` would end the thread alone and the script would go on."""
+
+        def end() -> None:
+            raise SystemExit(self._exit_code)
+
+        if threading.main_thread().is_alive():
+            main_thread.ask(end)
+
+    def _take_signal(self) -> None:
+        previous = signal.signal(signal.SIGTERM, self._handle)
+        self._previous = signal.SIG_DFL if previous is default_action else previous
+        writer = self._sockets[1]
         theirs = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         if theirs != -1:  # an event loop of the script's own: the plain handler has to do
             signal.set_wakeup_fd(theirs)
             return
-        self._sockets = (reader, writer)
         self._wakeup_fd = writer.fileno()
-        threading.Thread(target=self._read, args=(reader,), name="checkpoint-signal", daemon=True).start()
 
     def _read(self, reader: socket.socket) -> None:
         while numbers := reader.recv(64):
@@ -139,6 +165,8 @@ class StopSignal:
                 if not self._training:
                     raise
         elif not self._training:
+            if _only_threads_are_left():  # the interpreter would ignore an exception
+                end_now(self._exit_code)
             raise SystemExit(self._exit_code)
 
     def _told(self) -> None:
@@ -200,6 +228,12 @@ class StopSignal:
         # A notice from before this process was born was for an earlier one.
         if (epoch_seconds(notice.at) if notice.at else written_s) >= self._born_s:
             self._told()
+
+
+def _only_threads_are_left() -> bool:
+    """Whether the script's main thread has ended and the interpreter waits for others."""
+    main = threading.main_thread()
+    return not main.is_alive() and any(thread is not main and not thread.daemon for thread in threading.enumerate())
 
 
 def _ranks_below() -> bool:
@@ -264,3 +298,11 @@ def end_surely(code: int, *, within_s: float, before: Callable[[], None] = lambd
     timer = threading.Timer(within_s, end)
     timer.daemon = True
     timer.start()
+
+
+def end_now(code: int) -> NoReturn:
+    """End the process with an exit code that the interpreter would not use."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

@@ -8,15 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.contract import FINAL, MARKER, META_PARTIAL, META_TRAIN_CALL, ContractError, Marker, parse_marker, step_of
-from trainer_hook.process.agreement import Agreement
+from trainer_hook.contract import (
+    FINAL,
+    MARKER,
+    META_PARTIAL,
+    META_RESTORED,
+    META_TRAIN_CALL,
+    ContractError,
+    Marker,
+    parse_marker,
+    step_of,
+)
 from trainer_hook.process.client import Answer, Client, SidecarAbsent
 from trainer_hook.process.log import say, warn
 from trainer_hook.process.progress import bar
+from trainer_hook.process.rank_consensus import Agreement
 from trainer_hook.process.settings import Settings
 from trainer_hook.volume.publish import finished_on
 
 STATE = "trainer_state.json"
+_RATHER = "CKPT_ON_STORE_FAILURE=fail exits instead, so that the job is started again"
 META_STOPPED_EARLY = "stopped_early"
 """Key in ``meta``: training ended here before its last step, because a callback said so."""
 _WEIGHTS = ("model", "pytorch_model", "adapter_model", "tf_model", "flax_model")
@@ -34,7 +45,10 @@ class Choice:
     path: Path
     meta: Mapping[str, Any]
     source: str | None = None
-    """``store`` or ``local``, where the sidecar says it."""
+    """Where its files come from, if the sidecar says it: ``store``; ``downloaded``, from the store and before the trainer
+    asked; ``local``, where a trainer has written them."""
+    attempt: str | None = None
+    """Which attempt saved it, where its marker says so."""
 
     @property
     def base_step(self) -> int:
@@ -139,13 +153,19 @@ class Resumer:
         while answer.checkpoint is not None:
             reason = self._problem(answer.checkpoint)
             if self._agreement.all_agree(reason is None):
-                return Choice(answer.checkpoint, self._volume / answer.checkpoint, answer.meta, answer.source)
+                folder = self._volume / answer.checkpoint
+                source = _source(answer.source, folder)
+                return Choice(answer.checkpoint, folder, answer.meta, source, _marker(folder).attempt)
             if reason is not None:
                 warn(f"{answer.checkpoint} is passed over: {reason}")
             answer = self._agreement.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
-        if not answer.known and self._settings.fail_without_store:
-            warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {answer.detail}")
-            raise CannotResume(1)
+        if not answer.known:
+            if self._settings.fail_without_store:
+                warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {answer.detail}")
+                raise CannotResume(1)
+            say(
+                f"TRAINING STARTS FROM SCRATCH, although there may be a checkpoint to continue from: {answer.detail}. {_RATHER}"
+            )
         return None
 
     def final(self, train_call: int) -> Path | None:
@@ -193,15 +213,16 @@ class Resumer:
         return answer
 
     def _ask_older(self, refused: Answer, train_call: int) -> Answer:
-        step = step_of(refused.checkpoint or "") or 0
+        step, nothing = step_of(refused.checkpoint or "") or 0, Answer()
         try:
             for name in self._client.older_checkpoints(step):
                 answer = self._request(name, train_call)
                 if answer.checkpoint is not None:
                     return answer
+                nothing = nothing if answer.known else answer
         except (SidecarAbsent, OSError) as error:
             return Answer(detail=str(error), known=False)
-        return Answer()
+        return nothing
 
     def _local(self, train_call: int, why: str) -> Answer:
         usable = [
@@ -251,6 +272,11 @@ class Resumer:
         if marker.world_size not in (None, world.size):
             say(f"{folder.name}: saved by {marker.world_size} processes, now {world.size}; the random state differs")
         return None
+
+
+def _source(told: str | None, folder: Path) -> str | None:
+    """Return where the files of a checkpoint come from. A sidecar downloads them before it is asked, and then finds them."""
+    return "downloaded" if told == "local" and META_RESTORED in _marker(folder).meta else told
 
 
 def _marker(folder: Path) -> Marker:

@@ -15,6 +15,7 @@ from trainer_hook.contract import (
     FINAL,
     LEASES,
     META_OWNER,
+    META_RESUMED_FROM,
     META_TRAIN_CALL,
     SCRIPT_OWNED,
     SYSTEM_DIR,
@@ -28,7 +29,7 @@ from trainer_hook.contract import (
 from trainer_hook.process.log import say, warn
 from trainer_hook.process.session import Session
 from trainer_hook.resuming.resumer import META_STOPPED_EARLY
-from trainer_hook.saving.room import SPARE, Room
+from trainer_hook.saving.disk_admission import SPARE, Room
 from trainer_hook.saving.schedule import surplus
 from trainer_hook.volume.publish import RankRecords, finish, finished_on, listed_files, remove
 
@@ -263,6 +264,8 @@ class StepSaver:
     def _marker(self, folder: Path, reason: str, more: Mapping[str, Any], *, global_step: int | None = None) -> Marker:
         session, world = self._session, self._world
         meta = {META_TRAIN_CALL: session.train_calls, "base_step": session.base_step, **self._about(), **more}
+        if session.origin is not None:
+            meta[META_RESUMED_FROM] = session.origin
         if reason == "jit" and self.unfinished:
             meta[META_UNFINISHED] = list(self.unfinished)
         return Marker(

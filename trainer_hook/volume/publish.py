@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ from trainer_hook.contract import (
 )
 
 
-def publish(path: Path, content: bytes, *, durable: bool = False, group: int | None = None) -> None:
+def publish(path: Path, content: bytes, *, durable: bool = False, group: int | None = None, not_before_ns: int = 0) -> None:
     """Write a file by temp file and rename.
 
     Args:
@@ -35,6 +36,7 @@ def publish(path: Path, content: bytes, *, durable: bool = False, group: int | N
         content: All of it.
         durable: Also fsync file and directory. Data files need none: the sidecar reads through the same page cache.
         group: May write to the file, if it is the file's group.
+        not_before_ns: Its modification time is at least this, in epoch nanoseconds.
 
     Raises:
         OSError: Nothing is left behind.
@@ -46,8 +48,11 @@ def publish(path: Path, content: bytes, *, durable: bool = False, group: int | N
             if (status := os.fstat(fd)).st_gid == group:
                 os.fchmod(fd, status.st_mode | stat.S_IWGRP)
             file.write(content)
+            file.flush()
+            if os.fstat(fd).st_mtime_ns < not_before_ns:
+                with contextlib.suppress(OSError):  # a file system without settable times
+                    os.utime(fd, ns=(not_before_ns, not_before_ns))
             if durable:
-                file.flush()
                 os.fsync(fd)
         temporary.replace(path)
     except OSError:
@@ -83,7 +88,7 @@ def make_system_folders(volume: Path) -> None:
         OSError: The volume is not writable.
     """
     for path, mode in ((SYSTEM_DIR, 0o2775), (LEASES, 0o2777)):
-        (volume / path).mkdir(parents=True, exist_ok=True)
+        (volume / path).mkdir(exist_ok=True)  # the volume itself is never created: that would hide that it is not mounted
         _add_mode(volume / path, mode)
 
 
@@ -123,11 +128,24 @@ def _add_mode(path: Path, mode: int, *, group: int | None = None) -> None:
 def finish(folder: Path, marker: Marker) -> None:
     """Write the marker: from now on the checkpoint is finished. Last on purpose.
 
+    A file that is newer than its marker is taken for one that was changed afterwards. So the marker is never older than the
+    files, also where the clock was set back while they were written, or where they were copied with their times.
+
     Raises:
         OSError: The volume is full or not writable.
     """
     open_to_group(folder)
-    publish(folder / MARKER, encode_marker(marker), durable=True, group=_sidecar_group(folder.parent))
+    group, newest_ns = _sidecar_group(folder.parent), _newest_ns(folder, marker)
+    publish(folder / MARKER, encode_marker(marker), durable=True, group=group, not_before_ns=newest_ns)
+
+
+def _newest_ns(folder: Path, marker: Marker) -> int:
+    """Return when the newest of the files was written that a marker lists, in epoch nanoseconds; 0 where it lists none."""
+    newest_ns = 0
+    for file in marker.files or ():
+        with contextlib.suppress(OSError):  # gone: the checkpoint will be rejected by its name
+            newest_ns = max(newest_ns, (folder / file.path).stat().st_mtime_ns)
+    return newest_ns
 
 
 def remove(folder: Path) -> None:

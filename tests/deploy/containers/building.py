@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from sidecar.demo.compose import Failed, Project, call, compose_command
+from examples.demo.compose import Failed, Project, call, compose_command
 
 ROOT = Path(__file__).parents[3]
 FILES = ("compose.yaml", "compose.ceph.yaml")

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from sidecar.demo.compose import ComposePod, Failed, Project, Variant, play, start_store
-from sidecar.demo.outcome import Outcome
-from sidecar.demo.timeline import Timeline
+from examples.demo.compose import ComposePod, Failed, Project, Variant, play, start_store
+from examples.demo.outcome import Outcome
+from examples.demo.timeline import Timeline
 from tests.deploy.containers.building import FILES, IMAGES
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.demo.compose import call
+from examples.demo.compose import call
 from tests.deploy.containers.building import BASE, IMAGES
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainer_hook.asynchronous.background import Background
 from trainer_hook.process.settings import Settings
-from trainer_hook.saving import beside
+from trainer_hook.saving import async_save
 
 WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
 """Values of accelerate's ``DistributedType`` with which a save is no collective."""
@@ -18,7 +18,7 @@ _EVENTS = ("on_epoch_begin", "on_epoch_end", "on_step_begin", "on_substep_end", 
 def background_for(settings: Settings, trainer: Any) -> Background | None:
     """Return what writes beside training, if the settings ask for it and it is possible for this trainer."""
     kind = _distributed_type(trainer)
-    return beside.background_for(settings, None if kind in WHOLE_STATE_ON_ONE_RANK else kind)
+    return async_save.background_for(settings, None if kind in WHOLE_STATE_ON_ONE_RANK else kind)
 
 
 def _distributed_type(trainer: Any) -> str:

@@ -12,8 +12,8 @@ from trainer_hook.contract import MARKER, META_OWNER, SCRIPT_OWNED, ContractErro
 from trainer_hook.libraries.transformers.asynchronous import background_for, optimizer_that_waits
 from trainer_hook.process.log import say, warn
 from trainer_hook.process.session import Session
-from trainer_hook.saving.beside import prepare
-from trainer_hook.saving.room import state_bytes
+from trainer_hook.saving.async_save import prepare
+from trainer_hook.saving.disk_admission import state_bytes
 from trainer_hook.saving.step_saver import STAGING, StepSaver
 from trainer_hook.volume.publish import finish, remove
 

@@ -18,7 +18,7 @@ from trainer_hook.libraries.transformers.wrapping import around, before_own_save
 from trainer_hook.process.log import say, warn
 from trainer_hook.process.session import Session
 from trainer_hook.resuming.resumer import STATE, Choice, Resumer, is_finished, read_state
-from trainer_hook.saving.pace import Due, Pace, leave
+from trainer_hook.saving.step_monitor import Due, StepMonitor, leave
 
 
 def patch(trainer_module: Any, current_session: Callable[[], Session]) -> None:
@@ -178,8 +178,9 @@ class _Call:
             return None
         if choice.base_step != self._session.base_step and self._session.train_calls == 0:
             self._session.base_step = choice.base_step
-        self._session.saved.add(choice.name)
-        where = {"store": "from the store", "local": "still on the volume"}.get(choice.source or "", "")
+        self._session.continues_from(choice.name, attempt=choice.attempt)
+        said = {"store": "from the store", "downloaded": "downloaded from the store before", "local": "still on the volume"}
+        where = said.get(choice.source or "", "")
         say(f"resumes from {choice.name} ({where}{', ' if where else ''}{time.monotonic() - began_s:.1f} s)")
         return choice
 
@@ -228,7 +229,7 @@ def _callback_class(module: Any) -> type:
         def __init__(self, session: Session, trainer: Any, saver: Saver) -> None:
             self._trainer = trainer
             self._saver = saver
-            self._pace = Pace(session)
+            self._pace = StepMonitor(session)
             self._due: str | None = None
             self._is_ready = False
             self.tail = StepTail(trainer)

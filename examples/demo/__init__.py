@@ -1,0 +1,1 @@
+"""``make demo``: a training run loses its pod and its volume, and ends as if nothing had happened."""

@@ -1,0 +1,89 @@
+"""Limits of HTTP connections: their number, time to receive a request, time until an answer is read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+MOST_CONNECTIONS = 256
+REQUEST_S = 10.0
+"""Seconds for a client to send the head of a request."""
+UNREAD_S = 30.0
+"""Seconds for which a client may leave its answer unread."""
+MOST_HEAD_BYTES = 16 << 10
+"""Maximum size of request line and headers."""
+
+
+class Connection(H11Protocol):
+    """uvicorn's connection with these limits. uvicorn's own limit on concurrency would refuse probes, too."""
+
+    waits_since_s = 0.0
+    """Since when no request is being answered, in seconds of the event loop's clock."""
+    _request_is_due: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request has arrived whose answer is not complete."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def connection_made(self, transport: Any) -> None:
+        """Accept a connection; at the limit, close the one that has been idle for the longest time."""
+        full = sum(not other.transport.is_closing() for other in self.connections) >= MOST_CONNECTIONS
+        super().connection_made(transport)
+        self._waits()
+        if full and (longest := self._longest_waiting()) is not None:
+            longest.transport.abort()
+
+    def _longest_waiting(self) -> Connection | None:
+        """Return the connection idle for the longest time; this one if all others are being answered."""
+        waiting = [
+            c for c in self.connections if isinstance(c, Connection) and not c.is_answering and not c.transport.is_closing()
+        ]
+        return min(waiting, key=lambda c: c.waits_since_s, default=None)
+
+    def data_received(self, data: bytes) -> None:
+        """Receive bytes of a request."""
+        super().data_received(data)
+        if self.is_answering:
+            self._has_arrived()
+        elif self._request_is_due is None:  # the beginning of another request, or an unread body
+            self._waits()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request; until its first byte, uvicorn's keep-alive timeout applies."""
+        self.waits_since_s = self.loop.time()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Start the time limit: the client does not read."""
+        super().pause_writing()
+        self._unread = self._unread or self.loop.call_later(UNREAD_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Cancel the time limit: the client has read."""
+        self._was_read()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Remove the connection."""
+        self._has_arrived()
+        self._was_read()
+        super().connection_lost(exc)
+
+    def _waits(self) -> None:
+        self.waits_since_s = self.loop.time()
+        self._request_is_due = self.loop.call_later(REQUEST_S, self.transport.abort)
+
+    def _has_arrived(self) -> None:
+        if self._request_is_due is not None:
+            self._request_is_due.cancel()
+            self._request_is_due = None
+
+    def _was_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None

@@ -1,0 +1,57 @@
+"""A flush call: waits for all checkpoints that were finished before the call or while it waits."""
+
+from __future__ import annotations
+
+from sidecar.api import views
+from sidecar.api.problems import Missing
+from sidecar.catalog.catalog import Tracked
+from sidecar.core.lifecycle.states import PENDING, State
+from sidecar.daemon.services import Services
+
+NEVER_DURABLE = frozenset({State.GIVEN_UP, State.LOST, State.REJECTED})
+
+
+class FlushCall:
+    """One flush call. It records pending checkpoints, because one that is given up is neither pending nor durable."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._waited_for: dict[str, Tracked] = {}
+
+    async def all_settled(self) -> None:
+        """Wait until no checkpoint is pending."""
+        while True:
+            self._remember()
+            if self._services.everything_durable():
+                if not self._vanished():
+                    return
+                # A checkpoint that starts over is unknown until the next scan of the volume.
+                await self._services.look()
+                self._remember()
+                if self._services.everything_durable():
+                    return
+            await self._services.settled()
+
+    def missing(self) -> list[Missing]:
+        """Return the checkpoints that are not durable, or never will be; empty exactly when all finished ones are durable."""
+        queue = [Missing.model_validate(t.model_dump()) for t in views.queue(self._services)]
+        known = {missing.checkpoint for missing in queue}
+        ended = [t for t in self._waited_for.values() if t.name not in known and self._is_missing(t)]
+        queue += [Missing(checkpoint=t.name, state=t.state, reason=t.reason) for t in ended]
+        known |= {missing.checkpoint for missing in queue}
+        rejected = [t for t in self._services.catalog.newest_rejected() if t.name not in known]
+        queue += [Missing(checkpoint=t.name, state=t.state, reason=t.reason) for t in rejected]
+        unseen = self._services.unseen()
+        if not queue and unseen is not None:
+            queue = [Missing(checkpoint="the last checkpoints", state=State.WRITING, reason=unseen)]
+        return queue
+
+    def _remember(self) -> None:
+        self._waited_for |= {tracked.name: tracked for tracked in self._services.catalog.pending()}
+
+    def _vanished(self) -> list[Tracked]:
+        return [t for t in self._waited_for.values() if t.state in PENDING and self._services.catalog.get(t.name) is None]
+
+    def _is_missing(self, tracked: Tracked) -> bool:
+        now = self._services.catalog.get(tracked.name) or tracked
+        return now.state in NEVER_DURABLE or now.state in PENDING

@@ -1,0 +1,170 @@
+"""Catalog of all known checkpoints with their states. States change only here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sidecar.catalog.events import Events
+from sidecar.core.format.attempts import goes_after
+from sidecar.core.format.found_checkpoint import Finished
+from sidecar.core.format.plain_text import plain_text
+from sidecar.core.lifecycle.rejection import Marked, newest_rejected
+from sidecar.core.lifecycle.states import PENDING, State, may_follow
+from sidecar.core.schedule.order import Waiting
+from trainer_hook.contract import rfc3339, step_of
+
+_LEVELS = {State.REJECTED: "warning", State.LOST: "error", State.GIVEN_UP: "error"}
+
+
+@dataclass(slots=True)
+class Tracked:
+    """A checkpoint in the catalog. ``version``: that of its marker; a rewritten marker starts a new version of the name."""
+
+    name: str
+    version: str
+    state: State
+    checkpoint: Finished | None = None
+    """``None`` while it is unfinished, or if it was rejected."""
+    reason: str | None = None
+    """Reason of its state; ``None``: the state speaks for itself."""
+    sent_bytes: int = 0
+    overtook: bool = False
+    committed_at_s: float | None = None
+    marked_at_s: float = 0.0
+    """Time of its marker, epoch seconds."""
+
+    @property
+    def waiting(self) -> Waiting:
+        """The checkpoint as the upload order needs it."""
+        checkpoint = self.checkpoint
+        # No step supersedes ``final``, whatever step its own marker has.
+        step = checkpoint.resume_step if checkpoint else None
+        return Waiting(self.name, step, bool(checkpoint and checkpoint.urgent), self.overtook)
+
+    @property
+    def marked(self) -> Marked:
+        """The checkpoint as the comparison of rejected and durable ones needs it."""
+        checkpoint = self.checkpoint
+        step = checkpoint.resume_step if checkpoint else step_of(self.name)
+        is_restored = checkpoint is not None and checkpoint.restored_from is not None
+        return Marked(self.name, step, self.marked_at_s, is_restored)
+
+
+class Catalog:
+    """Checkpoints by name. Used from the event loop alone. Every change is an event, and wakes the waiters of ``changed``."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self._tracked: dict[str, Tracked] = {}
+        self._changed = asyncio.Event()
+        self.newest_durable: Tracked | None = None
+        self.newest_durable_step: int | None = None
+        self.on_durable: Callable[[Tracked], None] = lambda tracked: None
+        """Called with each checkpoint that was committed, or was found committed."""
+
+    def get(self, name: str) -> Tracked | None:
+        """Return the checkpoint of a name; ``None``: unknown."""
+        return self._tracked.get(name)
+
+    def all(self) -> list[Tracked]:
+        """Return all, in no order."""
+        return list(self._tracked.values())
+
+    def is_replaced(self, tracked: Tracked) -> bool:
+        """Whether a checkpoint was finished anew, or forgotten."""
+        return self._tracked.get(tracked.name) is not tracked
+
+    def is_current(self, tracked: Tracked) -> bool:
+        """Whether a checkpoint is still to become durable: neither replaced nor decided."""
+        return not self.is_replaced(tracked) and tracked.state in PENDING
+
+    def pending(self) -> list[Tracked]:
+        """Return the finished checkpoints that are not durable yet."""
+        return [t for t in self._tracked.values() if t.state in PENDING]
+
+    def newest_rejected(self) -> list[Tracked]:
+        """Return the rejected checkpoints that are newer than every durable one: the newest state is not in the store."""
+        rejected = {t.name: t for t in self._tracked.values() if t.state is State.REJECTED}
+        durable = [t for t in [*self._tracked.values(), self.newest_durable] if t is not None and t.committed_at_s is not None]
+        names = newest_rejected(
+            [t.marked for t in rejected.values()],
+            [t.marked for t in durable],
+            newest_durable_step=self.newest_durable_step,
+        )
+        return [rejected[name] for name in names]
+
+    def finished(self, checkpoint: Finished, *, held: bool) -> Tracked:
+        """Add a finished checkpoint, or a new version of one."""
+        tracked = Tracked(checkpoint.name, checkpoint.version, State.FINISHED, checkpoint, marked_at_s=checkpoint.marked_at_s)
+        self._tracked[checkpoint.name] = tracked
+        self._tell(
+            tracked,
+            step=checkpoint.step,
+            files=len(checkpoint.files),
+            size_bytes=checkpoint.size_bytes,
+            save_reason=checkpoint.reason,
+            created_at=rfc3339(checkpoint.created_at_s),
+            held=held,
+        )
+        return tracked
+
+    def rejected(self, name: str, version: str, reason: str, *, marked_at_s: float) -> None:
+        """Add a rejected directory. ``marked_at_s``: time of its marker, epoch seconds."""
+        tracked = Tracked(name, version, State.REJECTED, reason=plain_text(reason), marked_at_s=marked_at_s)
+        self._tracked[name] = tracked
+        self._tell(tracked, hint="write its files and then its marker again")
+
+    def move(self, tracked: Tracked, state: State, *, reason: str | None = None, **fields: Any) -> None:
+        """Change the state of a checkpoint. A version that has been replaced by a newer one does not change.
+
+        Raises:
+            AssertionError: The transition is not allowed, which is a bug.
+        """
+        reason = None if reason is None else plain_text(reason)
+        if (tracked.state is state and tracked.reason == reason) or self._tracked.get(tracked.name) is not tracked:
+            return
+        assert may_follow(tracked.state, state), f"{tracked.name}: {tracked.state} → {state}"
+        tracked.state, tracked.reason = state, reason
+        self._tell(tracked, **fields)
+
+    def durable(self, tracked: Tracked, *, at_s: float, **fields: Any) -> None:
+        """Record a checkpoint that was committed, or was found committed at ``at_s`` (epoch seconds)."""
+        if self._tracked.get(tracked.name) is not tracked:
+            return
+        tracked.committed_at_s = at_s
+        step = tracked.checkpoint.resume_step if tracked.checkpoint else None
+        newest = self.newest_durable_step
+        if step is not None and (newest is None or step >= newest or self.is_after_newest_durable(tracked)):
+            self.newest_durable, self.newest_durable_step = tracked, step
+        self.move(tracked, State.COMMITTED, step=tracked.checkpoint.step if tracked.checkpoint else None, **fields)
+        self.on_durable(tracked)
+
+    def is_after_newest_durable(self, tracked: Tracked) -> bool:
+        """Whether a checkpoint was finished later than the newest durable one, whatever their steps (after an older resume)."""
+        newest = self.newest_durable.checkpoint if self.newest_durable else None
+        if newest is None or tracked.checkpoint is None or tracked.checkpoint.restored_from is not None:
+            return False
+        ours = tracked.checkpoint
+        return goes_after(ours.attempt, rfc3339(ours.created_at_s), newest.attempt, rfc3339(newest.created_at_s))
+
+    def forget(self, name: str) -> None:
+        """Remove a checkpoint whose directory was deleted and which needs no further work."""
+        self._tracked.pop(name, None)
+        self._wake()
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        await self._changed.wait()
+
+    def _tell(self, tracked: Tracked, **fields: Any) -> None:
+        said = {key: value for key, value in (fields | {"reason": tracked.reason}).items() if value is not None}
+        event = f"checkpoint_{tracked.state.value.replace('-', '_')}"
+        self._events.happened(event, level=_LEVELS.get(tracked.state, "info"), checkpoint=tracked.name, **said)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,71 @@
+"""Numbered events: one log line each, and a live stream for ``GET /v1/events``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+log = structlog.get_logger()
+
+KEPT = 500
+"""Number of latest events kept for clients that reconnect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A past fact. ``number`` counts from 1 in each sidecar process."""
+
+    number: int
+    name: str
+    fields: dict[str, Any]
+
+
+class Events:
+    """Keeps the latest events and wakes their waiters. Used from the event loop alone."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Event] = deque(maxlen=KEPT)
+        self._number = 0
+        self._news = asyncio.Event()
+
+    def happened(self, name: str, *, level: str = "info", quiet: bool = False, **fields: Any) -> None:
+        """Record an event. ``quiet``: do not log it (progress)."""
+        if not quiet:
+            getattr(log, level)(name, **fields)
+        self._number += 1
+        self._kept.append(Event(self._number, name, fields))
+        self._news.set()
+        self._news = asyncio.Event()
+
+    @property
+    def newest(self) -> int:
+        """Number of the latest event, 0 before the first."""
+        return self._number
+
+    def after(self, number: int) -> list[Event]:
+        """Return the kept events with a higher number."""
+        return [event for event in self._kept if event.number > number]
+
+    async def changed(self, *, timeout_s: float) -> bool:
+        """Wait for the next event; false when ``timeout_s`` passed first."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def stream(self, after: int | None = None, *, heartbeat_s: float = 15.0) -> AsyncIterator[Event | None]:
+        """Yield events from now on, or those after a number; ``None`` is a heartbeat."""
+        seen = self._number if after is None or after > self._number else after
+        while True:
+            for event in self.after(seen):
+                seen = event.number
+                yield event
+            if not self.after(seen) and not await self.changed(timeout_s=heartbeat_s):
+                yield None

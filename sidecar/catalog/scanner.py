@@ -1,0 +1,255 @@
+"""Scanner of finished checkpoints: reads each marker's version, and the files only if the version is new."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+import structlog
+
+from sidecar.catalog.catalog import Catalog, Tracked
+from sidecar.core.commit.resume import newest_first
+from sidecar.core.format.found_checkpoint import FoundCheckpoint, Identity, is_whole, judge
+from sidecar.core.lifecycle.states import REPORTED, SETTLED, State
+from sidecar.errors import CheckpointRejected
+from sidecar.volume.opener import Place
+from sidecar.volume.pins import Disappeared
+from sidecar.volume.volume import Volume
+from sidecar.volume.walk import written_at_s
+from trainer_hook.contract import ContractError
+
+log = structlog.get_logger()
+
+
+SETTLE_S = 0.25
+"""Seconds for which an empty or malformed marker must stay unchanged: a shell's ``echo … > .complete`` is briefly empty."""
+TROUBLE_S = 5.0
+"""So long what the volume does not give us is waited for as if it were being written; afterwards it is shown as rejected.
+It is looked at again in any case, at each scan."""
+
+
+class _Trouble:
+    """Names that could not be read, with the time of the first failure (monotonic). Logged once per name."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+
+    def met(self, name: str, error: OSError) -> None:
+        if name not in self._since_s:
+            self._since_s[name] = time.monotonic()
+            log.warning("checkpoint_not_readable_now", checkpoint=name, error=str(error), hint="looked at again at each scan")
+
+    def over(self, name: str) -> None:
+        self._since_s.pop(name, None)
+
+    def names(self) -> set[str]:
+        return set(self._since_s)
+
+    def is_fresh(self, name: str) -> bool:
+        return time.monotonic() - self._since_s.get(name, float("-inf")) < TROUBLE_S
+
+    def any_is_fresh(self) -> bool:
+        return any(self.is_fresh(name) for name in self._since_s)
+
+
+class Scanner:
+    """A scan of an unchanged volume costs one ``lstat`` per checkpoint; new checkpoints are walked and pinned in a thread."""
+
+    def __init__(self, volume: Volume, catalog: Catalog, identity: Callable[[], Identity]) -> None:
+        self._volume = volume
+        self._catalog = catalog
+        self._identity = identity
+        self._one_at_a_time = asyncio.Lock()
+        self._examining = False
+        self._readable = True
+        self._seen: dict[str, str] = {}
+        """Marker version of all examined checkpoints, by name."""
+        self._unsettled: dict[str, tuple[str, float]] = {}
+        """Version and time of first sight (monotonic) of markers that may still be being written."""
+        self._again: set[str] = set()
+        """Names whose files changed under the same marker."""
+        self._trouble = _Trouble()
+        self._pins_left: list[Place] = []
+        """Pins of an earlier process that could not be read yet."""
+        self._pin_trouble = _Trouble()
+
+    async def take_over_pins(self) -> None:
+        """Continue with the checkpoints that an earlier sidecar process pinned, also if the trainer has deleted them since."""
+        self._pins_left = await asyncio.to_thread(self._volume.pins.left)
+        await self._take_pins()
+        with contextlib.suppress(OSError):  # they are small
+            await asyncio.to_thread(self._volume.drop_stray_journals)
+
+    async def _take_pins(self) -> None:
+        places, self._pins_left = self._pins_left, []
+        found = [(place, pinned) for place in places if (pinned := await self._examine_pin(place)) is not None]
+        names = newest_first({pinned.name for _, pinned in found}, and_final=True)
+        for place, pinned in sorted(found, key=lambda pair: (names.index(pair[1].name), -pair[1].marker.mtime_s)):
+            try:
+                await self._take_or_drop_pin(place, pinned)
+                self._pin_trouble.over(place.name)
+            except OSError as error:
+                self._try_pin_again(place, error)
+
+    async def _take_or_drop_pin(self, place: Place, pinned: FoundCheckpoint) -> None:
+        version, known = pinned.marker.signature, self._catalog.get(pinned.name)
+        current = self._volume.look_at_marker(pinned.name)
+        is_newest = current in (None, version) and (known is None or known.version == version)
+        if is_newest and self._volume.pins.holds_its_version(place, pinned):
+            await self._take(pinned)
+        else:
+            # Taken later, after the newer version is deleted from the volume, it would replace that version in the store.
+            log.info("pin_dropped", pin=place.name, reason="the checkpoint was written anew since")
+            await asyncio.to_thread(self._volume.pins.drop, place)
+            self._volume.drop_journal(place)
+
+    async def _examine_pin(self, place: Place) -> FoundCheckpoint | None:
+        try:
+            return await asyncio.to_thread(self._volume.pins.examine, place)
+        except FileNotFoundError:
+            await asyncio.to_thread(self._volume.pins.drop, place)
+        except CheckpointRejected as error:  # left as it is: it may be the only copy
+            log.error("pin_not_readable", pin=place.name, error=str(error), hint="make its files readable and start again")
+        except OSError as error:
+            self._try_pin_again(place, error)
+        return None
+
+    def _try_pin_again(self, place: Place, error: OSError) -> None:
+        self._pins_left.append(place)
+        self._pin_trouble.met(place.name, error)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether another scan is needed soon."""
+        return (
+            bool(self._unsettled or self._again)
+            or self._examining
+            or self._trouble.any_is_fresh()
+            or self._pin_trouble.any_is_fresh()
+        )
+
+    async def scan(self) -> None:
+        """Scan the volume once. A failure to read it is logged once, and retried by the next scan."""
+        async with self._one_at_a_time:
+            await self._scan()
+
+    async def _scan(self) -> None:
+        try:
+            names = set(self._volume.names())
+        except OSError as error:
+            if self._readable:
+                log.error("volume_not_readable", error=str(error), hint="is the volume still mounted?")
+            self._readable = False
+            return
+        self._readable = True
+        if self._pins_left:
+            await self._take_pins()
+        signatures = self._signatures(names)
+        for name in newest_first(names, and_final=True):
+            signature = signatures.get(name)
+            if signature is not None and self._seen.get(name) != signature:
+                self._examining = True
+                try:
+                    await self._examine(name, signature)
+                finally:
+                    self._examining = False
+        for name in [n for n in self._looked_after() if n not in names or signatures.get(n, "") is None]:
+            self._disappeared(name)
+
+    def _signatures(self, names: set[str]) -> dict[str, str | None]:
+        """Return the version of each marker, ``None``: there is none. Names that cannot be read now are left out."""
+        signatures: dict[str, str | None] = {}
+        for name in names:
+            try:
+                signatures[name] = self._volume.look_at_marker(name)
+            except OSError as error:
+                self._trouble.met(name, error)
+        return signatures
+
+    def _looked_after(self) -> set[str]:
+        return {*self._seen, *self._unsettled, *self._again, *self._trouble.names()}
+
+    def examine_again(self, name: str) -> None:
+        """Examine a checkpoint again at the next scan: its files changed under the same marker."""
+        self._seen.pop(name, None)
+        self._again.add(name)
+
+    async def _examine(self, name: str, signature: str) -> None:
+        try:
+            found = await asyncio.to_thread(self._volume.examine, name)
+            if self._is_settled(found):
+                await self._take(found)
+        except FileNotFoundError:  # it is just being deleted
+            return
+        except CheckpointRejected as error:
+            self._seen[name] = signature
+            self._unsettled.pop(name, None)
+            self._reject(name, signature, str(error))
+        except OSError as error:
+            self._examine_later(name, signature, error)
+            return
+        self._again.discard(name)
+        self._trouble.over(name)
+
+    def _examine_later(self, name: str, signature: str, error: OSError) -> None:
+        self._unsettled.pop(name, None)
+        self._again.discard(name)
+        self._trouble.met(name, error)
+        known = self._catalog.get(name)
+        if not self._trouble.is_fresh(name) and known is None:
+            self._reject(name, signature, f"{error.strerror or error}; it is looked at again")
+
+    def _reject(self, name: str, signature: str, reason: str) -> None:
+        self._catalog.rejected(name, signature, reason, marked_at_s=written_at_s(signature))
+
+    def _is_settled(self, found: FoundCheckpoint) -> bool:
+        if is_whole(found.marker.content):
+            self._unsettled.pop(found.name, None)
+            return True
+        before, since_s = self._unsettled.get(found.name, ("", 0.0))
+        if before != found.marker.signature:
+            self._unsettled[found.name] = (found.marker.signature, time.monotonic())
+            return False
+        if time.monotonic() - since_s < SETTLE_S:
+            return False
+        del self._unsettled[found.name]
+        return True
+
+    async def _take(self, found: FoundCheckpoint) -> None:
+        known = self._catalog.get(found.name)
+        if known is not None and known.version == found.marker.signature and self._is_taken(known):
+            self._seen[found.name] = found.marker.signature
+            return
+        if known is not None and known.checkpoint is not None:
+            await asyncio.to_thread(self._volume.pins.release, known.checkpoint)
+        try:
+            checkpoint = judge(found, self._identity())
+            # Held at once, before the trainer's next rotation.
+            pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pins.hold, checkpoint)
+        except Disappeared as error:
+            self._catalog.move(self._catalog.finished(checkpoint, held=False), State.LOST, reason=str(error))
+        except (ContractError, CheckpointRejected) as error:
+            self._reject(found.name, found.marker.signature, str(error))
+        else:
+            self._catalog.finished(checkpoint, held=pin is None or pin.held)
+        # Last: what could not be held for trouble of the volume is taken again at the next scan.
+        self._seen[found.name] = found.marker.signature
+
+    def _is_taken(self, known: Tracked) -> bool:
+        """Whether this version needs no second look: a lost one may be back, another was asked for again."""
+        return known.checkpoint is not None and known.state is not State.LOST and known.name not in self._again
+
+    def _disappeared(self, name: str) -> None:
+        self._seen.pop(name, None)
+        self._unsettled.pop(name, None)
+        self._again.discard(name)
+        self._trouble.over(name)
+        known = self._catalog.get(name)
+        if known is None or known.state in REPORTED or known.state is State.UPLOADED:
+            return  # once uploaded, this node's part is in the store
+        if known.state in SETTLED:
+            self._catalog.forget(name)
+        elif known.checkpoint is not None and not self._volume.pins.holds(known.checkpoint):
+            self._catalog.move(known, State.LOST, reason="deleted before it was uploaded, and it could not be held by links")

@@ -1,0 +1,77 @@
+"""All commands as one typer application. Only the module of the command that is asked for is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from sidecar import __version__
+from sidecar.cli.exit_codes import EXIT_CONFIGURATION
+from sidecar.cli.output import PROGRAM, fail
+
+COMMANDS = {
+    "run": "container",
+    "status": "status",
+    "ls": "checkpoints",
+    "show": "checkpoints",
+    "resume": "checkpoints",
+    "flush": "requests",
+    "save": "requests",
+    "limit": "requests",
+    "drain": "container",
+    "probe": "container",
+    "install-hook": "hook",
+    "inject": "manifests",
+    "webhook": "manifests",
+    "demo": "demo",
+}
+"""The module in this package that has a command, as the function of its name."""
+
+_NAMES = {"help_option_names": ["-h", "--help"]}
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Parse the arguments, run the command and return its exit code; 2 and one line when they are not valid."""
+    # Not app(): that would end the process, install an exception hook and offer shell completion.
+    group = typer.main.get_command(application(arguments[0] if arguments else ""))
+    try:
+        with group.make_context(PROGRAM, list(arguments)) as context:
+            return int(group.invoke(context) or 0)
+    except typer.Exit as ended:
+        return ended.exit_code
+    except TyperException as error:
+        command = f" {arguments[0]}" if arguments and arguments[0] in COMMANDS else ""
+        said = error.format_message().rstrip(".")
+        return fail(f"{command}: {said}: see '{PROGRAM}{command} --help'", EXIT_CONFIGURATION)
+
+
+def application(name: str) -> typer.Typer:
+    """Return the application with the command ``name``; with all commands if there is none of that name."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_NAMES, callback=_program)
+    for known in [name] if name in COMMANDS else COMMANDS:
+        app.command(known)(_function(known))
+    return app
+
+
+def _function(name: str) -> Callable[..., int]:
+    module = import_module(f"sidecar.cli.{COMMANDS[name]}")
+    function: Callable[..., int] = getattr(module, name.replace("-", "_"))
+    return function
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"{PROGRAM} {__version__}")
+        raise typer.Exit
+
+
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Makes training state durable without touching training code."""

@@ -1,0 +1,25 @@
+"""``run``, ``probe``, ``drain``: what Kubernetes starts in the sidecar's container."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sidecar.cli import direct
+from sidecar.cli.options import Json
+
+
+def run() -> int:
+    """Run the sidecar; settings come from the environment."""
+    return direct.run()
+
+
+def probe(ready: Annotated[bool, typer.Option("--ready", help="also ask whether the store is reachable")] = False) -> int:
+    """Health probe for exec: exit code 0 or 1."""
+    return direct.probe(ready=ready)
+
+
+def drain(as_json: Json = False) -> int:
+    """Say that the pod is going; for preStop, returns at once."""
+    return direct.drain(as_json=as_json)

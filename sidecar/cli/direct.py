@@ -1,0 +1,64 @@
+"""The commands that run without typer: those that Kubernetes starts, and what a base install can answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from sidecar.cli.client import Client
+from sidecar.cli.output import print_answer
+
+
+def run() -> int:
+    """Run the sidecar."""
+    from sidecar.cli.run import run as run_daemon
+
+    return run_daemon()
+
+
+def probe(*, ready: bool = False) -> int:
+    """Ask for health, or for readiness. Returns 0; anything else is raised by the client."""
+    Client(timeout_s=4).get("/readyz" if ready else "/healthz")
+    return 0
+
+
+def drain(*, as_json: bool = False) -> int:
+    """Say that the pod is going."""
+    answer = Client(timeout_s=3).post("/v1/drain?source=prestop")
+    print_answer(answer, lambda a: f"{a['phase']}; {a['deadline_in_s']} s until the deadline", as_json=as_json)
+    return 0
+
+
+def status(*, watch: bool = False, as_json: bool = False) -> int:
+    """Print the status once, or every second."""
+    from sidecar.cli.render import status_text
+
+    while True:
+        print_answer(Client().get("/v1/status"), status_text, as_json=as_json)
+        if not watch:
+            return 0
+        time.sleep(1)
+
+
+def list_checkpoints(*, where: str | None = None, as_json: bool = False) -> int:
+    """Print the checkpoints of the volume, of the store, or of both."""
+    from sidecar.cli.render import checkpoints_text
+
+    path = f"/v1/checkpoints?where={where}" if where else "/v1/checkpoints"
+    print_answer(Client(timeout_s=60).get(path), checkpoints_text, as_json=as_json)
+    return 0
+
+
+DIRECT: Mapping[tuple[str, ...], Callable[[], int]] = {
+    ("run",): run,
+    ("probe",): probe,
+    ("probe", "--ready"): partial(probe, ready=True),
+    ("drain",): drain,
+    ("drain", "--json"): partial(drain, as_json=True),
+    ("status",): status,
+    ("status", "--json"): partial(status, as_json=True),
+    ("ls",): list_checkpoints,
+    ("ls", "--json"): partial(list_checkpoints, as_json=True),
+}
+"""By their exact arguments; every other spelling is parsed by typer and does the same."""

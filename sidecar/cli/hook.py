@@ -1,0 +1,27 @@
+"""``install-hook``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sidecar.cli.exit_codes import EXIT_FAILED
+from sidecar.cli.hook_install import NotInstalled, install
+from sidecar.cli.options import Json
+from sidecar.cli.output import fail, print_answer
+
+
+def install_hook(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="such as a folder on the shared volume")], as_json: Json = False
+) -> int:
+    """Copy the trainer's side into a folder, to be used by PYTHONPATH alone."""
+    try:
+        done = install(folder.absolute())
+    except NotInstalled as error:
+        return fail(f" install-hook: {error}", EXIT_FAILED)
+    answer = {"folder": str(done.folder), "version": done.version, "is_new": done.is_new}
+    text = f"{done.folder}: {done.version}{'' if done.is_new else ', as before'}; PYTHONPATH={done.folder} CKPT_HOOK=auto"
+    print_answer(answer, lambda _: text, as_json=as_json)
+    return 0

@@ -1,0 +1,134 @@
+"""The API's answers as text for a terminal."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def size_text(size_bytes: float | None) -> str:
+    """Return an amount with three digits and a binary unit."""
+    if size_bytes is None:
+        return "–"
+    amount, unit = float(size_bytes), 0
+    while amount >= 1000 and unit < len(_UNITS) - 1:
+        amount, unit = amount / 1024, unit + 1
+    return f"{amount:.3g} {_UNITS[unit]}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Return rows aligned under their header: in colour and fitted to a terminal, plain and as wide as they are elsewhere."""
+    # A base install has no rich.
+    if sys.stdout.isatty() and find_spec("rich"):
+        return _fitted(header, rows)
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]
+    )
+
+
+def _fitted(header: list[str], rows: list[list[str]]) -> str:
+    """Return the rows fitted to the width of the terminal; only the last column is wrapped."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for name in header:
+        grid.add_column(Text(name), no_wrap=name != header[-1], overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))  # not as markup: reasons quote names from the volume
+    console = Console()
+    with console.capture() as captured:
+        console.print(grid)
+    return captured.get().rstrip("\n")
+
+
+def status_text(status: dict[str, Any]) -> str:
+    """Return ``/v1/status`` for people."""
+    risk, store, trainer = status["at_risk"], status["store"], status["trainer"]
+    rate = status["throughput_bytes_per_s"]
+    lines = [
+        f"phase      {status['phase']}",
+        f"store      {store['url']}  " + (f"degraded: {status['degraded_reason']}" if status["degraded"] else _reached(store)),
+        f"trainer    {trainer['state'] or 'no hook'}, {trainer['ranks']} ranks alive, step {_known(trainer['step'])}",
+        f"durable    step {_known(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
+        f"{_known(risk['steps_at_risk'])} steps",
+        f"if told    durable after {_seconds(risk['predicted_durable_s'])}: save {_seconds(risk['predicted_save_s'])}, "
+        f"upload {_seconds(risk['predicted_flush_s'])} at {size_text(rate)}/s",
+        f"volume     {size_text(status['volume']['free_bytes'])} of {size_text(status['volume']['total_bytes'])} free",
+    ]
+    if status["termination"]:
+        lines.append(
+            f"going      {status['termination']['source']}, {status['termination']['deadline_in_s']} s until the deadline"
+        )
+    if risk["advice"] and not status["termination"]:
+        lines.append(f"too long   {risk['advice']}")
+    late = [planned for planned in status["flush"] or [] if planned["verdict"] != "fits"]
+    lines += [f"{planned['verdict']:<10} {planned['checkpoint']}: {planned['reason']}" for planned in late]
+    lines += [f"given up   {name}: {reason}" for name, reason in status["given_up"].items()]
+    for name, reason in {**status["rejected"], **status["quarantined"]}.items():
+        lines.append(f"refused    {name}: {reason}")
+    if status["queue"]:
+        rows = [[t["checkpoint"], t["state"], _share(t), t["reason"] or ""] for t in status["queue"]]
+        lines += ["", table(["CHECKPOINT", "STATE", "SENT", "WHY"], rows)]
+    return "\n".join(lines)
+
+
+def checkpoints_text(answer: dict[str, Any]) -> str:
+    """Return ``/v1/checkpoints`` for people."""
+    rows = [
+        [
+            c["name"],
+            c["state"],
+            "yes" if c["on_volume"] else "no",
+            "yes" if c["in_store"] else "no",
+            size_text(c["size_bytes"]),
+            c["created_at"] or "–",
+            c["reason"] or "",
+        ]
+        for c in answer["checkpoints"]
+    ]
+    return table(["CHECKPOINT", "STATE", "VOLUME", "STORE", "SIZE", "SAVED", "WHY"], rows) if rows else "no checkpoints"
+
+
+def fields_text(answer: dict[str, Any]) -> str:
+    """Return one object, a line per field."""
+    width = max(len(key) for key in answer)
+    return "\n".join(f"{key.ljust(width)}  {_known(value)}" for key, value in answer.items())
+
+
+def resume_text(answer: dict[str, Any]) -> str:
+    """Return the outcome of a resume."""
+    passed = [f"passed over {p['checkpoint']}: {p['reason']}" for p in answer["passed_over"]]
+    outcome = answer["path"] or {"none": "nothing to resume from"}.get(
+        answer["state"], f"{answer['state']}: {answer['detail']}"
+    )
+    return "\n".join([*passed, outcome])
+
+
+def save_text(answer: dict[str, Any]) -> str:
+    """Return how far a save on request is."""
+    if answer["state"] == "durable":
+        return f"{answer['checkpoint']} is durable"
+    what = f"{answer['checkpoint']}: {_share(answer)}" if answer["checkpoint"] else answer["action"].replace("-", " ")
+    return f"{answer['state']}: {what}; {answer['detail']}"
+
+
+def _reached(store: dict[str, Any]) -> str:
+    return f"verified by {store['verification']}" if store["reached"] else "not reached yet"
+
+
+def _known(value: Any) -> str:
+    return "–" if value is None else str(value)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds:.1f} s"
+
+
+def _share(transfer: dict[str, Any]) -> str:
+    return f"{100 * transfer['sent_bytes'] / transfer['size_bytes']:.0f} %" if transfer["size_bytes"] else "–"

@@ -1,0 +1,1 @@
+"""Decisions about committed checkpoints: commit, rewrite, resume, retention."""

@@ -1,0 +1,139 @@
+"""Retention: which checkpoints are deleted, on the volume and in the store, and why. The cleaner executes the plans."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from sidecar.core.commit.training_line import Committed, present_line
+from trainer_hook.contract import Node
+
+TURN_S = 30.0
+"""Seconds between two nodes' turns of retention: longer than a commit takes to settle, so that the next finds nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A durable checkpoint on the volume that could be deleted. ``step`` ``None`` (``final``) is never deleted."""
+
+    name: str
+    step: int | None
+    size_bytes: int = 0
+    protected: str | None = None
+    """Why it must stay, for example because the run resumes from it; ``None``: it may be deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """One deletion of a plan, with its reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlan:
+    """Retention plan of the store: the deletions, and the old steps that stay nevertheless, each with its reason."""
+
+    deletions: list[Deletion]
+    kept: list[Deletion]
+
+
+def plan_local_deletion(
+    durable: Iterable[Kept], *, keep_newest: int, free_bytes: int, min_free_bytes: int, keep_least: int = 1
+) -> list[Deletion]:
+    """Return the durable local directories to delete: all but the ``keep_newest`` newest; fewer stay when space is short.
+
+    Args:
+        durable: Committed checkpoints on the volume.
+        keep_newest: At least 1.
+        free_bytes: Free space of the volume now.
+        min_free_bytes: The disk guard, ``CKPT_MIN_FREE``, or the size of the next checkpoint.
+        keep_least: Number of newest ones that stay even then; 0: the next checkpoint is worth more than a local copy.
+    """
+    steps = sorted((c for c in durable if c.step is not None), key=_step, reverse=True)
+    plan = [Deletion(c.name, f"durable, and {keep_newest} newer kept") for c in steps[keep_newest:] if c.protected is None]
+    missing = min_free_bytes - free_bytes - sum(c.size_bytes for c in steps[keep_newest:] if c.protected is None)
+    for checkpoint in reversed(steps[keep_least:keep_newest]):
+        if missing <= 0:
+            break
+        if checkpoint.protected is None:
+            plan.append(Deletion(checkpoint.name, f"durable, and less than {min_free_bytes} bytes are free"))
+            missing -= checkpoint.size_bytes
+    return plan
+
+
+def is_surplus(steps: Iterable[int], *, keep_newest: int, keep_every_steps: int | None) -> bool:
+    """Whether any step in the store could be deleted, judged by the steps alone."""
+    surplus = sorted(steps, reverse=True)[keep_newest:]
+    return any(not _stays_for_ever(step, keep_every_steps) for step in surplus)
+
+
+def turn_after_s(node: Node | None) -> float:
+    """Return the delay of a node's turn in seconds. No node knows which others are alive, and one turn is enough."""
+    return 0.0 if node is None else TURN_S * node.index
+
+
+def plan_store_deletion(
+    committed: Iterable[Committed],
+    *,
+    whole: Collection[str],
+    keep_newest: int,
+    keep_every_steps: int | None,
+    protected: Mapping[str, str] = types.MappingProxyType({}),
+) -> StorePlan:
+    """Return the retention plan of the store (I7).
+
+    A commit is deleted only if at least ``keep_newest`` commits of higher steps on the present training line were verified as
+    whole. So the highest step always stays, and damaged, quarantined or abandoned-line commits do not count towards
+    ``keep_newest``. Those are deleted by the same rule, so not before an older good one. The newer commits must also have been
+    written no earlier, by this node's observation and by the store's clock, whatever attempts and pod clocks say.
+
+    Args:
+        committed: All readable committed steps of the run.
+        whole: Names of those that were verified as whole.
+        keep_newest: ``CKPT_KEEP_STORE``, at least 1.
+        keep_every_steps: ``CKPT_KEEP_EVERY_STEPS``: steps divisible by it are never deleted; ``None``: no such steps.
+        protected: Reasons why some must stay, by name.
+
+    Returns:
+        The deletions, oldest step first, and the steps that are old enough but stay.
+    """
+    steps = sorted(committed, key=lambda commit: commit.step)
+    line = {commit.name for commit in present_line(steps)}
+    counted = [commit for commit in steps if commit.name in line and commit.name in whole]
+    plan = StorePlan([], [])
+    for at, commit in enumerate(steps):
+        is_kept = len(steps) - at <= keep_newest or commit in counted[-keep_newest:]
+        if is_kept or _stays_for_ever(commit.step, keep_every_steps):
+            continue
+        newer = [other for other in counted if other.step > commit.step]
+        came_later = sum(_came_no_earlier(other, commit) for other in newer)
+        if commit.name in protected:
+            plan.kept.append(Deletion(commit.name, protected[commit.name]))
+        elif came_later >= keep_newest:
+            plan.deletions.append(Deletion(commit.name, f"{keep_newest} newer are committed and were seen whole"))
+        else:
+            plan.kept.append(Deletion(commit.name, _why_kept(commit, line, len(newer), keep_newest)))
+    return plan
+
+
+def _why_kept(commit: Committed, line: Collection[str], newer: int, keep_newest: int) -> str:
+    if newer >= keep_newest:
+        return f"it was committed after the {newer} higher steps"
+    left = "" if commit.name in line else "the run went back behind it, and "
+    return f"{left}only {newer} of the {keep_newest} newer ones that are kept are of the present line and were seen whole"
+
+
+def _came_no_earlier(commit: Committed, other: Committed) -> bool:
+    is_earlier = "" < commit.modified < other.modified
+    return commit.seen_s >= other.seen_s and not is_earlier
+
+
+def _stays_for_ever(step: int, keep_every_steps: int | None) -> bool:
+    return bool(keep_every_steps) and step % (keep_every_steps or 1) == 0
+
+
+def _step(checkpoint: Kept) -> int:
+    return -1 if checkpoint.step is None else checkpoint.step

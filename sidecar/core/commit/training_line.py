@@ -1,0 +1,89 @@
+"""The present training line: a run that resumes from an older step starts a new line, and later steps of the old one end."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sidecar.core.format.attempts import goes_after
+from trainer_hook.contract import META_RESUMED_FROM
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The commit from which an attempt continued, as its trainer recorded it."""
+
+    step: int
+    attempt: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commit, as far as retention needs it."""
+
+    name: str
+    step: int
+    attempt: str
+    created_at: str | None = None
+    origin: Origin | None = None
+    crc64nvme: str = ""
+    """Checksum of the commit document; it identifies the commit among those of one step."""
+    seen_s: float = 0.0
+    """When this node first saw the commit, monotonic seconds."""
+    modified: str = ""
+    """Time of its write by the store's clock, as text that sorts chronologically; empty: unknown."""
+
+
+def origin_of(meta: Mapping[str, Any]) -> Origin | None:
+    """Return the commit from which the attempt that wrote ``meta`` resumed; ``None``: not recorded, or malformed."""
+    said = meta.get(META_RESUMED_FROM)
+    step = said.get("step") if isinstance(said, dict) else None
+    if not isinstance(said, dict) or not isinstance(step, int) or isinstance(step, bool) or step < 0:
+        return None
+    attempt = said.get("attempt")
+    return Origin(step, attempt if isinstance(attempt, str) else None)
+
+
+def present_line(commits: Iterable[Committed]) -> list[Committed]:
+    """Return the commits of the present training line, newest step first.
+
+    Iterates from the commit written last to the one written first. A commit is skipped if a lower or equal step was written
+    after it: the run had resumed from an older step. If an attempt recorded its origin, the iteration continues there: steps of
+    other attempts beyond the origin, and attempts between the two, are skipped.
+
+    Two commits are ordered by their attempts (``core/format/attempts``), but an attempt is always later than the one from which
+    it resumed, whatever clocks say. Commits without any other order are ordered by step.
+    """
+    ordered = sorted(sorted(commits, key=lambda c: c.name), key=functools.cmp_to_key(_by_writing), reverse=True)
+    attempts = {commit.attempt for commit in ordered}
+    line: list[Committed] = []
+    horizon = float("inf")
+    origin: Origin | None = None
+    parent: str | None = None
+    for commit in ordered:
+        if origin is not None and commit.attempt != line[-1].attempt:
+            horizon = min(horizon, origin.step + 1)
+            parent = origin.attempt if origin.attempt in attempts - {line[-1].attempt} else None
+            origin = None
+        if parent is not None and commit.attempt != parent:
+            continue
+        parent = None
+        if commit.step < horizon:
+            line.append(commit)
+            horizon, origin = commit.step, commit.origin or origin
+    return line
+
+
+def _by_writing(one: Committed, other: Committed) -> int:
+    """Compare two commits by writing time; positive: ``one`` was written later."""
+    if one.attempt != other.attempt:
+        continued = (one.origin is not None and one.origin.attempt == other.attempt) - (
+            other.origin is not None and other.origin.attempt == one.attempt
+        )
+        if continued:
+            return continued
+    after = goes_after(one.attempt, one.created_at or "", other.attempt, other.created_at)
+    before = goes_after(other.attempt, other.created_at or "", one.attempt, one.created_at)
+    return after - before or one.step - other.step

@@ -1,0 +1,1 @@
+"""Documents, names and encodings (FORMAT.md), with their validation."""

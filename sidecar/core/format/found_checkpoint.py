@@ -1,0 +1,211 @@
+"""Classification of a directory on the volume: a finished, an unfinished or a rejected checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trainer_hook.contract import (
+    FINAL,
+    META_PARTIAL,
+    META_RESTORED,
+    ContractError,
+    ListedFile,
+    Marker,
+    Node,
+    check_path,
+    epoch_seconds,
+    parse_marker,
+    rfc3339,
+    step_of,
+)
+
+_GROWING = "-growing"
+
+
+def is_growing(stamp: str) -> bool:
+    """Whether a stamp belongs to a file that was still being written."""
+    return stamp.endswith(_GROWING)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A regular file found by the walk; inode and modification time show later whether it has changed."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+
+    @property
+    def stamp(self) -> str:
+        """Version of the file: changes when it is written or replaced, as far as the file system shows it."""
+        return f"{self.inode:x}-{self.mtime_ns:x}-{self.size_bytes:x}"
+
+    @property
+    def growing_stamp(self) -> str:
+        """Identity of the file: stays the same while it is being written."""
+        return f"{self.inode:x}{_GROWING}"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMarker:
+    """A marker. ``signature`` identifies this version: it changes when the marker is written again."""
+
+    content: bytes
+    signature: str
+    mtime_ns: int
+
+    @property
+    def mtime_s(self) -> float:
+        """Time of its write, epoch seconds."""
+        return self.mtime_ns / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
+    """A directory with a checkpoint's name. ``irregular``: its entries that are neither file nor directory, with their kind."""
+
+    name: str
+    files: tuple[FoundFile, ...]
+    irregular: tuple[tuple[str, str], ...]
+    marker: FoundMarker
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """This pod's defaults for markers, from the environment. ``node`` ``None``: one of several, their count unknown."""
+
+    node: Node | None
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A checkpoint that the trainer finished; fields that its marker leaves out have the pod's defaults."""
+
+    name: str
+    version: str
+    step: int | None
+    reason: str | None
+    attempt: str
+    node: Node
+    created_at_s: float
+    world_size: int | None
+    files: tuple[FoundFile, ...]
+    meta: Mapping[str, Any]
+    step_seconds: float | None = None
+    save_id: str | None = None
+    marked_at_s: float = 0.0
+    """Time of its marker in epoch seconds, by the file system: ``created_at`` in the marker may be by another clock."""
+    names_attempt: bool = True
+    """Whether the marker names the attempt. Otherwise ``attempt`` is that of the pod reading the directory, which may be later
+    than the pod that wrote it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Sum of its files' sizes."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def resume_step(self) -> int | None:
+        """The step that a run can resume from; ``None`` for ``final``, which has no optimizer state."""
+        return None if self.name == FINAL else self.step
+
+    @property
+    def restored_from(self) -> str | None:
+        """Checksum of the commit that this directory was downloaded from; ``None``: it was not downloaded."""
+        value = self.meta.get(META_RESTORED)
+        return value if isinstance(value, str) else None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the download left out files of other nodes' ranks."""
+        return META_PARTIAL in self.meta
+
+    @property
+    def urgent(self) -> bool:
+        """Whether it has priority over every periodic checkpoint."""
+        return self.reason in ("jit", "final") or self.name == FINAL
+
+
+def is_whole(marker: bytes) -> bool:
+    """Whether a marker's bytes are complete. An empty or truncated marker may be the beginning of a longer one."""
+    return marker.rstrip().endswith(b"}")
+
+
+def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
+    """Return the finished checkpoint that a directory holds.
+
+    Raises:
+        ContractError: It is rejected; the text is the reason.
+    """
+    marker = parse_marker(found.marker.content, name=found.name)
+    for path, kind in found.irregular:
+        raise ContractError(f"{path!r} is a {kind}; only regular files inside the directory are taken")
+    files = _confirmed(found.files, marker)
+    if (later := written_after(files, found.marker.mtime_ns)) is not None:
+        raise ContractError(f"{later.path!r} was written after the marker: write the marker again")
+    node = marker.node or identity.node
+    if node is None:
+        raise ContractError("this pod is one of several and neither the marker nor CKPT_NODE_COUNT says of how many")
+    if node.count > 1 and marker.attempt is None:
+        # With each pod's own id as the attempt, the nodes' manifests would wait for each other for ever.
+        raise ContractError(
+            f"it is one of {node.count} nodes' and its marker has no attempt: "
+            'put the same "attempt" into the marker of every node, a new one for each start of the job'
+        )
+    if not files and node.count == 1:
+        raise ContractError("it holds no files: write them before the marker")
+    step = marker.step if marker.step is not None else step_of(found.name)
+    return Finished(
+        name=found.name,
+        version=found.marker.signature,
+        step=step,
+        reason=marker.reason or ("final" if found.name == FINAL else None),
+        attempt=marker.attempt or identity.attempt,
+        node=node,
+        created_at_s=epoch_seconds(marker.created_at) if marker.created_at else _in_calendar(found.marker.mtime_s),
+        world_size=marker.world_size,
+        files=files,
+        meta=marker.meta,
+        step_seconds=marker.global_step_seconds,
+        save_id=marker.save_id,
+        marked_at_s=found.marker.mtime_s,
+        names_attempt=marker.attempt is not None,
+    )
+
+
+def written_after(files: Iterable[FoundFile], marker_mtime_ns: int) -> FoundFile | None:
+    """Return a file that was written to after the marker; ``None``: there is none.
+
+    A trainer that dies while it rewrites a checkpoint in place leaves the old marker with new bytes.
+    """
+    return next((file for file in files if file.mtime_ns > marker_mtime_ns), None)
+
+
+def _in_calendar(mtime_s: float) -> float:
+    try:
+        rfc3339(mtime_s)
+    except (ValueError, OverflowError, OSError):
+        raise ContractError("the modification time of its marker is not of this calendar: write the marker again") from None
+    return mtime_s
+
+
+def _confirmed(files: tuple[FoundFile, ...], marker: Marker) -> tuple[FoundFile, ...]:
+    if marker.files is None:
+        for file in files:
+            check_path(file.path)
+        return files
+    there = {file.path: file for file in files}
+    return tuple(_confirm(listed, there) for listed in marker.files)
+
+
+def _confirm(listed: ListedFile, there: Mapping[str, FoundFile]) -> FoundFile:
+    file = there.get(listed.path)
+    if file is None:
+        raise ContractError(f"{listed.path!r} is listed in the marker but is not there")
+    if file.size_bytes != listed.size_bytes:
+        raise ContractError(f"{listed.path!r} has {file.size_bytes} bytes, the marker says {listed.size_bytes}")
+    return file

@@ -1,0 +1,84 @@
+"""Keys of all objects in the store (FORMAT.md, "In the store"), relative to the store's root."""
+
+from __future__ import annotations
+
+from trainer_hook.contract import MARKER, SYSTEM_DIR, Node
+
+RUN = "run.json"
+ASKED = "run-asked.json"
+"""Request of another pod to the holder of the prefix for a sign of life."""
+_QUARANTINED = "quarantined-"
+STEPS = "checkpoint-"
+"""Prefix of all objects of all steps."""
+PROBE = ".ckpt-probe/"
+"""Prefix of the start-up probe's objects."""
+
+
+def folder(name: str) -> str:
+    """Prefix of all objects of a checkpoint."""
+    return f"{name}/"
+
+
+def commit(name: str) -> str:
+    """Key of the commit, the object whose existence makes a checkpoint durable (I1)."""
+    return f"{name}/{MARKER}"
+
+
+def manifests(name: str, attempt: str | None = None) -> str:
+    """Prefix of the manifests of one attempt; ``None``: of all attempts."""
+    return f"{name}/{SYSTEM_DIR}/" if attempt is None else f"{name}/{SYSTEM_DIR}/{attempt}/"
+
+
+def manifest(name: str, attempt: str, node: Node) -> str:
+    """Key of one node's manifest."""
+    return f"{manifests(name, attempt)}node-{node.index:05d}-of-{node.count:05d}.json"
+
+
+def manifests_of_nodes(name: str, attempt: str | None) -> str:
+    """Prefix of the nodes' manifests of an attempt, without the documents derived from them."""
+    return f"{manifests(name, attempt)}node-"
+
+
+def manifests_of_group(name: str, attempt: str, group: int) -> str:
+    """Prefix of the manifests of the nodes whose index has ``group`` before its last two digits."""
+    return f"{manifests(name, attempt)}node-{group:03d}"
+
+
+def digests(name: str, attempt: str) -> str:
+    """Prefix of the digests of all groups."""
+    return f"{manifests(name, attempt)}group-"
+
+
+def digest(name: str, attempt: str, group: int, count: int) -> str:
+    """Key of a digest: a copy of the manifests of one group, in a job of ``count`` nodes, which is read instead of them."""
+    return f"{digests(name, attempt)}{group:03d}-of-{count:05d}.json"
+
+
+def all_manifests(name: str, attempt: str) -> str:
+    """Key of a copy of all manifests of a commit of many nodes, which is read instead of them."""
+    return f"{manifests(name, attempt)}all.json"
+
+
+def mending(name: str, attempt: str) -> str:
+    """Key of the committing node's request to other nodes to upload files again."""
+    return f"{manifests(name, attempt)}mend.json"
+
+
+def quarantined(name: str, commit_crc64nvme: str) -> str:
+    """Key of the record that the commit with this checksum, and no other one of the checkpoint, failed verification."""
+    return f"{manifests(name)}{_QUARANTINED}{commit_crc64nvme}.json"
+
+
+def is_quarantine(key: str, name: str) -> bool:
+    """Whether a key is that of a quarantine record."""
+    return key.startswith(f"{manifests(name)}{_QUARANTINED}")
+
+
+def shared_file(name: str, path: str) -> str:
+    """Key of a file under its name on disk."""
+    return f"{name}/{path}"
+
+
+def node_file(name: str, attempt: str, node: Node, path: str) -> str:
+    """Key of a node's file whose path another node uses for other content (I6)."""
+    return f"{manifests(name, attempt)}node-{node.index:05d}/{path}"

@@ -1,0 +1,240 @@
+"""Documents of the store: a node's manifest, and the commit that makes a step durable.
+
+Both are JSON, format 1. A document that does not validate is corrupt, and a corrupt document is never used for a resume.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.obstacles import contradiction
+from trainer_hook.contract import FORMAT, ContractError, Node, check_id, check_path, is_checkpoint_name, step_of
+
+MAX_DOCUMENT_BYTES = 32 << 20
+"""Maximum size of a document, for writers and readers: a manifest of 100,000 files, a commit of 99,999 nodes."""
+
+
+def _checked_path(path: str) -> str:
+    return check_path(path)
+
+
+def _checked_attempt(attempt: str) -> str:
+    return check_id(attempt, what="attempt")
+
+
+def _checked_save_id(save_id: str) -> str:
+    return check_id(save_id, what="save_id")
+
+
+def _checked_name(name: str) -> str:
+    if not is_checkpoint_name(name):
+        raise ContractError(f"{name!r} is not the name of a checkpoint")
+    return name
+
+
+def _checked_crc(text: str) -> str:
+    checksum.from_text(text)
+    return text
+
+
+Crc = Annotated[str, AfterValidator(_checked_crc)]
+Path = Annotated[str, AfterValidator(_checked_path)]
+Attempt = Annotated[str, AfterValidator(_checked_attempt)]
+SaveId = Annotated[str, AfterValidator(_checked_save_id)]
+Name = Annotated[str, AfterValidator(_checked_name)]
+Size = Annotated[int, Field(ge=0)]
+
+
+class _Document(BaseModel):
+    # Unknown fields are ignored, because a later minor version may add some.
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+
+class FileEntry(_Document):
+    """One file of one node, with its key in the store."""
+
+    path: Path
+    key: str
+    size_bytes: Size
+    crc64nvme: Crc
+    etag: str = ""
+    part_bytes: Size = 0
+    """Size of the first part in bytes; 0: sent in a single request."""
+
+    @property
+    def crc(self) -> int:
+        """The checksum as an integer."""
+        return checksum.from_text(self.crc64nvme)
+
+    def with_checksum(self, crc: int) -> FileEntry:
+        """Return the entry with another checksum."""
+        return self.model_copy(update={"crc64nvme": checksum.to_text(crc)})
+
+
+class NodeOf(_Document):
+    """``Node`` as part of a document."""
+
+    index: Annotated[int, Field(ge=0)]
+    count: Annotated[int, Field(ge=1)]
+
+    @model_validator(mode="after")
+    def _exists(self) -> NodeOf:
+        Node(self.index, self.count)
+        return self
+
+
+class Manifest(_Document):
+    """Manifest of one node, with all of its files: ``<name>/.ckpt/<attempt>/node-<index>-of-<count>.json``."""
+
+    format: Literal[1] = FORMAT
+    name: Name
+    step: Annotated[int, Field(ge=0)] | None = None
+    attempt: Attempt
+    save_id: SaveId | None = None
+    node: NodeOf
+    reason: str | None = None
+    created_at: str | None = None
+    world_size: int | None = None
+    meta: dict[str, Any] = {}
+    files: tuple[FileEntry, ...]
+
+
+class ManifestEntry(_Document):
+    """A commit's reference to a manifest, with the checksum of the manifest's bytes."""
+
+    key: str
+    size_bytes: Size
+    crc64nvme: Crc
+
+
+class Commit(_Document):
+    """The commit, ``<name>/.complete``: the step is durable, and consists of the manifests named here."""
+
+    format: Literal[1] = FORMAT
+    name: Name
+    step: Annotated[int, Field(ge=0)] | None = None
+    attempt: Attempt
+    save_id: SaveId | None = None
+    reason: str | None = None
+    created_at: str | None = None
+    committed_at: str | None = None
+    world_size: int | None = None
+    meta: dict[str, Any] = {}
+    files: Size = 0
+    size_bytes: Size = 0
+    manifests: Annotated[tuple[ManifestEntry, ...], Field(min_length=1)]
+
+
+class Quarantined(_Document):
+    """Quarantine record, ``<name>/.ckpt/quarantined-<crc64nvme of the commit>.json``: this commit failed verification."""
+
+    format: Literal[1] = FORMAT
+    commit_crc64nvme: Crc
+    reason: str
+    node: str | None = None
+    """The node that found the damage; ``None``: not recorded."""
+    at: str | None = None
+
+
+class Gathered(_Document):
+    """One manifest inside a digest, with the bytes stored under ``key``."""
+
+    key: str
+    etag: str
+    """Etag of the manifest when it was read. If the stored manifest has another one, this copy is stale."""
+    text: str
+
+
+class ManifestBundle(_Document):
+    """Copies of several nodes' manifests in one object. An optional cache: each is validated as if it were read alone."""
+
+    format: Literal[1] = FORMAT
+    name: Name
+    attempt: Attempt
+    manifests: tuple[Gathered, ...]
+
+
+def decode_digest(raw: bytes, *, key: str) -> ManifestBundle:
+    """Read a digest.
+
+    Raises:
+        ContractError: It is not a digest of format 1; the text names ``key`` and the field.
+    """
+    return _decode(ManifestBundle, raw, key)
+
+
+def decode_quarantined(raw: bytes, *, key: str) -> Quarantined:
+    """Read a quarantine record.
+
+    Raises:
+        ContractError: It is not one of format 1; the text names ``key`` and the field.
+    """
+    return _decode(Quarantined, raw, key)
+
+
+def encode(document: Manifest | Commit | ManifestBundle | Quarantined) -> bytes:
+    """Return the bytes to store. Equal documents give equal bytes."""
+    return document.model_dump_json(exclude_none=True, indent=1).encode() + b"\n"
+
+
+def decode_manifest(raw: bytes, *, key: str) -> Manifest:
+    """Read a manifest.
+
+    Raises:
+        ContractError: It is not a manifest of format 1; the text names ``key`` and the field.
+    """
+    manifest = _decode(Manifest, raw, key)
+    _check_step(manifest, key)
+    folder = keys.folder(manifest.name)
+    foreign = [entry.key for entry in manifest.files if not entry.key.startswith(folder)]
+    if foreign:
+        raise ContractError(f"{key}: names {foreign[0]!r}, which lies outside {folder}")
+    if odd := [entry.key for entry in manifest.files if not _is_plain(entry.key)]:
+        raise ContractError(f"{key}: names {odd[0]!r}, which is no plain key")
+    if len({entry.path for entry in manifest.files}) != len(manifest.files):
+        raise ContractError(f"{key}: lists a path twice")
+    if why := contradiction(entry.path for entry in manifest.files):
+        raise ContractError(f"{key}: {why}")
+    return manifest
+
+
+def _is_plain(key: str) -> bool:
+    """Whether a key is valid in every store. A folder store refuses others at every try."""
+    has_control = any(ord(c) < 32 or ord(c) == 127 for c in key)
+    return not has_control and all(part not in ("", ".", "..") for part in key.split("/"))
+
+
+def decode_commit(raw: bytes, *, key: str) -> Commit:
+    """Read a commit.
+
+    Raises:
+        ContractError: It is not a commit of format 1; the text names ``key`` and the field.
+    """
+    commit = _decode(Commit, raw, key)
+    if key != keys.commit(commit.name):
+        raise ContractError(f"{key}: says that it is the commit of {commit.name}")
+    _check_step(commit, key)
+    foreign = [entry.key for entry in commit.manifests if not entry.key.startswith(keys.manifests(commit.name, commit.attempt))]
+    if foreign:
+        raise ContractError(f"{key}: names {foreign[0]!r}, which is no manifest of attempt {commit.attempt}")
+    return commit
+
+
+def _check_step(document: Manifest | Commit, key: str) -> None:
+    if document.step is not None and step_of(document.name) not in (None, document.step):
+        raise ContractError(f"{key}: says step {document.step} of {document.name}")
+
+
+_D = TypeVar("_D", bound=_Document)
+
+
+def _decode(kind: type[_D], raw: bytes, key: str) -> _D:
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "document"
+        raise ContractError(f"{key}: {place}: {first['msg']}") from None

@@ -1,0 +1,88 @@
+"""Phases of the sidecar (FORMAT.md, "Lifecycle"). They only advance, except that a termination notice may be withdrawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+LONGEST_GRACE_S = 86_400.0
+"""Maximum of ``CKPT_GRACE_SECONDS``. (The cluster autoscaler of Kubernetes waits for 600 s.)"""
+
+
+class Phase(StrEnum):
+    """See FORMAT.md."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    DRAINING = "draining"
+    """A termination notice was given, and the trainer is still alive."""
+    FLUSHING = "flushing"
+    """The trainer has ended; the checkpoints that it finished are being made durable."""
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Inputs of the next phase, at one instant."""
+
+    ready: bool
+    """The store was reached once, and the volume is watched."""
+    notice: bool
+    """A termination notice was given."""
+    sigterm: bool
+    """The sidecar got SIGTERM."""
+    trainer_alive: bool
+    trainer_succeeded: bool
+    classic: bool
+    everything_durable: bool
+    deadline_passed: bool
+    cut_short: bool
+    """The sidecar got a second SIGTERM."""
+
+
+def next_phase(phase: Phase, now: Situation) -> Phase:
+    """Return the next phase; the same one if nothing changes.
+
+    The process ends after SIGTERM, or, as a classic sidecar, when the trainer has succeeded and all is durable: otherwise the
+    pod would never end.
+    """
+    if phase is Phase.DONE or now.cut_short:
+        return Phase.DONE
+    if now.sigterm and (now.deadline_passed or (not now.trainer_alive and now.everything_durable)):
+        return Phase.DONE
+    if now.classic and now.trainer_succeeded and not now.trainer_alive and now.everything_durable:
+        return Phase.DONE
+    if now.sigterm or now.notice:
+        going = Phase.DRAINING if now.trainer_alive else Phase.FLUSHING
+        return Phase.FLUSHING if phase is Phase.FLUSHING and now.sigterm else going
+    return Phase.RUNNING if now.ready else Phase.STARTING
+
+
+CONTAINERS_START_WITHIN_S = 60.0
+"""Seconds by which a trainer may have started before the sidecar of its pod."""
+
+
+def is_success_of_this_pod(
+    *, updated_at_s: float | None, changed: bool, pod_since_s: float, ended_in_order_at_s: float | None
+) -> bool:
+    """Whether a recorded success belongs to this pod's trainer, not to an earlier pod's on the same volume.
+
+    Args:
+        updated_at_s: When the success was recorded, epoch seconds; ``None``: unknown.
+        changed: It was recorded while this sidecar process was running.
+        pod_since_s: When a sidecar of this pod first used the volume, epoch seconds.
+        ended_in_order_at_s: When the previous sidecar process ended with everything durable; ``None``: it did not.
+
+    A sidecar that restarts after the success must accept it, or the pod never ends; a sidecar of the next pod must not, or it
+    ends before its trainer has started.
+    """
+    if changed:
+        return True
+    if updated_at_s is None or updated_at_s < pod_since_s - CONTAINERS_START_WITHIN_S:
+        return False
+    return ended_in_order_at_s is None or ended_in_order_at_s < updated_at_s
+
+
+def margin_s(grace_s: float) -> float:
+    """Return the seconds at the end of a grace period that are reserved for the commit, the report and the exit."""
+    return min(2.0, max(0.5, grace_s * 0.05))

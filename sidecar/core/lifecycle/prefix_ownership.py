@@ -1,0 +1,103 @@
+"""Ownership of a prefix in the store: restarts of a run may write below it, a second concurrent job may not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+ASK_POLL_S = 2.0
+"""Interval in seconds at which the holder polls for requests for a sign of life. Reads leave no versions in a bucket."""
+CHECK_S = 10.0
+"""Interval in seconds at which the holder checks that it still holds the prefix."""
+SILENCE_S = 8.0
+"""Seconds without a beat after a request, from which a holder counts as dead. By the requester's clock alone."""
+MOST_ATTEMPTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``run.json``: the run that the prefix belongs to."""
+
+    run_id: str
+    job: str | None = None
+    """Namespace and name of the job in Kubernetes."""
+    holder: str | None = None
+    """Pod and volume of node 0, which holds the prefix; ``None``: no holder."""
+    beat: int = 0
+    """Grows with each sign of life."""
+    ending: bool = False
+    """The holder is terminating: the next pod of the job may already be running."""
+    attempts: tuple[str, ...] = ()
+    """Attempts that node 0 has declared its own, latest last."""
+
+
+class Ownership(Enum):
+    """Ownership of a prefix from one pod's point of view."""
+
+    OURS = auto()
+    """This pod may write."""
+    WATCH = auto()
+    """Another pod held the prefix; whether it is alive is not known yet."""
+    OTHER_RUN = auto()
+    OTHER_JOB = auto()
+    TWO_AT_ONCE = auto()
+    """Another pod holds the prefix now."""
+
+
+def belongs(run: Run, *, run_id: str | None, job: str | None) -> Ownership:
+    """Return whether a pod belongs to a run: by ``CKPT_RUN_ID`` if set, else by the job's name, else it does."""
+    if run_id is not None:
+        return Ownership.OURS if run.run_id == run_id else Ownership.OTHER_RUN
+    return Ownership.OTHER_JOB if job is not None and run.job is not None and run.job != job else Ownership.OURS
+
+
+def may_hold(first: Run, now: Run, *, me: str, job: str | None, watched_s: float) -> Ownership:
+    """Return whether node 0 of a job may hold the prefix.
+
+    Args:
+        first: The run when its holder was asked for a sign of life.
+        now: The run as it is now.
+        me: Name of this pod's volume.
+        job: This pod's job; ``None``: unknown.
+        watched_s: Seconds since ``first``.
+
+    Pods of one Kubernetes job replace each other: the later attempt takes over, whether the earlier one is alive or not.
+    """
+    if now.holder in (None, me) or now.ending or (job is not None and now.job == job):
+        return Ownership.OURS
+    if (now.holder, now.beat) != (first.holder, first.beat):
+        return Ownership.TWO_AT_ONCE
+    return Ownership.OURS if watched_s >= SILENCE_S else Ownership.WATCH
+
+
+def is_of_another(run: Run, *, me: str) -> bool:
+    """Whether another pod holds the prefix and is not terminating."""
+    return run.holder not in (None, me) and not run.ending
+
+
+def with_attempt(run: Run, attempt: str) -> Run:
+    """Return the run with an attempt that its holder declares its own."""
+    others = [known for known in run.attempts if known != attempt]
+    return replace(run, attempts=(*others[1 - MOST_ATTEMPTS :], attempt))
+
+
+def why_not(run: Run, *, me: str, index: int, attempt: str) -> str | None:
+    """Return why a node of a job with several nodes may not write a checkpoint yet, or ``None``.
+
+    Only node 0 holds the prefix, so only node 0 of a second job would be refused. The other nodes write the attempts that node
+    0 has declared its own; nothing is committed without node 0's part anyway.
+
+    Args:
+        run: The run as it is now.
+        me: Name of this pod's volume.
+        index: Index of the node.
+        attempt: Attempt of the checkpoint.
+    """
+    if index == 0:
+        other = is_of_another(run, me=me)
+        return f"the prefix is held by {run.holder}: a later pod of this job, or another job" if other else None
+    if attempt in run.attempts:
+        return None
+    holder = f" ({run.holder} does)" if run.holder else ""
+    hint = "if its sidecar was refused, give this job its own prefix in CKPT_STORE"
+    return f"node 0 of attempt {attempt} does not hold the prefix{holder}: {hint}"

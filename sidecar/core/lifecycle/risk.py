@@ -1,0 +1,95 @@
+"""Time at risk: the loss if the pod were killed now, and whether a just-in-time save would fit into the grace period."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sidecar.core.lifecycle.phases import margin_s
+from sidecar.core.lifecycle.save_profile import SaveProfile
+
+SLOWEST = 1.0
+"""Lower bound of the rate in bytes per second, so that predictions stay finite."""
+AGREE_S = 1.0
+"""Seconds that several ranks may need to agree to stop."""
+ROOM = 1.25
+"""Recommended grace period, as a multiple of the prediction."""
+CALM = 0.9
+"""Hysteresis: a save that did not fit is reported to fit again only below this share of the time, because rates vary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """Cost of a kill at this instant, in seconds and steps, and duration of a save. ``None``: not known yet."""
+
+    seconds_at_risk: float | None
+    steps_at_risk: int | None
+    predicted_save_s: float | None
+    """Seconds from SIGTERM until the trainer has finished a checkpoint: rest of the step, and duration of the latest save."""
+    predicted_flush_s: float | None
+    """Seconds to upload its bytes at the measured rate. Early upload, while it is being written, makes it shorter."""
+    predicted_durable_s: float | None
+    """Sum of both, in seconds."""
+    fits_grace: bool | None
+    advice: str | None
+    """Remedy if it does not fit; ``None``: it fits, or is not known."""
+
+
+def risk(
+    *,
+    durable_at_s: float | None,
+    durable_step: int | None,
+    trainer_step: int | None,
+    usual: SaveProfile | None,
+    bytes_per_s: float | None,
+    grace_s: float,
+    now_s: float,
+    limited: bool = False,
+) -> Risk:
+    """Return the risk. Times are epoch seconds.
+
+    Args:
+        durable_at_s: When the newest durable state was saved.
+        durable_step: Step of the newest durable state.
+        trainer_step: Current step of the trainer.
+        usual: Profile of the latest save.
+        bytes_per_s: Measured rate.
+        grace_s: Grace period in seconds.
+        now_s: Now.
+        limited: ``CKPT_BANDWIDTH_LIMIT`` is set.
+    """
+    save_s = _save_s(usual)
+    flush_s = usual.size_bytes / max(bytes_per_s, SLOWEST) if usual is not None and bytes_per_s else None
+    durable_s = None if flush_s is None else (save_s or 0.0) + flush_s
+    fits = None if durable_s is None else durable_s <= grace_s - margin_s(grace_s)
+    return Risk(
+        seconds_at_risk=None if durable_at_s is None else max(0.0, now_s - durable_at_s),
+        steps_at_risk=None if trainer_step is None else max(0, trainer_step - (durable_step or 0)),
+        predicted_save_s=save_s,
+        predicted_flush_s=flush_s,
+        predicted_durable_s=durable_s,
+        fits_grace=fits,
+        advice=_advice(durable_s, limited=limited) if durable_s is not None and not fits else None,
+    )
+
+
+def fits_now(before: bool | None, now: Risk, *, grace_s: float) -> bool | None:
+    """Return whether a save fits, with hysteresis (``CALM``); ``None``: not known yet."""
+    if before is False and now.fits_grace and now.predicted_durable_s is not None:
+        return now.predicted_durable_s <= CALM * (grace_s - margin_s(grace_s))
+    return before if now.fits_grace is None else now.fits_grace
+
+
+def _save_s(usual: SaveProfile | None) -> float | None:
+    if usual is None or usual.took_s is None:
+        return None
+    return (usual.step_seconds or 0.0) + (AGREE_S if usual.ranks > 1 else 0.0) + usual.took_s
+
+
+def _advice(durable_s: float, *, limited: bool) -> str:
+    wanted_s = math.ceil(ROOM * durable_s + margin_s(ROOM * durable_s))
+    faster = "lift CKPT_BANDWIDTH_LIMIT" if limited else "raise CKPT_CONCURRENCY if the link has room"
+    return (
+        f"raise terminationGracePeriodSeconds and CKPT_GRACE_SECONDS to {wanted_s}; or {faster}, "
+        "or save fewer bytes; or save more often, so that less is lost when it does not fit"
+    )

@@ -1,0 +1,1 @@
+"""Decisions about time: order, flush plans, concurrency, hedging, part sizes."""

@@ -1,0 +1,194 @@
+"""Hedged requests: when a request is late, and when a connection is silent, so that another connection is tried.
+
+A connection can fail without a signal: a NAT entry expires, a load balancer is replaced. Only time reveals that, so the limits
+bound the cost of such a connection. A slow or unreachable store looks the same to one request; the difference is that other
+requests are not answered either. Every wait therefore grows with the time since the store's last answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+UNKNOWN_S = 1.5
+"""A request is late after this time while no latency of its kind is known. Seconds, as all ``_S``."""
+LEAST_S = 0.75
+"""No request is late before this time: threads of the lowest priority also wait for a core."""
+BEYOND_S = 1.5
+"""Upper bound of the lateness limit above the usual latency: half a second is left for another connection."""
+SILENT_S = 1.5
+"""A connection that moves no byte of a body for this time is silent."""
+LEAST_MOVED_BYTES = 4 << 10
+"""Floor on progress: a connection that moves fewer bytes in ``SILENT_S`` trickles, and counts as silent."""
+STEP_BYTES = 256 << 10
+"""Bytes that a relay on the way may buffer at once: on a slow link, a connection pauses between two such steps."""
+STEP_MOST_S = 4.0
+"""Upper bound of the extra wait that a slow link earns."""
+SLOWEST_BYTES_PER_S = 25_000
+"""Below this rate, the link is not slow but has little to carry."""
+BULK_BYTES = 16 << 10
+"""Smaller pieces do not fill a link and are left out of the measured rate."""
+FLOW_S, FLOW_LEAST_S, FLOW_EVERY_S = 3.0, 1.0, 0.1
+"""Window of the measured rate, its minimum, and the interval between two samples while a connection waits, in seconds."""
+HURRIED = 0.5
+"""Factor of all these times after a termination notice."""
+HOLD_S = 0.75
+"""Time for which an error answer is held back while another try of the request may still succeed."""
+AT_ONCE = 3
+"""Maximum concurrent tries of a small request: the first, which a slow store still answers, and two on new connections."""
+BODIES_AT_ONCE = 2
+"""Maximum concurrent tries of a request with a large body."""
+COPIED_BYTES_PER_S = 100e6
+"""Assumed minimum rate of copies inside a store."""
+KEPT = 32
+"""Latencies kept per kind of request."""
+
+
+class Latencies:
+    """Recent latencies per kind of request, in seconds. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._took: dict[str, deque[float]] = {}
+
+    def took(self, kind: str, seconds: float) -> None:
+        """Record the latency of an answer."""
+        kept = self._took.get(kind)
+        if kept is None:
+            kept = self._took.setdefault(kind, deque(maxlen=KEPT))
+        kept.append(seconds)
+
+    def late_s(self, kind: str, *, hurried: bool = False) -> float:
+        """Return after how many seconds a request of this kind is late."""
+        return late_s(tuple(self._took.get(kind, ())), hurried=hurried)
+
+
+def late_s(took: Sequence[float], *, hurried: bool = False) -> float:
+    """Return after how many seconds a request is late.
+
+    Args:
+        took: Recent latencies of its kind, in seconds; empty: unknown.
+        hurried: A termination notice was given.
+    """
+    share = HURRIED if hurried else 1.0
+    if not took:
+        return UNKNOWN_S * share
+    ordered = sorted(took)
+    usual, high = ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10]
+    return min(max(2 * high, LEAST_S * share), usual + BEYOND_S * share)
+
+
+class Quiet:
+    """How long the store has sent nothing on any connection while requests waited. Times are monotonic seconds."""
+
+    def __init__(self, *, most_s: float) -> None:
+        """Start with no silence. ``most_s``: age in seconds after which a recorded silence expires unless confirmed again."""
+        self.heard_s = float("-inf")
+        """When bytes last moved on any connection. Written without a lock: the order of concurrent writes does not matter."""
+        self._most_s = most_s
+        self._since_s = float("-inf")
+        self._seen_s = float("-inf")
+
+    def fell_silent(self, *, since_s: float, now_s: float) -> None:
+        """Record that a wait from ``since_s`` to ``now_s`` brought nothing."""
+        if self._since_s <= self.heard_s or now_s - self._seen_s > self._most_s:
+            self._since_s = since_s
+        self._seen_s = now_s
+
+    def before_s(self, began_s: float) -> float:
+        """Return for how many seconds the store had been silent when a wait began; 0 if it has sent anything since."""
+        if self._since_s <= self.heard_s or began_s - self._seen_s > self._most_s:
+            return 0.0
+        return max(0.0, began_s - self._since_s)
+
+
+def next_try_s(late_after_s: float, *, tries: int, quiet_before_s: float, most_s: float) -> float:
+    """Return how many seconds the latest try waits for its answer before the request is hedged.
+
+    Args:
+        late_after_s: Seconds after which a request of its kind is late.
+        tries: Tries so far, from 1.
+        quiet_before_s: Seconds for which the store had been silent when the latest try began to wait.
+        most_s: Upper bound of the result.
+    """
+    growing_s = late_after_s * 2.0 ** min(max(0, tries - 2), 10)
+    return min(most_s, max(growing_s, quiet_before_s))
+
+
+class Flow:
+    """Recent throughput of all connections together, sampled while one of them waits. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def saw(self, moved_bytes: int, *, now_s: float) -> None:
+        """Record the total of bytes moved so far."""
+        if not self._seen or now_s - self._seen[-1][0] >= FLOW_EVERY_S:
+            self._seen.append((now_s, moved_bytes))
+        while len(self._seen) > 2 and now_s - self._seen[1][0] >= FLOW_S:
+            self._seen.popleft()
+
+    def bytes_per_s(self, moved_bytes: int, *, now_s: float) -> float | None:
+        """Return the recent rate, or ``None`` before enough samples."""
+        if not self._seen or now_s - self._seen[0][0] < FLOW_LEAST_S:
+            return None
+        return (moved_bytes - self._seen[0][1]) / (now_s - self._seen[0][0])
+
+
+def silent_s(
+    *, tries: int, quiet_before_s: float, most_s: float, bytes_per_s: float | None, connections: int, hurried: bool = False
+) -> float:
+    """Return after how many seconds without a byte a connection that carries a body is silent.
+
+    Args:
+        tries: Connections that fell silent before with the same body.
+        quiet_before_s: Seconds for which the store had been silent when this connection fell silent.
+        most_s: Upper bound of the result.
+        bytes_per_s: Recent throughput of all connections together; ``None``: unknown.
+        connections: Number of connections that share it.
+        hurried: A termination notice was given.
+    """
+    growing_s = SILENT_S * (HURRIED if hurried else 1.0) * 2.0 ** min(tries, 10)
+    return min(most_s, max(growing_s, quiet_before_s, step_s(bytes_per_s, connections=connections)))
+
+
+def step_s(bytes_per_s: float | None, *, connections: int) -> float:
+    """Return for how many seconds one of several connections may pause on a slow link; 0 where it is not known to be slow.
+
+    Args:
+        bytes_per_s: Recent throughput of large bodies on all connections together; ``None``: unknown.
+        connections: Number of connections that share it.
+    """
+    if bytes_per_s is None or bytes_per_s < SLOWEST_BYTES_PER_S:
+        return 0.0
+    return min(STEP_MOST_S, STEP_BYTES * max(1, connections) / bytes_per_s)
+
+
+def is_moving(moved_bytes: int, *, in_s: float) -> bool:
+    """Whether a connection reaches the floor on progress, ``LEAST_MOVED_BYTES`` per ``SILENT_S``, over ``in_s`` seconds."""
+    return moved_bytes > 0 and moved_bytes * SILENT_S >= LEAST_MOVED_BYTES * in_s
+
+
+def may_hedge(*, hedges: int, requests: int, is_quiet: bool) -> bool:
+    """Whether the budget allows another hedge, or giving up a silent connection.
+
+    If the store answers other requests, a late one has a bad connection. If it answers none, only few are hedged.
+
+    Args:
+        hedges: Tries in flight that are not the first of their request.
+        requests: Connections in use.
+        is_quiet: The store has sent nothing since the request began to wait.
+    """
+    return not is_quiet or hedges < max(2, requests // 4)
+
+
+def connect_within_s(failures: int, *, first_s: float, most_s: float) -> float:
+    """Return the deadline of a connection attempt in seconds, TLS included; it doubles with each consecutive failure."""
+    return min(most_s, first_s * 2.0 ** min(failures, 10))
+
+
+def copy_within_s(size_bytes: int) -> float:
+    """Return the deadline in seconds of a copy inside the store: after it, sending the bytes is at least as fast.
+
+    A copy is not hedged: the store would do all of the work twice.
+    """
+    return UNKNOWN_S + size_bytes / COPIED_BYTES_PER_S

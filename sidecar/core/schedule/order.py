@@ -1,0 +1,62 @@
+"""Upload order: newest first, yet commits keep coming (DESIGN)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A finished checkpoint that is not durable. ``step`` ``None`` is ``final`` without a step: newer than any."""
+
+    name: str
+    step: int | None
+    urgent: bool
+    overtook: bool = False
+    """Its upload preempted another one."""
+    written: bool = True
+    """False: the trainer still writes it, and only closed files can be sent."""
+    refused: bool = False
+    """The store refused its latest request: other checkpoints go first."""
+
+
+def _rank(checkpoint: Waiting) -> tuple[bool, bool, bool, bool, int]:
+    # A finished checkpoint precedes one that may never be finished.
+    step = checkpoint.step
+    return not checkpoint.refused, checkpoint.urgent, checkpoint.written, step is None, step or 0
+
+
+def upload_order(waiting: Iterable[Waiting]) -> list[Waiting]:
+    """Return the checkpoints in upload order: ``jit`` and ``final`` before periodic ones, then newest step first."""
+    return sorted(waiting, key=_rank, reverse=True)
+
+
+def overtakes(newer: Waiting, running: Waiting) -> bool:
+    """Whether ``newer`` preempts the upload of ``running`` at its next part.
+
+    A newer step does, unless ``running`` itself preempted another upload. So commits keep coming when the save interval is
+    shorter than the upload time, and the newest committed step is at most two uploads old. ``jit`` and ``final`` preempt every
+    periodic one, and everything preempts an upload that the store refuses.
+    """
+    if newer.refused != running.refused:
+        return running.refused
+    if newer.urgent != running.urgent:
+        return newer.urgent
+    return newer.written and _rank(newer) > _rank(running) and not running.overtook
+
+
+def send_order(waiting: Iterable[Waiting], *, running: str | None) -> list[Waiting]:
+    """Return the upload order. ``running``, by name, stays first unless another one preempts it."""
+    order = upload_order(waiting)
+    now = next((c for c in order if c.name == running), None)
+    if now is None or overtakes(order[0], now):
+        return order
+    return [now, *(c for c in order if c is not now)]
+
+
+def superseded(waiting: Iterable[Waiting], *, newest_committed_step: int | None) -> list[Waiting]:
+    """Return the checkpoints that no resume needs any more, because a newer step is durable."""
+    if newest_committed_step is None:
+        return []
+    return [c for c in waiting if c.step is not None and c.step < newest_committed_step]

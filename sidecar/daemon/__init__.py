@@ -1,0 +1,1 @@
+"""The running process: starts the services, moves through the phases, and ends with a report."""

@@ -1,0 +1,137 @@
+"""The exit report: what is durable, what was given up and why. A file, the termination message and one log line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from sidecar.catalog.catalog import Catalog, Tracked
+from sidecar.core.lifecycle.states import PENDING, State
+from sidecar.lifecycle.termination import LAST_REPORT, Termination
+from sidecar.volume.volume import Volume
+from trainer_hook.contract import EXIT_REPORT, rfc3339
+
+log = structlog.get_logger()
+
+TERMINATION_LOG = Path("/dev/termination-log")
+"""Where Kubernetes reads the reason of a container's end, up to 4,096 bytes."""
+MOST_NAMED = 8
+_LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", "newest_rejected", "unfinished", "unseen", "grace_used_s")
+_IF_ANY = ("newest_rejected", "unfinished", "unseen")
+EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP = 0, 2, 3
+
+
+def exit_report(
+    catalog: Catalog,
+    termination: Termination,
+    *,
+    quarantined: dict[str, str],
+    unseen: str | None = None,
+    unfinished: dict[str, str],
+) -> dict[str, Any]:
+    """Return the report as it is written to ``.ckpt/exit-report.json``.
+
+    Args:
+        catalog: All checkpoints that are known.
+        termination: Since when the pod was known to be going.
+        quarantined: Committed checkpoints that failed verification, and why.
+        unfinished: What the trainer began and did not finish, and what became of it.
+        unseen: Why there may be finished checkpoints that nobody knows of, if there may.
+    """
+    durable = sorted((t for t in catalog.all() if t.state is State.COMMITTED), key=lambda t: t.name)
+    given_up = [t for t in catalog.all() if t.state in PENDING or t.state in (State.GIVEN_UP, State.LOST)]
+    newest_rejected = {t.name: t.reason for t in catalog.newest_rejected()}
+    going = termination.going
+    return {
+        "format": 1,
+        "written_at": rfc3339(time.time()),
+        "exit_code": EXIT_GIVEN_UP if given_up or newest_rejected or unseen else EXIT_DONE,
+        "notice": None if going is None else {"source": going.source, "at": rfc3339(going.at_s)},
+        "grace_used_s": None if going is None else round(time.monotonic() - going.began_s, 3),
+        "newest_durable_step": catalog.newest_durable_step,
+        "durable": [t.name for t in durable],
+        "given_up": [_given_up(t) for t in given_up],
+        "newest_rejected": newest_rejected,
+        "unseen": unseen,
+        "unfinished": unfinished,
+        "rejected": {t.name: t.reason for t in catalog.all() if t.state is State.REJECTED},
+        "quarantined": quarantined,
+    }
+
+
+def write(volume: Volume, report: dict[str, Any]) -> None:
+    """Write the log line, the termination message and the file on the volume, which may be full, away or hanging: last."""
+    level = log.info if report["exit_code"] == EXIT_DONE else log.error
+    level("exit_report", **{key: report[key] for key in _LOGGED if key not in _IF_ANY or report[key]})
+    _tell_kubernetes(_sentence(report))
+    content = json.dumps(report, indent=1).encode() + b"\n"
+    for place in [volume.state / LAST_REPORT, *([volume / EXIT_REPORT] if volume.has_own_state else [])]:
+        try:
+            place.publish(content)
+        except OSError as error:
+            log.warning("exit_report_not_written", path=str(place), error=error.strerror)
+
+
+def ended_waiting(volume: Volume) -> int:
+    """Return the exit code of a life that ended while another sidecar used the volume, and say why where Kubernetes reads it.
+
+    The other one may have ended by its deadline, so nobody knows whether what is finished on the volume is durable. The exit
+    report there is the other one's.
+    """
+    try:
+        finished = [name for name in volume.names() if volume.look_at_marker(name) is not None]
+    except OSError as error:
+        finished = [f"the volume cannot be read: {error.strerror}"]
+    if not finished:
+        return EXIT_DONE
+    unseen = f"another sidecar used the volume until the end; on it are {', '.join(sorted(finished)[:MOST_NAMED])}"
+    log.error("ended_without_the_volume", reason=unseen, hint="the next sidecar on this volume sends what is not durable")
+    _tell_kubernetes(f"not everything finished is known to be durable: {unseen}")
+    return EXIT_GIVEN_UP
+
+
+def _tell_kubernetes(sentence: str) -> None:
+    with contextlib.suppress(OSError):
+        if TERMINATION_LOG.is_file() and os.access(TERMINATION_LOG, os.W_OK):
+            TERMINATION_LOG.write_text(sentence[:2000])
+
+
+def _given_up(tracked: Tracked) -> dict[str, Any]:
+    reason = tracked.reason or "the sidecar ended before it was durable"
+    size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
+    step = tracked.checkpoint.step if tracked.checkpoint else None
+    return {
+        "checkpoint": tracked.name,
+        "step": step,
+        "reason": reason,
+        "sent_bytes": tracked.sent_bytes,
+        "size_bytes": size_bytes,
+    }
+
+
+def _sentence(report: dict[str, Any]) -> str:
+    durable = f"newest durable step: {report['newest_durable_step']}"
+    if report["unfinished"]:
+        durable += "; not finished: " + "; ".join(f"{name} ({why})" for name, why in report["unfinished"].items())
+    lost = (
+        [f"given up: {'; '.join(_why(e['checkpoint'], e['reason']) for e in report['given_up'])}"] if report["given_up"] else []
+    )
+    if report["newest_rejected"]:
+        names = "; ".join(_why(name, reason) for name, reason in report["newest_rejected"].items())
+        lost.append(f"rejected, so the newest is not in the store: {names}")
+    if lost:
+        advice = ". Raise terminationGracePeriodSeconds and CKPT_GRACE_SECONDS, or save less" if report["given_up"] else ""
+        return f"{'. '.join(lost)}. {durable}{advice}"
+    if report["unseen"]:
+        return f"not everything finished is known to be durable: {report['unseen']}; {durable}"
+    return f"everything finished is durable; {durable}"
+
+
+def _why(name: str, reason: str) -> str:
+    return f"{name} ({reason})"

@@ -1,0 +1,286 @@
+"""The sidecar's settings: one class, read from the environment once, at start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from sidecar.errors import ConfigurationError
+from trainer_hook.contract import (
+    DEFAULT_API_PORT,
+    DEFAULT_DIR,
+    SIDECAR_SETTINGS,
+    ContractError,
+    Node,
+    check_settings,
+    node_from_environment,
+    pod_uid,
+    port_number,
+)
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)(?:/s)?", re.ASCII)
+_DATA_CONNECTION = ("AWS_S3_ENDPOINT", "AWS_S3_BUCKET", "AWS_DEFAULT_REGION")
+"""Names of a data connection: read from the mounted secret, too, which wins over the environment."""
+_READ_NAMES = (SIDECAR_SETTINGS - {"CKPT_NODE_INDEX", "CKPT_NODE_COUNT"}).union(
+    _DATA_CONNECTION, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION")
+)
+
+
+def amount_bytes(text: Any) -> Any:
+    """Return the bytes that ``200MB``, ``16Mi``, ``1.5 GiB`` or ``200MB/s`` stand for.
+
+    Raises:
+        ValueError: Anything else.
+    """
+    if not isinstance(text, str):
+        return text
+    match = _AMOUNT.fullmatch(text.strip().lower())
+    if not match or match[2] not in _UNITS:
+        raise ValueError("must be an amount such as 200MB, 16Mi or 1.5GiB")
+    return int(Decimal(match[1]) * _UNITS[match[2]])
+
+
+def _listen_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    try:
+        return host.strip("[]") or "0.0.0.0", port_number(port)  # noqa: S104 - asked for
+    except ValueError:
+        raise ValueError("must be host:port, such as 0.0.0.0:9471") from None
+
+
+Bytes = Annotated[int, BeforeValidator(amount_bytes)]
+"""A number of bytes, given as text with its unit."""
+
+
+def _variable(field: str) -> str:
+    return f"CKPT_{field.upper()}"
+
+
+class Settings(BaseSettings):
+    """Each field is the variable ``CKPT_<FIELD>`` unless it says otherwise.
+
+    Made by ``from_environment``, whose sources are all there are: no ``.env`` file, no command line.
+    """
+
+    model_config = SettingsConfigDict(
+        alias_generator=_variable,
+        case_sensitive=True,
+        extra="forbid",
+        frozen=True,
+        populate_by_name=True,
+        validate_default=False,
+    )
+
+    dir: Path = Path(DEFAULT_DIR)
+    """The shared volume, one mount for both containers."""
+    state_dir: Path | None = None
+    """The sidecar's private state, which it trusts after a restart: a directory that the trainer cannot write to. None:
+    ``.ckpt`` on the shared volume; its journals are trusted only for objects of their own checkpoint."""
+    store: str
+    """``s3://bucket/prefix`` or ``file:///path``; one run per prefix."""
+    run_id: str | None = None
+    """Name of the run. A prefix whose ``run.json`` names another run is refused; None: any run is accepted."""
+
+    credentials_dir: Path | None = None
+    """Folder of a mounted secret with one file per ``AWS_*`` name; read again when the secret rotates."""
+    endpoint_url: Annotated[
+        str | None, Field(validation_alias=AliasChoices("AWS_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+    ] = None
+    """``AWS_S3_ENDPOINT`` or ``AWS_ENDPOINT_URL[_S3]``; None: AWS."""
+    bucket: Annotated[str | None, Field(validation_alias="AWS_S3_BUCKET")] = None
+    """``AWS_S3_BUCKET``: fills in ``s3:///prefix``."""
+    region: Annotated[str | None, Field(validation_alias=AliasChoices("AWS_DEFAULT_REGION", "AWS_REGION"))] = None
+    """``AWS_DEFAULT_REGION`` or ``AWS_REGION``."""
+    verify_tls: bool = True
+    ca_bundle: Path | None = None
+    verify_access: bool = True
+    """Whether a store that denies access at start ends the process with exit code 2; false: it is retried for ever."""
+    verify: Literal["auto", "md5", "read-back", "off"] = "auto"
+    """How uploads are verified. auto: the strongest checksum that the store demonstrably enforces, else reading back."""
+    sse: Literal["AES256", "aws:kms"] | None = None
+    sse_kms_key_id: str | None = None
+
+    grace_seconds: Annotated[float, Field(gt=0, le=86_400)] = 30.0
+    """Copy of the pod's terminationGracePeriodSeconds; an upper bound of the time from the first notice to SIGKILL."""
+    mode: Literal["native", "classic"] = "native"
+    """native: SIGTERM arrives after the trainer has ended. classic: both get SIGTERM at the same time, and the sidecar ends by
+    itself after a successful training."""
+    spot: Literal["aws", "gcp", "azure", "off"] = "off"
+    """The cloud whose metadata service is polled for notices of preemption."""
+    spot_endpoint: str | None = None
+    """URL of that service; for aws also ``AWS_EC2_METADATA_SERVICE_ENDPOINT``. None: the cloud's own address."""
+
+    keep_local: Annotated[int, Field(ge=1)] = 2
+    """Durable checkpoints kept on the volume, newest first; checkpoints that the script rotates itself do not count."""
+    keep_store: Annotated[int, Field(ge=1)] | None = None
+    """Committed checkpoints kept in the store; None: all."""
+    keep_every_steps: Annotated[int, Field(ge=1)] | None = None
+    """Multiples of this step are kept in the store for ever; None: none are."""
+    min_free: Annotated[Bytes, Field(ge=0)] = 0
+    """Bytes that stay free on the volume: below, durable checkpoints are deleted from it earlier. 0: no such limit."""
+    superseded: Literal["upload", "skip"] = "upload"
+    """Checkpoints older than a durable one are uploaded when there is time, or not at all."""
+
+    bandwidth_limit: Annotated[Bytes, Field(gt=0)] | None = None
+    """Bytes per second of all uploads together; None: no limit."""
+    concurrency: Annotated[int, Field(ge=1, le=64)] = 16
+    """Maximum concurrent requests. Large requests begin with two to four; their number adapts to throughput and SlowDown."""
+    part_size: Annotated[Bytes, Field(ge=5 << 20, le=5 << 30)] | None = None
+    """Bytes per multipart part; larger where the file would exceed the store's maximum number of parts. None: 16 to 64 MiB,
+    by the size of the file and the link to the store."""
+
+    resume: Literal["eager", "on-demand", "off"] = "eager"
+    """eager: the download begins when the sidecar starts, before the trainer asks."""
+
+    api_port: Annotated[int, BeforeValidator(port_number)] = DEFAULT_API_PORT
+    api_token: Literal["required", "off"] = "off"  # noqa: S105 - a mode, not a token
+    """required: calls that change state need the bearer token of ``.ckpt/token``."""
+    metrics_bind: Annotated[tuple[str, int] | None, NoDecode, BeforeValidator(_listen_address)] = None
+    """``host:port`` that serves metrics and the two health calls to the outside; without a host, all IPv4 addresses."""
+    log: Literal["json", "console"] = "json"
+
+    node: Node | None = Node()
+    """From ``CKPT_NODE_*``, ``PET_*`` or ``JOB_COMPLETION_INDEX``. None: one of several nodes; the marker must name it."""
+    pod: str = "local"
+    """The pod's UID, else its host name."""
+    restart: tuple[int, str] | None = None
+    """Restart attempt and UID of the JobSet (``JOBSET_RESTART_ATTEMPT``, ``JOBSET_UID`` of the downward API). None: unknown."""
+    job: str | None = None
+    """``POD_NAMESPACE/JOBSET_NAME``, else ``POD_NAMESPACE/JOB_NAME`` (downward API): pods of one job replace each other."""
+
+    @model_validator(mode="after")
+    def _together(self) -> Settings:
+        if not self.dir.is_absolute():
+            raise ValueError(f"CKPT_DIR={self.dir} must be an absolute path")
+        if self.state_dir is not None:
+            _check_state_dir(self.state_dir, self.dir)
+        if self.spot_endpoint is not None and not self.spot_endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"CKPT_SPOT_ENDPOINT={self.spot_endpoint} must be a URL such as http://169.254.169.254")
+        if self.sse_kms_key_id and self.sse != "aws:kms":
+            raise ValueError("CKPT_SSE_KMS_KEY_ID needs CKPT_SSE=aws:kms")
+        if self.credentials_dir is not None and not self.credentials_dir.is_dir():
+            raise ValueError(f"CKPT_CREDENTIALS_DIR={self.credentials_dir} is not a directory: mount the secret there")
+        if self.ca_bundle is not None and not self.ca_bundle.is_file():
+            raise ValueError(f"CKPT_CA_BUNDLE={self.ca_bundle} is not a file")
+        return self
+
+
+def _check_state_dir(state: Path, volume: Path) -> None:
+    if not state.is_absolute():
+        raise ValueError(f"CKPT_STATE_DIR={state} must be an absolute path")
+    if state.resolve().is_relative_to(volume.resolve()):
+        raise ValueError(
+            f"CKPT_STATE_DIR={state} is on the shared volume, where the trainer can write: mount an emptyDir elsewhere"
+        )
+
+
+def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostname: str = "local") -> Settings:
+    """Read the settings.
+
+    Args:
+        environ: The process environment. Variables that are set but empty count as not set.
+        mountinfo: Text of ``/proc/self/mountinfo``, which names the pod's UID.
+        hostname: Stands in for the pod's UID outside Kubernetes.
+
+    Raises:
+        ConfigurationError: One line that names the variable and what it may be.
+    """
+    given = {name: value.strip() for name, value in environ.items() if value.strip()}
+    pod = _safe(given.get("POD_UID") or pod_uid(mountinfo) or hostname)
+    sources = (_MountedSecret(given), _Environment(given), _Place(given, pod))
+    try:
+        return Settings(_build_sources=(sources, {}))
+    except ContractError as error:
+        raise ConfigurationError(str(error)) from None
+    except ValidationError as error:
+        raise ConfigurationError(_first_line(error)) from None
+    except OSError as error:
+        raise ConfigurationError(f"CKPT_CREDENTIALS_DIR or CKPT_CA_BUNDLE: {error.filename}: {error.strerror}") from None
+
+
+class _Source(PydanticBaseSettingsSource):
+    """One part of the values. Of several sources the first that has a value wins."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        super().__init__(Settings)
+        self._given = given
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError("values are given together")
+
+
+class _MountedSecret(_Source):
+    """The files of ``CKPT_CREDENTIALS_DIR`` that name the store. An empty one hides the variable of the same name."""
+
+    def __call__(self) -> dict[str, Any]:
+        if (directory := self._given.get("CKPT_CREDENTIALS_DIR")) is None:
+            return {}
+        files = [Path(directory, name) for name in _DATA_CONNECTION]
+        return {file.name: file.read_text("utf-8", errors="replace").strip() or None for file in files if file.is_file()}
+
+
+class _Environment(EnvSettingsSource):
+    """The variables, of any mapping instead of ``os.environ``."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        super().__init__(Settings)
+        self._given = given
+        self.env_vars = {name: value for name, value in given.items() if name in _READ_NAMES}
+        if given.get("CKPT_SPOT") == "aws" and (endpoint := given.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")):
+            self.env_vars.setdefault("CKPT_SPOT_ENDPOINT", endpoint)
+
+    def __call__(self) -> dict[str, Any]:
+        check_settings(self._given)
+        return super().__call__()
+
+
+class _Place(_Source):
+    """Which pod this is: of which job and restart, and which of the job's nodes."""
+
+    def __init__(self, given: Mapping[str, str], pod: str) -> None:
+        super().__init__(given)
+        self._pod = pod
+
+    def __call__(self) -> dict[str, Any]:
+        return {
+            "pod": self._pod,
+            "job": _job(self._given),
+            "restart": _restart(self._given),
+            "node": node_from_environment(self._given),
+        }
+
+
+def _job(environ: Mapping[str, str]) -> str | None:
+    name = environ.get("JOBSET_NAME") or environ.get("JOB_NAME")
+    return f"{environ.get('POD_NAMESPACE', 'default')}/{name}"[:200] if name else None
+
+
+def _restart(environ: Mapping[str, str]) -> tuple[int, str] | None:
+    uid, number = environ.get("JOBSET_UID", "").lower(), environ.get("JOBSET_RESTART_ATTEMPT", "")
+    is_known = re.match(r"[0-9a-f]{8}", uid, re.ASCII) and re.fullmatch(r"[0-9]{1,9}", number, re.ASCII)
+    return (int(number), uid) if is_known else None
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:128] or "local"
+
+
+def _first_line(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    said = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        return said
+    name = str(first["loc"][0])
+    if first["type"] == "missing":
+        return f"{name} is not set: it must be s3://bucket/prefix or file:///path"
+    return f"{name}={first['input']!r}: {said[0].lower()}{said[1:]}"

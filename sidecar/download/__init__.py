@@ -1,0 +1,1 @@
+"""Downloads: choice of the checkpoint to resume from, verified files, atomic publication on the volume."""

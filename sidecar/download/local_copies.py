@@ -1,0 +1,76 @@
+"""Checkpoints on the volume from which a run can resume without a download."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from sidecar.catalog.catalog import Catalog, Tracked
+from sidecar.core.commit.resume import differs_from_its_commit, matches_train_call
+from sidecar.core.lifecycle.states import PENDING, State
+from sidecar.download.downloader import Downloader
+from sidecar.errors import ArchivedObject
+from sidecar.volume.volume import Volume
+from trainer_hook.contract import ContractError
+
+log = structlog.get_logger()
+
+
+class LocalCopies:
+    """Selects among the checkpoints of the catalog."""
+
+    def __init__(self, volume: Volume, catalog: Catalog, reader: Callable[[], Awaitable[Downloader]]) -> None:
+        self._volume = volume
+        self._catalog = catalog
+        self._reader = reader
+
+    async def newest(self, train_call: int | None, *, restored: bool = False, committed: Sequence[str] = ()) -> Tracked | None:
+        """Return the newest checkpoint on the volume that can be used as it is, or ``None``.
+
+        It qualifies only if this node's part is the whole checkpoint and this pod's trainer wrote it; all others are compared
+        with the store first.
+
+        Args:
+            train_call: Only checkpoints of this ``train()`` call; ``None``: of any.
+            restored: Also accept checkpoints downloaded and verified before, for an unreachable store.
+            committed: Names that are compared with their commit in the store.
+        """
+        usable = [
+            t
+            for t in self._catalog.all()
+            if (t.state in PENDING or t.state is State.COMMITTED)
+            and t.checkpoint is not None
+            and t.checkpoint.resume_step is not None
+            and t.checkpoint.node.count == 1
+            and not t.checkpoint.is_partial
+            and (restored or t.checkpoint.restored_from is None)
+            and matches_train_call(t.checkpoint.meta, train_call)
+        ]
+        for tracked in sorted(usable, key=step_of_local, reverse=True):
+            assert tracked.checkpoint is not None
+            unchanged = await asyncio.to_thread(self._volume.is_unchanged, tracked.checkpoint)
+            if unchanged and not (tracked.name in committed and await self._is_torn(tracked)):
+                return tracked
+            hint = "files were changed or deleted since it was finished"
+            log.warning("local_checkpoint_not_used", checkpoint=tracked.name, hint=hint)
+        return None
+
+    async def _is_torn(self, local: Tracked) -> bool:
+        """Whether the store has the same finished checkpoint with other files than the volume.
+
+        Files that were deleted before this sidecar process started leave no trace on the volume.
+        """
+        if local.state is State.COMMITTED or local.checkpoint is None:  # committed by this process, from these files
+            return False
+        try:
+            found = await (await self._reader()).commit(local.name)
+        except (ContractError, ArchivedObject):
+            return False
+        return found is not None and differs_from_its_commit(local.checkpoint, found[0])
+
+
+def step_of_local(tracked: Tracked) -> int:
+    """Return the step of a checkpoint on the volume; -1: it has none."""
+    return tracked.checkpoint.step if tracked.checkpoint and tracked.checkpoint.step is not None else -1

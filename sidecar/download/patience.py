@@ -1,0 +1,82 @@
+"""Retry policy of damaged reads: growing pauses until the object is whole, known to be bad, or the time is over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Collection
+from contextlib import suppress
+
+import structlog
+
+from sidecar.core.commit.damage import is_known_bad, is_patience_over, pause_s
+from sidecar.core.format import keys
+from sidecar.errors import CorruptObject, NotFound, UnreadableObject
+from sidecar.store.protocol import Store
+from sidecar.transfer.executor import StoreExecutor
+
+log = structlog.get_logger()
+
+
+class Patience:
+    """Retry policy of one step. Reads are counted per object, so occasional damage in transit only slows the download."""
+
+    def __init__(self, store: Store, executor: StoreExecutor, *, patience_s: float) -> None:
+        self._store = store
+        self._executor = executor
+        self._patience_s = patience_s
+        self._came: defaultdict[str, list[str]] = defaultdict(list)
+        self._first_s: dict[str, float] = {}
+
+    async def damaged(self, key: str, error: CorruptObject | NotFound, *, size_bytes: int, etags: Collection[str]) -> None:
+        """Record a damaged read, and wait until the object is to be read again.
+
+        Args:
+            key: Key of the object.
+            error: The damage found.
+            size_bytes: Recorded size.
+            etags: Etags that manifests recorded for it.
+
+        Raises:
+            CorruptObject, NotFound: ``error``: the store's own metadata show that the object differs from the recorded one.
+            UnreadableObject: The store's metadata show no damage, and the time is over.
+        """
+        came = self._came[key]
+        came.append(error.got if isinstance(error, CorruptObject) else "nothing")
+        there = await self._stat(key)
+        is_bad = is_known_bad(size_bytes=size_bytes, etags=etags, there=there, came=came)
+        # This answer has no checksum and used the same network that damages objects: a second request must confirm it.
+        if is_bad and await self._listed(key) == there:
+            raise error
+        await self._pause(key, str(error))
+
+    async def unfit(self, error: Exception) -> None:
+        """Do the same for inconsistent documents that the store does not show to be damaged.
+
+        Raises:
+            UnreadableObject: The time is over.
+        """
+        self._came[""].append(str(error))
+        await self._pause("", str(error))
+
+    async def _stat(self, key: str) -> tuple[int, str] | None:
+        with suppress(NotFound):
+            stored = await self._executor.persistently(self._store.stat, key)
+            return stored.size_bytes, stored.etag
+        return None
+
+    async def _listed(self, key: str) -> tuple[int, str] | None:
+        """Return size and etag of an object as ``_stat``, from the listing of the whole checkpoint."""
+        folder = keys.folder(key.partition("/")[0])
+        found = await self._executor.persistently(lambda: [s for s in self._store.list(folder) if s.key == key])
+        return (found[0].size_bytes, found[0].etag) if found else None
+
+    async def _pause(self, key: str, why: str) -> None:
+        now_s, reads = time.monotonic(), len(self._came[key])
+        since_first_s = now_s - self._first_s.setdefault(key, now_s)
+        if is_patience_over(reads=reads, since_first_s=since_first_s, patience_s=self._patience_s):
+            raise UnreadableObject(why, reads=reads, for_s=since_first_s)
+        wait_s = pause_s(reads)
+        log.warning("resume_read_damaged", error=why, reads=reads, again_in_s=wait_s)
+        await asyncio.sleep(wait_s)

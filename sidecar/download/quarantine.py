@@ -1,0 +1,214 @@
+"""Quarantine of commits that failed verification, shared by all nodes through the store, so that each is tried only once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+import structlog
+
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.manifest import Quarantined, decode_quarantined, encode
+from sidecar.errors import AlreadyExists, NotFound, StoreError
+from sidecar.store.protocol import Store
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.volume.opener import Place
+from trainer_hook.contract import ContractError, Node, rfc3339
+
+log = structlog.get_logger()
+
+UNREADABLE = "unreadable"
+"""Substitute for the checksum of a commit that could not be read at all."""
+MAX_BYTES = 8 << 20
+SHARE_AGAIN_S = 30.0
+"""Seconds until the next try after the store refused a record."""
+
+
+class KnownBad(ContractError):
+    """A node quarantined this commit in the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    crc: str
+    reason: str
+    at_s: float
+    """When the damage was found, epoch seconds."""
+    shared: bool = False
+    """Whether the record is in the store. From then on, the store decides whether it still holds."""
+
+
+class Quarantine:
+    """Quarantined commits, by name and checksum: a new commit of a step is not affected by an old one's record.
+
+    A finding takes effect on this node at once, and ``Sharing`` writes it to the store. From then on the record in the store
+    decides, for this node as for the others. The local file is a cache of the store's records.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._known: dict[str, _Entry] = {}
+        self._released: set[str] = set()
+        self._news = asyncio.Event()
+        try:
+            known = json.loads(place.read(max_bytes=MAX_BYTES)[0])
+            entries = {
+                str(name): _Entry(str(said["crc"]), str(said["reason"]), float(said.get("at_s", 0.0)), True)
+                for name, said in known.items()
+                if said.get("shared") is True
+            }
+            self._known = entries
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+            self._known = {}
+
+    def reason(self, name: str, crc: str) -> str | None:
+        """Return why a commit is quarantined, from findings that are not in the store yet; ``None``: there is none."""
+        known = self._known.get(name)
+        return known.reason if known and known.crc == crc and not known.shared else None
+
+    def reasons(self) -> dict[str, str]:
+        """Return the reasons of all quarantined commits, by name."""
+        return {name: known.reason for name, known in self._known.items()}
+
+    def holds(self, name: str, crc: str) -> bool:
+        """Whether this node knows that a commit is quarantined."""
+        known = self._known.get(name)
+        return known is not None and known.crc == crc
+
+    def add(self, name: str, crc: str, reason: str) -> None:
+        """Quarantine a commit that failed verification."""
+        self._known[name] = _Entry(crc, reason, time.time())
+        self._written()
+
+    def learned(self, name: str, crc: str, reason: str) -> None:
+        """Add a quarantine record read from the store."""
+        self._known[name] = _Entry(crc, reason, time.time(), shared=True)
+        self._written()
+
+    def release(self, name: str, *, committed_at_s: float | None = None) -> None:
+        """Release a checkpoint from quarantine.
+
+        Args:
+            name: Name of the checkpoint.
+            committed_at_s: When its present commit was written, epoch seconds: a commit older than the finding is the
+                quarantined one, which stays. ``None``: the commit was verified just now.
+        """
+        known = self._known.get(name)
+        if known is not None and (committed_at_s is None or committed_at_s > known.at_s):
+            del self._known[name]
+            self._released.add(keys.quarantined(name, known.crc))
+            self._written()
+
+    # Read by the task that publishes findings to the store.
+
+    def unshared(self) -> Mapping[str, tuple[str, str, float]]:
+        """Return the findings that are not in the store yet, by name: checksum, reason, and time (epoch seconds)."""
+        return {
+            name: (known.crc, known.reason, known.at_s)
+            for name, known in self._known.items()
+            if not known.shared and known.crc != UNREADABLE
+        }
+
+    def shared(self, name: str, crc: str) -> None:
+        """Record that a finding is in the store."""
+        known = self._known.get(name)
+        if known is not None and known.crc == crc:
+            self._known[name] = replace(known, shared=True)
+            self._written()
+
+    def take_released(self) -> set[str]:
+        """Return the keys of released records, and forget them."""
+        released, self._released = self._released, set()
+        return released
+
+    async def changed(self) -> None:
+        """Wait for the next change."""
+        await self._news.wait()
+
+    def _written(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+        try:
+            self._place.publish(json.dumps({name: asdict(known) for name, known in self._known.items()}).encode())
+        except OSError as error:
+            log.warning("quarantine_not_written", error=str(error))
+
+
+class Sharing:
+    """Writes this node's findings to the store, next to the commit. No resume waits for it."""
+
+    def __init__(self, quarantine: Quarantine, store: Store, executor: StoreExecutor, *, node: Node | None) -> None:
+        self._quarantine = quarantine
+        self._store = store
+        self._executor = executor
+        self._node = node
+
+    async def run(self) -> None:
+        """Share until cancelled."""
+        while True:
+            news = asyncio.ensure_future(self._quarantine.changed())
+            try:
+                if await self.share():
+                    await news
+            except StoreError as error:
+                log.warning("quarantine_not_shared", error=str(error), hint=f"tried again in {SHARE_AGAIN_S:.0f} s")
+                await asyncio.sleep(SHARE_AGAIN_S)
+            finally:
+                news.cancel()
+
+    async def share(self) -> bool:
+        """Write new records and delete released ones. Returns whether nothing is left to do.
+
+        Raises:
+            StoreError: A request failed.
+        """
+        if released := self._quarantine.take_released():
+            await self._executor.persistently(self._store.delete, released)
+        for name, (crc, reason, at_s) in self._quarantine.unshared().items():
+            # Not if the commit was replaced or deleted: nothing would ever delete the record.
+            if await self._stands(name, crc):
+                await self._write(name, crc, reason, at_s)
+            self._quarantine.shared(name, crc)
+        return not self._quarantine.unshared()
+
+    async def _stands(self, name: str, crc: str) -> bool:
+        try:
+            raw = await self._executor.persistently(self._store.get, keys.commit(name))
+        except NotFound:
+            return False
+        return checksum.to_text(checksum.checksum(raw)) == crc
+
+    async def _write(self, name: str, crc: str, reason: str, at_s: float) -> None:
+        node = None if self._node is None else str(self._node.index)
+        document = Quarantined(commit_crc64nvme=crc, reason=reason, node=node, at=rfc3339(at_s))
+        try:
+            await self._executor.persistently(
+                self._store.put, keys.quarantined(name, crc), encode(document), only_if_absent=True
+            )
+        except AlreadyExists:
+            return  # another node has recorded it
+
+
+async def check_not_quarantined(
+    name: str, crc: str, listed: Mapping[str, object], store: Store, executor: StoreExecutor
+) -> None:
+    """Check that a commit has no quarantine record among the checkpoint's keys.
+
+    Raises:
+        KnownBad: It has one.
+        StoreError: The record cannot be read now.
+    """
+    key = keys.quarantined(name, crc)
+    if key not in listed:
+        return
+    try:
+        found = decode_quarantined(await executor.persistently(store.get, key), key=key)
+    except NotFound:
+        return  # released meanwhile
+    except ContractError as error:
+        raise KnownBad(f"{name} is quarantined, and why cannot be read: {error}") from None
+    by = f"node {found.node}" if found.node is not None else "a node"
+    raise KnownBad(f"{found.reason} (found by {by}{f' at {found.at}' if found.at else ''})")

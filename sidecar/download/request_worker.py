@@ -1,0 +1,342 @@
+"""Worker of a resume request: chooses the newest usable checkpoint, downloads it, and records those passed over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from sidecar.catalog.catalog import Catalog, Tracked
+from sidecar.catalog.events import Events
+from sidecar.core.commit.resume import PassedOver, matches_train_call, may_replace, may_replace_beside_trainer, newest_first
+from sidecar.core.format import obstacles
+from sidecar.download.downloader import Downloader, Offer, Unproven
+from sidecar.download.local_copies import LocalCopies, step_of_local
+from sidecar.download.patience import Patience
+from sidecar.download.quarantine import UNREADABLE, KnownBad, Quarantine
+from sidecar.download.request import LATEST, AskedBy, Request, ResumeState
+from sidecar.errors import ArchivedObject, CheckpointChanged, CorruptObject, NotFound, UnreadableObject
+from sidecar.transfer.executor import awaited
+from sidecar.transfer.health import Health
+from sidecar.volume.volume import Volume
+from trainer_hook.contract import META_RESTORED, ContractError, Node, step_of
+
+log = structlog.get_logger()
+
+LOCAL_PATIENCE_S = 10.0
+"""Seconds to wait for an unreachable store if the volume holds a checkpoint to resume from."""
+
+
+_IN_THE_WAY = {
+    AskedBy.TRAINER: "finished by another attempt, or just now, and not what is committed: it stays; rename or delete it",
+    AskedBy.PERSON: "written by the trainer, which may be writing to it now, and not what is committed: it stays; rename or "
+    "delete it once no trainer uses it",
+}
+
+
+class RequestWorker:
+    """Works on one request at a time."""
+
+    def __init__(
+        self,
+        *,
+        volume: Volume,
+        catalog: Catalog,
+        events: Events,
+        health: Health,
+        node: Node,
+        quarantine: Quarantine,
+        look_at_volume: Callable[[], Awaitable[None]],
+        reader: Callable[[], Awaitable[Downloader]],
+    ) -> None:
+        self._volume = volume
+        self._catalog = catalog
+        self._events = events
+        self._health = health
+        self._node = node
+        self._quarantine = quarantine
+        self._look_at_volume = look_at_volume
+        self._reader = reader
+        self._local = LocalCopies(volume, catalog, reader)
+        self._unreadable: set[str] = set()
+        """Steps whose full patience was already spent."""
+
+    async def answer(self, request: Request) -> None:
+        """Work on a request until it has ended."""
+        try:
+            with awaited():
+                await self._look_at_volume()
+                if request.wanted == LATEST:
+                    await self._latest(request)
+                elif not await self._try(request, request.wanted):
+                    self._nothing(request)
+        except OSError as error:
+            what = request.status.checkpoint or self._volume.root
+            detail = f"{what}: {error.strerror or error}: {obstacles.hint(error.errno)}"
+            self.end(request, ResumeState.FAILED, detail=detail)
+        except Exception as error:
+            log.exception("resume_failed")
+            self.end(request, ResumeState.FAILED, detail=f"{type(error).__name__}: {error}")
+
+    async def _latest(self, request: Request) -> None:
+        fallback = await self._local.newest(request.train_call, restored=True)
+        names = await self._in_store(patience_s=None if fallback is None else LOCAL_PATIENCE_S)
+        if names is not None and await self._from_store(request, names):
+            return
+        # Looked up again: the trainer may have finished a checkpoint while the store was read. And a checkpoint downloaded and
+        # verified earlier is better than a start from scratch.
+        local = await self._local.newest(request.train_call, restored=True, committed=names or [])
+        if local is not None:
+            self._use_local(request, local)
+        else:
+            self._nothing(request)
+
+    async def _in_store(self, *, patience_s: float | None) -> list[str] | None:
+        """Return the names to try, newest first; ``None`` when the store does not answer within ``patience_s``."""
+        try:
+            async with asyncio.timeout(patience_s):
+                return newest_first(await (await self._reader()).list_folders())
+        except TimeoutError:
+            log.warning(
+                "resume_without_store", hint="the newest checkpoint on the volume is used", trouble=self._health.trouble
+            )
+            return None
+
+    async def _from_store(self, request: Request, names: list[str]) -> bool:
+        """Return whether a committed step was made usable; False also if one on the volume is as new as the newest usable."""
+        reader = await self._reader()
+        tried: set[str] = set()
+        listed_again = False
+        local = await self._local.newest(request.train_call, committed=names)
+        while True:
+            name = next((n for n in names if n not in tried), None)
+            if name is None and listed_again:
+                return False
+            if name is not None and local is not None and step_of_local(local) >= _step_of(name):
+                return False
+            offer = None
+            if name is not None:
+                tried.add(name)
+                offer = await self._offer(request, name)
+            if not listed_again and (offer is not None or name is None):
+                # A listing has no checksum: a name damaged in transit would hide the newest step. A listing after verified
+                # documents, or by another request, confirms it.
+                listed_again = True
+                names, before = newest_first({*names, *await self._second_listing(reader, name)}), names
+                if names != before:
+                    tried.discard(name or "")
+                    continue
+            if offer is not None and await self._use(request, offer):
+                return True
+            local = await self._local.newest(request.train_call, committed=names)
+
+    async def _second_listing(self, reader: Downloader, found: str | None) -> list[str]:
+        names = await reader.list_folders()
+        return names if found is not None else [*names, *await reader.some_names()]
+
+    async def _try(self, request: Request, name: str) -> bool:
+        """Return whether the checkpoint was made usable."""
+        offer = await self._offer(request, name)
+        return offer is not None and await self._use(request, offer)
+
+    async def _offer(self, request: Request, name: str) -> Offer | None:
+        """Return a checkpoint with verified documents, or ``None`` if it was passed over."""
+        reader, crc = await self._reader(), None
+        patience = self._patience(reader, request, name)
+        while True:
+            try:
+                found = await reader.commit(name)
+                if found is None:
+                    self._pass_over(request, name, "not committed: without its commit it is not known to be complete")
+                    return None
+                commit, crc = found
+                if not matches_train_call(commit.meta, request.train_call):
+                    return None
+                if (reason := self._quarantine.reason(name, crc)) is not None:
+                    self._pass_over(request, name, reason)
+                    return None
+                return await reader.offer(commit, crc, request.share)
+            except Unproven as error:
+                try:
+                    await patience.unfit(error)
+                except UnreadableObject as unreadable:
+                    self._cannot_read(request, name, unreadable)
+                    return None
+            except ArchivedObject as archived:
+                self._pass_over(request, name, str(archived), may_be_whole=True)
+                return None
+            except KnownBad as known:
+                self._quarantine.learned(name, crc or UNREADABLE, str(known))
+                self._pass_over(request, name, str(known))
+                return None
+            except ContractError as error:
+                await self._is_bad(request, name, crc, error)
+                return None
+
+    async def _use(self, request: Request, offer: Offer) -> bool:
+        """Return whether a checkpoint was downloaded, or was on the volume."""
+        name = offer.name
+        try:
+            await self._fetch(request, offer)
+        except CheckpointChanged as changed:
+            why = _IN_THE_WAY[request.asked_by]
+            self._pass_over(request, name, f"{changed.path} on the volume is in the way, {why}", may_be_whole=True)
+            await self._look_at_volume()
+        except UnreadableObject as error:
+            self._cannot_read(request, name, error)
+        except ArchivedObject as error:
+            self._pass_over(request, name, str(error), may_be_whole=True)
+        except (CorruptObject, NotFound) as error:
+            await self._is_bad(request, name, offer.commit_crc, error)
+        except OSError as error:
+            if not self._is_of_one_step(name, error):
+                raise
+            reason = f"the volume cannot hold its files: {error.strerror or error}"
+            self._pass_over(request, name, reason, may_be_whole=True)
+        else:
+            self._quarantine.release(name)
+            self._unreadable.discard(name)
+            return True
+        return False
+
+    def _is_of_one_step(self, name: str, error: OSError) -> bool:
+        """Whether an error of the volume concerns this step alone: its file names, or an obstacle in its place."""
+        at = error.filename if isinstance(error.filename, str) else ""
+        is_in_its_place = f"{at}/".startswith((f"{name}/", f"{self._volume.root / name}/"))
+        return obstacles.is_of_one_step(error.errno) or is_in_its_place
+
+    async def _fetch(self, request: Request, offer: Offer) -> None:
+        name, commit, reader = offer.name, offer.commit, await self._reader()
+        request.trying(name, commit.step, commit.size_bytes)
+        self._say_if_elastic(offer)
+        known = self._catalog.get(name)
+        unknown = self._volume.marker_signature(name) not in (None, known.version if known else None)
+        if unknown or not may_replace(known.checkpoint if known else None, commit):
+            raise CheckpointChanged(name)
+        source = "local"
+        if not (self._volume.marker_signature(name) and await reader.is_local(offer, self._node)):
+            source = "store"
+            if request.asked_by is AskedBy.PERSON and not await self._is_free_beside_trainer(name):
+                raise CheckpointChanged(name)
+            request.downloading()
+            size_bytes, left_out = sum(entry.size_bytes for entry in offer.files(self._node)), offer.left_out(self._node)
+            self._events.happened("resume_download_started", checkpoint=name, size_bytes=size_bytes, files_left_out=left_out)
+
+            def progressed(done_bytes: int, total_bytes: int) -> None:
+                request.progressed(done_bytes, total_bytes)
+                progress: dict[str, Any] = {"checkpoint": name, "done_bytes": done_bytes, "total_bytes": total_bytes}
+                self._events.happened("resume_download_progress", quiet=True, **progress)
+
+            await reader.download(offer, self._node, progressed, patience=self._patience(reader, request, name))
+        self.end(
+            request,
+            ResumeState.READY,
+            checkpoint=name,
+            path=str(self._volume.root / name),
+            step=commit.step,
+            source=source,
+            downloaded=source == "store" or (known is not None and _is_copy(known)),
+            meta=dict(commit.meta),
+        )
+
+    async def _is_free_beside_trainer(self, name: str) -> bool:
+        """Whether the checkpoint's directory can be replaced safely while the trainer is running."""
+        if self._volume.fingerprint(name) is None:
+            return True
+        known = self._catalog.get(name)
+        local = known.checkpoint if known else None
+        is_unchanged = local is not None and await asyncio.to_thread(self._volume.is_unchanged, local)
+        return may_replace_beside_trainer(local, is_unchanged=is_unchanged)
+
+    def _patience(self, reader: Downloader, request: Request, name: str) -> Patience:
+        was_spent = any(passed.checkpoint in self._unreadable for passed in request.status.passed_over)
+        return reader.patience(is_short=was_spent or name in self._unreadable)
+
+    def _say_if_elastic(self, offer: Offer) -> None:
+        if len(offer.manifests) != self._node.count:
+            self._events.happened(
+                "resume_with_other_node_count",
+                level="warning",
+                checkpoint=offer.name,
+                saved_nodes=len(offer.manifests),
+                nodes=self._node.count,
+                saved_world_size=offer.commit.world_size,
+                hint="every node gets the files of all; only a sharded checkpoint (DCP) fits another number of ranks exactly",
+            )
+
+    def _use_local(self, request: Request, tracked: Tracked) -> None:
+        assert tracked.checkpoint is not None
+        self.end(
+            request,
+            ResumeState.READY,
+            checkpoint=tracked.name,
+            path=str(self._volume.root / tracked.name),
+            step=tracked.checkpoint.step,
+            source="local",
+            downloaded=_is_copy(tracked),
+            meta={key: value for key, value in tracked.checkpoint.meta.items() if key != META_RESTORED},
+        )
+
+    async def _is_bad(self, request: Request, name: str, crc: str | None, error: Exception) -> None:
+        """Quarantine a commit that is damaged by the store's own metadata, unless it has been replaced meanwhile."""
+        if crc is not None and not await self._still_stands(name, crc):
+            self._pass_over(request, name, f"{error}; its commit was revoked or replaced meanwhile", may_be_whole=True)
+            return
+        self._quarantine.add(name, crc or UNREADABLE, str(error))
+        self._events.happened(
+            "checkpoint_quarantined", level="error", checkpoint=name, reason=str(error), hint="the next older one is tried"
+        )
+        self._pass_over(request, name, str(error))
+
+    async def _still_stands(self, name: str, crc: str) -> bool:
+        try:
+            found = await (await self._reader()).commit(name)
+        except (ContractError, ArchivedObject):
+            return False
+        return found is not None and found[1] == crc
+
+    def _cannot_read(self, request: Request, name: str, error: UnreadableObject) -> None:
+        self._unreadable.add(name)
+        self._pass_over(request, name, str(error), may_be_whole=True)
+
+    def _pass_over(self, request: Request, name: str, reason: str, *, may_be_whole: bool = False) -> None:
+        request.pass_over(PassedOver(name, reason, may_be_whole))
+        if may_be_whole:
+            hint = "an older one is tried; the next request tries this one again"
+            self._events.happened("checkpoint_passed_over", level="warning", checkpoint=name, reason=reason, hint=hint)
+
+    def _nothing(self, request: Request) -> None:
+        """End the request without a checkpoint: as failed, not as none, while one of those passed over may be whole."""
+        whole = [passed for passed in request.status.passed_over if passed.may_be_whole]
+        if not whole:
+            self.end(request, ResumeState.NONE)
+            return
+        more = f"; nor can {len(whole) - 1} others that are committed" if len(whole) > 1 else ""
+        detail = f"{whole[0].checkpoint} is committed and cannot be had now: {whole[0].reason}{more}; ask again"
+        self.end(request, ResumeState.FAILED, detail=detail)
+
+    def end(self, request: Request, state: ResumeState, **fields: Any) -> None:
+        """End a request, unless it was preempted: then the error is only the cancellation of its task."""
+        if request.is_interrupted:
+            return
+        request.end(state, **fields)
+        known = {key: fields[key] for key in ("checkpoint", "step", "source", "detail") if fields.get(key) is not None}
+        self._events.happened(
+            f"resume_{state.value}",
+            level="error" if state is ResumeState.FAILED else "info",
+            passed_over=len(request.status.passed_over),
+            took_s=round(time.monotonic() - request.asked_s, 3),
+            **known,
+        )
+
+
+def _is_copy(tracked: Tracked) -> bool:
+    return tracked.checkpoint is not None and tracked.checkpoint.restored_from is not None
+
+
+def _step_of(name: str) -> int:
+    step = step_of(name)
+    return -1 if step is None else step

@@ -1,0 +1,1 @@
+"""Kubernetes manifests and admission: independent of the running sidecar."""

@@ -1,0 +1,88 @@
+"""The containers that a pod gets, and the names of what belongs to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+SIDECAR = "checkpoint-sidecar"
+HOOK = "checkpoint-hook"
+VOLUME = "checkpoints"
+VOLUME_BESIDE = "checkpoint-sidecar"
+"""The shared volume's name where the first one is taken by something else."""
+CREDENTIALS = "checkpoint-credentials"
+CREDENTIALS_DIR = "/var/run/secrets/checkpoint-sidecar"
+STORE = "checkpoint-store"
+STATE = "checkpoint-sidecar-state"
+"""The sidecar's private volume: what the trainer could forge there would be believed."""
+STATE_DIRS = ("/state", "/sidecar-state", "/checkpoint-sidecar-state")
+"""Where it is mounted: the first that nothing else needs."""
+METRICS = "ckpt-metrics"
+HOOK_DIR = ".ckpt/hook"
+"""Below the shared volume: what ``install-hook`` fills and ``PYTHONPATH`` names."""
+
+COMMAND = ["checkpoint-sidecar", "run"]
+_SHARE = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
+_WHOLE = {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"cpu": "500m", "memory": "512Mi"}}
+_ONCE = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "128Mi"}}
+_ONCE_WHOLE = {"requests": {"cpu": "500m", "memory": "128Mi"}, "limits": {"cpu": "500m", "memory": "128Mi"}}
+
+
+def security(*, as_root: bool, user: int | None, group: int | None) -> dict[str, Any]:
+    """Return what the restricted Pod Security Standard wants; the user is the image's, or the trainer's where that is known."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": not as_root,
+        **({} if user is None else {"runAsUser": user}),
+        **({} if group is None else {"runAsGroup": group}),
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def sidecar(*, image: str, native: bool, guaranteed: bool, secured: dict[str, Any], metrics_port: int | None) -> dict[str, Any]:
+    """Return the sidecar without its environment and mounts.
+
+    The startup probe says that the API is up, nothing about the store: a native sidecar that has not started holds up the
+    trainer, and a pod that is not ready holds up its neighbours. It is often, since the trainer waits for it.
+    """
+    probe = {"exec": {"command": ["checkpoint-sidecar", "probe"]}, "timeoutSeconds": 5}
+    return {
+        "name": SIDECAR,
+        "image": image,
+        "command": list(COMMAND),
+        **({"restartPolicy": "Always"} if native else {}),
+        "env": [],
+        **({"ports": [{"name": METRICS, "containerPort": metrics_port, "protocol": "TCP"}]} if metrics_port else {}),
+        "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": 120},
+        "readinessProbe": {**probe, "periodSeconds": 30, "failureThreshold": 3},
+        "lifecycle": {"preStop": {"exec": {"command": ["checkpoint-sidecar", "drain"]}}},
+        "resources": _WHOLE if guaranteed else _SHARE,
+        "securityContext": secured,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [],
+    }
+
+
+def hook_installer(*, image: str, guaranteed: bool, secured: dict[str, Any], volume: str, directory: str) -> dict[str, Any]:
+    """Return the init container that copies the hook to the volume."""
+    return {
+        "name": HOOK,
+        "image": image,
+        "command": ["checkpoint-sidecar", "install-hook", f"{directory}/{HOOK_DIR}"],
+        "resources": _ONCE_WHOLE if guaranteed else _ONCE,
+        "securityContext": secured,
+        "volumeMounts": [{"name": volume, "mountPath": directory}],
+    }
+
+
+def is_guaranteed(spec: Mapping[str, Any]) -> bool:
+    """Whether all containers ask for exactly their limits: another one that does not would cost the pod its class."""
+    found = [c.get("resources") or {} for c in spec.get("containers") or () if c.get("name") != SIDECAR]
+    for resources in found:
+        limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+        for name in ("cpu", "memory"):
+            if name not in limits or str(requests.get(name, limits[name])) != str(limits[name]):
+                return False
+    return bool(found)

@@ -1,0 +1,168 @@
+"""A document in, the document with the sidecar and what would bite out. Nothing here reads or writes anything."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sidecar.kubernetes.inject import train_job
+from sidecar.kubernetes.inject.fields import Fields, put
+from sidecar.kubernetes.inject.identity import run_of
+from sidecar.kubernetes.inject.injection import put_in
+from sidecar.kubernetes.inject.options import Options, in_store
+from sidecar.kubernetes.inject.pod_templates import (
+    InjectWarning,
+    Kind,
+    NotInjectable,
+    Place,
+    group_of,
+    kind_of,
+    nested,
+    places,
+    pod_somewhere,
+)
+from sidecar.kubernetes.inject.pods import Pod, look_at
+from sidecar.kubernetes.inject.preemption import put_failure_policy
+from sidecar.kubernetes.inject.recalled import chosen_pods, has_sidecar, remember_pods
+from sidecar.kubernetes.inject.roles import without_helpers
+from sidecar.kubernetes.inject.trainer import has_trainer
+from sidecar.kubernetes.inject.warnings import warnings_of
+from sidecar.kubernetes.inject.workload import NAMESPACE, name_in_store
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """The new document, what would bite, how many pod templates got the sidecar, and where each run of it goes."""
+
+    document: Any
+    warnings: tuple[InjectWarning, ...] = ()
+    pods: int = 0
+    stores: tuple[str, ...] = ()
+
+
+def inject(document: Any, options: Options) -> Injected:
+    """Put the sidecar into every pod of a document that trains. Doing it again changes nothing.
+
+    Args:
+        document: Parsed YAML or JSON. It is not changed.
+        options: What is asked for.
+
+    Returns:
+        The document itself where its kind has no pods, such as a Service.
+
+    Raises:
+        NotInjectable: A document that has pods and is not understood; says where.
+    """
+    return inject_in_place(copy.deepcopy(document), options)
+
+
+def inject_in_place(document: Any, options: Options, *, inside: str = "", only_again: bool = False) -> Injected:
+    """Do the same to the document itself, which is left half changed when that is refused.
+
+    Args:
+        document: Parsed YAML or JSON. A copy of ruamel's would lose its merge keys.
+        options: What is asked for.
+        inside: Path of this document within another that carries it.
+        only_again: Leave a document without a sidecar as it is: no store is given, and others beside it have one.
+
+    Raises:
+        NotInjectable: As above.
+    """
+    if document is None:
+        return Injected(document)
+    if not isinstance(document, MutableMapping) or not document.get("kind"):
+        raise NotInjectable(inside, "is no Kubernetes object: kind is missing")
+    try:
+        return _inject(document, options, only_again=only_again)
+    except NotInjectable as error:
+        path = ".".join(filter(None, (inside, error.path)))
+        raise NotInjectable(path, error.why) from None
+
+
+def _inject(document: Fields, options: Options, *, only_again: bool) -> Injected:
+    carried = nested(document)
+    if carried is not None:
+        return _inject_carried(document, carried, options, only_again=only_again)
+    if only_again and not has_sidecar(document):
+        return Injected(document)
+    if options.only and not {str(document["kind"]), _called(document)} & set(options.only):
+        return Injected(document)
+    if (group_of(document), document["kind"]) == ("trainer.kubeflow.org", "TrainJob"):
+        warnings = train_job.put_in(document, _filled_in(options, document, None))
+        return Injected(document, tuple(warnings), pods=1)
+    kind = kind_of(document)
+    if kind is None:
+        where = pod_somewhere(document)
+        if where:
+            raise NotInjectable(where, f"a pod of kind {document['kind']} ({document.get('apiVersion')}), which is not known")
+        return Injected(document)
+    return _inject_kind(document, kind, _filled_in(options, document, kind))
+
+
+def _called(document: Fields) -> str:
+    return f"{document['kind']}/{(document.get('metadata') or {}).get('name')}"
+
+
+def _inject_carried(document: Fields, carried: list[tuple[str, Fields]], options: Options, *, only_again: bool) -> Injected:
+    only_again = only_again or (options.store is None and has_sidecar(document))
+    warnings: list[InjectWarning] = []
+    pods = 0
+    stores: tuple[str, ...] = ()
+    for path, inner in carried:
+        done = inject_in_place(inner, options, inside=path, only_again=only_again)
+        warnings += [replace(warning, path=f"{path}.{warning.path}") for warning in done.warnings]
+        pods += done.pods
+        stores += done.stores
+    return Injected(document, tuple(warnings), pods, stores)
+
+
+def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
+    chosen, warnings = _chosen(document, kind, options)
+    count, index_field, said = run_of(document, kind, chosen)
+    warnings += said
+    found: list[Pod] = [look_at(place, options, pods=count, node_index_field=index_field) for place in chosen]
+    for pod in found:
+        warnings += warnings_of(pod)
+    stores: dict[str, None] = {}
+    remember_pods(document, options)
+    for pod in found:
+        stores[put_in(pod)] = None
+        put_failure_policy(pod)
+        job = pod.place.job
+        if job is not None and pod.options.is_native:
+            # Else the next pod starts while this one still uploads.
+            put(job, "podReplacementPolicy", job.get("podReplacementPolicy") or "Failed", before=("template",))
+    # What a training runtime has is only what a TrainJob replaces.
+    namespace = (document.get("metadata") or {}).get("namespace") or NAMESPACE
+    runs = () if kind.group == "trainer.kubeflow.org" else tuple(store.replace(NAMESPACE, namespace) for store in stores)
+    return Injected(document, tuple(dict.fromkeys(warnings)), len(found), runs)
+
+
+def _chosen(document: Fields, kind: Kind, options: Options) -> tuple[list[Place], list[InjectWarning]]:
+    """Return the pods that get a sidecar: those that are named, else those that train."""
+    chosen, wanted_pods = places(document, kind), chosen_pods(document, options)
+    if wanted_pods:
+        chosen = [place for place in chosen if place.name in wanted_pods]
+        if not chosen:
+            raise NotInjectable(kind.pods[0], f"none is called {', '.join(wanted_pods)}")
+    with_trainer = [place for place in chosen if has_trainer(place, options)]
+    if not with_trainer:
+        wanted = options.trainer_container or kind.trainer
+        raise NotInjectable(kind.pods[0], f"no pod has a container {wanted!r}: --trainer-container")
+    return (with_trainer, []) if wanted_pods else without_helpers(document, kind, with_trainer)
+
+
+def _filled_in(options: Options, document: Fields, kind: Kind | None) -> Options:
+    """Fill in ``{namespace}`` and ``{name}``, so that one default gives each run its own prefix.
+
+    The namespace is the one that the pod runs in: what a manifest says may be missing, or replaced when it is applied.
+    """
+    store = options.store
+    if store is None or "{" not in store:
+        return options
+    name = name_in_store(document, kind) if "{name}" in store else ""
+    if name is None:
+        raise NotInjectable("metadata.name", f"is missing, and --store {store} needs it")
+    return replace(options, store=in_store(store, namespace=NAMESPACE, name=name))

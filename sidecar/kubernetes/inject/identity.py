@@ -1,0 +1,95 @@
+"""Which of how many pods of a run a pod is. The sidecar must be told: it decides more freely when it is the only one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sidecar.kubernetes.inject.fields import Fields, entries
+from sidecar.kubernetes.inject.pod_templates import InjectWarning, Kind, Place, at
+
+_TOLD = ("JOB_COMPLETION_INDEX", "PET_NNODES", "PET_NODE_RANK")
+"""What controllers and people give the trainer, and the sidecar understands, too."""
+_OF_SEVERAL = (
+    *("ray.io/cluster", "training.kubeflow.org/job-name", "leaderworkerset.sigs.k8s.io/name", "volcano.sh/job-name"),
+    "kueue.x-k8s.io/pod-group-name",
+)
+"""Labels of pods that may be several although nothing in them says how many."""
+
+
+def told(place: Place, trainer: Fields, trainer_path: str, *, count: int | None) -> dict[str, Any]:
+    """Return the variables of the trainer's own environment that say which pod this is; a value, or where it comes from.
+
+    A webhook sees pods, not workloads: by then a controller has told the trainer, but a container that is added later not.
+    """
+    found = {str(entry["name"]): entry for entry in entries(trainer, "env", trainer_path) if entry.get("name") in _TOLD}
+    usable = {name: entry for name, entry in found.items() if "$(" not in str(entry.get("value", ""))}
+    said = {name: entry.get("valueFrom", str(entry.get("value", ""))) for name, entry in usable.items()}
+    labels = (place.template.get("metadata") or {}).get("labels") or {}
+    if not said and count is None and place.kind.name == "Pod" and any(label in labels for label in _OF_SEVERAL):
+        said["PET_NNODES"] = "1:2"  # torchrun's way to leave it open: one or more
+    return said
+
+
+def run_of(document: Fields, kind: Kind, chosen: list[Place]) -> tuple[int | None, str | None, list[InjectWarning]]:
+    """Return how many pods make one run and which field tells a pod its index, where the document alone can say.
+
+    A sidecar that takes itself for the only one may do what would harm others, so more than one is always said. The index is
+    said only where it cannot be wrong; without it the hook's markers say it.
+    """
+    spec = document.get("spec") or {}
+    if kind.is_job:
+        return _run_of_jobs(kind, chosen)
+    if kind.name == "StatefulSet":
+        count = _whole(spec.get("replicas"), 1)
+        return (count, "metadata.labels['apps.kubernetes.io/pod-index']", []) if count > 1 else (None, None, [])
+    if kind.name == "LeaderWorkerSet":
+        size = _whole((spec.get("leaderWorkerTemplate") or {}).get("size"), 1)
+        return (size, "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']", []) if size > 1 else (None, None, [])
+    if kind.group == "apps":
+        count = _whole(spec.get("replicas"), 1)
+    elif kind.group in ("kubeflow.org", "ray.io", "batch.volcano.sh"):
+        scaled = any(above.get("enableInTreeAutoscaling") for place in chosen for above in place.above)
+        count = sum(_replicas(place, scaled=scaled) for place in chosen)
+    else:
+        count = 1
+    return (count if count > 1 else None), None, []
+
+
+def _replicas(place: Place, *, scaled: bool) -> int:
+    above, elastic = place.above[-1], at(place.document, "spec.elasticPolicy.maxReplicas")
+    most = max(_whole(above.get("replicas"), 1), _whole(above.get("maxReplicas"), 0) if scaled else 0, _whole(elastic, 0))
+    return most * _whole(above.get("numOfHosts"), 1)
+
+
+def _run_of_jobs(kind: Kind, chosen: list[Place]) -> tuple[int | None, str | None, list[InjectWarning]]:
+    jobs = [(place, place.job or {}) for place in chosen]
+    if kind.group == "trainer.kubeflow.org":
+        return None, None, []  # the TrainJob says how many
+    if kind.group == "batch":
+        place, job = jobs[0]
+        parallel, wanted = _whole(job.get("parallelism"), 1), _whole(job.get("completions"), 1)
+        if job.get("completionMode") != "Indexed":
+            return (parallel if parallel > 1 else None), None, []
+        if parallel < wanted:
+            return None, None, list(_of_several("indices that do not run at once", wanted, f"{place.job_path}.completions"))
+        return wanted, None, []
+    if len(jobs) > 1:
+        names = ", ".join(place.name for place in chosen)
+        text = f"{names}: all of their pods write to one prefix, as one run; where only some train, name those with --pods"
+        return None, None, [InjectWarning(chosen[0].path.partition("[")[0], text)]
+    [(place, job)] = jobs
+    if _whole(place.replicated_job.get("replicas"), 1) == 1:
+        return _whole(job.get("completions") or job.get("parallelism"), 1), None, []
+    # Every Job of the set counts its pods from 0: an index means nothing beyond it.
+    return None, None, []
+
+
+def _whole(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _of_several(name: str, pods: Any, path: str) -> Iterator[InjectWarning]:
+    """Yield what is known of pods that are several but not one run."""
+    if isinstance(pods, int) and pods > 1:
+        yield InjectWarning(path, f"{pods} {name}: each is a run of its own and needs its own prefix in --store")

@@ -1,0 +1,185 @@
+"""Puts the sidecar into one pod."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import MutableSequence
+from pathlib import Path
+from typing import Any
+
+from sidecar.kubernetes.inject import containers as made
+from sidecar.kubernetes.inject.environment import BEFORE_MOUNTS, put_sidecar_environment, put_trainer_environment
+from sidecar.kubernetes.inject.fields import Fields, entries, growing, named, overlay, put, put_named, section
+from sidecar.kubernetes.inject.options import ANY_BUCKET, DEFAULT_IMAGE
+from sidecar.kubernetes.inject.pod_templates import NotInjectable
+from sidecar.kubernetes.inject.pods import GRACE, Pod, our_container, store_that_is_there
+from sidecar.kubernetes.inject.recalled import SKIP_CONTAINERS, remember
+from sidecar.kubernetes.inject.volumes import put_own_volume, state_directory
+from sidecar.kubernetes.inject.workload import as_checked
+from sidecar.store_url import shown, store_place
+
+INJECTED = "checkpoint-sidecar/injected"
+
+
+def put_in(pod: Pod) -> str:
+    """Change the pod: the volume, the trainer's environment, the sidecar, the hook's installer. Returns its store."""
+    spec, path, options = pod.spec, pod.place.spec_path, pod.options
+    store = _store(pod)
+    _label(pod)
+    remember(pod.place, options, str(pod.trainer.get("name")), is_guess=pod.guess is not None)
+    put(spec, GRACE, pod.grace_s, before=("initContainers", "containers"))
+    if pod.shared.mount is None:
+        volumes = growing(spec, "volumes", path, after=("containers",))
+        put_named(volumes, {"name": pod.shared.name, "emptyDir": {}})
+        mount = {"name": pod.shared.name, "mountPath": pod.shared.directory}
+        put_named(growing(pod.trainer, "volumeMounts", pod.trainer_path, after=BEFORE_MOUNTS), mount, key="mountPath")
+    put_trainer_environment(pod)
+    secured = _security(pod)
+    if options.secret:
+        put_own_volume(spec, path, {"name": made.CREDENTIALS, "secret": {"secretName": options.secret}})
+    if options.claim:
+        put_own_volume(spec, path, {"name": made.STORE, "persistentVolumeClaim": {"claimName": options.claim}})
+    _sidecar(pod, store, secured)
+    if options.install_hook:
+        _installer(pod, secured)
+    return store
+
+
+def _label(pod: Pod) -> None:
+    template = pod.place.template
+    metadata = section(template, "metadata", pod.place.path, before=("spec",))
+    put(section(metadata, "labels", f"{pod.place.path}.metadata"), INJECTED, "true")
+    if pod.options.cloud_identity:
+        annotations = section(metadata, "annotations", f"{pod.place.path}.metadata")
+        names = [str(c.get("name")) for key in ("initContainers", "containers") for c in pod.spec.get(key) or ()]
+        there = [name for name in str(annotations.get(SKIP_CONTAINERS, "")).split(",") if name]
+        skipped = dict.fromkeys([*there, *(name for name in [*names, made.HOOK] if name != made.SIDECAR)])
+        if not pod.options.install_hook and made.HOOK not in names:
+            skipped.pop(made.HOOK, None)
+        put(annotations, SKIP_CONTAINERS, ",".join(skipped))
+
+
+def _security(pod: Pod) -> dict[str, Any]:
+    """The trainer's user and group where they are known: one user can link and delete what the other wrote.
+
+    Else the user of an earlier injection.
+    """
+    own, common = pod.trainer.get("securityContext") or {}, pod.spec.get("securityContext") or {}
+    user = own.get("runAsUser") if pod.options.run_as_user is None else pod.options.run_as_user
+    if user is None:
+        user = ((our_container(pod) or {}).get("securityContext") or {}).get("runAsUser")
+    effective = common.get("runAsUser") if user is None else user
+    return made.security(as_root=effective == 0, user=user, group=own.get("runAsGroup"))
+
+
+def _sidecar(pod: Pod, store: str, secured: dict[str, Any]) -> None:
+    spec, options = pod.spec, pod.options
+    wanted = made.sidecar(
+        image=options.image or DEFAULT_IMAGE,
+        native=options.is_native,
+        guaranteed=made.is_guaranteed(spec),
+        secured=secured,
+        metrics_port=options.metrics_port,
+    )
+    there = _our_container(pod, wanted)
+    state_dir = _private_state(pod, there, store)
+    put_sidecar_environment(pod, growing(there, "env", made.SIDECAR), store, state_dir=state_dir)
+    mounts = growing(there, "volumeMounts", made.SIDECAR)
+    put_named(mounts, {"name": pod.shared.name, "mountPath": pod.shared.directory, **_sub_path(pod)}, key="mountPath")
+    if options.secret:
+        put_named(mounts, {"name": made.CREDENTIALS, "mountPath": made.CREDENTIALS_DIR, "readOnly": True}, key="mountPath")
+    if options.claim:
+        put_named(mounts, {"name": made.STORE, "mountPath": _first_folder(store)}, key="mountPath")
+
+
+def _first_folder(store: str) -> str:
+    folder = "/" + store.removeprefix("file:///").split("/")[0]
+    if "$" in folder:
+        raise NotInjectable("", f"--store {store}: its first folder is where the claim is mounted, and needs a fixed name")
+    return folder
+
+
+def _private_state(pod: Pod, ours: Fields, store: str) -> str:
+    """Give the sidecar a volume that the trainer cannot write to, and return where it is; one that a person chose stays."""
+    mounts = growing(ours, "volumeMounts", made.SIDECAR)
+    there = (named(entries(ours, "env", made.SIDECAR), "CKPT_STATE_DIR") or {}).get("value")
+    mounted = named(mounts, str(there), key="mountPath") or {}
+    if mounted.get("name") not in (None, made.STATE):
+        return str(there)
+    directory = state_directory(pod.shared.directory, store)
+    put_own_volume(pod.spec, pod.place.spec_path, {"name": made.STATE, "emptyDir": {}})
+    for mount in [mount for mount in mounts if mount.get("name") == made.STATE and mount.get("mountPath") != directory]:
+        mounts.remove(mount)
+    put_named(mounts, {"name": made.STATE, "mountPath": directory}, key="mountPath")
+    return directory
+
+
+def _sub_path(pod: Pod) -> dict[str, Any]:
+    """Both containers must see the same directory, also where that is one which links do not work in."""
+    mount = pod.shared.mount or {}
+    return {key: mount[key] for key in ("subPath", "subPathExpr") if key in mount}
+
+
+def _our_container(pod: Pod, wanted: dict[str, Any]) -> Fields:
+    """Return the sidecar's container in the right list: new, or that of an earlier injection with what people added to it."""
+    spec, path = pod.spec, pod.place.spec_path
+    right, wrong = ("initContainers", "containers") if pod.options.is_native else ("containers", "initContainers")
+    there = named(entries(spec, right, path), made.SIDECAR)
+    if there is None:
+        moved = named(entries(spec, wrong, path), made.SIDECAR)
+        there = _plain(wanted) if moved is None else moved
+        if moved is not None:
+            spec[wrong].remove(moved)
+            if not spec[wrong]:
+                del spec[wrong]
+        where = growing(spec, right, path, before=("containers",))
+        # The first of the init containers: what it downloads for the resume is on its way while the others work.
+        where.insert(_first_place(where), there) if pod.options.is_native else where.append(there)
+    if "restartPolicy" not in wanted:
+        there.pop("restartPolicy", None)
+    kept = {"env", "volumeMounts", *({"resources"} if there.get("resources") else ())}
+    if pod.options.image is None and there.get("image"):
+        kept.add("image")
+    overlay(there, _plain({key: value for key, value in wanted.items() if key not in kept}))
+    return there
+
+
+def _first_place(init_containers: MutableSequence[Any]) -> int:
+    return 1 if init_containers and init_containers[0].get("name") == made.HOOK else 0
+
+
+def _installer(pod: Pod, secured: dict[str, Any]) -> None:
+    init = growing(pod.spec, "initContainers", pod.place.spec_path, before=("containers",))
+    ours = named(pod.spec["initContainers" if pod.options.is_native else "containers"], made.SIDECAR) or {}
+    wanted = _plain(
+        made.hook_installer(
+            image=str(ours.get("image")),
+            guaranteed=made.is_guaranteed(pod.spec),
+            secured=secured,
+            volume=pod.shared.name,
+            directory=pod.shared.directory,
+        )
+    )
+    wanted["volumeMounts"][0].update(_sub_path(pod))
+    there = named(init, made.HOOK)
+    if there is None:
+        init.insert(0, wanted)
+    else:
+        overlay(there, {key: value for key, value in wanted.items() if key != "resources" or not there.get("resources")})
+
+
+def _store(pod: Pod) -> str:
+    """Return the store option, else the store of an earlier injection, in the form of ``CKPT_STORE``."""
+    store = pod.options.store or store_that_is_there(pod)
+    if store is None:
+        raise NotInjectable("", "--store is missing: where do the checkpoints go? Such as s3://bucket/runs/{name}")
+    try:
+        store_place(as_checked(store, pod.place.document), bucket=ANY_BUCKET, volume=Path(pod.shared.directory))
+    except ValueError as error:
+        raise NotInjectable("", f"--store {shown(as_checked(store, pod.place.document))} {error}") from None
+    return store
+
+
+def _plain(value: Any) -> Any:
+    """A copy in which nothing is shared: YAML would show shared parts as anchors."""
+    return json.loads(json.dumps(value))

@@ -1,0 +1,93 @@
+"""What an earlier injection was asked for: where it is not said again, it stays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sidecar.kubernetes.inject import containers as made
+from sidecar.kubernetes.inject.fields import Fields, named, put, section
+from sidecar.kubernetes.inject.options import ANNOTATION, Options
+from sidecar.kubernetes.inject.pod_templates import Place
+from sidecar.kubernetes.inject.trainer import TRAINER_ANNOTATION
+
+PODS_ANNOTATION = f"{ANNOTATION}pods"
+"""On the workload: which of its pods get a sidecar, where only some were asked for."""
+_USER_ANNOTATION = f"{ANNOTATION}run-as-user"
+SKIP_CONTAINERS = "eks.amazonaws.com/skip-containers"
+
+
+def with_recalled(place: Place, options: Options) -> Options:
+    """Return the options of one pod, those that are not given as an earlier injection had them."""
+    spec = place.template.get("spec") or {}
+    init, main = spec.get("initContainers") or [], spec.get("containers") or []
+    ours = named(init, made.SIDECAR) or named(main, made.SIDECAR)
+    if ours is None:
+        return options
+    annotations = _annotations(place.template)
+    recalled: dict[str, Any] = {}
+    if options.mode == "auto" and options.kubernetes_version is None:
+        recalled["mode"] = "classic" if named(main, made.SIDECAR) else "native"
+    if named(init, made.HOOK) is not None:
+        recalled["install_hook"] = True
+    if options.run_as_user is None and str(annotations.get(_USER_ANNOTATION, "")).isdecimal():
+        recalled["run_as_user"] = int(annotations[_USER_ANNOTATION])
+    recalled |= _ports(ours, options)
+    skipped = str(annotations.get(SKIP_CONTAINERS, "")).split(",")
+    if not options.secret and made.SIDECAR not in skipped and _are_all_skipped(main, skipped):
+        recalled["cloud_identity"] = True
+    return replace(options, **recalled)
+
+
+def _annotations(owner: Fields) -> Fields:
+    return (owner.get("metadata") or {}).get("annotations") or {}
+
+
+def _ports(ours: Fields, options: Options) -> dict[str, int]:
+    env = {str(entry.get("name")): str(entry.get("value") or "") for entry in ours.get("env") or ()}
+    api, metrics = env.get("CKPT_API_PORT", ""), re.fullmatch(r"0\.0\.0\.0:([0-9]+)", env.get("CKPT_METRICS_BIND", ""))
+    return {
+        **({"api_port": int(api)} if options.api_port is None and api.isdecimal() else {}),
+        **({"metrics_port": int(metrics[1])} if options.metrics_port is None and metrics else {}),
+    }
+
+
+def _are_all_skipped(containers: Sequence[Fields], skipped: Sequence[str]) -> bool:
+    names = {str(container.get("name")) for container in containers} - {made.SIDECAR}
+    return bool(names) and names <= set(skipped)
+
+
+def remember(place: Place, options: Options, trainer: str, *, is_guess: bool) -> None:
+    """Write down in the pod template's annotations what nothing else there will tell the next injection."""
+    said = {
+        TRAINER_ANNOTATION: trainer if options.trainer_container or is_guess else None,
+        _USER_ANNOTATION: None if options.run_as_user is None else str(options.run_as_user),
+    }
+    wanted = {name: value for name, value in said.items() if value is not None}
+    if wanted:
+        metadata = section(place.template, "metadata", place.path, before=("spec",))
+        annotations = section(metadata, "annotations", f"{place.path}.metadata")
+        for name, value in wanted.items():
+            put(annotations, name, value)
+
+
+def chosen_pods(document: Fields, options: Options) -> tuple[str, ...]:
+    """Return the names of the pods that get a sidecar, said now or at an earlier injection; none: all that train."""
+    recorded = str(_annotations(document).get(PODS_ANNOTATION, ""))
+    return options.pods or tuple(filter(None, (name.strip() for name in recorded.split(","))))
+
+
+def remember_pods(document: Fields, options: Options) -> None:
+    """Write down in the workload's annotations which of its pods were chosen."""
+    if options.pods:
+        metadata = section(document, "metadata", "", before=("spec",))
+        put(section(metadata, "annotations", "metadata"), PODS_ANNOTATION, ",".join(options.pods))
+
+
+def has_sidecar(node: Any) -> bool:
+    """Whether an earlier injection left a sidecar anywhere in a document."""
+    if isinstance(node, dict):
+        return (node.get("name") == made.SIDECAR and "env" in node) or any(has_sidecar(value) for value in node.values())
+    return isinstance(node, list) and any(has_sidecar(value) for value in node)

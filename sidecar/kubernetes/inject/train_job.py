@@ -1,0 +1,138 @@
+"""A TrainJob cannot add containers: its runtime has the sidecar. What differs from run to run is patched into that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from sidecar.kubernetes.inject import containers as made
+from sidecar.kubernetes.inject.environment import put_variables
+from sidecar.kubernetes.inject.fields import Fields, entries, growing, named, put, put_named, section
+from sidecar.kubernetes.inject.options import ANY_BUCKET, Options
+from sidecar.kubernetes.inject.pod_templates import InjectWarning, NotInjectable
+from sidecar.kubernetes.inject.recalled import chosen_pods, remember_pods
+from sidecar.kubernetes.inject.warnings import warning_of_name, warnings_of_shell
+from sidecar.kubernetes.inject.workload import as_checked, referred_to
+from sidecar.store_url import shown, store_place
+
+MANAGER = "checkpoint-sidecar/inject"
+_DEFAULT_POD = "node"
+
+
+def put_in(document: Fields, options: Options) -> list[InjectWarning]:
+    """Give the run its prefix, its grace period and its number of nodes; the trainer its settings.
+
+    The form is ``runtimePatches``, or ``podTemplateOverrides`` where the document has them already (Trainer 2.1 and older).
+    """
+    spec = section(document, "spec", "")
+    options = _with_recalled(document, spec, options)
+    remember_pods(document, options)
+    warnings = [*warning_of_name(document, options.store or ""), *_warnings(spec, options)]
+    env = _sidecar_environment(document, spec, options)
+    for pod in options.pods or (_DEFAULT_POD,):
+        patched = _override(spec, pod) if "podTemplateOverrides" in spec else _patch(spec, pod, options)
+        containers = growing(patched, "initContainers" if options.is_native else "containers", "spec")
+        there = named(containers, made.SIDECAR)
+        if there is None:
+            there = {"name": made.SIDECAR}
+            containers.append(there)
+        put_variables(growing(there, "env", made.SIDECAR), env)
+    settings = options.trainer_settings()
+    if options.grace:
+        settings["CKPT_GRACE_SECONDS"] = str(options.grace)
+        settings["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(options.grace)
+    if settings:
+        trainer_env = growing(section(spec, "trainer", "spec"), "env", "spec.trainer")
+        for name, value in settings.items():
+            put_named(trainer_env, {"name": name, "value": value})
+    return warnings
+
+
+def _with_recalled(document: Fields, spec: Fields, options: Options) -> Options:
+    """Return the options, those that are not given as an earlier injection of this TrainJob had them."""
+    where = ("runtimePatches", "podTemplateOverrides")
+    ours = [found for key in where for found in _sidecars(spec.get(key))]
+    if not ours:
+        return options
+    stores = [named(container.get("env") or [], "CKPT_STORE") or {} for _, container in ours]
+    recalled = next((str(store["value"]) for store in stores if store.get("value")), None)
+    mode = options.mode
+    if mode == "auto" and options.kubernetes_version is None:
+        mode = "native" if ours[0][0] == "initContainers" else "classic"
+    return replace(options, store=options.store or recalled, mode=mode, pods=chosen_pods(document, options))
+
+
+def _sidecars(node: Any, key: str = "") -> Iterator[tuple[str, Fields]]:
+    """Yield the patches of our container below a node, each with the name of its list."""
+    if isinstance(node, dict):
+        if node.get("name") == made.SIDECAR:
+            yield key, node
+        for name, value in node.items():
+            yield from _sidecars(value, str(name))
+    elif isinstance(node, list):
+        for value in node:
+            yield from _sidecars(value, key)
+
+
+def _sidecar_environment(document: Fields, spec: Fields, options: Options) -> dict[str, Any]:
+    nodes = (spec.get("trainer") or {}).get("numNodes")
+    env: dict[str, Any] = {
+        **referred_to(options.store or ""),
+        **({"CKPT_STORE": options.store} if options.store else {}),
+        **({"CKPT_GRACE_SECONDS": str(options.grace)} if options.grace else {}),
+        **({"CKPT_NODE_COUNT": str(nodes)} if isinstance(nodes, int) else {}),
+        **options.sidecar_settings(),
+    }
+    if not options.store:
+        raise NotInjectable("", "--store is missing: each run has its own prefix, such as s3://bucket/runs/{name}")
+    try:
+        store_place(as_checked(options.store, document), bucket=ANY_BUCKET)
+    except ValueError as error:
+        raise NotInjectable("", f"--store {shown(as_checked(options.store, document))} {error}") from None
+    return env
+
+
+def _patch(spec: Fields, pod: str, options: Options) -> Fields:
+    patch = _named(growing(spec, "runtimePatches", "spec"), MANAGER, key="manager")
+    here: Any = patch
+    for key in ("trainingRuntimeSpec", "template", "spec"):
+        here = section(here, key, "spec.runtimePatches")
+    here = _named(growing(here, "replicatedJobs", "spec.runtimePatches"), pod)
+    for key in ("template", "spec", "template", "spec"):
+        here = section(here, key, "spec.runtimePatches")
+    if options.grace:
+        put(here, "terminationGracePeriodSeconds", options.grace)
+    fields: Fields = here
+    return fields
+
+
+def _override(spec: Fields, pod: str) -> Fields:
+    overrides = growing(spec, "podTemplateOverrides", "spec")
+    for override in overrides:
+        if [target.get("name") for target in override.get("targetJobs") or ()] == [pod]:
+            return section(override, "spec", "spec.podTemplateOverrides")
+    overrides.append({"targetJobs": [{"name": pod}], "spec": {}})
+    return section(overrides[-1], "spec", "spec.podTemplateOverrides")
+
+
+def _named(items: Any, name: str, *, key: str = "name") -> Fields:
+    there = named(items, name, key=key)
+    if there is None:
+        there = {key: name}
+        items.append(there)
+    return there
+
+
+def _warnings(spec: Fields, options: Options) -> Iterator[InjectWarning]:
+    yield from warnings_of_shell(spec.get("trainer") or {}, "spec.trainer")
+    runtime = (spec.get("runtimeRef") or {}).get("name")
+    text = f"a TrainJob cannot add containers: the sidecar must be in the runtime {runtime!r}; inject it there"
+    yield InjectWarning("spec.runtimeRef", text, unless_injected=str(runtime))
+    if "podTemplateOverrides" in spec and options.grace:
+        text = "cannot set the grace period: write it into the runtime, the same number as --grace"
+        yield InjectWarning("spec.podTemplateOverrides", text)
+    if not entries(spec, "podTemplateOverrides", "spec") and not options.grace:
+        yield InjectWarning(
+            "spec.runtimePatches", "the grace period is the runtime's; --grace sets another for this run (Trainer 2.3)"
+        )

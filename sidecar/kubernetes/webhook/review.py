@@ -1,0 +1,84 @@
+"""One AdmissionReview in, one out (``admission.k8s.io/v1``). No I/O."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jsonpatch
+
+from sidecar.errors import ConfigurationError
+from sidecar.kubernetes.inject.documents import inject
+from sidecar.kubernetes.inject.options import Options, from_annotations, in_store
+from sidecar.kubernetes.inject.pod_templates import NotInjectable
+from sidecar.kubernetes.inject.workload import name_of_pods_run
+
+LABEL = "checkpoint-sidecar/inject"
+_OPTION_PREFIX = "checkpoint-sidecar/"
+_LONGEST_WARNING = 250
+"""The API server cuts at 256."""
+
+
+class NotAReview(ValueError):
+    """What came is no AdmissionReview of this version."""
+
+
+def answer(review: Any, defaults: Options) -> dict[str, Any]:
+    """Return the AdmissionReview that answers one.
+
+    An object without the label passes as it is. One with it gets the sidecar, with the options of its annotations; where that
+    is not possible it is refused with the reason: a job that requests durable checkpoints should not train without them.
+
+    Raises:
+        NotAReview: The text says what is wrong.
+    """
+    request = review.get("request") if isinstance(review, Mapping) else None
+    if not isinstance(request, Mapping) or not request.get("uid") or review.get("apiVersion") != "admission.k8s.io/v1":
+        raise NotAReview("must be an AdmissionReview of admission.k8s.io/v1 with a request and its uid")
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": _response(request, defaults)}
+
+
+def _response(request: Mapping[str, Any], defaults: Options) -> dict[str, Any]:
+    uid, found = request["uid"], request.get("object")
+    if not isinstance(found, dict) or not _is_asked_for(found):
+        return {"uid": uid, "allowed": True}
+    document = {"apiVersion": _api_version(request), "kind": (request.get("kind") or {}).get("kind"), **found}
+    try:
+        options = _options(document, request, defaults)
+        done = inject(document, options)
+    except (NotInjectable, ConfigurationError) as error:
+        message = f"checkpoint-sidecar: {error}"
+        return {"uid": uid, "allowed": False, "status": {"code": 422, "reason": "Invalid", "message": message}}
+    patch = jsonpatch.make_patch(document, done.document).patch
+    return {
+        "uid": uid,
+        "allowed": True,
+        "warnings": [f"checkpoint-sidecar: {warning}"[:_LONGEST_WARNING] for warning in done.warnings],
+        **({"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()} if patch else {}),
+    }
+
+
+def _is_asked_for(document: dict[str, Any]) -> bool:
+    return str(((document.get("metadata") or {}).get("labels") or {}).get(LABEL)) == "true"
+
+
+def _api_version(request: Mapping[str, Any]) -> str:
+    kind = request.get("kind") or {}
+    return "/".join(filter(None, (kind.get("group"), kind.get("version"))))
+
+
+def _options(document: dict[str, Any], request: Mapping[str, Any], defaults: Options) -> Options:
+    metadata = document.get("metadata") or {}
+    own = {key: value for key, value in (metadata.get("annotations") or {}).items() if key.startswith(_OPTION_PREFIX)}
+    options = from_annotations(defaults, own)
+    if options.store is None or "{" not in options.store:
+        return options
+    # In a file the workload has its own name and namespace; a pod says them by its labels, and the request says where it goes.
+    namespace = request.get("namespace") or metadata.get("namespace") or "default"
+    name = name_of_pods_run(metadata) if "{name}" in options.store else None
+    if "{name}" in options.store and name is None:
+        raise NotInjectable("metadata.labels", f"nothing here names the run: set the annotation {_OPTION_PREFIX}store")
+    return replace(options, store=in_store(options.store, namespace=str(namespace), name=str(name)))

@@ -1,0 +1,225 @@
+"""Termination of the pod: notices, the deadline, and the trainer's state."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from sidecar.core.lifecycle.phases import is_success_of_this_pod, margin_s
+from sidecar.volume.volume import Volume
+from trainer_hook.contract import (
+    EXIT_REPORT,
+    TERMINATING,
+    TRAINER_STATE,
+    ContractError,
+    Notice,
+    TrainerState,
+    encode_notice,
+    epoch_seconds,
+    parse_notice,
+    parse_trainer_state,
+    rfc3339,
+)
+
+log = structlog.get_logger()
+
+LAST_REPORT = EXIT_REPORT.rpartition("/")[2]
+"""File in the state directory: the trusted copy of the exit report for the next sidecar process."""
+POD = "pod.json"
+"""File in the state directory: the pod that used the volume last, and since when."""
+
+
+@dataclass(frozen=True, slots=True)
+class TerminationNotice:
+    """A termination notice. ``at_s``: epoch seconds; the other times are monotonic, because the wall clock may jump."""
+
+    source: str
+    at_s: float
+    began_s: float
+    until_s: float
+    """End of the grace period: of several notices, the earliest end counts."""
+
+
+class Termination:
+    """Termination state. All sources of notices (signal, API, spot, hook) are equal; the earliest starts the clock."""
+
+    def __init__(self, volume: Volume, *, grace_s: float) -> None:
+        self._volume = volume
+        self._grace_s = grace_s
+        self._started_at_s = time.time()
+        self.going: TerminationNotice | None = None
+        self.sigterms = 0
+        self.on_notice: Callable[[], None] = lambda: None
+        """Called on each new notice of any source, and on each SIGTERM."""
+        self._trainer_before: bytes | None = None
+        """Content of ``trainer.json`` when this process started."""
+        self.pod_since_s = self._started_at_s
+        """When this pod began to use the volume, epoch seconds."""
+        self._ended_in_order_at_s: float | None = None
+        self._void: bytes | None = None
+        """A void notice on the volume that could not be deleted."""
+        self._absent_s = float("-inf")
+        """When the volume was last seen without a notice (monotonic seconds)."""
+
+    def begin(self, pod: str) -> None:
+        """Read the state that earlier processes of this pod and of earlier pods left on the volume."""
+        since_s = _pod_since_s(self._volume.read_state(POD), pod)
+        self.clear_stale(is_first_life=since_s is None)
+        self._trainer_before = self._volume.read_small(TRAINER_STATE)
+        self._ended_in_order_at_s = _ended_in_order_at_s(self._volume.read_state(LAST_REPORT))
+        if since_s is not None:
+            self.pod_since_s = since_s
+            return
+        try:
+            (self._volume.state / POD).publish(json.dumps({"pod": pod, "since": rfc3339(self._started_at_s)}).encode())
+        except OSError as error:
+            log.warning("pod_not_written", path=POD, error=error.strerror)
+
+    def notice(
+        self, source: str, *, at_s: float | None = None, ends_in_s: float | None = None, tell_trainer: bool = True
+    ) -> bool:
+        """Take a termination notice. Returns whether it is new; ``on_notice`` was called then.
+
+        Args:
+            source: Source of the notice.
+            at_s: When it was given, epoch seconds; ``None``: now.
+            ends_in_s: Seconds left, if the source knows them; ``None``: the grace period.
+            tell_trainer: Whether to pass the notice on to the trainer.
+        """
+        is_news = self._take(source, at_s=at_s, ends_in_s=ends_in_s, tell_trainer=tell_trainer)
+        if is_news:
+            self.on_notice()
+        return is_news
+
+    def _take(self, source: str, *, at_s: float | None, ends_in_s: float | None, tell_trainer: bool) -> bool:
+        now_s = time.time()
+        at_s = now_s if at_s is None else min(at_s, now_s)
+        # Whatever the wall clock did: a file that was missing at the last check is not older than that check.
+        began_s = max(time.monotonic() - (now_s - at_s), self._absent_s)
+        until_s = began_s + self._grace_s if ends_in_s is None else time.monotonic() + ends_in_s
+        before = self.going
+        if before is None:
+            self.going = TerminationNotice(source, at_s, began_s, until_s)
+        else:
+            first = before if before.began_s <= began_s else TerminationNotice(source, at_s, began_s, until_s)
+            self.going = replace(first, until_s=min(before.until_s, until_s))
+        if tell_trainer and self._volume.read_small(TERMINATING) is None:
+            try:
+                (self._volume / TERMINATING).publish(encode_notice(Notice(rfc3339(at_s), source)))
+            except OSError as error:  # for example a full disk: the trainer gets its own signal
+                log.warning("notice_not_written", error=error.strerror)
+        return before is None
+
+    def expire(self) -> bool:
+        """Withdraw a notice without SIGTERM within its time: the pod stays. Returns whether there was one."""
+        if self.sigterms or not self._is_overdue():
+            return False
+        self._drop()
+        return True
+
+    def sigterm(self, *, tell_trainer: bool = True) -> None:
+        """Record that the sidecar got SIGTERM."""
+        self.sigterms += 1
+        if self.sigterms == 1 and self._is_overdue():
+            self._drop()  # an old notice must not shorten the time of this one
+        self._take("sigterm", at_s=None, ends_in_s=None, tell_trainer=tell_trainer)
+        self.on_notice()
+
+    def _is_overdue(self) -> bool:
+        left_s = self.left_s()
+        return left_s is not None and left_s <= 0
+
+    def _drop(self) -> None:
+        self.going = None
+        self._void = self._volume.read_small(TERMINATING)
+        self._unlink_notice()
+
+    def _unlink_notice(self) -> None:
+        with contextlib.suppress(OSError):  # a missing or read-only volume: the clock decides
+            (self._volume / TERMINATING).remove()
+
+    def look(self) -> bool:
+        """Check for the hook's ``terminating`` file. Returns whether it is a new notice."""
+        raw = self._volume.read_small(TERMINATING)
+        if raw is None:
+            self._absent_s, self._void = time.monotonic(), None
+        if raw is None or raw == self._void or self.going is not None:
+            return False
+        notice = parse_notice(raw)
+        return self.notice(notice.source or "sigterm", at_s=epoch_seconds(notice.at) if notice.at else None)
+
+    def clear_stale(self, *, is_first_life: bool) -> None:
+        """Delete a notice that an earlier process or an earlier pod left: a starting container is not terminating.
+
+        This pod's notice still counts until its time is over: the sidecar was restarted in the middle of a flush. A notice that
+        the first process of a pod finds was given to the pod before it, whose grace period does not apply here.
+        """
+        raw = self._volume.read_small(TERMINATING)
+        if raw is None:
+            return
+        notice = parse_notice(raw)
+        if is_first_life or notice.at is None or epoch_seconds(notice.at) < self._started_at_s - self._grace_s:
+            self._void = raw
+            self._unlink_notice()
+
+    def deadline_s(self) -> float | None:
+        """Return the deadline in monotonic seconds; ``None``: no notice."""
+        return None if self.going is None else self.going.until_s - margin_s(self._grace_s)
+
+    def left_s(self) -> float | None:
+        """Return the seconds until the deadline; ``None``: no notice."""
+        deadline_s = self.deadline_s()
+        return None if deadline_s is None else deadline_s - time.monotonic()
+
+    def trainer(self) -> TrainerState | None:
+        """Return the trainer's state that the hook reported last, or ``None`` without a hook."""
+        raw = self._volume.read_small(TRAINER_STATE)
+        try:
+            return None if raw is None else parse_trainer_state(raw)
+        except ContractError:
+            return None
+
+    def trainer_succeeded(self) -> bool:
+        """Whether the trainer of this pod has reported success."""
+        trainer = self.trainer()
+        return (
+            trainer is not None
+            and trainer.state == "succeeded"
+            and is_success_of_this_pod(
+                updated_at_s=_epoch_s(trainer.updated_at),
+                changed=self._volume.read_small(TRAINER_STATE) != self._trainer_before,
+                pod_since_s=self.pod_since_s,
+                ended_in_order_at_s=self._ended_in_order_at_s,
+            )
+        )
+
+
+def _pod_since_s(raw: bytes | None, pod: str) -> float | None:
+    known = _fields(raw)
+    return _epoch_s(known.get("since")) if known.get("pod") == pod else None
+
+
+def _ended_in_order_at_s(raw: bytes | None) -> float | None:
+    report = _fields(raw)
+    return _epoch_s(report.get("written_at")) if report.get("exit_code") == 0 else None
+
+
+def _fields(raw: bytes | None) -> dict[str, Any]:
+    try:
+        fields = json.loads(raw or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _epoch_s(text: Any) -> float | None:
+    try:
+        return epoch_seconds(text) if isinstance(text, str) else None
+    except ContractError:
+        return None

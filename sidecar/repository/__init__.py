@@ -1,0 +1,1 @@
+"""Committed checkpoints in the store: the one reader of their commits and manifests."""

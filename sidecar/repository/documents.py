@@ -1,0 +1,157 @@
+"""Reader of a checkpoint's documents in the store; compares them with the objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sidecar.core.commit.commit import Inventory, Object, attempt_of
+from sidecar.core.commit.commit_roster import EAGER_NODES
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.found_checkpoint import Finished
+from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
+from sidecar.errors import CorruptObject, NotFound, OversizedDocument
+from sidecar.repository.manifest_bundle import gathered_in_commit
+from sidecar.store.protocol import Store
+from sidecar.store.slice import BLOCK_BYTES
+from sidecar.transfer.executor import StoreExecutor
+from trainer_hook.contract import ContractError, Node
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCommit:
+    """A commit document in the store. ``commit`` is ``None`` if it is malformed: it protects nothing.
+
+    ``crc64nvme`` is empty if the object is too large to be a commit.
+    """
+
+    commit: Commit | None
+    crc64nvme: str
+
+
+class Documents:
+    """Reads commits and manifests of checkpoints."""
+
+    def __init__(self, store: Store, executor: StoreExecutor) -> None:
+        self._store = store
+        self._executor = executor
+
+    async def stored_commit(self, name: str) -> StoredCommit | None:
+        """Return the commit of a checkpoint, or ``None`` if there is none."""
+        key = keys.commit(name)
+        try:
+            raw = await self._executor.persistently(self._store.get, key)
+        except NotFound:
+            return None
+        except OversizedDocument:
+            return StoredCommit(None, "")
+        try:
+            commit = decode_commit(raw, key=key)
+        except ContractError:
+            commit = None
+        return StoredCommit(commit, checksum.to_text(checksum.checksum(raw)))
+
+    async def own_manifest(self, checkpoint: Finished) -> Manifest | None:
+        """Return the manifest that this node wrote for this attempt before; ``None``: missing or malformed."""
+        key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
+        try:
+            return decode_manifest(await self._executor.persistently(self._store.get, key), key=key)
+        except (NotFound, ContractError):
+            return None
+
+    async def part(self, commit: Commit, node: Node) -> Manifest | None:
+        """Return a node's manifest of a commit; ``None``: the commit names none, or it does not match the commit."""
+        key = keys.manifest(commit.name, commit.attempt, node)
+        named = named_in(commit, key)
+        if named is None:
+            return None
+        try:
+            raw = await self._executor.persistently(self._store.get, key)
+            return decode_manifest(raw, key=key) if checksum.to_text(checksum.checksum(raw)) == named.crc64nvme else None
+        except (NotFound, ContractError):
+            return None
+
+    async def damaged(self, commit: Commit) -> list[str]:
+        """Return the keys whose objects differ from those in a commit. Objects that etags do not identify are read."""
+        listing = await self._executor.persistently(self._listing, commit.name)
+        unproven, found = await self._compare(commit, listing)
+        for entry in unproven:
+            there = listing.get(entry.key)
+            if there is None or there.size_bytes != entry.size_bytes or not await self._holds(entry):
+                found.append(entry.key)
+        return found
+
+    async def why_not_whole(self, commit: Commit, crc64nvme: str) -> str | None:
+        """Return why a commit is not whole, or ``None`` if it is. Reads documents and one listing, no data.
+
+        Args:
+            commit: The commit.
+            crc64nvme: Its checksum.
+        """
+        listing = await self._executor.persistently(self._listing, commit.name)
+        if keys.quarantined(commit.name, crc64nvme) in listing:
+            return "it is quarantined"
+        unproven, wrong = await self._compare(commit, listing)
+        if wrong or unproven:
+            return f"{(wrong or [unproven[0].key])[0]} is missing, or not what was recorded"
+        return None
+
+    async def is_quarantined(self, name: str, crc64nvme: str) -> bool:
+        """Whether any node has quarantined this commit of a checkpoint."""
+        key = keys.quarantined(name, crc64nvme)
+        return bool(await self._executor.persistently(lambda: list(self._store.list(key))))
+
+    async def _compare(self, commit: Commit, listing: Mapping[str, Object]) -> tuple[list[FileEntry], list[str]]:
+        """Return the files that the listing does not prove, and the keys of manifests that do not match the commit."""
+        inventory, wrong = Inventory(listing), []
+        many = len(commit.manifests) > EAGER_NODES
+        gathered = await gathered_in_commit(commit, self._store, self._executor) if many else {}
+        for named in commit.manifests:
+            manifest = await self._manifest(named, gathered.pop(named.key, None))
+            if manifest is None:
+                wrong.append(named.key)
+            else:
+                inventory.add(manifest)
+        return inventory.unproven(), wrong
+
+    async def _manifest(self, named: ManifestEntry, raw: bytes | None) -> Manifest | None:
+        """Return a manifest if it matches the commit, else ``None``. ``raw``: its bytes in the bundle; ``None``: not in it."""
+        try:
+            if raw is None:
+                raw = await self._executor.persistently(self._store.get, named.key)
+            is_named = checksum.to_text(checksum.checksum(raw)) == named.crc64nvme
+            return decode_manifest(raw, key=named.key) if is_named else None
+        except (NotFound, ContractError):
+            return None
+
+    async def _holds(self, entry: FileEntry) -> bool:
+        """Whether a rewritten object has the same content, by reading it: not every store's etag identifies content."""
+        try:
+            return await self._executor.persistently(self._crc_of, entry.key, entry.size_bytes) == entry.crc
+        except (NotFound, CorruptObject):
+            return False
+
+    def _crc_of(self, key: str, size_bytes: int) -> int:
+        crc, buffer = 0, memoryview(bytearray(min(BLOCK_BYTES, max(1, size_bytes))))
+        with self._store.read(key, length=size_bytes) as body:
+            while count := body.readinto(buffer):
+                self._executor.gate.check()
+                crc = checksum.checksum(buffer[:count], crc)
+        return crc
+
+    async def _named_by(self, name: str, there: StoredCommit) -> list[str]:
+        if there.commit is not None:
+            copy = keys.all_manifests(name, there.commit.attempt)
+            many = len(there.commit.manifests) > EAGER_NODES
+            return [e.key for e in there.commit.manifests if attempt_of(e.key, name) is not None] + [copy] * many
+        # Its manifests are unknown; a node that still needs its manifest publishes it again.
+        stored = await self._executor.persistently(self._listing, name)
+        return [key for key in stored if attempt_of(key, name) is not None]
+
+    def _listing(self, name: str) -> dict[str, Object]:
+        return {o.key: Object(o.size_bytes, o.etag) for o in self._store.list(keys.folder(name))}
+
+
+def named_in(commit: Commit, key: str) -> ManifestEntry | None:
+    """Return a commit's entry for the manifest under a key; ``None``: it has none."""
+    return next((entry for entry in commit.manifests if entry.key == key), None)

@@ -1,0 +1,1 @@
+"""Deletion of checkpoints that are not kept, on the volume and in the store."""

@@ -1,0 +1,153 @@
+"""Cleaner: executes the retention plans on the volume and in the store, and logs each deletion with its reason."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import structlog
+
+from sidecar.catalog.catalog import Catalog, Tracked
+from sidecar.catalog.events import Events
+from sidecar.core.commit.retention import Deletion, Kept, plan_local_deletion, turn_after_s
+from sidecar.core.lifecycle.states import State
+from sidecar.daemon.settings import Settings
+from sidecar.download.resume_service import ResumeService
+from sidecar.errors import StoreError
+from sidecar.retention.store_retention import StoreRetention
+from sidecar.store.protocol import Store
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.volume.volume import Volume
+from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
+
+log = structlog.get_logger()
+
+INTERVAL_S = 10.0
+
+
+STORE_AGAIN_S = 60.0
+"""Seconds until the next try after the store refused a request."""
+IN_USE = "the run resumes from it"
+
+
+class Cleaner:
+    """Two services, one for the volume and one for the store.
+
+    The first runs after each change and every ``INTERVAL_S`` seconds, the second when newer commits have settled. An
+    unreachable store delays the second alone.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        store: Store,
+        volume: Volume,
+        catalog: Catalog,
+        executor: StoreExecutor,
+        resume_service: ResumeService,
+        events: Events,
+    ) -> None:
+        self._settings = settings
+        self._volume = volume
+        self._catalog = catalog
+        self._resume_service = resume_service
+        self._events = events
+        self._retention: StoreRetention | None = None
+        if settings.keep_store is not None:
+            self._retention = StoreRetention(
+                store,
+                executor,
+                keep_newest=settings.keep_store,
+                keep_every_steps=settings.keep_every_steps,
+                protected=lambda: dict.fromkeys(resume_service.in_use(), IN_USE),
+                is_quarantined=resume_service.is_quarantined,
+                on_deleted=self._deleted_from_store,
+            )
+
+    async def run(self) -> None:
+        """Clean the volume until cancelled."""
+        while True:
+            try:
+                await self.clean_volume()
+            except OSError as error:
+                log.warning("volume_not_cleaned", error=str(error), hint="is the volume still mounted? It is tried again")
+            try:
+                async with asyncio.timeout(INTERVAL_S):
+                    await self._catalog.changed()
+            except TimeoutError:
+                continue
+
+    async def run_retention(self) -> None:
+        """Clean the store until cancelled, if ``CKPT_KEEP_STORE`` is set."""
+        # The first check deletes nothing: a commit counts only once it was seen in two checks.
+        due_s: float | None = time.monotonic() + turn_after_s(self._settings.node)
+        seen: frozenset[tuple[str, float | None]] = frozenset()
+        while True:
+            if due_s is None:
+                while not self._durable() - seen:
+                    await self._catalog.changed()
+                due_s = time.monotonic() + turn_after_s(self._settings.node)
+            await asyncio.sleep(due_s - time.monotonic())
+            seen = self._durable()  # read before the check: a commit made meanwhile triggers another check
+            again_s = await self._look_at_store()
+            due_s = None if again_s is None else time.monotonic() + again_s
+
+    def _durable(self) -> frozenset[tuple[str, float | None]]:
+        return frozenset((t.name, t.committed_at_s) for t in self._catalog.all() if t.state is State.COMMITTED)
+
+    async def _look_at_store(self) -> float | None:
+        assert self._retention is not None
+        try:
+            return await self._retention.look()
+        except StoreError as error:
+            log.warning("store_not_cleaned", error=str(error), hint=f"tried again in {STORE_AGAIN_S:.0f} s")
+            return STORE_AGAIN_S
+
+    async def clean_volume(self) -> None:
+        """Delete the durable local checkpoints that retention does not keep."""
+        await self._clean_volume(min_free_bytes=self._settings.min_free)
+
+    async def make_room(self, wanted_bytes: int) -> list[str]:
+        """Delete durable local checkpoints, oldest first, until ``wanted_bytes`` are free. Returns their names.
+
+        Raises:
+            OSError: The volume's free space cannot be read.
+        """
+        return await self._clean_volume(min_free_bytes=wanted_bytes, keep_least=0)
+
+    async def _clean_volume(self, *, min_free_bytes: int, keep_least: int = 1) -> list[str]:
+        durable = [t for t in self._catalog.all() if t.state is State.COMMITTED and not _is_scripts(t)]
+        plan = plan_local_deletion(
+            [self._kept(t) for t in durable],
+            keep_newest=self._settings.keep_local,
+            free_bytes=self._volume.free_bytes(),
+            min_free_bytes=min_free_bytes,
+            keep_least=keep_least,
+        )
+        deleted = []
+        versions = {t.name: t.version for t in durable}
+        for deletion in plan:
+            # Deletions take time: a checkpoint that was rewritten or given to a resume meanwhile is no longer the planned one.
+            if not self._resume_service.is_in_use(deletion.name) and self._is_there(deletion.name, versions[deletion.name]):
+                await asyncio.to_thread(self._volume.delete, deletion.name)
+                log.info("local_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
+                deleted.append(deletion.name)
+        return deleted
+
+    def _is_there(self, name: str, version: str) -> bool:
+        return self._volume.marker_signature(name) == version
+
+    def _kept(self, tracked: Tracked) -> Kept:
+        checkpoint = tracked.checkpoint
+        assert checkpoint is not None
+        protected = IN_USE if self._resume_service.is_in_use(tracked.name) else None
+        return Kept(tracked.name, checkpoint.resume_step, checkpoint.size_bytes, protected)
+
+    def _deleted_from_store(self, deletion: Deletion) -> None:
+        self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
+
+
+def _is_scripts(tracked: Tracked) -> bool:
+    """Whether the training script rotates the checkpoint itself: such ones are neither counted nor deleted."""
+    return tracked.checkpoint is not None and tracked.checkpoint.meta.get(META_OWNER) == SCRIPT_OWNED

@@ -1,0 +1,217 @@
+"""Retention in the store: deletes old checkpoints once enough newer commits were verified as whole (FORMAT.md, I7)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+import structlog
+
+from sidecar.core.commit.resume import newest_first
+from sidecar.core.commit.retention import Deletion, StorePlan, is_surplus, plan_store_deletion
+from sidecar.core.commit.training_line import Committed, origin_of, present_line
+from sidecar.core.format import keys
+from sidecar.errors import ArchivedObject
+from sidecar.store.protocol import Store
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.commit.committer import Committer
+from sidecar.upload.commit.post_commit_check import AFTER_S, TICK_S
+from trainer_hook.contract import step_of
+
+log = structlog.get_logger()
+
+SETTLED_S = AFTER_S[-1][0] + 2 * TICK_S
+"""Seconds from a commit's first sight until it counts: its post-commit checks have ended then, by this node's clock."""
+WHOLE_FOR_S = 300.0
+"""Seconds for which a verification of a commit is valid. Before a deletion, commits are always verified again."""
+
+Writing = tuple[str, str]
+"""A commit: name and checksum."""
+
+
+class StoreRetention:
+    """Retention of one node. All nodes apply the same rule to the same documents, so concurrent runs have the same result."""
+
+    def __init__(
+        self,
+        store: Store,
+        executor: StoreExecutor,
+        *,
+        keep_newest: int,
+        keep_every_steps: int | None,
+        protected: Callable[[], Mapping[str, str]],
+        is_quarantined: Callable[[str, str], bool],
+        on_deleted: Callable[[Deletion], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start without observations.
+
+        Args:
+            store: The store.
+            executor: Runs the requests.
+            keep_newest: ``CKPT_KEEP_STORE``.
+            keep_every_steps: ``CKPT_KEEP_EVERY_STEPS``; ``None``: no such steps.
+            protected: Returns the names that must stay now, with reasons.
+            is_quarantined: Whether this node has quarantined a commit, by name and checksum.
+            on_deleted: Called with each deleted checkpoint.
+            clock: Monotonic seconds.
+        """
+        self._store = store
+        self._executor = executor
+        self._keep_newest = keep_newest
+        self._keep_every_steps = keep_every_steps
+        self._protected = protected
+        self._is_quarantined = is_quarantined
+        self._on_deleted = on_deleted
+        self._clock = clock
+        self._committer = Committer(store, executor)
+        self._seen_s: dict[Writing, float] = {}
+        """Time of each commit's first sight."""
+        self._whole_s: dict[Writing, float] = {}
+        """Time of each commit's last successful verification."""
+        self._logged: set[tuple[Writing, str]] = set()
+        """Kept commits and reasons that were already logged."""
+
+    async def look(self) -> float | None:
+        """Delete the checkpoints that retention does not keep.
+
+        Returns:
+            Seconds until the next useful check; ``None``: after the next commit.
+
+        Raises:
+            StoreError: The store refused a request.
+        """
+        names = newest_first(await self._executor.persistently(lambda: list(self._store.list_folders())))
+        found = await self._executor.together([self._read(name) for name in names])
+        now_s = self._clock()  # taken after the reads: commits made meanwhile must not look older than they are
+        committed = {c.name: replace(c, seen_s=self._first_seen(c, now_s)) for c in found if c is not None}
+        self._forget_all_but({(commit.name, commit.crc64nvme) for commit in committed.values()})
+        steps = [commit.step for commit in committed.values()]
+        if not is_surplus(steps, keep_newest=self._keep_newest, keep_every_steps=self._keep_every_steps):
+            return None
+        whole, again_s = await self._seen_whole(committed, not_before_s=now_s - WHOLE_FOR_S)
+        plan = self._plan(committed, whole)
+        if planned := {deletion.name for deletion in plan.deletions}:
+            # A deletion is final: the commits that count are verified again, and ordered by the store's clock.
+            whole, again_s = await self._seen_whole(committed, not_before_s=now_s)
+            committed |= await self._with_times({*planned, *whole}, committed)
+            plan = self._plan(committed, whole)
+            if await self._still_stand(whole):
+                await self._delete([deletion for deletion in plan.deletions if deletion.name in planned], committed)
+        if again_s is None:
+            self._tell(plan, committed)
+        return again_s
+
+    def _plan(self, committed: Mapping[str, Committed], whole: Mapping[str, str]) -> StorePlan:
+        return plan_store_deletion(
+            committed.values(),
+            whole=whole,
+            keep_newest=self._keep_newest,
+            keep_every_steps=self._keep_every_steps,
+            protected=self._protected(),
+        )
+
+    def _first_seen(self, commit: Committed, now_s: float) -> float:
+        return self._seen_s.setdefault((commit.name, commit.crc64nvme), now_s)
+
+    async def _read(self, name: str) -> Committed | None:
+        """Return the few fields of a commit that retention needs; large jobs' documents would not fit into memory together."""
+        try:
+            there, step = await self._committer.stored_commit(name), step_of(name)
+        except ArchivedObject:  # as any unreadable commit: it stays, and does not count
+            return None
+        if there is None or there.commit is None or step is None:
+            return None
+        commit = there.commit
+        return Committed(name, step, commit.attempt, commit.created_at, origin_of(commit.meta), there.crc64nvme)
+
+    def _forget_all_but(self, there: set[Writing]) -> None:
+        self._seen_s = {writing: at_s for writing, at_s in self._seen_s.items() if writing in there}
+        self._whole_s = {writing: at_s for writing, at_s in self._whole_s.items() if writing in there}
+        self._logged = {(writing, reason) for writing, reason in self._logged if writing in there}
+
+    async def _with_times(self, names: Collection[str], committed: Mapping[str, Committed]) -> dict[str, Committed]:
+        """Return commits with their write times by the store's clock."""
+        listed = await self._executor.together([self._modified(name) for name in names])
+        return {name: replace(committed[name], modified=modified) for name, modified in zip(names, listed, strict=True)}
+
+    async def _modified(self, name: str) -> str:
+        key = keys.commit(name)
+        found = await self._executor.persistently(lambda: list(self._store.list(key)))
+        return next((stored.modified for stored in found if stored.key == key), "")
+
+    async def _seen_whole(
+        self, committed: Mapping[str, Committed], *, not_before_s: float
+    ) -> tuple[dict[str, str], float | None]:
+        """Return the newest whole commits of the line, as many as are to be kept: checksum by name.
+
+        Also returns the seconds until the first too young one counts; ``None``: none is too young.
+
+        Args:
+            committed: All commits, by name.
+            not_before_s: Earliest verification that is still valid, monotonic seconds.
+        """
+        whole: dict[str, str] = {}
+        again_s: float | None = None
+        for commit in present_line(committed.values()):
+            left_s = commit.seen_s + SETTLED_S - self._clock()
+            if left_s > 0:
+                again_s = left_s if again_s is None else min(again_s, left_s)
+            elif await self._is_whole(commit, not_before_s):
+                whole[commit.name] = commit.crc64nvme
+                if len(whole) == self._keep_newest:
+                    break
+        return whole, again_s
+
+    async def _is_whole(self, commit: Committed, not_before_s: float) -> bool:
+        writing = commit.name, commit.crc64nvme
+        if self._is_quarantined(*writing):
+            return False
+        seen_s = self._whole_s.get(writing)
+        if seen_s is not None and seen_s >= not_before_s:
+            return True
+        looked_s = self._clock()
+        there = await self._committer.stored_commit(commit.name)
+        if there is None or there.commit is None or there.crc64nvme != commit.crc64nvme:
+            return False
+        try:
+            why_not = await self._committer.why_not_whole(there.commit, commit.crc64nvme)
+        except ArchivedObject as archived:
+            why_not = str(archived)
+        self._whole_s.pop(writing, None)
+        if why_not is None:
+            self._whole_s[writing] = looked_s
+        elif (writing, why_not) not in self._logged:
+            self._logged.add((writing, why_not))
+            log.warning(
+                "committed_checkpoint_not_whole", checkpoint=commit.name, reason=why_not, hint="it does not count as kept"
+            )
+        return why_not is None
+
+    async def _still_stand(self, whole: Mapping[str, str]) -> bool:
+        """Whether the commits for which others are deleted were neither revoked nor replaced meanwhile."""
+        there = await self._executor.together([self._committer.stored_commit(name) for name in whole])
+        return [found and found.crc64nvme for found in there] == list(whole.values())
+
+    async def _delete(self, deletions: Iterable[Deletion], committed: Mapping[str, Committed]) -> None:
+        for deletion in deletions:
+            there = await self._committer.stored_commit(deletion.name)
+            is_judged = there is not None and there.crc64nvme == committed[deletion.name].crc64nvme
+            if not is_judged or deletion.name in self._protected():  # changed since the plan was made
+                continue
+            # In the order of I4. Objects that another node deletes concurrently are missing, which is not an error.
+            if await self._committer.revoke_commit(deletion.name, judged=there):
+                left = await self._executor.persistently(self._keys, deletion.name)
+                await self._committer.delete_while_uncommitted(deletion.name, left)
+                self._on_deleted(deletion)
+
+    def _keys(self, name: str) -> list[str]:
+        return [stored.key for stored in self._store.list(keys.folder(name))]
+
+    def _tell(self, plan: StorePlan, committed: Mapping[str, Committed]) -> None:
+        for kept in plan.kept:
+            kept_reason = (kept.name, committed[kept.name].crc64nvme), kept.reason
+            if kept_reason not in self._logged:
+                self._logged.add(kept_reason)
+                log.info("store_checkpoint_kept", checkpoint=kept.name, reason=kept.reason)

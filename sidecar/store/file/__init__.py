@@ -1,0 +1,1 @@
+"""A folder as a store: a PVC or any mounted file system."""

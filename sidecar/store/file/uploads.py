@@ -1,0 +1,143 @@
+"""Multipart uploads of a folder store: each unfinished upload is a folder with one file per part."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from sidecar.core.format import checksum
+from sidecar.errors import NotFound
+from sidecar.store.protocol import Part, PendingUpload
+
+UPLOADS = ".ckpt-uploads"
+"""Unfinished uploads and temporary files, below the store's root; never listed."""
+_CANNOT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF})
+
+
+class Uploads:
+    """``<id>/key`` names the object, ``<id>/part-<number>-<crc64nvme>`` are the parts. Raises ``OSError``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def begin(self, key: str) -> str:
+        """Return the id of a new upload."""
+        upload_id = uuid.uuid4().hex
+        folder = self.root / upload_id
+        folder.mkdir(parents=True)
+        (folder / "key").write_text(json.dumps(key))
+        return upload_id
+
+    def write_part(
+        self, key: str, upload_id: str, number: int, fill: Callable[[int], None], crc64nvme: Callable[[], int]
+    ) -> Part:
+        """Write a part with ``fill``; ``crc64nvme`` is called afterwards."""
+        folder = self._folder(key, upload_id)
+        temporary = folder / f"tmp-{uuid.uuid4().hex}"
+        try:
+            with temporary.open("xb", buffering=0) as file:
+                fill(file.fileno())
+                os.fsync(file.fileno())
+                size_bytes = os.fstat(file.fileno()).st_size
+            part = Part(number, size_bytes, checksum.to_text(crc64nvme()))
+            temporary.replace(folder / _name(part))
+        finally:
+            temporary.unlink(missing_ok=True)
+        for older in folder.glob(f"part-{number:05d}-*"):
+            if older.name != _name(part):
+                older.unlink(missing_ok=True)
+        return part
+
+    def parts(self, key: str, upload_id: str) -> list[Part]:
+        """Return the stored parts in order of number; of a part that was sent twice, the later one."""
+        found = [(path, path.stat()) for path in self._folder(key, upload_id).glob("part-*")]
+        newest: dict[int, Part] = {}
+        for path, status in sorted(found, key=lambda entry: entry[1].st_mtime_ns):
+            _, number, crc = path.name.split("-")
+            newest[int(number)] = Part(int(number), status.st_size, crc, status.st_mtime)
+        return [newest[number] for number in sorted(newest)]
+
+    def checksum(self, key: str, upload_id: str, parts: Sequence[Part]) -> int:
+        """Return the CRC64NVME of the object that the parts form.
+
+        Raises:
+            NotFound: A part is missing.
+        """
+        there = set(self.parts(key, upload_id))
+        for part in parts:
+            if part not in there:
+                raise NotFound(f"{key} part {part.number}")
+        return checksum.combined((checksum.from_text(part.etag), part.size_bytes) for part in parts)
+
+    def join(self, upload_id: str, parts: Sequence[Part], target: int) -> None:
+        """Append the parts to an open file, by sharing blocks where the file system can."""
+        for part in parts:
+            with (self.root / upload_id / _name(part)).open("rb", buffering=0) as file:
+                append(target, file.fileno(), part.size_bytes)
+
+    def drop(self, upload_id: str) -> None:
+        """Delete an upload; a missing one is not an error."""
+        if _is_id(upload_id):
+            shutil.rmtree(self.root / upload_id, ignore_errors=True)
+
+    def pending(self) -> Iterator[PendingUpload]:
+        """Yield the uploads that were neither completed nor aborted."""
+        if not self.root.is_dir() or not (folders := sorted(self.root.iterdir())):
+            return
+        listed_at_s = self._now_s()
+        for folder in folders:
+            with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+                name = folder / "key"
+                yield PendingUpload(str(json.loads(name.read_text())), folder.name, name.stat().st_mtime, listed_at_s)
+
+    def _now_s(self) -> float:
+        """Return the file system's time in epoch seconds: on a network file system, its server's clock."""
+        temporary = self.root / f"tmp-{uuid.uuid4().hex}"
+        try:
+            temporary.touch(exist_ok=False)
+            return temporary.stat().st_mtime
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _folder(self, key: str, upload_id: str) -> Path:
+        folder = self.root / upload_id
+        with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            if _is_id(upload_id) and json.loads((folder / "key").read_text()) == key:
+                return folder
+        raise NotFound(f"{key} (upload {upload_id})")
+
+
+def write_all(fd: int, content: bytes | memoryview) -> None:
+    """Write all of ``content``; a single ``write`` may take less."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def _name(part: Part) -> str:
+    return f"part-{part.number:05d}-{part.etag}"
+
+
+def _is_id(upload_id: str) -> bool:
+    return len(upload_id) == 32 and upload_id.isalnum()
+
+
+def append(target: int, source: int, size_bytes: int) -> None:
+    """Append the beginning of one file to another: by sharing blocks or inside the kernel, where the file system can."""
+    left = size_bytes
+    while left:
+        try:
+            count = os.copy_file_range(source, target, left)
+        except OSError as error:
+            if error.errno not in _CANNOT_COPY:
+                raise
+            count = os.sendfile(target, source, None, left)
+        if not count:
+            raise NotFound(f"{left} bytes of a part")
+        left -= count

@@ -1,0 +1,436 @@
+"""One request and its answer, over one or more connections.
+
+* A kept-alive connection that the server has closed is replaced.
+* A connection that falls silent while a body is sent is replaced, and the body is sent again.
+* A request whose answer is late is hedged: it is sent over another connection too, and the first answer wins.
+
+A request may therefore arrive twice. It has to be idempotent, or handle its second answer (``Request.unwanted``).
+"""
+
+from __future__ import annotations
+
+import http.client
+import select
+import threading
+import time
+from contextlib import suppress
+from http.client import HTTPException
+from typing import TYPE_CHECKING
+
+import structlog
+
+from sidecar.core.schedule import hedging
+from sidecar.errors import CheckpointChanged
+from sidecar.store.http.answer import Connection, HeadReader, OpenAnswer
+from sidecar.store.http.dial import NotNeeded
+from sidecar.store.http.link import TICK_S, Silent
+from sidecar.store.http.tls import TlsConnection
+from sidecar.store.slice import FileSlice, Gate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sidecar.store.http.wire import Request, Wire
+
+log = structlog.get_logger()
+
+LOST = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError, http.client.RemoteDisconnected)
+LARGE_BYTES = 1 << 20
+"""Requests with a body from this size on have latency statistics of their own."""
+MIN_WAIT_S = 0.05
+"""Shortest wait for an answer between two decisions about a hedge, in seconds."""
+CONFLICT = 409
+"""Status where two tries of one conditional write collided in the store."""
+
+
+class Watcher:
+    """Polls a connection for received bytes."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._tls = connection if isinstance(connection, TlsConnection) else None
+        self._poll = select.poll()
+        self._poll.register(connection, select.POLLIN)
+
+    def readable(self, within_s: float = 0.0) -> bool:
+        """Whether bytes or EOF can be read, now or within ``within_s`` seconds."""
+        return (self._tls is not None and self._tls.has_unread) or bool(self._poll.poll(within_s * 1000))
+
+    def early(self) -> bool:
+        """Whether an answer arrived while a body is sent. Always False over TLS: session tickets can arrive at any time."""
+        return self._tls is None and self.readable()
+
+
+class _Try:
+    """One try of a request: the request on one connection. Times are monotonic seconds."""
+
+    def __init__(self, connection: Connection, body: FileSlice | bytes | None, *, is_new: bool) -> None:
+        self.connection = connection
+        self.body = body
+        self.is_new = is_new
+        self.is_hedge = False
+        self.is_answered = False
+        self.sent_s = 0.0
+        """When the last byte is known to have left; 0: not sent yet."""
+        self._head: HeadReader | None = None
+        self._queued_bytes: int | None = None
+        """Bytes in the kernel's send buffer when they were last seen to shrink; ``_queued_s``: when that was."""
+        self._queued_s = 0.0
+
+    def head(self, method: str) -> OpenAnswer:
+        """Wait up to ``TICK_S`` seconds for the head of the answer.
+
+        Raises:
+            BlockingIOError: It has not arrived yet.
+            OSError, HTTPException: The connection was lost.
+        """
+        if self._head is None:
+            self._head = HeadReader(self.connection, method)
+        self.connection.link.patient = False
+        answer = self._head.read(TICK_S)
+        self.connection.link.patient, self.is_answered = True, True
+        return answer
+
+    def is_leaving(self, now_s: float) -> bool:
+        """Whether the kernel's send buffer is still draining; if so, ``sent_s`` becomes ``now_s``."""
+        queued_bytes, before = self.connection.link.queued_bytes(), self._queued_bytes
+        is_leaving = before is not None and hedging.is_moving(before - queued_bytes, in_s=now_s - self._queued_s)
+        if is_leaving:
+            self.sent_s = now_s
+        if is_leaving or before is None:
+            self._queued_bytes, self._queued_s = queued_bytes, now_s
+        return is_leaving
+
+
+class _Unless:
+    """Gate of a hedged body: stops sending it once another try is answered."""
+
+    def __init__(self, gate: Gate, unless: Callable[[], bool]) -> None:
+        self._gate = gate
+        self._unless = unless
+
+    def pass_through(self, size_bytes: int) -> None:
+        if self._unless():
+            raise NotNeeded
+        self._gate.pass_through(size_bytes)
+
+
+class Exchange:
+    """A request and its answer, see the module's docstring. Call ``end`` when done. One thread at a time."""
+
+    def __init__(self, wire: Wire, request: Request) -> None:
+        self.origin, target = split(request.url)
+        self._wire = wire
+        self._pulse = wire.pulse
+        self._request = request
+        self._head = wire.head(self.origin, target, request)
+        self._tries: list[_Try] = []
+        """Tries in flight, oldest first."""
+        self._places = 0
+        """Slots of the hedge budget held by connections that fell silent."""
+        self._answer: OpenAnswer | None = None
+
+    def send(self) -> None:
+        """Send the whole request.
+
+        Raises:
+            TimeoutError: Several connections in a row fell silent.
+            OSError, HTTPException: No connection could be made, or a new one was lost.
+        """
+        self._send(self._wire.take_idle(self.origin))
+
+    def _send(self, connection: Connection | None) -> None:
+        silent_s, silences = 0.0, self._request.silences
+        while True:
+            attempt = self._begun(connection, silences=silences)
+            connection = None
+            try:
+                self._answer = self._send_over(attempt)
+                return
+            except Silent as silent:
+                silences, silent_s = silences + 1, silent_s + silent.seconds
+                self._give_up(attempt)
+                if silent_s >= self._pulse.most_s:
+                    raise TimeoutError(str(silent)) from None
+                log.info("store_connection_silent", store=self.origin, silent_s=round(silent.seconds, 2))
+            except LOST:  # a kept-alive connection that the server closed: retry on a new one
+                if attempt.is_new:
+                    raise
+                self._give_up(attempt)
+
+    def answer(self) -> OpenAnswer:
+        """Wait for the head of the answer.
+
+        Raises:
+            TimeoutError: It does not arrive.
+            OSError, HTTPException: All connections were lost.
+        """
+        if self._answer is None:
+            attempt = self._tries[0]
+            try:
+                self._answer = self._taken(attempt, attempt.head(self._request.method))
+            except BlockingIOError:
+                self._answer = self._hedged()
+            except LOST:
+                if attempt.is_new:
+                    raise
+                self._give_up(attempt)
+                self._send(None)
+                return self.answer()
+        return self._answer
+
+    def end(self) -> None:
+        """Return the connections to the pool; abandon the tries without an answer."""
+        for attempt in list(self._tries):
+            if self._answer is None:
+                self._give_up(attempt)
+            elif attempt.is_answered:
+                self._tries.remove(attempt)
+                self._places += attempt.connection.link.holds_place
+                self._end_place(attempt)
+                self._wire.give_back(self.origin, attempt.connection, kept=self._answer.leaves_connection_usable)
+            elif self._request.unwanted is None:
+                self._give_up(attempt)
+            else:
+                self._tries.remove(attempt)
+                self._end_place(attempt)
+                _listen_to_the_end(self._wire, self._request, attempt)
+        while self._places:
+            self._places -= 1
+            self._pulse.end_hedge()
+
+    def _begun(self, connection: Connection | None, *, silences: int, unless: Callable[[], bool] = lambda: False) -> _Try:
+        """Start a try over ``connection``; ``None``: over a new one. Raises as ``Wire.dial``."""
+        is_new = connection is None
+        if connection is None:
+            connection = self._wire.dial(self.origin, unless=unless)
+        # During long operations (completing an upload, copying), stores send a space now and then as a keep-alive.
+        connection.link.begin(silences, may_trickle=self._request.method != "GET")
+        attempt = _Try(connection, self._request.body, is_new=is_new)
+        self._tries.append(attempt)
+        return attempt
+
+    def _give_up(self, attempt: _Try) -> None:
+        self._tries.remove(attempt)
+        self._places += attempt.connection.link.holds_place
+        self._end_place(attempt)
+        if not attempt.is_new:
+            self._wire.drop_idle(self.origin)  # other idle connections may be dead for the same reason
+        self._wire.abandon(attempt.connection)
+
+    def _end_place(self, attempt: _Try) -> None:
+        if attempt.is_hedge:
+            self._pulse.end_hedge()
+
+    def _send_over(self, attempt: _Try) -> OpenAnswer | None:
+        """Send the whole request. Returns the answer if the store gave it before all was sent, else ``None``."""
+        try:
+            self._wire.send_over(attempt.connection, self._head, attempt.body)
+        except (BrokenPipeError, ConnectionResetError):
+            # The store answered, usually with an error, before it read the whole body: that answer can still be read.
+            answer = HeadReader(attempt.connection, self._request.method).read()
+            answer.end_connection()
+            attempt.is_answered = True
+            return answer
+        attempt.sent_s = time.monotonic()
+        return None
+
+    def _taken(self, attempt: _Try, answer: OpenAnswer) -> OpenAnswer:
+        """Record the latency of the answer that wins, and return it.
+
+        Raises:
+            CheckpointChanged: The tries sent different bytes: the file was written to meanwhile.
+        """
+        now_s, body = time.monotonic(), self._request.body
+        self._pulse.quiet.heard_s = now_s
+        if attempt.sent_s:
+            self._pulse.latencies.took(self._kind, now_s - attempt.sent_s)
+        if attempt.sent_s and _checksum(attempt.body) != _checksum(body):
+            raise CheckpointChanged(body.name if isinstance(body, FileSlice) else self.origin)
+        return answer
+
+    @property
+    def _kind(self) -> str:
+        return f"{self._request.kind} large" if self._has_large_body else self._request.kind
+
+    @property
+    def _has_large_body(self) -> bool:
+        return self._request.body is not None and len(self._request.body) >= LARGE_BYTES
+
+    def _hedged(self) -> OpenAnswer:
+        """Wait for the first answer; hedge the request while it is late."""
+        course = _Course(self._tries[0].sent_s)
+        while True:
+            self._hedge_if_late(course)
+            if course.held is not None and (time.monotonic() >= course.hold_until_s or not self._waiting()):
+                return self._taken(*course.held)
+            if not self._waiting():
+                raise course.error or TimeoutError(self.origin)
+            if not _someone_answers(self._waiting(), min(TICK_S, course.left_s())):
+                continue
+            for attempt in self._waiting():
+                answer = self._heard(attempt, course)
+                if answer is None:
+                    continue
+                if not _may_be_undone(answer) or course.held is not None or not self._waiting():
+                    return self._taken(attempt, answer)
+                course.hold(attempt, answer)
+
+    def _hedge_if_late(self, course: _Course) -> None:
+        """Start another try if the latest one is late, or if none is left.
+
+        Raises:
+            TimeoutError: The deadline of the request has passed.
+        """
+        now_s = time.monotonic()
+        if sum(attempt.is_leaving(now_s) for attempt in self._waiting()):
+            course.latest_s = course.moved_s = now_s
+            self._pulse.quiet.heard_s = now_s
+        if now_s - course.moved_s >= (self._request.within_s or self._pulse.most_s):
+            self._pulse.quiet.fell_silent(since_s=course.moved_s, now_s=now_s)
+            raise TimeoutError(f"{self.origin}: no answer for {now_s - course.moved_s:.0f} s")
+        # A relay on a slow link may buffer the end of a body: it has left this machine and not reached the store.
+        step_s = self._pulse.step_s(now_s) if self._has_large_body else 0.0
+        course.next_s = course.latest_s + hedging.next_try_s(
+            max(step_s, self._pulse.late_s(self._kind)),
+            tries=course.begun,
+            quiet_before_s=self._pulse.quiet.before_s(course.latest_s),
+            most_s=self._pulse.most_s,
+        )
+        is_alone = not self._waiting() and course.held is None and not course.has_new
+        if is_alone or (
+            now_s >= course.next_s
+            and self._request.within_s is None
+            and course.held is None
+            and self._waiting()
+            and self._pulse.begin_hedge(waiting_since_s=course.latest_s, now_s=now_s)
+        ):
+            self._try_again(course, now_s, is_hedge=not is_alone)
+
+    def _try_again(self, course: _Course, now_s: float, *, is_hedge: bool) -> None:
+        """Send the request over a new connection, in parallel to the tries in flight."""
+        if is_hedge:
+            self._pulse.quiet.fell_silent(since_s=course.latest_s, now_s=now_s)
+            log.info("store_request_hedged", store=self.origin, kind=self._kind, waited_s=round(now_s - course.latest_s, 2))
+            waiting = self._waiting()
+            if not waiting[0].is_new:
+                self._wire.drop_idle(self.origin)
+            if len(waiting) >= (hedging.BODIES_AT_ONCE if self._has_large_body else hedging.AT_ONCE):
+                self._give_up(waiting[1])  # the first try is kept: a slow store will answer it
+        try:
+            answer = self._sent_again(is_hedge=is_hedge)
+        except NotNeeded:
+            return
+        except (OSError, HTTPException) as error:
+            course.error = error
+        else:
+            if answer is not None:
+                course.hold(self._tries[-1], answer)
+        course.begun, course.has_new, course.latest_s = course.begun + 1, True, time.monotonic()
+
+    def _sent_again(self, *, is_hedge: bool) -> OpenAnswer | None:
+        body, others = self._request.body, self._waiting()
+        try:
+            attempt = self._begun(None, silences=self._request.silences, unless=lambda: _someone_answers(others))
+        except BaseException:
+            if is_hedge:
+                self._pulse.end_hedge()
+            raise
+        attempt.is_hedge = is_hedge
+        if isinstance(body, FileSlice):
+            gate = _Unless(body.gate, lambda: _someone_answers(others))
+            attempt.body = FileSlice(body.fd, body.offset, body.size_bytes, gate=gate, name=body.name)
+        try:
+            return self._send_over(attempt)
+        except (OSError, HTTPException, NotNeeded):
+            self._give_up(attempt)
+            raise
+
+    def _heard(self, attempt: _Try, course: _Course) -> OpenAnswer | None:
+        """Return the head of a try's answer, or ``None`` if it has none yet or its connection was lost."""
+        if not Watcher(attempt.connection).readable():
+            return None
+        try:
+            return attempt.head(self._request.method)
+        except BlockingIOError:
+            return None
+        except (OSError, HTTPException) as error:
+            course.error = error
+            course.has_new = course.has_new or not isinstance(error, LOST) or attempt.is_new
+            self._give_up(attempt)
+            return None
+
+    def _waiting(self) -> list[_Try]:
+        return [attempt for attempt in self._tries if not attempt.is_answered and attempt.sent_s]
+
+
+class _Course:
+    """State of one request's hedging. Times are monotonic seconds."""
+
+    def __init__(self, sent_s: float) -> None:
+        self.moved_s = sent_s
+        """When the last byte of any try left."""
+        self.latest_s = sent_s
+        """When the latest try was sent."""
+        self.next_s = sent_s
+        """When the next try may start."""
+        self.begun = 1
+        self.has_new = False
+        """A try had a new connection. If that is lost too, the cause is not a stale connection."""
+        self.error: Exception | None = None
+        self.held: tuple[_Try, OpenAnswer] | None = None
+        """An error answer, returned unless another try succeeds before ``hold_until_s``."""
+        self.hold_until_s = 0.0
+
+    def hold(self, attempt: _Try, answer: OpenAnswer) -> None:
+        """Hold an error answer back for ``hedging.HOLD_S`` seconds."""
+        self.held, self.hold_until_s = (attempt, answer), time.monotonic() + hedging.HOLD_S
+
+    def left_s(self) -> float:
+        """Return the seconds until the next decision."""
+        next_s = self.hold_until_s if self.held is not None else self.next_s
+        return max(MIN_WAIT_S, next_s - time.monotonic())
+
+
+def _checksum(body: FileSlice | bytes | None) -> int | None:
+    return body.crc64nvme if isinstance(body, FileSlice) else None
+
+
+def _someone_answers(tries: list[_Try], within_s: float = 0.0) -> bool:
+    """Whether bytes or EOF arrived on one of the connections."""
+    poll = select.poll()
+    for attempt in tries:
+        if isinstance(attempt.connection, TlsConnection) and attempt.connection.has_unread:
+            return True
+        poll.register(attempt.connection, select.POLLIN)
+    return bool(poll.poll(within_s * 1000))
+
+
+def _may_be_undone(answer: OpenAnswer) -> bool:
+    """Whether an error answer may be followed by a success of another try in flight."""
+    return answer.status >= 500 or answer.status == CONFLICT
+
+
+def _listen_to_the_end(wire: Wire, request: Request, attempt: _Try) -> None:
+    """Wait in a background thread for a superseded try's answer, and hand it to ``request.unwanted``."""
+
+    def listen() -> None:
+        connection = attempt.connection
+        until_s = time.monotonic() + wire.pulse.most_s
+        with suppress(Exception):  # a silent connection or a closed store: nothing to undo
+            while True:
+                if time.monotonic() > until_s:
+                    raise TimeoutError
+                with suppress(BlockingIOError):
+                    answer = attempt.head(request.method)
+                    break
+            assert request.unwanted is not None
+            request.unwanted(answer)
+        wire.abandon(connection)
+
+    threading.Thread(target=listen, name="unwanted", daemon=True).start()
+
+
+def split(url: str) -> tuple[str, str]:
+    """Return ``scheme://host:port`` of an absolute URL, and its path with the query."""
+    slash = url.index("/", url.index("://") + 3)
+    return url[:slash], url[slash:]

@@ -1,0 +1,43 @@
+"""HTTP proxy to a store: its address and its credentials."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+PORT = 80
+"""Port of a proxy whose URL has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpProxy:
+    """Address of a proxy. ``authorization``: value of Proxy-Authorization, a secret; ``None`` if the URL has no user."""
+
+    host: str
+    port: int
+    authorization: str | None = field(default=None, repr=False)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers for the proxy, which are never sent to the store."""
+        return {} if self.authorization is None else {"Proxy-Authorization": self.authorization}
+
+
+def proxy_at(url: str) -> HttpProxy:
+    """Parse a proxy's URL from an environment variable: ``[http://][user[:password]@]host[:port]``, percent-encoded.
+
+    Raises:
+        ValueError: The URL is malformed. The text does not quote it, because it may contain a password.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        host, port = parts.hostname, parts.port or PORT
+    except ValueError:
+        host, port = None, 0
+    if not host:
+        raise ValueError("HTTPS_PROXY or HTTP_PROXY is no URL: percent-encode special characters of its user and password")
+    if parts.username is None:
+        return HttpProxy(host, port)
+    user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return HttpProxy(host, port, f"Basic {base64.b64encode(user.encode()).decode()}")

@@ -1,0 +1,238 @@
+"""Translation of botocore's errors into ``StoreError``. No other module catches them.
+
+The code in S3's own error document decides what an answer means, never the status alone: load balancers, proxies and firewalls
+answer 403, 404 or 412 too, and know nothing of objects.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import re
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import botocore.exceptions as boto
+import urllib3.exceptions
+from botocore.parsers import ResponseParserError
+
+from sidecar.errors import (
+    AccessRefused,
+    AlreadyExists,
+    ArchivedObject,
+    CorruptObject,
+    NotFound,
+    PartRefused,
+    StoreBusy,
+    StoreError,
+    StoreUnavailable,
+    TooLarge,
+)
+from sidecar.store.s3.xml import IncompleteDocument
+
+_REFUSALS = {
+    "NoSuchBucket": "the bucket does not exist: create it, or correct CKPT_STORE or AWS_S3_ENDPOINT",
+    "InvalidAccessKeyId": "the store does not know this access key: correct AWS_ACCESS_KEY_ID or AWS_S3_ENDPOINT",
+    "SignatureDoesNotMatch": "the secret key is wrong: correct AWS_SECRET_ACCESS_KEY",
+    "InvalidBucketName": "the bucket's name is not valid: correct CKPT_STORE",
+    "InvalidToken": "the session token is not valid: renew AWS_SESSION_TOKEN",
+    "ExpiredToken": "the credentials expired: renew them; mounted secrets are read again",
+    "ExpiredTokenException": "the credentials expired: renew them; mounted secrets are read again",
+    "AccountProblem": "the store's owner has to solve a problem of the account",
+    "AllAccessDisabled": "access to the bucket is disabled",
+    "NotImplemented": "the store does not implement this operation",
+    "InvalidArgument": "the store refused an argument",
+    "InvalidRequest": "the store refused the request",
+    "EntityTooSmall": "a part is smaller than this store allows: raise CKPT_PART_SIZE",
+    "QuotaExceeded": "the quota of the bucket is used up: raise it, or set CKPT_KEEP_STORE",
+    "KMS.DisabledException": "the KMS key is disabled: enable it, or change CKPT_SSE_KMS_KEY_ID",
+    "KMS.NotFoundException": "the KMS key does not exist: correct CKPT_SSE_KMS_KEY_ID",
+}
+_OTHER_REGION = frozenset(
+    {"AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException"}
+)
+_PERMISSIONS = {
+    "ListObjectsV2": "s3:ListBucket",
+    "GetObject": "s3:GetObject",
+    "HeadObject": "s3:GetObject",
+    "CopyObject": "s3:GetObject and s3:PutObject",
+    "UploadPartCopy": "s3:GetObject and s3:PutObject",
+    "PutObject": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "ListParts": "s3:ListMultipartUploadParts",
+    "DeleteObjects": "s3:DeleteObject",
+}
+_CORRUPT = frozenset(
+    {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "IncompleteBody"}
+)
+_NOT_FOUND = frozenset({"NoSuchKey", "NoSuchUpload", "NoSuchVersion", "InvalidPart"})
+_BUSY = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"})
+_TRANSIENT = frozenset(
+    {"InternalError", "ServiceUnavailable", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
+    | {"XMinioServerNotInitialized"}
+)
+
+
+_CODE = re.compile(r"[A-Za-z][A-Za-z0-9.:_-]{2,80}")
+"""Error codes of S3. For an answer without an error document, botocore uses the status as the code, such as "404"."""
+
+
+@contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Translate botocore's errors into ``StoreError``; the text begins with ``name``, the object or bucket."""
+    try:
+        yield
+    except boto.ClientError as error:
+        raise from_response(name, error) from None
+    except (boto.BotoCoreError, ResponseParserError, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
+        raise from_transport(name, error) from error
+
+
+def from_response(name: str, error: boto.ClientError) -> StoreError:
+    """Return the error that an answer of the store means."""
+    answer: Any = error.response
+    status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    code = code_of(error)
+    if code is None:
+        return _unexplained(name, status, answer)
+    if code in _NOT_FOUND:
+        return NotFound(name)
+    if code == "InvalidArgument" and error.operation_name == "UploadPart":
+        return PartRefused(name, code)
+    if code == "EntityTooLarge":
+        return TooLarge(name, "the store answered EntityTooLarge")
+    if code == "InvalidObjectState" and error.operation_name == "GetObject":
+        return ArchivedObject(name)
+    if code == "PreconditionFailed":
+        return AlreadyExists(name)
+    if code in _CORRUPT:
+        return CorruptObject(name, want="the checksum that was sent", got=f"the store answered {code}")
+    if code == "InvalidRange":
+        return CorruptObject(name, want="the range that was asked for", got="the object is shorter")
+    if code in _BUSY or status == 429:
+        return StoreBusy(f"{name}: the store answered {code}; it is tried again, with fewer requests at once")
+    if code in _TRANSIENT or status in (500, 502, 503, 504):
+        return StoreUnavailable(f"{name}: the store answered {code}; it is tried again")
+    advice = _refusal(error.operation_name, code, answer) or f"{code}: see the log of the store"
+    return AccessRefused(f"{name}: {advice}", code=code)
+
+
+def code_of(error: boto.ClientError) -> str | None:
+    """Return the code in S3's error document, or ``None`` if there is none: a proxy may have answered."""
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    return code if _CODE.fullmatch(code) else None
+
+
+def _unexplained(name: str, status: int, answer: Any) -> StoreError:
+    """Return the error for an answer without S3's error document: it says nothing about objects, and is retried."""
+    if status == 400:
+        return AccessRefused(
+            f"{name}: refused without a reason: does AWS_S3_ENDPOINT name an S3 server, and is its http or https right?"
+        )
+    if status == 429:
+        return StoreBusy(f"{name}: the store answered 429; it is tried again, with fewer requests at once")
+    hint = ""
+    if 300 <= status < 400:
+        hint = f" ({_redirected(answer)}does AWS_S3_ENDPOINT name the store itself?)"
+    elif status == 407:
+        hint = " (the proxy wants a user and a password: set them in HTTPS_PROXY or HTTP_PROXY)"
+    elif status < 500:
+        hint = (
+            " without an error of S3 (a load balancer, proxy or firewall on the way? does AWS_S3_ENDPOINT name an S3 server?)"
+        )
+    return StoreUnavailable(f"{name}: the store answered {status}{hint}; it is tried again")
+
+
+def _redirected(answer: Any) -> str:
+    """Return the target of a redirect, without the path and the query, which may hold secrets."""
+    with suppress(ValueError):
+        to = urlsplit(str(answer["ResponseMetadata"].get("HTTPHeaders", {}).get("location", "")))
+        if to.hostname:
+            return f"redirected to {to.scheme}://{to.hostname[:200]}{f':{to.port}' if to.port else ''}: "
+    return ""
+
+
+def refused_deletion(url: str, failed: Sequence[tuple[str, str]]) -> StoreError:
+    """Return the error for objects that ``DeleteObjects`` did not delete. ``failed``: their keys and the store's codes."""
+    key, code = failed[0]
+    text = f"{url}: {len(failed)} objects were not deleted, the first is {key}: {code or 'no reason given'}"
+    if code == "AccessDenied":
+        return AccessRefused(f"{text}: grant s3:DeleteObject on the bucket and prefix to these credentials", code=code)
+    return StoreUnavailable(f"{text}; it is tried again")
+
+
+def _refusal(operation: str, code: str, answer: Any) -> str:
+    if code == "RequestTimeTooSkewed":
+        return _skew(answer)
+    if code in _OTHER_REGION:
+        headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        region = answer.get("Error", {}).get("Region") or headers.get("x-amz-bucket-region")
+        return f"the bucket is in another region ({code}): set AWS_DEFAULT_REGION to {region or 'it'}"
+    if code in ("AccessDenied", "Forbidden"):
+        permission = _PERMISSIONS.get(operation, f"s3:{operation}")
+        return f"{operation} was denied: grant {permission} on the bucket and prefix to these credentials"
+    message = " ".join(str(answer.get("Error", {}).get("Message", "")).split())[:200]
+    advice = _REFUSALS.get(code, message)
+    return f"{code}: {advice}" if advice else ""
+
+
+def from_transport(name: str, error: Exception) -> StoreError:
+    """Return the error that a failure of credentials, network, TLS or parsing means."""
+    cause = _root(error)
+    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
+        return AccessRefused(
+            f"{name}: no credentials ({_short(error)}): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+            "mount them (CKPT_CREDENTIALS_DIR) or give the pod a role"
+        )
+    if isinstance(error, boto.ProfileNotFound | boto.ParamValidationError | boto.NoRegionError):
+        return AccessRefused(f"{name}: {' '.join(str(error).split())[:300]}: correct CKPT_STORE or the AWS_ settings")
+    if isinstance(cause, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return AccessRefused(
+            f"{name}: the store's certificate is not trusted ({_short(cause)}): name its authority in CKPT_CA_BUNDLE"
+        )
+    if isinstance(cause, ssl.SSLError) or isinstance(error, boto.SSLError):
+        return AccessRefused(
+            f"{name}: TLS failed ({_short(cause)}): does AWS_S3_ENDPOINT say https where the store speaks http?"
+        )
+    if isinstance(error, IncompleteDocument):
+        return StoreUnavailable(f"{name}: the answer is not whole, or not the store's ({error}); it is tried again")
+    if isinstance(error, ResponseParserError) or type(cause) is http.client.BadStatusLine:
+        return AccessRefused(
+            f"{name}: what answers does not speak S3 ({_short(cause)}): "
+            "does AWS_S3_ENDPOINT name an S3 server, and does it say http where that speaks https?"
+        )
+    why = _short(error) if cause is error else f"{_short(error)} {_short(cause)}"
+    return StoreUnavailable(f"{name}: the store does not answer ({why}); it is tried again")
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the innermost cause: botocore keeps it in ``kwargs``, urllib3 in ``reason`` or the arguments."""
+    for _ in range(8):
+        inner = getattr(error, "kwargs", {}).get("error") or getattr(error, "reason", None) or error.__cause__
+        inner = inner or next((argument for argument in error.args if isinstance(argument, BaseException)), None)
+        if not isinstance(inner, BaseException):
+            break
+        error = inner
+    return error
+
+
+def _short(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+
+
+def _skew(answer: Any) -> str:
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        behind_s = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
+    except (TypeError, ValueError):
+        return "this machine's clock differs too much from the store's: set it by NTP"
+    direction = "behind" if behind_s > 0 else "ahead of"
+    return f"this machine's clock is {abs(behind_s):.0f} s {direction} the store's: set it by NTP"

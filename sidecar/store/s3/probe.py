@@ -1,0 +1,202 @@
+"""Probe of an S3 server's capabilities. Some stores accept checksums without verifying them, so the probe sends wrong ones."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol
+
+from sidecar.core.format import keys
+from sidecar.core.format.checksum import checksum
+from sidecar.core.schedule.parts import MIB
+from sidecar.errors import AccessRefused, AlreadyExists, ConfigurationError, CorruptObject, NotFound
+from sidecar.store.protocol import Capabilities, Store, Verification
+from sidecar.store.slice import FileSlice, OpenGate
+
+MIN_PART_BYTES, MAX_PARTS = 5 * MIB, 10_000
+"""Source: S3 user guide, "Multipart upload limits"."""
+CONTENT = b"checkpoint-sidecar probe\n"
+WRONG_CRC = checksum(CONTENT) ^ 1
+TRIES, NEAR_S = 3, 0.01
+"""Round trips below ``NEAR_S`` seconds are measured up to ``TRIES`` times: the first run of our own code takes longer."""
+CHOSEN = {"read-back": Verification.READ_BACK, "off": Verification.OFF}
+
+
+class Probed(Store, Protocol):
+    """An S3 store whose verification method can be set, so that it can be tested."""
+
+    verification: Verification
+    crc_with_parts: bool
+    """Whether the store needs the checksum of each part, not only of the whole object."""
+
+    def put_with_crc(self, key: str, content: bytes, *, crc64nvme: int) -> None:
+        """Write a small object with the given checksum, which may be wrong on purpose."""
+        ...
+
+
+def probe(store: Probed, verify: Literal["auto", "md5", "read-back", "off"]) -> Capabilities:
+    """Write, read, list and delete one small object, and determine how uploads are verified.
+
+    Raises:
+        AccessRefused, StoreUnavailable: As ``Store.probe``.
+        ConfigurationError: ``CKPT_VERIFY=md5``, but the store's etags are not MD5s.
+    """
+    key = f"{keys.PROBE}{uuid.uuid4().hex}"
+    next(iter(store.list(keys.PROBE)), None)
+    store.put(key, CONTENT)
+    try:
+        if store.get(key) != CONTENT:
+            raise CorruptObject(key, want="what was written", got="the store returned something else")
+        round_trip_s = _round_trip_s(store, key)
+        conditional = _is_conditional(store, key)
+        verification = CHOSEN.get(verify) or _found(store, key, verify)
+    finally:
+        store.delete([key])
+    return Capabilities(
+        verification,
+        conditional_put=conditional,
+        min_part_bytes=MIN_PART_BYTES,
+        max_parts=MAX_PARTS,
+        round_trip_s=round_trip_s,
+    )
+
+
+def _round_trip_s(store: Probed, key: str) -> float:
+    """Return the round trip of a small request in seconds: the slower of a read and a write, which differ in some stores."""
+    tries: list[float] = []
+    with _slice() as body:
+        while len(tries) < TRIES and (not tries or tries[-1] < NEAR_S):
+            began_s = time.monotonic()
+            store.get(key)
+            read_s = time.monotonic()
+            store.put_file(key, body)
+            tries.append(max(read_s - began_s, time.monotonic() - read_s))
+    return min(tries)
+
+
+def _is_conditional(store: Probed, key: str) -> bool:
+    try:
+        store.put(key, CONTENT[:-1], only_if_absent=True)  # equal content would count as our own earlier write
+    except AlreadyExists:
+        return True
+    except AccessRefused as refused:  # "NotImplemented": unconditional writes were accepted before
+        if refused.code is None:
+            raise
+    return False
+
+
+def _found(store: Probed, key: str, verify: str) -> Verification:
+    before = store.verification
+    ways = [(Verification.MD5, _answers_with_md5)]
+    if verify == "auto":  # cheapest first: a CRC costs next to nothing, SHA-256 half of MD5
+        ways = [(Verification.STORE_CRC, _compares_checksums), (Verification.SIGNED_SHA256, _compares_hashes), *ways]
+    try:
+        with _slice() as body:
+            for verification, works in ways:
+                store.verification = verification
+                if works(store, key, body):
+                    return verification
+    finally:
+        store.verification = before
+    if verify == "md5":
+        raise ConfigurationError(f"CKPT_VERIFY=md5: {store.url} does not answer with MD5s: choose auto or read-back")
+    return Verification.READ_BACK
+
+
+def _compares_checksums(store: Probed, key: str, body: FileSlice) -> bool:
+    """Whether the store refuses wrong CRCs of single and of multipart objects, and accepts right ones."""
+    if not _refused(lambda: store.put_with_crc(key, CONTENT, crc64nvme=WRONG_CRC)):
+        return False
+    try:
+        store.put_file(key, body)
+    except (CorruptObject, AccessRefused):  # it refuses a right checksum, so its verification cannot be used
+        return False
+    for with_parts in (False, True):
+        store.crc_with_parts = with_parts
+        if _compares_joined(store, key, body):
+            return True
+    return False
+
+
+def _compares_joined(store: Probed, key: str, body: FileSlice) -> bool:
+    upload_id = ""
+    try:
+        upload_id = store.begin_upload(key)
+        parts = [store.upload_part(key, upload_id, 1, body)]
+        if _refused(lambda: store.complete_upload(key, upload_id, parts, crc64nvme=WRONG_CRC)):
+            store.complete_upload(key, upload_id, parts, crc64nvme=body.crc64nvme)
+            return True
+    except (CorruptObject, AccessRefused, NotFound):
+        pass
+    if upload_id:
+        store.abort_upload(key, upload_id)
+    return False
+
+
+def _compares_hashes(store: Probed, key: str, body: FileSlice) -> bool:
+    """Whether the store refuses objects and parts with a wrong signed SHA-256, and accepts right ones."""
+    upload_id = ""
+    try:
+        store.put_file(key, body)
+        if not _refused(lambda: store.put_file(key, _WronglyHashed(body))):
+            return False
+        upload_id = store.begin_upload(key)
+        parts = [store.upload_part(key, upload_id, 1, body)]
+        if _refused(lambda: store.upload_part(key, upload_id, 2, _WronglyHashed(body))):
+            store.complete_upload(key, upload_id, parts, crc64nvme=body.crc64nvme)
+            return True
+    except (CorruptObject, AccessRefused, NotFound):
+        pass
+    if upload_id:
+        store.abort_upload(key, upload_id)
+    return False
+
+
+def _refused(write: Callable[[], object]) -> bool:
+    """Whether the store itself refuses a write. A firewall's refusal does not count: it verifies no checksum."""
+    try:
+        write()
+    except CorruptObject:
+        return True
+    except AccessRefused as refused:
+        return refused.code is not None
+    return False
+
+
+class _WronglyHashed(FileSlice):
+    """A slice that reports a wrong SHA-256."""
+
+    def __init__(self, body: FileSlice) -> None:
+        super().__init__(body.fd, body.offset, body.size_bytes, gate=body.gate, name=body.name)
+
+    def sha256_ahead(self) -> str:
+        return hashlib.sha256(b"something else").hexdigest()
+
+
+def _answers_with_md5(store: Probed, key: str, body: FileSlice) -> bool:
+    """Whether the etags of objects, parts and multipart objects are derived from the MD5 of the received bytes."""
+    upload_id = ""
+    try:
+        store.put_file(key, body)
+        upload_id = store.begin_upload(key)
+        part = store.upload_part(key, upload_id, 1, body)
+        store.complete_upload(key, upload_id, [part], crc64nvme=body.crc64nvme)
+    except CorruptObject:
+        if upload_id:
+            store.abort_upload(key, upload_id)
+        return False
+    return True
+
+
+@contextmanager
+def _slice() -> Iterator[FileSlice]:
+    fd = os.memfd_create("probe")
+    try:
+        os.write(fd, CONTENT)
+        yield FileSlice(fd, 0, len(CONTENT), gate=OpenGate(), name="probe", with_md5=True)
+    finally:
+        os.close(fd)

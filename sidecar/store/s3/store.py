@@ -1,0 +1,480 @@
+"""Store on S3 and compatible servers: one request per call, retried by the caller; only the checksums needed are computed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from sidecar.core.format import checksum
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
+from sidecar.errors import (
+    AccessRefused,
+    AlreadyExists,
+    CorruptObject,
+    NotFound,
+    OversizedDocument,
+    StoreError,
+    StoreUnavailable,
+)
+from sidecar.store.http.answer import OpenAnswer
+from sidecar.store.http.wire import Answer
+from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
+from sidecar.store.s3.answers import object_bytes
+from sidecar.store.s3.client import Clients, S3Options
+from sidecar.store.s3.errors import refused_deletion, translated
+from sidecar.store.s3.listing import Page, pages
+from sidecar.store.s3.multipart import Multipart, multipart_etag
+from sidecar.store.s3.objects import Objects
+from sidecar.store.s3.probe import probe
+from sidecar.store.s3.requests import Incoming, S3Requests, conditions
+from sidecar.store.s3.signing import UNSIGNED
+from sidecar.store.slice import FileSlice
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+__all__ = ["S3Options", "S3Store"]
+
+SSE_HEADER = "x-amz-server-side-encryption"
+CHECKSUM_HEADER = "x-amz-checksum"
+CRC_HEADER = f"{CHECKSUM_HEADER}-crc64nvme"
+DELETE_BATCH = 1000
+"""Source: S3 API reference, "DeleteObjects"."""
+JOINING_S = (0.1, 0.2, 0.4, 0.8, 1.5)
+"""Pauses in seconds between lookups of the object whose upload the store no longer knows."""
+
+_MD5 = re.compile(r"[0-9a-f]{32}(?:-[0-9]{1,5})?")
+
+
+class S3Store:
+    """Thread-safe. Call ``probe`` before the first upload."""
+
+    def __init__(self, options: S3Options) -> None:
+        self._options = options
+        self._root = f"{options.prefix}/" if options.prefix else ""
+        self.url = f"s3://{options.bucket}/{options.prefix}".rstrip("/")
+        self._clients = Clients(options)
+        self._bodies = S3Requests(self._clients.current)
+        self._multipart = Multipart(self._bodies)
+        self._objects = Objects(self._bodies, self._multipart, bucket=options.bucket)
+        self.verification = Verification.READ_BACK
+        self._takes_conditions = True
+        self.crc_with_parts = False
+
+    @property
+    def client(self) -> S3Client:
+        """The boto3 client for the next request."""
+        return self._clients.current().client
+
+    def probe(self) -> Capabilities:  # noqa: D102
+        self._takes_conditions = True
+        capabilities = self._probe_both_addresses()
+        self.verification, self._takes_conditions = capabilities.verification, capabilities.conditional_put
+        return capabilities
+
+    def _probe_both_addresses(self) -> Capabilities:
+        try:
+            return probe(self, self._options.verify)
+        except AccessRefused as refused:
+            if not self._options.endpoint_url:
+                raise
+            # Most servers take path-style addresses; some take virtual-hosted ones alone.
+            self._clients.address_by("virtual")
+            try:
+                return probe(self, self._options.verify)
+            except StoreError:
+                self._clients.address_by("path")
+                raise refused from None
+
+    def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:  # noqa: D102
+        with self._translated(key):
+            answer = self._bodies.get_document(self._root + key, most_bytes=most_bytes)
+        if answer is not None and answer.says_where_it_ends and self._is_of_store(answer):
+            return answer.content
+        there = self.stat(key)  # by a listing, whose truncation is detected
+        size_bytes = there.size_bytes
+        if size_bytes > most_bytes:
+            raise OversizedDocument(f"{self.url}/{key}", most_bytes=most_bytes, size_bytes=size_bytes)
+        if answer is None or len(answer.content) != size_bytes:
+            raise StoreUnavailable(f"{self.url}/{key}: the answer has not the {size_bytes} bytes listed; it is tried again")
+        if there.etag != _etag(answer.headers.get("etag", "")):
+            raise StoreUnavailable(f"{self.url}/{key}: the answer has not the etag {there.etag} listed; it is tried again")
+        return answer.content
+
+    def _is_of_store(self, answer: Answer) -> bool:
+        """Whether a document's etag proves that the store sent it.
+
+        Other servers send etags, too. The store's is the MD5 of the content, or looks like one where the content is encrypted.
+        """
+        etag = _etag(answer.headers.get("etag", ""))
+        if etag == hashlib.md5(answer.content, usedforsecurity=False).hexdigest():
+            return True
+        return self.verification is not Verification.MD5 and _MD5.fullmatch(etag) is not None
+
+    def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:  # noqa: D102
+        condition = {"If-None-Match": "*"} if only_if_absent and self._takes_conditions else {}
+        if only_if_absent and not condition and self._exists(key):
+            raise AlreadyExists(key)
+        headers = condition | self._encryption_headers() | self._checksums_of(content)
+        try:
+            with self._translated(key):
+                etag = self._bodies.put_document(self._root + key, content, headers=headers)
+        except AlreadyExists:  # perhaps our own object: an earlier try succeeded, and its answer was lost
+            if not self._holds(key, content):
+                raise
+            return self.stat(key)
+        stored = Stored(key, len(content), _etag(etag))
+        if self._is_what_was_sent(stored, content):
+            return stored
+        if self._remove_damaged(stored):
+            raise CorruptObject(key, want="what was sent", got="the store received something else")
+        if only_if_absent:
+            raise AlreadyExists(key)
+        return stored  # another writer replaced it meanwhile
+
+    def _remove_damaged(self, written: Stored) -> bool:
+        """Delete the object that we wrote, unless another writer has replaced it.
+
+        Returns:
+            Whether no other writer's object is there. Without etags in the store this is unknown, and the object stays.
+        """
+        if not written.etag:
+            return True
+        there = next((found.etag for found in self.list(written.key) if found.key == written.key), None)
+        if there == written.etag:
+            self.delete([written.key])
+        return there in (None, written.etag)
+
+    def _exists(self, key: str) -> bool:
+        try:
+            self.stat(key)
+        except NotFound:
+            return False
+        return True
+
+    def _holds(self, key: str, content: bytes) -> bool:
+        try:
+            return self.get(key, most_bytes=len(content)) == content
+        except (NotFound, OversizedDocument):
+            return False
+
+    def _checksums_of(self, content: bytes) -> dict[str, str]:
+        """Return the checksum headers of a small object: its MD5, and the CRC if the probe saw the store verify it."""
+        md5 = {"Content-MD5": base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()}
+        crc = {CRC_HEADER: _base64_crc(checksum.checksum(content))}
+        return md5 | (crc if self.verification is Verification.STORE_CRC else {})
+
+    def _is_what_was_sent(self, stored: Stored, content: bytes) -> bool:
+        if self.verification is Verification.MD5:
+            return stored.etag == hashlib.md5(content, usedforsecurity=False).hexdigest()
+        return self.verification is not Verification.READ_BACK or self._holds(stored.key, content)
+
+    def put_with_crc(self, key: str, content: bytes, *, crc64nvme: int) -> None:  # noqa: D102
+        headers = self._encryption_headers() | {CRC_HEADER: _base64_crc(crc64nvme)}
+        with self._translated(key):
+            self._bodies.put_document(self._root + key, content, headers=headers)
+
+    def stat(self, key: str) -> Stored:  # noqa: D102
+        with self._translated(key):
+            found = self._objects.find(self._root + key)
+        if found is None:
+            raise NotFound(f"{self.url}/{key}")
+        return replace(found, key=key)
+
+    def list(self, prefix: str) -> Iterator[Stored]:  # noqa: D102
+        for page in self._pages(prefix):
+            for found in page.objects:
+                if key := found.key.removeprefix(self._root):  # consoles create an object for the prefix itself
+                    yield replace(found, key=key)
+
+    def list_folders(self) -> Iterator[str]:  # noqa: D102
+        for page in self._pages("", delimiter="/"):
+            for prefix in page.prefixes:
+                yield prefix.removeprefix(self._root).rstrip("/")
+
+    def _pages(self, prefix: str, *, delimiter: str = "") -> Iterator[Page]:
+        with self._translated(prefix or self.url):
+            yield from pages(self._bodies.list_objects, prefix=self._root + prefix, delimiter=delimiter)
+
+    def delete(self, keys: Iterable[str]) -> None:  # noqa: D102
+        left = list(keys)
+        while left:
+            batch, left = left[:DELETE_BATCH], left[DELETE_BATCH:]
+            with self._translated(batch[0]):
+                failed = self._objects.delete([self._root + key for key in batch])
+            if failed:
+                raise refused_deletion(self.url, failed)
+
+    def put_file(self, key: str, body: FileSlice) -> Stored:  # noqa: D102
+        with self.putting_file(key, body) as answered:
+            return answered()
+
+    @contextmanager
+    def putting_file(self, key: str, body: FileSlice) -> Iterator[Callable[[], Stored]]:  # noqa: D102
+        with ExitStack() as sent:
+            with self._translated(key):
+                headers = self._encryption_headers() | self._crc_header(body, whole=True)
+                putting = self._bodies.putting(
+                    self._root + key, body, operation="PutObject", headers=headers, sha256=self._signed_hash(body)
+                )
+                answered = sent.enter_context(putting)
+            yield lambda: self._put(key, body, answered)
+
+    def _put(self, key: str, body: FileSlice, answered: Callable[[], str]) -> Stored:
+        with self._translated(key):
+            stored = Stored(key, body.size_bytes, _etag(answered()))
+        try:
+            self._compare_md5(key, body, stored.etag)
+        except CorruptObject:
+            self._remove_damaged(stored)
+            raise
+        return stored
+
+    def copy(self, source: str, target: str, *, etag: str) -> Stored:  # noqa: D102
+        there = self._same(source, etag)
+        origin, place = self._root + source, self._root + target
+        try:
+            with self._translated(target):
+                copied = self._objects.copy(
+                    origin, place, etag=etag, size_bytes=there.size_bytes, headers=self._encryption_headers()
+                )
+        except AlreadyExists:  # the precondition failed
+            raise CorruptObject(source, want=f"etag {etag}", got="the object was replaced") from None
+        self._same(source, etag)  # some stores ignore the condition
+        return Stored(target, there.size_bytes, copied)
+
+    def _same(self, key: str, etag: str) -> Stored:
+        there = self.stat(key)
+        if there.etag != etag:
+            raise CorruptObject(key, want=f"etag {etag}", got=f"etag {there.etag}")
+        return there
+
+    def begin_upload(self, key: str) -> str:  # noqa: D102
+        checksums = {}
+        if self.verification is Verification.STORE_CRC:
+            checksums = {f"{CHECKSUM_HEADER}-algorithm": "CRC64NVME", f"{CHECKSUM_HEADER}-type": "FULL_OBJECT"}
+        with self._translated(key):
+            return self._multipart.begin(self._root + key, headers=checksums | self._encryption_headers())
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> Part:  # noqa: D102
+        with self._translated(f"{key} part {number}"):
+            putting = self._bodies.putting(
+                self._root + key,
+                body,
+                operation="UploadPart",
+                query={"partNumber": number, "uploadId": upload_id},
+                headers=self._crc_header(body, whole=False),
+                sha256=self._signed_hash(body),
+            )
+            with putting as answered:
+                etag = answered()
+        self._compare_md5(f"{key} part {number}", body, _etag(etag))
+        return Part(number, body.size_bytes, _etag(etag))
+
+    def complete_upload(self, key: str, upload_id: str, parts: Iterable[Part], *, crc64nvme: int) -> Stored:  # noqa: D102
+        ordered = sorted(parts, key=lambda part: part.number)
+        checksums = {}
+        if self.verification is Verification.STORE_CRC:
+            checksums = {CRC_HEADER: _base64_crc(crc64nvme), f"{CHECKSUM_HEADER}-type": "FULL_OBJECT"}
+        try:
+            with self._translated(key):
+                etag = self._multipart.complete(self._root + key, upload_id, ordered, headers=checksums)
+        except NotFound:
+            return self._completed_before(key, ordered)
+        except StoreUnavailable:  # Ceph RGW 16's answer for an upload that no longer exists
+            if self._is_pending(key, upload_id):
+                raise
+            return self._completed_before(key, ordered)
+        stored = Stored(key, _total_bytes(ordered), _etag(etag))
+        if not stored.etag:  # Ceph RGW 16 leaves it out
+            stored = self._just_joined(key, ordered)
+        if self.verification is Verification.MD5 and stored.etag != (want := multipart_etag(ordered)):
+            self._remove_damaged(stored)
+            raise CorruptObject(key, want=f"etag {want}", got=f"etag {stored.etag}")
+        return stored
+
+    def _just_joined(self, key: str, parts: Sequence[Part]) -> Stored:
+        """Return the object of a completed upload whose etag the store left out.
+
+        Raises:
+            StoreUnavailable: Another writer has replaced it.
+        """
+        there, etag = self.stat(key), multipart_etag(parts)
+        if there.size_bytes != _total_bytes(parts) or ("-" in there.etag and etag not in ("", there.etag)):
+            raise StoreUnavailable(f"{self.url}/{key}: completed, then replaced by another writer; it is tried again")
+        return there
+
+    def _is_pending(self, key: str, upload_id: str) -> bool:
+        try:
+            next(iter(self.list_parts(key, upload_id)), None)
+        except NotFound:
+            return False
+        return True
+
+    def _completed_before(self, key: str, parts: Sequence[Part]) -> Stored:
+        """Return the object if an earlier try completed the upload with these parts and its answer was lost.
+
+        A store may forget an upload before its object becomes visible. The lookup is repeated for a while (``JOINING_S``),
+        because otherwise all parts would have to be sent again.
+
+        Raises:
+            NotFound: No object of these parts appeared.
+        """
+        for pause_s in (*JOINING_S, None):
+            with suppress(NotFound):
+                there = self.stat(key)
+                if there.size_bytes == _total_bytes(parts) and there.etag == multipart_etag(parts):
+                    return there
+            if pause_s is not None:
+                time.sleep(pause_s)
+        raise NotFound(f"{self.url}/{key} (unfinished upload)")
+
+    def abort_upload(self, key: str, upload_id: str) -> None:  # noqa: D102
+        try:
+            with self._translated(key):
+                self._multipart.abort(self._root + key, upload_id)
+        except NotFound:
+            return
+
+    def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:  # noqa: D102
+        with self._translated(prefix or self.url):
+            for found in self._multipart.pending(self._root + prefix):
+                yield replace(found, key=found.key.removeprefix(self._root))
+
+    def list_parts(self, key: str, upload_id: str) -> Iterator[Part]:  # noqa: D102
+        with self._translated(key):
+            yield from self._multipart.parts(self._root + key, upload_id)
+
+    @contextmanager
+    def read(  # noqa: D102
+        self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
+    ) -> Iterator[Readable]:
+        if (length == 0 or (length is None and offset)) and self._ends_at(key, offset, length, etag):
+            yield io.BytesIO()
+            return
+        with self._asked(key, offset, length, etag) as answered:
+            yield answered()
+
+    @contextmanager
+    def reading(self, key: str, *, length: int) -> Iterator[Callable[[], Readable]]:  # noqa: D102
+        if length:
+            with self._asked(key, 0, length, None) as answered:
+                yield answered
+        else:
+            with self.read(key, length=0) as body:
+                yield lambda: body
+
+    @contextmanager
+    def _asked(self, key: str, offset: int, length: int | None, etag: str | None) -> Iterator[Callable[[], Readable]]:
+        with ExitStack() as asked:
+            with self._translated(key):
+                answered = asked.enter_context(self._bodies.getting(self._root + key, conditions(offset, length, etag)))
+            yield lambda: self._opened(key, answered, offset, length, etag, asked)
+
+    def _opened(
+        self,
+        key: str,
+        answered: Callable[[], OpenAnswer],
+        offset: int,
+        length: int | None,
+        etag: str | None,
+        opened: ExitStack,
+    ) -> Readable:
+        try:
+            with self._translated(key):
+                answer = answered()
+        except AlreadyExists:  # the precondition failed
+            raise CorruptObject(key, want=f"etag {etag}", got="the object was replaced") from None
+        there = object_bytes(f"{self.url}/{key}", answer, offset, length)
+        if (length is not None and (there or 0) < length) or (there is None and not answer.is_chunked):
+            # A shorter length may be that of another server's page; the listing has the object's true size.
+            size_bytes = self._seen(key, etag).size_bytes
+            if size_bytes < offset + (length or 0):
+                raise CorruptObject(key, want=f"at least {offset + (length or 0)} bytes", got=f"{size_bytes} bytes")
+            if there is not None:
+                raise StoreUnavailable(f"{self.url}/{key}: {there} of {size_bytes - offset} bytes came; it is tried again")
+            there = size_bytes - offset
+        wanted = there if length is None else length
+
+        def rest(left: int, silences: int) -> OpenAnswer:
+            return self._rest(key, answer, offset + (wanted or 0) - left, left, silences, opened)
+
+        return Incoming(f"{self.url}/{key}", answer, left=wanted, rest=rest)
+
+    def _rest(self, key: str, before: OpenAnswer, offset: int, length: int, silences: int, opened: ExitStack) -> OpenAnswer:
+        """Request the missing rest of a read, of the same version of the object."""
+        etag = _etag(before.headers.get("etag", ""))
+        same, name = conditions(offset, length, etag or None), f"{self.url}/{key}"
+        try:
+            with translated(name):
+                answer = opened.enter_context(self._bodies.getting(self._root + key, same, silences=silences))()
+        except AlreadyExists:  # the precondition failed
+            raise CorruptObject(key, want=f"etag {etag}", got="the object was replaced") from None
+        there = object_bytes(name, answer, offset, length)
+        if there is not None and there < length:
+            raise StoreUnavailable(f"{name}: {there} of the last {length} bytes came; it is tried again")
+        return answer
+
+    def _seen(self, key: str, etag: str | None) -> Stored:
+        return self.stat(key) if etag is None else self._same(key, etag)
+
+    def _ends_at(self, key: str, offset: int, length: int | None, etag: str | None) -> bool:
+        """Whether the range is empty. Such a read sends no request: stores refuse an empty range, or send the whole object."""
+        there = self._seen(key, etag)
+        if there.size_bytes < offset:
+            raise CorruptObject(key, want=f"at least {offset} bytes", got=f"{there.size_bytes} bytes")
+        return length == 0 or there.size_bytes == offset
+
+    def hurry(self, hurried: bool) -> None:  # noqa: D102
+        self._clients.hurry(hurried)
+
+    def close(self) -> None:  # noqa: D102
+        self._clients.close()
+
+    @contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        try:
+            with translated(key if key.startswith("s3://") else f"{self.url}/{key}"):
+                yield
+        except AccessRefused:
+            self._clients.forget()
+            raise
+
+    def _encryption(self) -> dict[str, Any]:
+        sse, key_id = self._options.sse, self._options.sse_kms_key_id
+        return ({"ServerSideEncryption": sse} if sse else {}) | ({"SSEKMSKeyId": key_id} if key_id else {})
+
+    def _encryption_headers(self) -> dict[str, str]:
+        names = {"ServerSideEncryption": SSE_HEADER, "SSEKMSKeyId": f"{SSE_HEADER}-aws-kms-key-id"}
+        return {names[name]: value for name, value in self._encryption().items()}
+
+    def _crc_header(self, body: FileSlice, *, whole: bool) -> dict[str, str]:
+        if self.verification is not Verification.STORE_CRC or not (whole or self.crc_with_parts):
+            return {}
+        return {CRC_HEADER: _base64_crc(body.crc64nvme_ahead())}
+
+    def _signed_hash(self, body: FileSlice) -> str:
+        return body.sha256_ahead() if self.verification is Verification.SIGNED_SHA256 else UNSIGNED
+
+    def _compare_md5(self, key: str, body: FileSlice, etag: str) -> None:
+        if self.verification is Verification.MD5 and etag != body.md5.hex():
+            raise CorruptObject(key, want=f"md5 {body.md5.hex()}", got=f"the store received {etag}")
+
+
+def _etag(text: str) -> str:
+    return text.removeprefix("W/").strip('"')  # a proxy marks an etag as weak
+
+
+def _total_bytes(parts: Sequence[Part]) -> int:
+    return sum(part.size_bytes for part in parts)
+
+
+def _base64_crc(crc: int) -> str:
+    return base64.b64encode(crc.to_bytes(8, "big")).decode()

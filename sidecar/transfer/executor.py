@@ -1,0 +1,247 @@
+"""Executor of store requests: thread pools, retries with backoff, thread priorities, measured throughput."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import os
+import platform
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+import structlog
+
+from sidecar.core.schedule.backoff import CAP_S, delay_s
+from sidecar.core.schedule.concurrency import Concurrency, SmallRequests, is_near, small_requests
+from sidecar.core.schedule.parts import usual_part_bytes
+from sidecar.core.schedule.throughput import Rate, RateEstimator, Throughput, estimated
+from sidecar.errors import (
+    AccessRefused,
+    AlreadyExists,
+    ArchivedObject,
+    CorruptObject,
+    NotFound,
+    OversizedDocument,
+    PartRefused,
+    StoreBusy,
+    StoreError,
+    TooLarge,
+)
+from sidecar.transfer.health import Health
+from sidecar.transfer.rate_gate import RateGate, RetryGate
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+CORRUPT_TRIES = 3
+"""Attempts at a transfer whose bytes fail their checksum; after the last, the damage is not put down to the network."""
+HURRIED_CAP_S = 1.0
+"""Longest pause between two attempts after a termination notice, in seconds."""
+SPARE_THREADS = 4
+"""Threads beyond ``concurrency``, so that small requests do not wait for large ones."""
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IOPRIO_WHO_PROCESS = 1
+_IOPRIO_LOWEST_BEST_EFFORT = (2 << 13) | 7
+"""Lowest level of the best-effort class. The idle class would let a busy disk starve the flush. Source: ioprio_set(2)."""
+
+
+_is_awaited: ContextVar[bool] = ContextVar("is_awaited", default=False)
+
+
+@contextlib.contextmanager
+def awaited() -> Iterator[None]:
+    """Run store requests made inside, also by tasks started inside, at normal priority: the trainer waits for them."""
+    before = _is_awaited.set(True)
+    try:
+        yield
+    finally:
+        _is_awaited.reset(before)
+
+
+class StoreExecutor:
+    """Runs blocking store calls in a bounded number of threads; ``persistently`` retries them until they succeed."""
+
+    def __init__(self, *, concurrency: int, gate: RateGate, health: Health, part_bytes: int | None = None) -> None:
+        """Start without measurements.
+
+        Args:
+            concurrency: Maximum concurrent requests with a body.
+            gate: Rate limit of all sent bytes.
+            health: Records each request's outcome.
+            part_bytes: Size of every part; ``None``: chosen by file size, latency and throughput.
+        """
+        self.on_hurry: Callable[[bool], object] = lambda _: None
+        """Called with True on a termination notice, with False when the notice is withdrawn."""
+        self._part_bytes = part_bytes
+        self.most = concurrency
+        """Maximum concurrent requests with a body."""
+        self.gate = gate
+        self.health = health
+        self.sent = Throughput()
+        self.pace = RateEstimator()
+        self.sent_bytes = 0
+        self.retries = 0
+        self.adapted = self._concurrency(round_trip_s=None)
+        self.small = SmallRequests(concurrency, 1)
+        """Concurrency of small requests, whose cost is the round trip."""
+        self._is_near = False
+        self._hurried = asyncio.Event()
+        self._polite = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
+        # A thread cannot raise its priority again, so urgent requests have their own pool. Its threads start on first use.
+        self._urgent = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer-urgent")
+
+    async def once(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run a store call in a thread, without retries.
+
+        Raises:
+            StoreError: As the call does.
+        """
+        threads = self._urgent if self._hurried.is_set() or _is_awaited.get() else self._polite
+        result = await asyncio.get_running_loop().run_in_executor(threads, functools.partial(call, *args, **kwargs))
+        self.health.succeeded()
+        return result
+
+    async def persistently(
+        self,
+        call: Callable[..., T],
+        *args: Any,
+        retry_gate: RetryGate | None = None,
+        before_again: Callable[[], Awaitable[None]] | None = None,
+        **kwargs: Any,
+    ) -> T:
+        """Run a store call until it succeeds, with capped, jittered backoff.
+
+        Raises:
+            NotFound, AlreadyExists, ArchivedObject, OversizedDocument, TooLarge, PartRefused, CorruptObject: Final answers,
+                which are not retried (``CorruptObject``: after ``CORRUPT_TRIES`` attempts).
+            Stopped: The gate was closed.
+            Exception: Raised by ``before_again``, which is awaited before each retry.
+            StoreError: The latest failure, when ``retry_gate`` is preempted.
+        """
+        failures = 0
+        while True:
+            try:
+                result = await self.once(call, *args, **kwargs)
+            except StoreError as error:
+                failures += 1
+                if _is_answer(error) or (isinstance(error, CorruptObject) and failures >= CORRUPT_TRIES):
+                    raise
+                wait_s = self._failed(error, failures)
+                if retry_gate is not None:
+                    retry_gate.answered(refused=isinstance(error, AccessRefused))
+                    if retry_gate.behind:
+                        raise
+                await self.pause(wait_s, retry_gate)
+                if retry_gate is not None and retry_gate.behind:
+                    raise
+                if before_again is not None:
+                    await before_again()
+            else:
+                if retry_gate is not None:
+                    retry_gate.answered(refused=False)
+                return result
+
+    async def together(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Run several coroutines concurrently and return their results in order.
+
+        Raises:
+            StoreError: The first failure in that order, after all have ended.
+        """
+        ended = await asyncio.gather(*works, return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in ended if not isinstance(outcome, BaseException)]
+
+    def _failed(self, error: StoreError, failures: int) -> float:
+        """Record a failure and return the backoff in seconds."""
+        self.retries += 1
+        if isinstance(error, StoreBusy):
+            self.adapted = self.adapted.slowed_down(now_s=time.monotonic())
+        if not isinstance(error, CorruptObject):
+            self.health.failed(error)
+        cap_s = HURRIED_CAP_S if self._hurried.is_set() else CAP_S
+        wait_s = delay_s(failures, random_0_1=random.random(), cap_s=cap_s)  # noqa: S311 - spreads retries
+        log.warning("store_request_failed", error=str(error), failures=failures, again_in_s=round(wait_s, 1))
+        return wait_s
+
+    async def pause(self, wait_s: float, retry_gate: RetryGate | None = None) -> None:
+        """Wait ``wait_s`` seconds; end early on a termination notice or when ``retry_gate`` is preempted."""
+        waits: list[Coroutine[Any, Any, object]] = [] if self._hurried.is_set() else [self._hurried.wait()]
+        waits += [] if retry_gate is None else [retry_gate.lost()]
+        tasks = [asyncio.create_task(wait) for wait in waits]
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            else:
+                await asyncio.sleep(wait_s)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def is_away(self, round_trip_s: float | None) -> None:
+        """Set the initial concurrency from the store's round trip in seconds (``None``: unknown). Call before any upload."""
+        self.adapted = self._concurrency(round_trip_s=round_trip_s)
+        self.small = small_requests(most=self.most, round_trip_s=round_trip_s)
+        self._is_near = is_near(round_trip_s)
+
+    def part_bytes(self, size_bytes: int) -> int:
+        """Return the part size in bytes for a file of ``size_bytes``."""
+        if self._part_bytes is not None:
+            return self._part_bytes
+        rate = self.rate()
+        known = self.gate.bytes_per_s if rate is None else rate.expected
+        return usual_part_bytes(size_bytes, is_near=self._is_near, bytes_per_s=known)
+
+    def _concurrency(self, *, round_trip_s: float | None) -> Concurrency:
+        cores = len(os.sched_getaffinity(0))
+        return Concurrency.begin(most=self.most, cores=cores, now_s=time.monotonic(), round_trip_s=round_trip_s)
+
+    def rate(self, *, roughly: bool = False) -> Rate | None:
+        """Return the expected throughput, or ``None`` before any measurement. ``roughly``: few small requests suffice."""
+        arrived = self.sent.bytes_per_s() if roughly else self.sent.telling_bytes_per_s()
+        return estimated(arrived=arrived, pace=self.pace, limit=self.gate.bytes_per_s)
+
+    def hurry(self) -> None:
+        """React to a termination notice: retry now, shorten further backoff, start new requests at normal priority."""
+        self._hurried.set()
+        self.on_hurry(True)
+
+    def calm(self) -> None:
+        """React to a withdrawn termination notice: restore the usual backoff and the low priority."""
+        self._hurried.clear()
+        self.on_hurry(False)
+
+    def count(self, size_bytes: int, *, began_s: float) -> None:
+        """Record bytes that the store has confirmed. ``began_s``: start of their request, monotonic seconds."""
+        now_s = time.monotonic()
+        self.sent_bytes += size_bytes
+        self.sent.add(size_bytes, began_s=began_s, now_s=now_s)
+        self.adapted = self.adapted.sent(size_bytes, now_s=now_s)
+
+    def close(self) -> None:
+        """Stop all transfers. A thread inside a request ends when that request does."""
+        self.gate.close()
+        for threads in (self._polite, self._urgent):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_answer(error: StoreError) -> bool:
+    return isinstance(error, NotFound | AlreadyExists | ArchivedObject | OversizedDocument | TooLarge | PartRefused)
+
+
+def _lowest_priority() -> None:
+    # On Linux each of these applies to the calling thread alone: the API's threads keep their priority.
+    with contextlib.suppress(OSError):  # SCHED_BATCH: fewer preemptions, a tenth less CPU
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_LOWEST_BEST_EFFORT)

@@ -1,0 +1,189 @@
+"""Gates of uploads: rate limit of all sent bytes, pause of one checkpoint's bytes, preemption of one file's retries."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sidecar.errors import Stopped
+
+
+@dataclass(slots=True)
+class _Counter:
+    """Bytes that one thread sent. Only that thread writes it, so no lock is needed."""
+
+    passed_bytes: int
+
+
+class RateGate:
+    """Rate limit of all sent bytes, in bytes per second, and their stop switch. A new limit applies to waiting threads."""
+
+    def __init__(self, bytes_per_s: int | None) -> None:
+        self._condition = threading.Condition()
+        self._bytes_per_s = bytes_per_s
+        self._closed = False
+        self._free_at_s = 0.0
+        self._own = threading.local()
+        self._counters: list[_Counter] = []
+
+    @property
+    def passed_bytes(self) -> int:
+        """Bytes sent so far, with and without a limit."""
+        return sum(counter.passed_bytes for counter in self._counters)
+
+    @property
+    def bytes_per_s(self) -> int | None:
+        """The limit; ``None``: unlimited."""
+        return self._bytes_per_s
+
+    def limit(self, bytes_per_s: int | None) -> None:
+        """Change the limit; ``None`` lifts it."""
+        with self._condition:
+            self._bytes_per_s = bytes_per_s
+            self._free_at_s = 0.0
+            self._condition.notify_all()
+
+    def close(self) -> None:
+        """Stop every transfer at its next block."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def check(self) -> None:
+        """Raise if the gate is closed. For downloads, which are not rate-limited.
+
+        Raises:
+            Stopped: The gate is closed.
+        """
+        if self._closed:
+            raise Stopped("transfers were stopped")
+
+    def pass_through(self, size_bytes: int) -> None:
+        """Wait until ``size_bytes`` may be sent.
+
+        Raises:
+            Stopped: The gate is closed.
+        """
+        if self._bytes_per_s is not None:  # without a limit, threads do not contend for the lock
+            self._wait_for_rate(size_bytes)
+        self.check()
+        self._count(size_bytes)
+
+    def _wait_for_rate(self, size_bytes: int) -> None:
+        with self._condition:
+            if self._bytes_per_s is not None:
+                now_s = time.monotonic()
+                # Idle time earns no credit, so that a pause is not followed by a burst.
+                self._free_at_s = max(self._free_at_s, now_s)
+                mine_s = self._free_at_s
+                self._free_at_s += size_bytes / self._bytes_per_s
+                while not self._closed and (left_s := mine_s - time.monotonic()) > 0 and self._bytes_per_s is not None:
+                    self._condition.wait(left_s)
+
+    def _count(self, size_bytes: int) -> None:
+        try:
+            self._own.counter.passed_bytes += size_bytes
+        except AttributeError:  # the first block of this thread
+            self._own.counter = _Counter(size_bytes)
+            self._counters.append(self._own.counter)
+
+    def wait_while(self, held: Callable[[], bool]) -> None:
+        """Wait until ``held`` returns False. It is evaluated again after each ``wake``.
+
+        Raises:
+            Stopped: The gate is closed.
+        """
+        if not held():  # the usual case, without the lock that all threads would contend for at each block
+            self.check()
+            return
+        with self._condition:
+            while held() and not self._closed:
+                self._condition.wait()
+            self.check()
+
+    def wake(self) -> None:
+        """Let all waiting threads evaluate their condition again."""
+        with self._condition:
+            self._condition.notify_all()
+
+
+class PauseGate:
+    """Gate of one checkpoint's bytes: counts them, and can pause them in the middle of a request."""
+
+    def __init__(self, gate: RateGate) -> None:
+        self._gate = gate
+        self._counting = threading.Lock()
+        self._held = False
+        self._exempt = 0
+        self._exempt_threads: set[int] = set()
+        """Ids of the threads that are exempt from the pause."""
+        self.passed_bytes = 0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the checkpoint's bytes are paused."""
+        return self._held
+
+    def hold(self, held: bool, *, exempt: int = 0) -> None:
+        """Pause the checkpoint's bytes, or let them pass again. Bytes that the kernel has taken are sent nevertheless.
+
+        Args:
+            held: Whether to pause.
+            exempt: Number of in-flight requests allowed to finish, because other uploads wait for their connections.
+        """
+        if (held, exempt) != (self._held, self._exempt):
+            self._held, self._exempt = held, exempt
+            self._exempt_threads = self._exempt_threads if held else set()
+            self._gate.wake()
+
+    def pass_through(self, size_bytes: int) -> None:
+        """Wait until ``size_bytes`` may be sent.
+
+        Raises:
+            Stopped: The gate is closed.
+        """
+        self._gate.wait_while(self._is_held)
+        self._gate.pass_through(size_bytes)
+        with self._counting:
+            self.passed_bytes += size_bytes
+
+    def _is_held(self) -> bool:
+        thread, exempt_threads = threading.get_ident(), self._exempt_threads
+        if self._held and len(exempt_threads) < self._exempt:
+            exempt_threads.add(thread)
+        return self._held and thread not in exempt_threads
+
+
+class RetryGate:
+    """Preemption state of one file's retry loop.
+
+    ``on_refused`` is called when the store begins to refuse the file, and when it accepts it again.
+    """
+
+    def __init__(self, on_refused: Callable[[], None] = lambda: None) -> None:
+        self._changed = asyncio.Event()
+        self._on_refused = on_refused
+        self.behind = False
+        """Another upload has priority: the loop ends at the next failure."""
+        self.refused = False
+        """The store refused the latest request: waiting alone will not help."""
+
+    def put(self, *, behind: bool) -> None:
+        """Set whether another upload has priority; if it has now, wake the loop's pause."""
+        if behind and not self.behind:
+            self._changed.set()
+            self._changed = asyncio.Event()
+        self.behind = behind
+
+    async def lost(self) -> None:
+        """Wait until another upload has priority."""
+        await self._changed.wait()
+
+    def answered(self, *, refused: bool) -> None:
+        """Record the store's answer; call ``on_refused`` when it differs from the one before."""
+        if refused != self.refused:
+            self.refused = refused
+            self._on_refused()

@@ -1,0 +1,139 @@
+"""Comparison of a finished checkpoint with the commit of its step in the store: equal, kept, or replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Sequence
+from typing import Protocol
+
+import structlog
+
+from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting, Replace, rewrite
+from sidecar.core.format.found_checkpoint import Finished
+from sidecar.core.format.manifest import Commit, FileEntry, Manifest
+from sidecar.repository.documents import StoredCommit
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.commit.committer import Committer
+from sidecar.upload.commit.overwrite_guard import Outdated
+from sidecar.upload.send.journal import Journal
+from sidecar.upload.send.payloads import Range
+from trainer_hook.contract import rfc3339
+
+log = structlog.get_logger()
+
+
+class Quarantine(Protocol):
+    """What this pod found to be damaged."""
+
+    @property
+    def quarantined(self) -> Container[str]:
+        """Names of checkpoints that could not be resumed from."""
+        ...
+
+
+class Contents(Protocol):
+    """The files of a held checkpoint, read to be compared. Blocking calls."""
+
+    def checksums(self, path: str, places: list[Range]) -> list[int]:
+        """Return the CRC64NVME of ranges of a file.
+
+        Raises:
+            CheckpointChanged, CheckpointRejected: It is another file, or cannot be read.
+        """
+        ...
+
+    def is_still(self, path: str, places: list[Range], wanted: list[int]) -> bool:
+        """Whether ranges of a file have these checksums."""
+        ...
+
+
+class ExistingCommit:
+    """Compares finished checkpoints with commits and manifests of earlier lives and other attempts."""
+
+    def __init__(self, committer: Committer, executor: StoreExecutor, quarantine: Quarantine) -> None:
+        self._committer = committer
+        self._executor = executor
+        self._quarantine = quarantine
+
+    async def decide(
+        self, checkpoint: Finished, contents: Contents, there: StoredCommit
+    ) -> AlreadyCommitted | KeepExisting | Replace:
+        """Return what becomes of a checkpoint whose step is committed; way is made for one that replaces it (I4).
+
+        Raises:
+            Outdated: Another commit took the place of this one meanwhile: it is to be asked again.
+        """
+        name, commit = checkpoint.name, there.commit
+        if commit is None:
+            await self._revoke_commit(name, there)
+            return Replace()
+        part = await self._committer.part(commit, checkpoint.node)
+        files = await self._as_entries(checkpoint, contents, part.files) if part is not None else None
+        created_at = rfc3339(checkpoint.created_at_s)
+        decision = rewrite(
+            attempt=checkpoint.attempt,
+            created_at=created_at,
+            files=files,
+            theirs=commit,
+            part=part,
+            save_id=checkpoint.save_id,
+            names_attempt=checkpoint.names_attempt,
+        )
+        if isinstance(decision, AlreadyCommitted) and await self._is_known_bad(commit, there):
+            decision = Replace()
+        if isinstance(decision, Replace):
+            await self._revoke_commit(name, there)
+        if isinstance(decision, KeepExisting) and not decision.torn:
+            await self._take_back_if_damaged(commit, there)
+        return decision
+
+    async def adopt(
+        self, checkpoint: Finished, contents: Contents, journal: Journal, before: Manifest | None, *, but: Collection[str]
+    ) -> None:
+        """Take over files of our own earlier manifest: those whose content on disk has the checksum recorded then.
+
+        Args:
+            checkpoint: What is to be sent.
+            contents: Its files.
+            journal: Gets what is taken over.
+            before: The manifest, if this node has written one.
+            but: Paths whose object is known not to be what the manifest says.
+        """
+        known = {entry.path: entry for entry in before.files if entry.path not in but} if before else {}
+        for file in checkpoint.files:
+            entry = known.get(file.path)
+            if entry is None or entry.size_bytes != file.size_bytes or file.path in journal.entries:
+                continue
+            if await self._executor.once(contents.is_still, file.path, [(0, file.size_bytes)], [entry.crc]):
+                journal.stored(entry, stamp=file.stamp)
+
+    async def _as_entries(
+        self, checkpoint: Finished, contents: Contents, theirs: Sequence[FileEntry]
+    ) -> list[FileEntry] | None:
+        """Return our files with their checksums, or ``None`` when paths and sizes tell already that they are others."""
+        ours = {file.path: file.size_bytes for file in checkpoint.files}
+        if ours != {entry.path: entry.size_bytes for entry in theirs}:
+            return None
+        found = []
+        for entry in theirs:
+            [crc] = await self._executor.once(contents.checksums, entry.path, [(0, entry.size_bytes)])
+            found.append(entry.with_checksum(crc))
+        return found
+
+    async def _is_known_bad(self, commit: Commit, there: StoredCommit) -> bool:
+        return (
+            commit.name in self._quarantine.quarantined
+            or await self._committer.is_quarantined(commit.name, there.crc64nvme)
+            or bool(await self._committer.damaged(commit))
+        )
+
+    async def _revoke_commit(self, name: str, there: StoredCommit) -> None:
+        if not await self._committer.revoke_commit(name, judged=there):
+            raise Outdated(f"another writing of {name} was committed meanwhile")
+
+    async def _take_back_if_damaged(self, commit: Commit, there: StoredCommit) -> None:
+        """Better invisible than broken: our last requests may have hit what the other attempt had just committed."""
+        damaged = await self._committer.damaged(commit)
+        if damaged:
+            hint = "two attempts wrote this step at the same time; an older step is used, and the next one will be durable"
+            log.error("commit_taken_back", checkpoint=commit.name, damaged=damaged[:8], hint=hint)
+            await self._committer.revoke_commit(commit.name, judged=there)

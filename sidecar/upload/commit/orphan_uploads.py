@@ -1,0 +1,99 @@
+"""Aborts unfinished multipart uploads that nobody continues: their parts cost money until somebody does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from sidecar.core.lifecycle.orphan_uploads import is_orphan, quiet_s
+from sidecar.errors import NotFound, StoreError
+from sidecar.store.protocol import PendingUpload, Store
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.send.journal import Journal
+from sidecar.volume.volume import Volume
+
+log = structlog.get_logger()
+
+EVERY_S = 6 * 3600.0
+"""Between two looks: what was spared at the start, because its pod might have lived, is found later. One request per look,
+and one for each upload that is old enough to be an orphan."""
+
+
+class OrphanUploads:
+    """Looks at the start and from time to time, never once the pod is going."""
+
+    def __init__(
+        self,
+        store: Store,
+        executor: StoreExecutor,
+        volume: Volume,
+        *,
+        alone: bool,
+        newest_committed_step: Callable[[], int | None],
+        is_going: Callable[[], bool],
+    ) -> None:
+        """``volume`` has this node's journals, ``alone`` whether this node is the whole job."""
+        self._store = store
+        self._executor = executor
+        self._volume = volume
+        self._alone = alone
+        self._newest_committed_step = newest_committed_step
+        self._is_going = is_going
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            if not self._is_going():
+                await self.look()
+            await asyncio.sleep(EVERY_S)
+
+    async def look(self) -> None:
+        """Abort the orphans that there are now."""
+        # Journals are read before the listing: an upload that begins in between is too young to be an orphan.
+        continued, given_up = await asyncio.to_thread(_known, self._volume)
+        spared = 0
+        try:
+            for upload in await self._executor.once(lambda: list(self._store.pending_uploads(""))):
+                silent_s = quiet_s(listed_at_s=upload.listed_at_s, begun_at_s=upload.begun_at_s)
+                # Parts are asked for only where they can change the verdict.
+                if self._is_orphan(upload, silent_s, continued, given_up) and self._is_orphan(
+                    upload, await self._executor.once(self._quiet_s, upload), continued, given_up
+                ):
+                    await self._executor.once(self._store.abort_upload, upload.key, upload.upload_id)
+                    log.info("orphan_upload_aborted", key=upload.key, quiet_s=silent_s and round(silent_s))
+                else:
+                    spared += upload.upload_id not in continued
+        except StoreError as error:  # they cost money, not a checkpoint
+            log.warning("orphan_uploads_not_aborted", error=str(error), hint="grant s3:ListBucketMultipartUploads")
+        if spared:
+            log.info("unfinished_uploads_spared", uploads=spared, reason="another pod may be sending them")
+
+    def _is_orphan(
+        self, upload: PendingUpload, silent_s: float | None, continued: frozenset[str], given_up: frozenset[str]
+    ) -> bool:
+        return is_orphan(
+            upload.key,
+            upload.upload_id,
+            quiet_s=silent_s,
+            continued=continued,
+            given_up=given_up,
+            alone=self._alone,
+            newest_committed_step=self._newest_committed_step(),
+        )
+
+    def _quiet_s(self, upload: PendingUpload) -> float | None:
+        """Return for how long nothing has arrived in an upload, also by its parts. Blocks."""
+        try:
+            parts = [part.stored_at_s for part in self._store.list_parts(upload.key, upload.upload_id)]
+        except NotFound:  # completed or aborted since the listing
+            return None
+        return quiet_s(listed_at_s=upload.listed_at_s, begun_at_s=upload.begun_at_s, parts_stored_at_s=parts)
+
+
+def _known(volume: Volume) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the ids of the uploads that the journals continue, and of those that they gave up. Blocks."""
+    found = [Journal(place) for place in volume.journals()]
+    continued = frozenset(upload.upload_id for journal in found for upload in journal.uploads.values())
+    return continued, frozenset(upload.upload_id for journal in found for upload in journal.void)

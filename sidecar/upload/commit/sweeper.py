@@ -1,0 +1,78 @@
+"""Removes what an earlier version of a step left in the store, once the step is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import structlog
+
+from sidecar.core.commit.commit import Object, attempt_of
+from sidecar.core.commit.commit_roster import EAGER_NODES
+from sidecar.core.format import keys
+from sidecar.core.format.found_checkpoint import Finished
+from sidecar.core.format.manifest import Manifest, decode_manifest
+from sidecar.core.lifecycle.orphan_uploads import is_left_behind, quiet_s
+from sidecar.errors import NotFound, StoreError
+from sidecar.store.protocol import Store
+from sidecar.transfer.executor import StoreExecutor
+from trainer_hook.contract import ContractError, Node
+
+log = structlog.get_logger()
+
+
+class Sweeper:
+    """Nothing depends on it: a checkpoint is durable before, and what is not swept only costs money."""
+
+    def __init__(self, store: Store, executor: StoreExecutor) -> None:
+        self._store = store
+        self._executor = executor
+        self._unswept: dict[tuple[str, str, str | None], tuple[Sequence[Manifest], Mapping[str, Object]]] = {}
+
+    def committed(self, checkpoint: Finished, manifests: Sequence[Manifest], before: Mapping[str, Object]) -> None:
+        """Take note of what this node committed, and of what lay below the step just ``before``."""
+        self._unswept[checkpoint.name, checkpoint.attempt, checkpoint.save_id] = manifests, before
+
+    async def sweep(self, checkpoint: Finished) -> None:
+        """Remove what nobody names, where this node wrote the commit. Tried once: it must not come after another writing."""
+        name, attempt = checkpoint.name, checkpoint.attempt
+        manifests, before = self._unswept.pop((name, attempt, checkpoint.save_id), ((), {}))
+        if not manifests:
+            return
+        try:
+            await self._remove_unnamed(name, attempt, manifests, before)
+            await self._executor.once(self._abort_unfinished, name)
+        except StoreError as error:
+            log.warning("leftovers_not_removed", checkpoint=name, error=str(error), hint="they go with the checkpoint")
+
+    async def _remove_unnamed(
+        self, name: str, attempt: str, manifests: Sequence[Manifest], before: Mapping[str, Object]
+    ) -> None:
+        named = {entry.key for manifest in manifests for entry in manifest.files} | {keys.commit(name)}
+        named |= {keys.manifest(name, m.attempt, Node(m.node.index, m.node.count)) for m in manifests}
+        named |= {keys.all_manifests(name, attempt)} if len(manifests) > EAGER_NODES else set()
+        foreign = [key for key in before if attempt_of(key, name) not in (None, attempt)]
+        for key in foreign:
+            named |= {key, *await self._files_named_by(key)}
+        leftover = [key for key in before if key not in named]
+        if leftover:
+            await self._executor.once(self._store.delete, leftover)
+
+    async def _files_named_by(self, key: str) -> set[str]:
+        # The manifest of another attempt, which may be at work at this very moment.
+        try:
+            manifest = decode_manifest(await self._executor.once(self._store.get, key), key=key)
+        except (NotFound, ContractError):
+            return set()
+        return {entry.key for entry in manifest.files}
+
+    def _abort_unfinished(self, name: str) -> None:
+        for pending in list(self._store.pending_uploads(keys.folder(name))):
+            with suppress(NotFound):  # completed or aborted since the listing
+                parts = list(self._store.list_parts(pending.key, pending.upload_id))
+                stored_at_s = [part.stored_at_s for part in parts]
+                silent_s = quiet_s(
+                    listed_at_s=pending.listed_at_s, begun_at_s=pending.begun_at_s, parts_stored_at_s=stored_at_s
+                )
+                if is_left_behind(parts=len(parts), quiet_s=silent_s):
+                    self._store.abort_upload(pending.key, pending.upload_id)

@@ -1,0 +1,1 @@
+"""Upload of files while the trainer still writes their checkpoint."""

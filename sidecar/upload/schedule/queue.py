@@ -1,0 +1,171 @@
+"""Which upload goes first. Decided anew whenever something changes: by the order of the queue, or by the plan of a flush."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from sidecar.catalog.catalog import Catalog, Tracked
+from sidecar.core.lifecycle.save_profile import usual_profile
+from sidecar.core.lifecycle.states import State
+from sidecar.core.schedule.order import Waiting, overtakes, send_order, upload_order
+from sidecar.upload.early.early_upload import EarlyUploads
+from sidecar.upload.schedule.flush_control import FlushBudget, FlushControl, Pending
+from sidecar.upload.send.file_transfer import FileTransfer
+
+
+@dataclass(slots=True, eq=False)
+class Active:
+    """An upload under way. ``transfer`` is ``None`` before and after there is something to send."""
+
+    tracked: Tracked
+    transfer: FileTransfer | None = None
+    is_sent: bool = False
+    """Manifest and commit are what is left."""
+    hands_over: bool = False
+    """What was sent of it early is being taken over: its next bytes follow at once."""
+    is_held: bool = False
+    """It may not be sent yet: what else there is goes first."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether nothing is left to begin but manifest and commit."""
+        return self.is_sent or (self.transfer is not None and self.transfer.is_ending)
+
+
+class Queue:
+    """The uploads under way, and those that wait for their turn."""
+
+    def __init__(self, catalog: Catalog, early: EarlyUploads, flush: FlushControl) -> None:
+        self.active: dict[str, Active] = {}
+        """By checkpoint."""
+        self._catalog = catalog
+        self._early = early
+        self._flush = flush
+        self._first: str | None = None
+        """Name of the upload that is let through before everything that may not overtake it."""
+        self._ended = asyncio.Event()
+
+    def plan(self, left_s: float | None, *, trainer_alive: Callable[[], bool]) -> None:
+        """While the pod is going the time that is left decides; ``None``: it is not."""
+        if left_s is None:
+            self._flush.stay()
+            return
+        usual = usual_profile(t.checkpoint for t in self._catalog.all() if t.checkpoint)
+        pending = []
+        for tracked in self._catalog.pending():
+            if tracked.state is not State.UPLOADED:
+                active = self.active.get(tracked.name) or Active(tracked)
+                pending.append(Pending(tracked, self._waiting(tracked), active.transfer, active.is_sent))
+        going = FlushBudget(left_s, self._catalog.newest_durable_step, usual)
+        early = [place.name for place, _ in self._early.sendings()]
+        self._flush.decide(going, pending, lambda: self._early.writing(alive=trainer_alive()), early)
+
+    def begin(self) -> list[Active]:
+        """Let those in whose turn it is, and return them."""
+        queue, begun = self._pending(), []
+        self._let_first_through(queue)
+        for tracked in queue:
+            if tracked.name not in self.active:
+                self.active[tracked.name] = Active(tracked)
+                begun.append(self.active[tracked.name])
+            active = self.active[tracked.name]
+            if active.tracked is not tracked or (active.transfer is None and not active.is_sent):
+                break  # those behind begin when this one has nothing left to hand out
+            if active.transfer is not None and active.transfer.has_more and not active.transfer.retry_gate.refused:
+                break
+        return begun
+
+    def all(self) -> dict[str, FileTransfer]:
+        """Return what is being sent, by checkpoint; also what the trainer still writes."""
+        transfer = {place.name: its for place, its in self._early.sendings()}
+        return transfer | {a.tracked.name: a.transfer for a in self.active.values() if a.transfer is not None}
+
+    def in_order(self) -> list[FileTransfer]:
+        """Return what is being sent, in the order in which it is, and say in the catalog who pauses."""
+        transfer = self.all()
+        self._flush.forget([*transfer, *self.active])
+        ordered = self._sorted(transfer)
+        if (next_up := self.handed_over()) is not None and self._flush.plan is not None:
+            rank_of = self._flush.plan.rank()
+            ordered = [its for its in ordered if rank_of.get(its.name, len(rank_of)) <= rank_of.get(next_up, -1)]
+        for rank, its in enumerate(ordered):
+            self._say_whose_turn_it_is(its, is_first=rank == 0 or not ordered[0].has_more)
+        return ordered
+
+    def handed_over(self) -> str | None:
+        """Return the name of a checkpoint that is being taken over from what was sent early."""
+        return next((name for name, active in self.active.items() if active.hands_over), None)
+
+    def goes_first(self, one: Tracked, other: Tracked) -> bool:
+        """Whether one checkpoint is sent before another."""
+        return one is not other and upload_order(map(self._waiting, (other, one)))[0].name == one.name
+
+    def ends_ahead(self, tracked: Tracked) -> bool:
+        """Whether an upload that goes before this one has nothing left to begin but manifest and commit."""
+        return any(other.is_ending and self.goes_first(other.tracked, tracked) for other in self.active.values())
+
+    def end(self, active: Active) -> None:
+        """An upload ended, whatever came of it."""
+        del self.active[active.tracked.name]
+        self.wake_those_behind()
+
+    def wake_those_behind(self) -> None:
+        """Let uploads that wait in ``something_ended`` look again."""
+        self._ended.set()
+        self._ended = asyncio.Event()
+
+    async def something_ended(self) -> None:
+        """Wait until an upload ended or rests, or the pod is going."""
+        await self._ended.wait()
+
+    def waits_for_others(self, tracked: Tracked) -> bool:
+        """Whether a checkpoint's own part is in the store."""
+        return tracked.state is State.UPLOADED and tracked.name not in self.active
+
+    def _pending(self) -> list[Tracked]:
+        waiting = {t.name: t for t in self._catalog.pending() if t.state is not State.UPLOADED}
+        if self._flush.plan is not None:
+            rank = self._flush.plan.rank()
+            return sorted(waiting.values(), key=lambda t: rank.get(t.name, len(rank)))
+        return [waiting[w.name] for w in send_order(map(self._waiting, waiting.values()), running=self._first)]
+
+    def _waiting(self, tracked: Tracked) -> Waiting:
+        active = self.active.get(tracked.name)
+        refused = active is not None and active.transfer is not None and active.transfer.retry_gate.refused
+        return replace(tracked.waiting, refused=refused or (active is not None and active.is_held))
+
+    def _let_first_through(self, queue: list[Tracked]) -> None:
+        first = queue[0].name if queue else None
+        if first == self._first:
+            return
+        before = self.active.get(self._first) if self._first else None
+        self._first = first
+        has_more = before is not None and before.transfer is not None and before.transfer.has_more
+        if first and before is not None and has_more and self._flush.plan is None:
+            queue[0].overtook = overtakes(queue[0].waiting, before.tracked.waiting)
+            before.tracked.overtook = False
+
+    def _sorted(self, transfer: dict[str, FileTransfer]) -> list[FileTransfer]:
+        if self._flush.plan is not None:
+            rank = self._flush.plan.rank()
+            return [transfer[name] for name in sorted(transfer, key=lambda name: rank.get(name, len(rank)))]
+        finished = [self._waiting(a.tracked) for a in self.active.values() if a.transfer is not None]
+        unfinished = [place for place, its in self._early.sendings() if transfer[place.name] is its]
+        return [transfer[place.name] for place in send_order([*finished, *unfinished], running=self._first)]
+
+    def _say_whose_turn_it_is(self, transfer: FileTransfer, *, is_first: bool) -> None:
+        active = self.active.get(transfer.name)
+        if active is None or active.transfer is not transfer:
+            return
+        if is_first and active.tracked.state is State.PAUSED:
+            say_uploading(self._catalog, active.tracked, transfer)
+        elif not is_first and active.tracked.state in (State.UPLOADING, State.PAUSED) and transfer.has_more:
+            self._catalog.move(active.tracked, State.PAUSED, reason=self._flush.why(active.tracked.name))
+
+
+def say_uploading(catalog: Catalog, tracked: Tracked, transfer: FileTransfer) -> None:
+    """Say that a checkpoint is sent now, and how much of it was before."""
+    size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
+    catalog.move(tracked, State.UPLOADING, size_bytes=size_bytes, already_sent_bytes=transfer.sent_bytes())

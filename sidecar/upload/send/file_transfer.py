@@ -1,0 +1,390 @@
+"""One checkpoint on its way: which pieces are left, how each is carried, and when all are there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
+
+from sidecar.core.format import checksum
+from sidecar.core.format.found_checkpoint import FoundFile
+from sidecar.core.format.manifest import FileEntry
+from sidecar.errors import CorruptObject, NotFound, PartRefused, StoreError
+from sidecar.store.protocol import Capabilities, Store, Stored, Verification
+from sidecar.transfer.executor import CORRUPT_TRIES, StoreExecutor
+from sidecar.transfer.rate_gate import RetryGate
+from sidecar.upload.send.deduplicate import Deduplicator, Known
+from sidecar.upload.send.hedged_request import HedgedRequest
+from sidecar.upload.send.journal import FileProgress, Journal
+from sidecar.upload.send.payloads import Payloads
+from sidecar.upload.send.small_batch import SmallBatch
+from sidecar.upload.send.work_item import LOCAL_AT_ONCE, Step, Upload, WorkItem
+from sidecar.upload.send.work_plan import PartsOf, WorkPlan
+
+T = TypeVar("T")
+
+
+class FileTransfer:
+    """Hands out pieces and carries them. Once one failed, no others are handed out."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        payloads: Payloads,
+        store: Store,
+        capabilities: Capabilities,
+        executor: StoreExecutor,
+        journal: Journal,
+        deduplicator: Deduplicator,
+        guard: Callable[[], Awaitable[None]],
+        on_progress: Callable[[int], None] = lambda _: None,
+        on_change: Callable[[], None] = lambda: None,
+        on_sent_in_vain: Callable[[], None] = lambda: None,
+        on_part_refused: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.name = name
+        self.journal = journal
+        self.retry_gate = RetryGate(on_change)
+        self.in_flight = 0
+        """Pieces that are carried."""
+        self.places = 0
+        """Requests that they take the place of."""
+        self.large_in_flight: set[WorkItem] = set()
+        self.large_leaving = 0
+        """Large ones whose bytes have not all left."""
+        self.local_in_flight = 0
+        self.rest_until_s = 0.0
+        """Monotonic: pieces that failed while something else went first are not tried again before."""
+        self._payloads = payloads
+        self._store = store
+        self._can = capabilities
+        self._executor = executor
+        self._guard = guard
+        self._on_progress = on_progress
+        self._on_change = on_change
+        self._on_sent_in_vain = on_sent_in_vain
+        self._on_part_refused = on_part_refused
+        self._left = WorkPlan(
+            name=name, journal=journal, part_bytes=executor.part_bytes, capabilities=capabilities, deduplicator=deduplicator
+        )
+        self._carried: set[WorkItem] = set()
+        self._sent_bytes = self.sent_bytes()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    def add(
+        self, files: Iterable[FoundFile], *, moved: Mapping[str, str] | None = None, awaited: PartsOf | None = None
+    ) -> None:
+        """Send what is missing of these files; arguments as of ``WorkPlan.add``."""
+        self._left.add(files, moved=moved, awaited=awaited)
+
+    def add_growing(self, file: FoundFile) -> None:
+        """Send the whole parts in the beginning of a file that is still being written, as ``WorkPlan.add_growing``."""
+        self._left.add_growing(file)
+
+    def settle(self, other: Journal) -> None:
+        """What was awaited has ended, and ``other`` knows how: what arrived is compared, the rest is sent."""
+        self._left.settle(other)
+        self._on_change()
+
+    def entries(self) -> list[FileEntry] | None:
+        """Return the entries of all files, or ``None`` while some are not in the store or not confirmed."""
+        return None if self._left.missing else [self.journal.entries[path] for path in self._left.files]
+
+    def sent_bytes(self) -> int:
+        """Return how much of the checkpoint is in the store."""
+        whole = sum(entry.size_bytes for entry in self.journal.entries.values())
+        return whole + sum(progress.sent_bytes for progress in self.journal.uploads.values())
+
+    @property
+    def has_more(self) -> bool:
+        """Whether pieces are left to hand out."""
+        return self._error is None and not self._closed and bool(self._left.items)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether all that is left is under way."""
+        return self._error is None and not self._closed and not self._left.items
+
+    def take(self, *, large: bool, small: bool) -> WorkItem | None:
+        """Return the next piece, one with many bytes, or with few, if those may be sent now."""
+        if not self.has_more or time.monotonic() < self.rest_until_s:
+            return None
+        item = self._left.items.take(local=self.local_in_flight < LOCAL_AT_ONCE, large=large, small=small)
+        if item is not None and not self._left.items:
+            self._on_change()  # others may begin
+        return item
+
+    def put_back(self, item: WorkItem, *, rest_s: float) -> None:
+        """Take a piece back that could not be carried now."""
+        self.rest_until_s = time.monotonic() + rest_s
+        self._left.items.put_back(item)
+
+    async def finished(self) -> list[FileEntry]:
+        """Wait until all files are in the store, or what was begun has ended after ``close``; return the entries.
+
+        Raises:
+            CheckpointChanged, CheckpointRejected, StoreError: Why a piece could not be carried. No thread is left behind.
+        """
+        while self.in_flight or not (self._error or self._closed or not self._left.missing):
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+        return self.entries() or []
+
+    async def only_parts(self) -> dict[str, set[int]]:
+        """Wait until nothing but parts of known uploads is under way; return which. They may end at any time."""
+        while (parts := self._parts_under_way()) is None:
+            await self._changed.wait()
+        return parts
+
+    def close(self) -> None:
+        """Hand out no further pieces, and join no parts."""
+        self._closed = True
+        self.wake()
+
+    def fail(self, error: BaseException) -> None:
+        """A piece could not be carried: the first reason counts."""
+        self._error = self._error or error
+        self.wake()
+
+    def wake(self) -> None:
+        """Something changed."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def carry(self, item: WorkItem) -> None:
+        """Do what a piece is for."""
+        self._carried.add(item)
+        try:
+            await self._carry(item)
+        finally:
+            self._carried.discard(item)
+
+    async def _carry(self, item: WorkItem) -> None:
+        match item.step:
+            case Step.CONFIRM:
+                await self._confirm(item.upload)
+            case Step.RECHECK:
+                await self._recheck(item.upload.file.path, item.number)
+            case Step.COMPARE:
+                await self._compare(item.upload)
+            case Step.WHOLE if item.is_small:
+                await self._send_small(item)
+            case Step.WHOLE:
+                await self._send_whole(item.upload, item.on_left)
+            case Step.PART:
+                await self._send_part(item)
+            case Step.JOIN:
+                await self._join(item.upload, self.journal.uploads[item.upload.file.path])
+
+    def _parts_under_way(self) -> dict[str, set[int]] | None:
+        parts: dict[str, set[int]] = {}
+        for item in self._carried:
+            path = item.upload.file.path
+            progress = self.journal.uploads.get(path)
+            if item.step is not Step.PART or progress is None or item.number in progress.parts:
+                return None
+            parts.setdefault(path, set()).add(item.number)
+        return parts
+
+    async def _confirm(self, upload: Upload) -> None:
+        path, ranges = upload.file.path, upload.ranges
+        entry, progress = self.journal.entries.get(path), self.journal.uploads.get(path)
+        if entry is not None:
+            places, wanted = [(0, entry.size_bytes)], [checksum.from_text(entry.crc64nvme)]
+        else:
+            there = progress.checksums if progress else {}
+            places, wanted = [ranges[number - 1] for number in there], list(there.values())
+        if await self._executor.once(self._payloads.is_still, path, places, wanted):
+            self.journal.confirmed(path)
+        else:
+            self._on_sent_in_vain()
+            await self._drop(upload)
+        self._left.queue(upload.file, compare=False)
+
+    async def _recheck(self, path: str, number: int) -> None:
+        if (late := self._left.take_late(path, number)) is None:
+            return
+        upload, part, crc = late
+        if not await self._executor.once(self._payloads.is_still, path, [upload.ranges[number - 1]], [crc]):
+            self._on_sent_in_vain()
+            self._left.send_after_all(path, number)
+        elif self._left.arrived_late(path, part, crc):
+            self._sent_bytes += part.size_bytes
+            self._on_progress(self._sent_bytes)
+            if path not in self.journal.unconfirmed:
+                await self._join_if_all_are_there(upload, self.journal.uploads[path])
+
+    async def _compare(self, upload: Upload) -> None:
+        known = upload.known
+        assert known is not None
+        wanted = [known.first_crc, *([-1] if len(known.ranges) > 1 else [])]
+        crcs = await self._executor.once(self._payloads.checksums, upload.file.path, known.ranges, wanted)
+        if not known.is_it(crcs) or not await self._copy(upload, known):
+            self._left.queue(upload.file, compare=False)
+
+    async def _copy(self, upload: Upload, known: Known) -> bool:
+        await self._guard()
+        crc = checksum.from_text(known.entry.crc64nvme)
+        try:
+            stored = await self._executor.once(self._store.copy, known.entry.key, upload.key, etag=known.entry.etag)
+            if not await self._verified(upload, stored, crc):
+                return False
+        except StoreError:  # deleted meanwhile, not allowed, not implemented: it can still be sent
+            return False
+        self._stored(upload, stored, crc, part_bytes=known.entry.part_bytes, first_crc=known.first_crc)
+        return True
+
+    async def _send_whole(self, upload: Upload, on_left: Callable[[], object]) -> None:
+        path, size_bytes = upload.file.path, upload.file.size_bytes
+        for _ in range(CORRUPT_TRIES):
+            await self._guard()
+            began_s = time.monotonic()
+            outgoing = self._payloads.outgoing(on_left)
+            stored, crc = await self._persistently(self._payloads.put_file, path, upload.key, size_bytes, outgoing)
+            if await self._verified(upload, stored, crc):
+                self._arrived(size_bytes, began_s=began_s)
+                self._stored(upload, stored, crc, part_bytes=0, first_crc=crc)
+                return
+        raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one, each time it was sent")
+
+    async def _send_small(self, item: WorkItem) -> None:
+        await self._guard()
+        reads_back, began_s = self._can.verification is Verification.READ_BACK, time.monotonic()
+        files = SmallBatch(
+            item.upload,
+            self._next_small,
+            at_once=item.at_once,
+            payloads=self._payloads,
+            reads_back=reads_back,
+            stored=self._record_small,
+        )
+        try:
+            await self._persistently(files.send)
+        finally:
+            if left := files.left:
+                item.upload = left[0]
+                self._left.items.add(WorkItem(upload, Step.WHOLE) for upload in left[1:])
+            if files.done:
+                self._arrived(files.sent_bytes, began_s=began_s)
+            self._left.missing.difference_update(upload.file.path for upload in files.done)
+            if not self.has_more:
+                self._on_change()  # others may begin
+
+    def _next_small(self) -> Upload | None:
+        """Return the next small file, unless something else goes first. Called from threads."""
+        if self.retry_gate.behind or not self.has_more:
+            return None
+        item = self._left.items.take_small()
+        return item.upload if item else None
+
+    async def _send_part(self, item: WorkItem) -> None:
+        upload, number = item.upload, item.number
+        path, place = upload.file.path, upload.ranges[number - 1]
+        await self._guard()
+        progress = await self._begun(upload)
+        began_s = time.monotonic()
+        item.hedged = HedgedRequest(lambda: self._payloads.outgoing(item.on_left))
+        try:
+            part, crc = await item.hedged.run(
+                lambda outgoing: self._persistently(self._payloads.put_part, path, progress, number, place, outgoing)
+            )
+        except NotFound:
+            # The store dropped the unfinished upload (a lifecycle rule, an abort): the file begins anew.
+            self.journal.dropped(path)
+            raise
+        except PartRefused:
+            self._on_part_refused(number)
+            await self._drop(upload)
+            raise
+        self.journal.part(path, part, crc=crc)
+        upload.under_way.discard(number)
+        self._arrived(part.size_bytes, began_s=began_s)
+        await self._join_if_all_are_there(upload, progress)
+
+    async def _join_if_all_are_there(self, upload: Upload, progress: FileProgress) -> None:
+        if len(progress.parts) == len(upload.ranges) and not upload.is_growing and not self._closed:
+            await self._join(upload, progress)
+
+    async def _begun(self, upload: Upload) -> FileProgress:
+        path = upload.file.path
+        upload.begin = upload.begin or asyncio.Lock()
+        async with upload.begin:
+            if upload.is_continued:
+                upload.is_continued = False
+                await self._compare_beginning(upload)
+            if path not in self.journal.uploads:
+                upload_id = await self._persistently(self._store.begin_upload, upload.key)
+                stamp = upload.file.growing_stamp if upload.is_growing else upload.file.stamp
+                self.journal.begun(path, stamp, upload_id=upload_id, key=upload.key, part_bytes=upload.part_bytes)
+            return self.journal.uploads[path]
+
+    async def _compare_beginning(self, upload: Upload) -> None:
+        """See whether a file that is being written is still the one of which parts were sent; in the end, all is compared."""
+        path, progress = upload.file.path, self.journal.uploads[upload.file.path]
+        number = min(progress.checksums, default=0)
+        if number and not await self._executor.once(
+            self._payloads.is_still, path, [upload.ranges[number - 1]], [progress.checksums[number]]
+        ):
+            self._left.begin_anew(upload)
+
+    async def _join(self, upload: Upload, progress: FileProgress) -> None:
+        numbers = sorted(progress.parts)
+        crc = checksum.combined((progress.checksums[n], progress.parts[n].size_bytes) for n in numbers)
+        parts = [progress.parts[n] for n in numbers]
+        await self._guard()
+        try:
+            stored = await self._executor.persistently(
+                self._store.complete_upload, upload.key, progress.upload_id, parts, crc64nvme=crc
+            )
+            if not await self._verified(upload, stored, crc):
+                raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one in the store")
+        except (CorruptObject, NotFound):
+            await self._drop(upload)
+            raise
+        self._stored(upload, stored, crc, part_bytes=upload.part_bytes, first_crc=progress.checksums[1])
+
+    async def _verified(self, upload: Upload, stored: Stored, crc: int) -> bool:
+        if self._can.verification is not Verification.READ_BACK:
+            return True
+        return await self._executor.persistently(self._payloads.read_back, upload.key, stored.etag) == crc
+
+    async def _drop(self, upload: Upload) -> None:
+        """Forget what was sent of a file, here and in the store."""
+        path = upload.file.path
+        progress = self.journal.uploads.get(path)
+        self._left.dropped(path)
+        if progress is not None:
+            await self._executor.persistently(self._store.abort_upload, progress.key, progress.upload_id)
+
+    async def _persistently(self, call: Callable[..., T], *args: object) -> T:
+        # The store may have been away for an hour: another attempt may have committed the step meanwhile.
+        return await self._executor.persistently(call, *args, retry_gate=self.retry_gate, before_again=self._guard)
+
+    def _arrived(self, size_bytes: int, *, began_s: float) -> None:
+        self._executor.count(size_bytes, began_s=began_s)
+        self._sent_bytes += size_bytes
+        self._on_progress(self._sent_bytes)
+
+    def _stored(self, upload: Upload, stored: Stored, crc: int, *, part_bytes: int, first_crc: int) -> None:
+        self._record(upload, stored, crc, part_bytes=part_bytes, first_crc=first_crc)
+        self._left.missing.discard(upload.file.path)
+
+    def _record_small(self, upload: Upload, stored: Stored, crc: int) -> None:
+        self._record(upload, stored, crc, part_bytes=0, first_crc=crc)
+
+    def _record(self, upload: Upload, stored: Stored, crc: int, *, part_bytes: int, first_crc: int) -> None:
+        """Write down that a file is in the store. Called from threads, too."""
+        entry = FileEntry(
+            path=upload.file.path,
+            key=upload.key,
+            size_bytes=upload.file.size_bytes,
+            crc64nvme=checksum.to_text(crc),
+            etag=stored.etag,
+            part_bytes=part_bytes,
+        )
+        self.journal.stored(entry, stamp=upload.file.stamp, first_crc=first_crc)

@@ -1,0 +1,262 @@
+"""The sidecar's memory across restarts: which parts and files of a checkpoint are in the store already.
+
+A cache: append-only JSON lines in the state directory, one file per version of a checkpoint, and one for what
+is sent before there is a version. It may be deleted, be cut off in the middle of a line, be written by somebody else or not at
+all because the disk is full; then work is done again and nothing is lost. What of a line is believed says ``core.journal``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import structlog
+
+from sidecar.core.format.found_checkpoint import FoundFile, is_growing
+from sidecar.core.format.journal import MAX_LINE_BYTES, Begun, FileStored, Grown, Line, PartSent, Said, decode_line, encode_line
+from sidecar.core.format.manifest import FileEntry
+from sidecar.store.protocol import Part
+from sidecar.volume.opener import Place, opened, write_all
+from trainer_hook.contract import ContractError
+
+log = structlog.get_logger()
+
+MAX_BYTES = 32 << 20
+MOST_LINES = 100_000
+"""So much of a journal is read: one line a file sent whole, one a part. What comes after it is sent again."""
+MOST_REFUSED = 100
+"""A file with more lines that are not believed is none of ours."""
+
+
+@dataclass(slots=True)
+class FileProgress:
+    """What is known of one file's upload. ``checksums`` are the CRC64NVME of the finished parts, by number."""
+
+    upload_id: str
+    key: str
+    part_bytes: int
+    parts: dict[int, Part] = field(default_factory=dict)
+    checksums: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Sum of the finished parts."""
+        return sum(part.size_bytes for part in self.parts.values())
+
+
+class Journal:
+    """Progress of one version of a checkpoint. Written from the event loop and from worker threads.
+
+    Args:
+        place: The file. Its name begins with the checkpoint's, followed by ``@``: only that one's objects are believed.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._lock = threading.Lock()
+        self._writable = True
+        self._is_deleted = False
+        self._fd: int | None = None
+        self._is_cut = False
+        """Whether the last line has no end yet."""
+        self.entries: dict[str, FileEntry] = {}
+        """Files that are in the store whole, by path."""
+        self.uploads: dict[str, FileProgress] = {}
+        """Files of which parts are in the store, by path."""
+        self.void: list[FileProgress] = []
+        """Uploads that nobody continues: to be aborted, if they are there yet."""
+        self.stamps: dict[str, str] = {}
+        """What each file was when it was sent, by path."""
+        self.first_crcs: dict[str, int] = {}
+        """Checksum of the first part of files that are in the store whole, by path."""
+        self.unconfirmed: set[str] = set()
+        """Files that were sent before the trainer had finished the checkpoint, and not compared since."""
+        self._read()
+
+    def _read(self) -> None:
+        name, refused, reason = self.place.name.partition("@")[0], 0, ""
+        try:
+            for raw in _lines(self.place):
+                self._is_cut = not raw.endswith(b"\n")
+                try:
+                    self._apply(decode_line(raw, name=name))
+                except ContractError as error:
+                    refused, reason = refused + 1, reason or str(error)
+                    if refused > MOST_REFUSED:
+                        break
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            log.warning("journal_not_read", journal=self.place.name, error=str(error), hint="what it knew is sent again")
+        if refused > self._is_cut:  # the last line of a life that was killed is cut off
+            hint = "written by somebody else? What they told is sent again"
+            log.warning("journal_lines_ignored", journal=self.place.name, lines=refused, first=reason, hint=hint)
+
+    def _apply(self, line: Line) -> None:
+        match line:
+            case Begun():
+                self.uploads[line.path] = FileProgress(line.upload_id, line.key, line.part_bytes)
+                self.stamps[line.path] = line.stamp
+            case Grown() if line.path in self.stamps:
+                self.stamps[line.path] = line.stamp
+            case PartSent() if line.path in self.uploads:
+                progress = self.uploads[line.path]
+                progress.parts[line.number] = Part(line.number, line.size_bytes, line.etag)
+                progress.checksums[line.number] = line.crc
+            case FileStored():
+                self._remember(line)
+            case Said(event="dropped"):
+                if line.path in self.uploads:
+                    self.void.append(self.uploads[line.path])
+                for known in (self.entries, self.uploads, self.stamps, self.first_crcs):
+                    known.pop(line.path, None)
+                self.unconfirmed.discard(line.path)
+            case Said(event="unconfirmed"):
+                self.unconfirmed.add(line.path)
+            case Said(event="confirmed"):
+                self.unconfirmed.discard(line.path)
+
+    def _remember(self, line: FileStored) -> None:
+        path = line.entry.path
+        self.entries[path] = line.entry
+        self.stamps[path] = line.stamp
+        if line.first_crc is not None:
+            self.first_crcs[path] = line.first_crc
+        self.uploads.pop(path, None)
+
+    def _append(self, *lines: Line) -> None:
+        with self._lock:
+            for line in lines:
+                self._apply(line)
+            is_taken_back = any(isinstance(line, Said) and line.event == "dropped" for line in lines)
+            if not self._write(*lines) and is_taken_back and not self._is_deleted:
+                # The record that an upload was dropped is not on disk: without the journal, no restart continues that upload.
+                self.place.discard()
+
+    def _write(self, *lines: Line) -> bool:
+        if not self._writable:
+            return False
+        try:
+            if self._fd is None:
+                self._fd = self._open()
+            write_all(self._fd, b"\n" * self._is_cut + b"".join(map(encode_line, lines)))
+            self._is_cut = False
+        except OSError as error:
+            self._writable = False
+            log.warning("journal_not_written", journal=self.place.name, error=os.strerror(error.errno or 0))
+        return self._writable
+
+    def _open(self) -> int:
+        fd = self.place.open_file(os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        if os.fstat(fd).st_nlink > 1:  # another file, which somebody linked here
+            os.close(fd)
+            raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), str(self.place))
+        return fd
+
+    def begun(self, path: str, stamp: str, *, upload_id: str, key: str, part_bytes: int) -> None:
+        """A multipart upload was begun for a file, which is what its stamp says."""
+        self._append(_begun(path, stamp, FileProgress(upload_id, key, part_bytes)))
+
+    def part(self, path: str, part: Part, *, crc: int) -> None:
+        """A part is in the store."""
+        self._append(_part(path, part, crc))
+
+    def stored(self, entry: FileEntry, *, stamp: str, first_crc: int | None = None) -> None:
+        """A file is in the store whole, and was verified. ``first_crc`` is the checksum of its first part."""
+        self._append(_stored(entry, stamp, first_crc))
+
+    def dropped(self, path: str) -> None:
+        """What was known of a file is void: it is sent again from the start."""
+        self._append(_said("dropped", path))
+
+    def confirmed(self, path: str) -> None:
+        """A file that was sent early is still what was sent."""
+        self._append(_said("confirmed", path))
+
+    def take_over(self, early: Journal, files: Iterable[FoundFile]) -> list[FileProgress]:
+        """Continue with what was sent before the checkpoint was finished; each file has to be confirmed.
+
+        Returns:
+            Unfinished uploads that nobody continues: to be aborted.
+        """
+        ours = {file.path: file for file in files if file.path not in self.stamps}
+        for path in early.stamps:
+            if path not in ours or not early.is_of(ours[path]):
+                continue
+            stamp = ours[path].stamp
+            lines: list[Line] = [_said("unconfirmed", path)]
+            if path in early.entries:
+                lines.append(_stored(early.entries[path], stamp, early.first_crcs.get(path)))
+            if path in early.uploads:
+                progress = early.uploads[path]
+                lines.append(_begun(path, stamp, progress))
+                lines += [_part(path, part, progress.checksums[number]) for number, part in progress.parts.items()]
+            self._append(*lines)
+        stale = [progress for path, progress in early.uploads.items() if path not in self.uploads]
+        return [*stale, *early.void]
+
+    def is_of(self, file: FoundFile) -> bool:
+        """Whether what is known of a file's path is of this file, or of what it was while it was being written."""
+        return self.stamps.get(file.path) == file.stamp or self.has_beginning_of(file)
+
+    def has_beginning_of(self, file: FoundFile) -> bool:
+        """Whether a file has become longer, as far as its size tells, since parts of it were sent."""
+        progress = self.uploads.get(file.path)
+        if progress is None or self.stamps[file.path] != file.growing_stamp:
+            return False
+        return progress.sent_bytes <= file.size_bytes
+
+    def growing(self) -> set[str]:
+        """Return the paths of files of which the beginning was sent while they were being written."""
+        return {path for path in self.uploads if is_growing(self.stamps[path])}
+
+    def grown(self, file: FoundFile) -> None:
+        """A file of which the beginning was sent while it was being written is complete."""
+        self._append(Grown.model_construct(path=file.path, stamp=file.stamp))
+
+    def close(self) -> None:
+        """Give the file back; it is opened again when there is more to write."""
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+    def delete(self) -> None:
+        """Forget everything, also what is still told of it."""
+        self._writable, self._is_deleted = False, True
+        self.close()
+        self.place.discard()
+
+
+def _lines(place: Place) -> Iterator[bytes]:
+    """Yield the lines of a file, of which only the beginning is read; a line that is longer than any valid one is cut."""
+    left_bytes, left_lines = MAX_BYTES, MOST_LINES
+    with opened(place.open_file()) as fd, os.fdopen(fd, "rb", closefd=False) as file:
+        while left_bytes > 0 and left_lines > 0 and (line := file.readline(MAX_LINE_BYTES + 1)):
+            left_bytes, left_lines = left_bytes - len(line), left_lines - 1
+            yield line
+
+
+# What is written is not checked: it is read again with care.
+
+
+def _begun(path: str, stamp: str, progress: FileProgress) -> Begun:
+    return Begun.model_construct(
+        path=path, stamp=stamp, upload_id=progress.upload_id, key=progress.key, part_bytes=progress.part_bytes
+    )
+
+
+def _part(path: str, part: Part, crc: int) -> PartSent:
+    return PartSent.model_construct(path=path, number=part.number, size_bytes=part.size_bytes, etag=part.etag, crc=crc)
+
+
+def _stored(entry: FileEntry, stamp: str, first_crc: int | None) -> FileStored:
+    return FileStored.model_construct(stamp=stamp, first_crc=first_crc, entry=entry)
+
+
+def _said(event: Literal["dropped", "unconfirmed", "confirmed"], path: str) -> Said:
+    return Said.model_construct(event=event, path=path)

@@ -1,0 +1,144 @@
+"""Arguments as users, manifests and kubelet write them: what is not known is refused in one line, and the probe stays lean."""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.cli import direct
+from sidecar.cli.app import COMMANDS, invoke
+from sidecar.cli.client import Unreachable
+from sidecar.cli.direct import DIRECT
+from sidecar.cli.main import main
+from sidecar.kubernetes.inject.options import FLAGS
+from tests.hook.job import ROOT, plain_environ
+
+NEEDED = {"show": ["checkpoint-1"], "limit": ["none"], "install-hook": ["hook"], "inject": ["-f", "-"]}
+"""Arguments without which a command is refused anyway."""
+
+
+def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert main([command, "--help"]) == 0
+    return re.findall(r"^  (?:-\w, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_flags_that_are_not_known_and_abbreviations_are_refused_in_one_line(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = flags_of(command, capsys)
+    assert "--help" in known
+    cut = [flag[:-1] for flag in known if flag != "--help" and flag[:-1] not in known]
+    for wrong in ["--bogus", "-x", *cut]:
+        assert main([command, *NEEDED.get(command, []), wrong]) == 2, wrong
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert err.startswith(f"checkpoint-sidecar {command}: No such option: {wrong}")
+        assert err.endswith(f"see 'checkpoint-sidecar {command} --help'\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["stat"],
+        ["show"],
+        ["show", "a", "b"],
+        ["ls", "--where", "moon"],
+        ["resume", "--timeout", "soon"],
+        ["status", "--watch=1"],
+        ["inject"],
+        ["webhook", "--port", "x"],
+        ["demo", "--store", "moon"],
+    ],
+    ids=" ".join,
+)
+def test_arguments_that_are_missing_or_not_valid_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+
+
+def test_inject_has_every_flag_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    known = set(flags_of("inject", capsys))
+    assert {f"--{flag.name}" for flag in FLAGS} | {"--filename", "--in-place", "--diff", "--set", "--help"} == known
+
+
+class Recorder:
+    """A client that notes what it was asked."""
+
+    asked: list[Any]
+
+    def __init__(self, *, timeout_s: float = 10.0) -> None:
+        self.asked.append(timeout_s)
+
+    def get(self, path: str) -> Any:
+        self.asked.append(path)
+
+    post = get
+
+
+@pytest.mark.parametrize("spelling", DIRECT, ids=" ".join)
+def test_a_command_that_runs_without_typer_is_the_one_that_typer_runs(
+    spelling: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(Recorder, "asked", asked, raising=False)
+    monkeypatch.setattr(direct, "Client", Recorder)
+    monkeypatch.setattr(direct, "print_answer", lambda *_, as_json: asked.append(as_json))
+    monkeypatch.setattr("sidecar.cli.run.run", lambda: asked.append("run") or 0)
+    assert DIRECT[spelling]() == 0
+    by_itself = asked.copy()
+    asked.clear()
+    assert invoke(spelling) == 0
+    assert asked == by_itself != []
+
+
+def test_the_probe_imports_little_and_takes_little(tmp_path: Path) -> None:
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(tmp_path), "CKPT_API_PORT": "1"}
+    look = "import sys; from sidecar.cli.main import main; code = main(['probe']); print(code, *sys.modules)"
+    shown = subprocess.run([sys.executable, "-S", "-c", look], env=environ, capture_output=True, text=True, check=True)
+    code, *modules = shown.stdout.split()
+    assert code == "1"
+    assert "sidecar.cli.client" in modules
+    assert {"typer", "rich", "pydantic", "asyncio", "ssl", "http.client", "email"}.isdisjoint(modules)
+    cpu_s = [_cpu_s([sys.executable, "-m", "sidecar", "probe"], environ) for _ in range(5)]
+    print(f"CPU of a probe: {sorted(round(1000 * s) for s in cpu_s)} ms")
+    assert min(cpu_s) < 0.15
+
+
+def _cpu_s(command: list[str], environ: dict[str, str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert subprocess.run(command, env=environ, capture_output=True, check=False).returncode == 1
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_ctrl_c_and_a_closed_pipe_end_a_command_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for raised in (KeyboardInterrupt, BrokenPipeError):
+
+        def ends(*_: Any, raised: type[BaseException] = raised, **__: Any) -> int:
+            raise raised
+
+        monkeypatch.setattr(direct, "status", ends)
+        assert main(["status", "--watch"]) == 1
+    assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_of_the_client_is_the_same_through_typer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ends(**_: Any) -> int:
+        raise Unreachable("no sidecar answers")
+
+    monkeypatch.setattr(direct, "status", ends)
+    assert main(["status", "--watch"]) == 1
+    assert capsys.readouterr().err == "checkpoint-sidecar status: no sidecar answers\n"

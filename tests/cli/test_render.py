@@ -1,0 +1,35 @@
+"""Tables: plain and as wide as they are in a pipe, fitted to the width of a terminal."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from sidecar.cli.render import table
+
+WHY = "config.json: [bold]12 bytes[/bold], the marker says 13 " + "x" * 100
+HEADER, ROWS = ["CHECKPOINT", "STATE", "WHY"], [["checkpoint-20", "rejected", WHY], ["final", "durable", ""]]
+
+
+def test_a_table_in_a_pipe_is_plain_and_not_wrapped(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = table(HEADER, ROWS).splitlines()
+    assert lines == [
+        "CHECKPOINT     STATE     WHY",
+        f"checkpoint-20  rejected  {WHY}",
+        "final          durable",
+    ]
+
+
+def test_a_table_in_a_terminal_fits_it_and_shows_every_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown = table(HEADER, ROWS)
+    assert "\x1b[1m" in shown
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[1].startswith("checkpoint-20  rejected  config.json:")
+    assert "".join("".join(line[25:] for line in lines[1:-1]).split()) == "".join(WHY.split())

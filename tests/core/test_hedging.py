@@ -1,0 +1,131 @@
+"""When another connection is tried: bounds for any latencies, and patience with a store that is slow as a whole."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.schedule import hedging
+from sidecar.core.schedule.hedging import Flow, Latencies, Quiet
+
+SECONDS = st.floats(0.0, 100.0)
+LATENCIES = st.lists(SECONDS, max_size=40)
+
+
+@given(took=LATENCIES, hurried=st.booleans())
+def test_a_request_is_late_soon_after_the_usual_time_and_never_at_once(took: list[float], hurried: bool) -> None:
+    late_s = hedging.late_s(took, hurried=hurried)
+    usual_s = sorted(took)[len(took) // 2] if took else 0.0
+    assert hedging.LEAST_S * hedging.HURRIED <= late_s <= usual_s + hedging.BEYOND_S < usual_s + 2
+    assert late_s > usual_s or late_s >= hedging.LEAST_S * hedging.HURRIED
+
+
+@given(took=LATENCIES)
+def test_a_request_is_late_no_later_when_the_pod_is_going(took: list[float]) -> None:
+    assert hedging.late_s(took, hurried=True) <= hedging.late_s(took)
+
+
+def test_kinds_have_latencies_of_their_own_and_old_ones_are_forgotten() -> None:
+    latencies = Latencies()
+    for _ in range(hedging.KEPT):
+        latencies.took("slow", 30.0)
+    assert latencies.late_s("slow") > 30
+    assert latencies.late_s("other") == hedging.UNKNOWN_S
+    for _ in range(hedging.KEPT):
+        latencies.took("slow", 0.01)
+    assert latencies.late_s("slow") == hedging.LEAST_S
+
+
+@given(late_s=st.floats(0.1, 10), tries=st.integers(1, 50), quiet_s=SECONDS, most_s=st.floats(1, 60))
+def test_each_further_try_waits_at_least_as_long_and_none_for_ever(
+    late_s: float, tries: int, quiet_s: float, most_s: float
+) -> None:
+    this, following = (
+        hedging.next_try_s(late_s, tries=count, quiet_before_s=quiet_s, most_s=most_s) for count in (tries, tries + 1)
+    )
+    assert min(late_s, most_s) <= this <= following <= most_s
+    assert hedging.next_try_s(late_s, tries=1, quiet_before_s=0, most_s=60) == late_s
+
+
+def test_tries_of_one_request_at_a_silent_store_grow_apart() -> None:
+    at_s, quiet = [0.0], Quiet(most_s=60)
+    while at_s[-1] < 60:
+        wait_s = hedging.next_try_s(1.5, tries=len(at_s), quiet_before_s=quiet.before_s(at_s[-1]), most_s=60)
+        quiet.fell_silent(since_s=at_s[-1], now_s=at_s[-1] + wait_s)
+        at_s.append(at_s[-1] + wait_s)
+    assert at_s[1:3] == [1.5, 3.0]
+    assert len(at_s) <= 8
+
+
+@given(
+    tries=st.integers(0, 20),
+    quiet_s=SECONDS,
+    rate=st.none() | st.floats(0, 1e10),
+    connections=st.integers(0, 100),
+    hurried=st.booleans(),
+)
+def test_a_connection_is_silent_in_bounds(
+    tries: int, quiet_s: float, rate: float | None, connections: int, hurried: bool
+) -> None:
+    silent_s = hedging.silent_s(
+        tries=tries, quiet_before_s=quiet_s, most_s=60, bytes_per_s=rate, connections=connections, hurried=hurried
+    )
+    assert hedging.SILENT_S * hedging.HURRIED <= silent_s <= 60
+
+
+def test_a_connection_of_a_fast_link_is_silent_soon_and_one_of_many_on_a_slow_link_is_not() -> None:
+    fast, slow = (
+        hedging.silent_s(tries=0, quiet_before_s=0, most_s=60, bytes_per_s=rate, connections=4) for rate in (10e6, 100e3)
+    )
+    assert fast == hedging.SILENT_S < 2
+    assert slow == hedging.STEP_MOST_S
+
+
+@given(rate=st.none() | st.floats(0, 1e10), connections=st.integers(0, 100))
+def test_no_rate_makes_a_first_silence_longer_than_a_few_seconds(rate: float | None, connections: int) -> None:
+    """Little traffic looks like a slow link, and is none."""
+    silent_s = hedging.silent_s(tries=0, quiet_before_s=0, most_s=60, bytes_per_s=rate, connections=connections)
+    assert silent_s <= hedging.STEP_MOST_S
+    little_s = hedging.silent_s(tries=0, quiet_before_s=0, most_s=60, bytes_per_s=100.0, connections=connections)
+    assert little_s == hedging.SILENT_S
+
+
+def test_where_nobody_hears_from_the_store_a_few_requests_ask_for_all() -> None:
+    assert [hedging.may_hedge(hedges=n, requests=16, is_quiet=True) for n in (0, 3, 4, 10)] == [True, True, False, False]
+    assert hedging.may_hedge(hedges=1, requests=2, is_quiet=True)
+    assert hedging.may_hedge(hedges=10, requests=2, is_quiet=False)
+
+
+def test_quiet_counts_from_the_first_wait_in_vain_and_ends_with_any_sign_of_life() -> None:
+    quiet = Quiet(most_s=60)
+    assert quiet.before_s(1000.0) == 0
+    quiet.fell_silent(since_s=1000.0, now_s=1002.0)
+    quiet.fell_silent(since_s=1001.0, now_s=1003.0)
+    assert quiet.before_s(1004.0) == 4
+    assert quiet.before_s(1100.0) == 0, "an hour in which nothing was asked is not quiet"
+    quiet.heard_s = 1005.0
+    assert quiet.before_s(1006.0) == 0
+
+
+def test_the_rate_of_the_last_seconds_is_that_of_all_connections() -> None:
+    flow = Flow()
+    assert flow.bytes_per_s(0, now_s=0.0) is None
+    for tick in range(40):
+        flow.saw(tick * 25_000, now_s=tick * 0.25)
+    rate = flow.bytes_per_s(39 * 25_000, now_s=39 * 0.25)
+    assert rate is not None
+    assert 90e3 < rate < 110e3
+    for tick in range(40, 60):
+        flow.saw(39 * 25_000, now_s=tick * 0.25)
+    assert flow.bytes_per_s(39 * 25_000, now_s=59 * 0.25) == 0
+
+
+@given(failures=st.integers(0, 1000))
+def test_a_far_store_gets_more_time_for_each_connection_that_could_not_be_made(failures: int) -> None:
+    within_s = hedging.connect_within_s(failures, first_s=5, most_s=60)
+    assert 5 <= within_s <= hedging.connect_within_s(failures + 1, first_s=5, most_s=60) <= 60
+
+
+def test_a_copy_is_given_up_when_sending_it_would_be_as_fast() -> None:
+    assert hedging.copy_within_s(0) < 2
+    assert 50 < hedging.copy_within_s(5 << 30) < 60

@@ -1,0 +1,47 @@
+"""What keeps a step from being stored on a volume."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.format.obstacles import contradiction, hint, is_of_one_step, same_but_for_case, unstorable
+
+paths = st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map("/".join), max_size=6)
+
+
+@given(paths)
+def test_a_contradiction_is_a_path_that_is_also_a_directory(paths: list[str]) -> None:
+    is_one = any(other.startswith(f"{path}/") for path in paths for other in paths)
+    assert (contradiction(paths) is not None) == is_one
+
+
+def test_a_contradiction_names_both() -> None:
+    assert contradiction(["x/a/b", "x/a", "x/aa"]) == "'x/a' is a file and the directory of 'x/a/b'"
+
+
+def test_names_are_measured_in_bytes() -> None:
+    assert unstorable(["a" * 255, "b/" + "c" * 255]) is None
+    assert "256 bytes" in (unstorable(["x/" + "ä" * 128 + "/y"]) or "")
+
+
+def test_paths_that_differ_in_case_alone_are_found() -> None:
+    assert same_but_for_case(["A/x", "a/x", "a/y", "b"]) == ["A/x", "a/x"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE, None])
+def test_trouble_of_the_volume_concerns_every_step(number: int | None) -> None:
+    assert not is_of_one_step(number)
+    assert len(hint(number)) > 20
+
+
+def test_only_a_full_volume_is_told_to_be_freed() -> None:
+    assert {n for n in errno.errorcode if "free space" in hint(n)} == {errno.ENOSPC, errno.EDQUOT}
+
+
+@pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.EILSEQ])
+def test_trouble_with_names_concerns_one_step(number: int) -> None:
+    assert is_of_one_step(number)

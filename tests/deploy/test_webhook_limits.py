@@ -1,0 +1,146 @@
+"""What a client that means harm, or is merely broken, can make the webhook hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+
+from sidecar.kubernetes.inject.options import Options
+from sidecar.kubernetes.webhook.app import create_app
+from sidecar.kubernetes.webhook.limits import MAX_BODY_BYTES, BodyLimit, HeaderDeadline, server_limits
+from tests.deploy.test_webhook import admission, pod
+
+
+@asynccontextmanager
+async def serving(app: object = None, **limits: object) -> AsyncIterator[int]:
+    """Serve on a free port without TLS; yields the port."""
+    app = app or create_app(Options(store="s3://bucket/x"))
+    config = uvicorn.Config(app, port=0, log_config=None, **server_limits() | limits)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def answer_to(port: int, *pieces: bytes) -> bytes:
+    """Send pieces and return everything that comes back until the server closes or nothing more comes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+        return await reader.readuntil(b"\r\n\r\n")
+    finally:
+        writer.close()
+
+
+def head(*lines: str, method: str = "POST", path: str = "/mutate") -> bytes:
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", "Content-Type: application/json", *lines, "", ""]).encode()
+
+
+@pytest.mark.asyncio
+async def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent() -> None:
+    async with serving() as port:
+        for path in ("/mutate", "/healthz", "/nothing"):
+            assert b" 413 " in await answer_to(port, head(f"Content-Length: {MAX_BODY_BYTES + 1}", path=path))
+
+
+@pytest.mark.asyncio
+async def test_a_body_in_chunks_is_read_up_to_the_limit_and_no_further() -> None:
+    chunk, sent = b"10000\r\n" + b" " * 0x10000 + b"\r\n", 0
+    async with serving() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        answer = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+        writer.write(head("Transfer-Encoding: chunked"))
+        # The server may close while more is on its way: the kernel then drops the answer.
+        with contextlib.suppress(ConnectionError):
+            while not answer.done() and sent < 10 * MAX_BODY_BYTES:
+                writer.write(chunk)
+                await writer.drain()
+                await asyncio.sleep(0)
+                sent += 0x10000
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            assert b" 413 " in await answer
+        assert sent < 4 * MAX_BODY_BYTES
+        writer.close()
+
+
+@pytest.mark.asyncio
+async def test_a_body_in_chunks_that_is_too_large_is_told_so() -> None:
+    async with serving(BodyLimit(create_app(Options()), max_body_bytes=100)) as port:
+        body = b"65\r\n" + b" " * 0x65 + b"\r\n0\r\n\r\n"
+        answer = await answer_to(port, head("Transfer-Encoding: chunked"), body)
+        assert b" 413 " in answer
+        assert b"connection: close" in answer.lower()
+
+
+@pytest.mark.asyncio
+async def test_a_large_review_within_the_limit_is_answered() -> None:
+    found = pod(annotations={"note": "x" * (3 << 20)})
+    body = json.dumps(admission(found)).encode()
+    async with serving() as port:
+        assert b" 200 " in await answer_to(port, head(f"Content-Length: {len(body)}"), body)
+
+
+@pytest.mark.asyncio
+async def test_a_body_that_never_ends_is_given_up() -> None:
+    async with serving(BodyLimit(create_app(Options()), request_s=0.2)) as port:
+        assert b" 408 " in await answer_to(port, head("Content-Length: 100"), b"{")
+
+
+@pytest.mark.asyncio
+async def test_many_bodies_together_are_bounded_and_a_place_is_free_again_afterwards() -> None:
+    app = BodyLimit(create_app(Options()), max_body_bytes=1000, max_all_bytes=1500, request_s=30)
+    async with serving(app) as port:
+        _, first = await asyncio.open_connection("127.0.0.1", port)
+        first.write(head("Content-Length: 1000") + b" " * 999)
+        await first.drain()
+        while app._held_bytes < 999:
+            await asyncio.sleep(0.01)
+        assert b" 503 " in await answer_to(port, head("Content-Length: 1000"), b" " * 1000)
+        first.close()
+        while app._held_bytes:
+            await asyncio.sleep(0.01)
+        assert b" 422 " in await answer_to(port, head("Content-Length: 1000"), b" " * 1000)
+        assert app._held_bytes == 0
+
+
+class Hasty(HeaderDeadline):
+    headers_s = 0.2
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("sent", [b"", b"POST /mutate HTTP/1.1\r\nHost:"])
+async def test_a_connection_without_a_request_is_closed(sent: bytes) -> None:
+    async with serving(http=Hasty) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await asyncio.wait_for(reader.readexactly(1), 20)
+        writer.close()
+
+
+@pytest.mark.asyncio
+async def test_the_next_request_of_a_connection_has_the_same_deadline() -> None:
+    async with serving(http=Hasty) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(head(method="GET", path="/healthz"))
+            answer = await reader.readuntil(b"\r\n\r\n")
+            assert b" 200 " in answer
+            await reader.readexactly(len(b'{"status":"ok"}'))
+        writer.write(b"GET /healthz HTTP/1.1\r\n")
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
+            await asyncio.wait_for(reader.readexactly(1), 20)
+        writer.close()

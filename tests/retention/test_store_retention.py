@@ -1,0 +1,168 @@
+"""What one node's retention deletes from a store, with what happens to commits between its looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from sidecar.core.commit.commit import commit_of, manifest_entry
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.manifest import FileEntry, Manifest, NodeOf, Quarantined, encode
+from sidecar.errors import AlreadyExists, StoreUnavailable
+from sidecar.retention.store_retention import StoreRetention
+from sidecar.store.memory import MemoryStore
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.transfer.health import Health
+from sidecar.transfer.rate_gate import RateGate
+from trainer_hook.contract import rfc3339
+
+EPOCH_S = 1.8e9
+ATTEMPT = "20270115T120000Z-a"
+
+
+def crc_of(content: bytes) -> str:
+    return checksum.to_text(checksum.checksum(content))
+
+
+class Kept:
+    """A store and the retention of one node; ``keep``: its ``CKPT_KEEP_STORE``."""
+
+    def __init__(
+        self, executor: StoreExecutor, keep: int, store: MemoryStore | None = None, *, keep_every_steps: int | None = None
+    ) -> None:
+        self.store = store or MemoryStore()
+        self._keep_every_steps = keep_every_steps
+        self.protected: dict[str, str] = {}
+        self._executor = executor
+        self._keep = keep
+        self.now_s = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """Begin another life of the sidecar, which knows nothing of the one before."""
+        self._retention = StoreRetention(
+            self.store,
+            self._executor,
+            keep_newest=self._keep,
+            keep_every_steps=self._keep_every_steps,
+            protected=lambda: self.protected,
+            is_quarantined=lambda name, crc: False,
+            on_deleted=lambda deletion: None,
+            clock=lambda: self.now_s,
+        )
+
+    async def look(self) -> set[int]:
+        """Look until nothing is left to wait for; return the committed steps."""
+        while (again_s := await self._retention.look()) is not None:
+            self.now_s += again_s + 0.01
+        return self.committed()
+
+    def committed(self) -> set[int]:
+        folders = {stored.key.partition("/")[0] for stored in self.store.list("") if stored.key.endswith("/.complete")}
+        return {int(name.removeprefix("checkpoint-")) for name in folders}
+
+    def commit(self, step: int, *, attempt: str = ATTEMPT, created_at_s: float | None = None) -> str:
+        """Commit a step; return the checksum of its commit."""
+        name, content = f"checkpoint-{step}", f"{attempt} {step}".encode()
+        key = keys.shared_file(name, "model")
+        entry = FileEntry(
+            path="model",
+            key=key,
+            size_bytes=len(content),
+            crc64nvme=crc_of(content),
+            etag=self.store.put(key, content).etag,
+        )
+        created_at = rfc3339(EPOCH_S + (step if created_at_s is None else created_at_s))
+        node = NodeOf(index=0, count=1)
+        manifest = Manifest(name=name, step=step, attempt=attempt, node=node, created_at=created_at, files=(entry,))
+        raw = encode(manifest)
+        self.store.put(manifest_entry(manifest, raw).key, raw)
+        commit = encode(commit_of([manifest], {0: raw}, committed_at=created_at))
+        self.store.put(keys.commit(name), commit)
+        return crc_of(commit)
+
+
+@pytest.fixture
+def executor() -> Iterator[StoreExecutor]:
+    running = StoreExecutor(concurrency=2, gate=RateGate(None), health=Health())
+    yield running
+    running.close()
+
+
+@pytest.mark.parametrize("harm", ["damaged", "deleted", "quarantined"])
+async def test_what_was_whole_a_while_ago_makes_nothing_go_if_it_is_not_now(harm: str, executor: StoreExecutor) -> None:
+    kept = Kept(executor, 2)
+    for step in (10, 20, 30):
+        crc = kept.commit(step)
+        await kept.look()
+    assert kept.committed() == {20, 30}
+    match harm:
+        case "damaged":
+            kept.store.put("checkpoint-30/model", b"of a late request")
+        case "deleted":
+            kept.store.delete(["checkpoint-30/model"])
+        case _:
+            document = Quarantined(commit_crc64nvme=crc, reason="its bytes are others")
+            kept.store.put(keys.quarantined("checkpoint-30", crc), encode(document))
+    kept.commit(40)
+    assert await kept.look() == {20, 30, 40}
+    kept.commit(50)
+    assert await kept.look() == {40, 50}
+
+
+async def test_a_run_that_went_back_keeps_what_it_saves_whatever_clocks_say_and_however_often_its_pod_starts(
+    executor: StoreExecutor,
+) -> None:
+    kept = Kept(executor, 2)
+    for step in (200, 300, 400):
+        kept.commit(step)
+        await kept.look()
+    # Its clock is an hour behind that of the pod before it, and its markers do not say from where it continues.
+    for step in (210, 220):
+        kept.commit(step, attempt="20270115T110000Z-b", created_at_s=step - 3600.0)
+        kept.start()
+        await kept.look()
+        kept.start()
+        assert step in await kept.look()
+    assert {210, 220, 300, 400} <= kept.committed()
+
+
+class CommittedAnew(MemoryStore):
+    """Fails the first deletion of a step's files; before it is tried again the step is committed by another attempt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: Kept | None = None
+
+    def delete(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        if self.kept is not None and "checkpoint-10/model" in keys:
+            kept, self.kept = self.kept, None
+            kept.commit(10, attempt="20270115T130000Z-b")
+            raise StoreUnavailable("the answer was lost")
+        super().delete(keys)
+
+
+async def test_a_deletion_that_is_repeated_spares_what_was_committed_meanwhile(executor: StoreExecutor) -> None:
+    store = CommittedAnew()
+    kept = Kept(executor, 1, store)
+    for step in (10, 20):
+        kept.commit(step)
+    store.kept = kept
+    with pytest.raises(AlreadyExists):
+        await kept.look()
+    assert store.get("checkpoint-10/model") == b"20270115T130000Z-b 10"
+    assert kept.committed() == {10, 20}
+
+
+async def test_what_counts_in_the_place_of_a_damaged_one_was_written_no_earlier_either(executor: StoreExecutor) -> None:
+    kept = Kept(executor, 2, keep_every_steps=20)
+    for step in (20, 10, 30, 50):  # it went back behind 20, which only the store's times say
+        kept.commit(step)
+    kept.protected["checkpoint-10"] = "the run resumes from it"
+    await kept.look()
+    kept.store.put("checkpoint-50/model", b"of a late request")
+    kept.protected.clear()
+    kept.now_s += 1.0
+    assert await kept.look() == {10, 20, 30, 50}

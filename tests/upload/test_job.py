@@ -1,0 +1,194 @@
+"""What becomes of one checkpoint, by what its upload meets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.catalog.catalog import Tracked
+from sidecar.core.format import keys
+from sidecar.core.format.found_checkpoint import Finished, FoundFile
+from sidecar.core.format.manifest import FileEntry
+from sidecar.core.lifecycle.states import State
+from sidecar.core.schedule.parts import largest_file_bytes
+from sidecar.errors import CheckpointChanged, CheckpointRejected, NotFound, StoreError, UnreadableFile
+from sidecar.store.memory import MemoryStore
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
+from sidecar.upload.commit.post_commit_check import PostCommitCheck
+from sidecar.upload.context import UploadContext
+from sidecar.upload.early.early_upload import HandedOver
+from sidecar.upload.job import UploadJob
+from sidecar.upload.schedule.queue import Active, Queue
+from sidecar.upload.send.journal import Journal
+from sidecar.upload.versions import Held, Sent
+from sidecar.volume.opener import Folder
+from tests.upload.parts import LastingPod, executor, uploads
+from trainer_hook.contract import META_RESTORED, Node
+
+NAME = "checkpoint-10"
+
+
+@dataclass
+class Versions:
+    """An empty checkpoint's, which fails as it is told to."""
+
+    folder: Path
+    error: Exception | None = None
+    no_marker: bool = False
+    examined_again: list[str] = field(default_factory=list)
+    let_go_of: list[str] = field(default_factory=list)
+
+    async def hold(self, checkpoint: Finished) -> Held:
+        nothing: Any = None
+        return Held(nothing, nothing)
+
+    def taken_over(self, active: Active, checkpoint: Finished) -> AbstractAsyncContextManager[Sent]:
+        journal = Journal(Folder(self.folder) / f"{NAME}@1.jsonl")
+        return nullcontext(Sent(journal, HandedOver(journal)))
+
+    async def send(
+        self, active: Active, checkpoint: Finished, held: Held, sent: Sent, guard: OverwriteGuard
+    ) -> list[FileEntry]:
+        if self.error is not None:
+            raise self.error
+        active.tracked.state = State.UPLOADING
+        return []
+
+    async def journal(self, checkpoint: Finished) -> Journal:
+        return Journal(Folder(self.folder) / f"{NAME}@1.jsonl")
+
+    def let_go(self, checkpoint: Finished) -> None:
+        self.let_go_of.append(checkpoint.version)
+
+    def has_no_marker(self, name: str) -> bool:
+        return self.no_marker
+
+    def examine_again(self, name: str) -> None:
+        self.examined_again.append(name)
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreExecutor]:
+    async def at_once(wait_s: float) -> None:
+        return
+
+    with executor(concurrency=2) as threads:
+        monkeypatch.setattr(threads, "pause", at_once)
+        yield threads
+
+
+def finished(**changed: Any) -> Finished:
+    return replace(Finished(NAME, "v1", 10, None, "a", Node(0, 1), 1.8e9, None, (), {}), **changed)
+
+
+async def run(context: UploadContext, versions: Versions, checkpoint: Finished | None = None) -> Tracked:
+    """Run one job to its end."""
+    tracked = context.catalog.finished(checkpoint or finished(), held=True)
+    nothing_early: Any = None
+    queue = Queue(context.catalog, nothing_early, context.flush)
+    active = queue.active[NAME] = Active(tracked)
+    check = PostCommitCheck(context.catalog, context.committer, is_going=context.is_going)
+    await UploadJob(context, versions, queue, check, active).run()
+    assert not queue.active
+    assert context.news.is_set()
+    return tracked
+
+
+async def test_what_meets_no_trouble_is_committed_and_let_go(running: StoreExecutor, tmp_path: Path) -> None:
+    store, versions = MemoryStore(), Versions(tmp_path)
+    tracked = await run(uploads(store, running), versions)
+    assert tracked.state is State.COMMITTED
+    assert store.get(keys.commit(NAME))
+    assert versions.let_go_of == ["v1"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Outdated("committed meanwhile"),
+        StoreError("away"),
+        NotFound("k"),
+        OSError(5, "disk"),
+        UnreadableFile("model", OSError(5, "disk")),
+    ],
+)
+async def test_what_may_pass_is_tried_again_with_its_reason(error: Exception, running: StoreExecutor, tmp_path: Path) -> None:
+    versions = Versions(tmp_path, error)
+    tracked = await run(uploads(MemoryStore(), running), versions)
+    assert tracked.state is State.FINISHED
+    assert tracked.reason is not None
+    assert str(error) in tracked.reason
+    assert not versions.let_go_of
+
+
+async def test_what_disappeared_is_lost_and_let_go(running: StoreExecutor, tmp_path: Path) -> None:
+    versions = Versions(tmp_path, CheckpointRejected("its files disappeared"))
+    tracked = await run(uploads(MemoryStore(), running), versions)
+    assert (tracked.state, tracked.reason) == (State.LOST, "its files disappeared")
+    assert versions.let_go_of == ["v1"]
+
+
+async def test_a_file_that_no_store_takes_is_rejected_before_anything_is_asked(running: StoreExecutor, tmp_path: Path) -> None:
+    store = MemoryStore()
+    too_large = FoundFile("model", largest_file_bytes(store.probe().max_parts) + 1, 0, 0)
+    tracked = await run(uploads(store, running), Versions(tmp_path), finished(files=(too_large,)))
+    assert tracked.state is State.REJECTED
+    assert "at most" in (tracked.reason or "")
+
+
+@pytest.mark.parametrize("no_marker", [True, False])
+async def test_files_that_changed_are_looked_at_again_unless_the_marker_is_gone(
+    no_marker: bool, running: StoreExecutor, tmp_path: Path
+) -> None:
+    versions = Versions(tmp_path, CheckpointChanged("model"), no_marker=no_marker)
+    context = uploads(MemoryStore(), running)
+    tracked = await run(context, versions)
+    assert tracked.state is (State.LOST if no_marker else State.FINISHED)
+    assert context.catalog.is_replaced(tracked) is not no_marker
+    assert versions.examined_again == ([] if no_marker else [NAME])
+    assert "v1" in versions.let_go_of
+
+
+async def test_a_checkpoint_of_this_pod_that_was_downloaded_is_durable_only_where_its_commit_stands(
+    running: StoreExecutor, tmp_path: Path
+) -> None:
+    store = MemoryStore()
+    gone = await run(uploads(store, running), Versions(tmp_path), finished(meta={META_RESTORED: "another"}))
+    assert gone.state is State.SUPERSEDED
+    context = uploads(store, running)
+    await run(context, Versions(tmp_path))
+    there = await context.committer.stored_commit(NAME)
+    assert there is not None
+    known = await run(uploads(store, running), Versions(tmp_path), finished(meta={META_RESTORED: there.crc64nvme}))
+    assert known.state is State.COMMITTED
+
+
+async def test_an_objection_is_waited_for_and_said(
+    running: StoreExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objections, said = ["another job writes here", None], []
+
+    async def objection(self: LastingPod, node: Node | None, attempt: str) -> str | None:
+        return objections.pop(0)
+
+    async def sleep(wait_s: float) -> None:
+        said.append(tracked_by(context).reason)
+
+    monkeypatch.setattr(LastingPod, "objection", objection)
+    context = uploads(MemoryStore(), running)
+    context = replace(context, clock=replace(context.clock, sleep=sleep))
+    tracked = await run(context, Versions(tmp_path))
+    assert said == ["another job writes here"]
+    assert tracked.state is State.COMMITTED
+
+
+def tracked_by(context: UploadContext) -> Tracked:
+    tracked = context.catalog.get(NAME)
+    assert tracked is not None
+    return tracked

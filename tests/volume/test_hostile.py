@@ -1,0 +1,488 @@
+"""A trainer that shares the volume, not the credentials, and writes there whatever it likes.
+
+The real classes, with files, links, fifos and sockets in every place where something else is expected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import resource
+import socket
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import structlog
+
+from sidecar.cli.client import Client
+from sidecar.core.format import checksum
+from sidecar.core.format.found_checkpoint import Finished, Identity, judge
+from sidecar.core.format.manifest import FileEntry
+from sidecar.core.schedule.parts import DEFAULT_PART_BYTES
+from sidecar.download.partial_file import PartialFile, holds
+from sidecar.download.quarantine import Quarantine
+from sidecar.errors import CheckpointChanged, CheckpointRejected
+from sidecar.lifecycle.termination import Termination
+from sidecar.store.protocol import Part
+from sidecar.upload.send import journal as journal_module
+from sidecar.upload.send.journal import Journal
+from sidecar.volume.lock import hold_volume
+from sidecar.volume.opener import Folder
+from sidecar.volume.sockets import connect_unix, listen_unix
+from sidecar.volume.unfinished import Unfinished, look_at
+from sidecar.volume.volume import Volume
+from tests.process.sidecar_process import write_checkpoint
+from trainer_hook.contract import (
+    ANSWER,
+    API_SOCKET,
+    EXIT_REPORT,
+    INCOMING,
+    JOURNAL,
+    LEASES,
+    MARKER,
+    PINS,
+    REQUEST,
+    TERMINATING,
+    TOKEN,
+    TRAINER_STATE,
+    Node,
+)
+
+SECRET = b"the secret of the sidecar"
+EXCHANGE_S = 2.0
+RENAME_EXCHANGE = 2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Let two names change places in one step, as renameat2(2) does."""
+    _libc.renameat2(-100, bytes(one), -100, bytes(other), RENAME_EXCHANGE)
+
+
+@contextmanager
+def exchanging(*pairs: tuple[Path, Path]) -> Iterator[None]:
+    """Exchange names all the time, in another thread."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            for one, other in pairs:
+                exchange(one, other)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.fixture
+def volume(tmp_path: Path) -> Volume:
+    (tmp_path / "volume").mkdir()
+    made = Volume(tmp_path / "volume")
+    made.prepare()
+    return made
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder beside the volume that looks like a checkpoint: stands for a mounted secret."""
+    folder = tmp_path / "outside"
+    write_checkpoint(tmp_path, "outside", {"model": SECRET, "deep/model": SECRET}, {})
+    folder.chmod(0o750)
+    return folder
+
+
+@pytest.fixture
+def untouched(outside: Path) -> Callable[[], bool]:
+    def seen() -> dict[str, tuple[int, int, int]]:
+        everything = [outside, *outside.rglob("*")]
+        return {str(p): (p.stat().st_mode, p.stat().st_size, p.stat().st_nlink) for p in everything}
+
+    before = seen()
+    return lambda: seen() == before
+
+
+def finished(volume: Volume, name: str = "checkpoint-1") -> Finished:
+    return judge(volume.examine(name), Identity(Node(), "attempt"))
+
+
+# A directory that is exchanged for a link while it is read.
+
+
+@pytest.mark.parametrize("inside", ["", "/deep"], ids=["the checkpoint", "a folder in it"])
+def test_nothing_of_another_folder_is_ever_read_or_linked(
+    inside: str, volume: Volume, outside: Path, untouched: Callable[[], bool]
+) -> None:
+    folder = write_checkpoint(volume.root, "checkpoint-1", {"model": b"own", "deep/model": b"own"}, {})
+    (volume.root / "link").symlink_to(outside / inside.lstrip("/"))
+    secret_inodes = {path.stat().st_ino for path in outside.rglob("*")}
+    checkpoint, source = finished(volume), Unfinished(volume / "checkpoint-1")
+    for file in checkpoint.files:
+        source.see_growing(file)
+    times = dict.fromkeys(["examined", "looked", "read", "refused", "held"], 0)
+    ends_s = time.monotonic() + EXCHANGE_S
+    with exchanging((Path(f"{folder}{inside}"), volume.root / "link")):
+        while time.monotonic() < ends_s:
+            with suppress(CheckpointRejected, OSError):
+                found = volume.examine("checkpoint-1")
+                assert not secret_inodes & {file.inode for file in found.files}
+                times["examined"] += 1
+            seen = look_at(volume / "checkpoint-1", {})
+            assert not secret_inodes & {file.inode for file in (*seen.closed, *seen.open)}
+            times["looked"] += 1
+            for path in ("model", "deep/model"):
+                try:
+                    with source.open(path) as fd:
+                        assert os.read(fd, 100) == b"own"
+                        times["read"] += 1
+                except (CheckpointChanged, CheckpointRejected):
+                    times["refused"] += 1
+            with suppress(CheckpointRejected, OSError):
+                if volume.pins.hold(checkpoint).held:
+                    times["held"] += 1
+                    pinned = (volume.root / PINS).rglob("*")
+                    assert not secret_inodes & {path.lstat().st_ino for path in pinned}
+                    volume.pins.release(checkpoint)
+            volume.is_unchanged(checkpoint)
+            volume.fingerprint("checkpoint-1")
+    assert min(times.values()) > 0, times
+    assert untouched()
+
+
+def test_nothing_outside_is_deleted_while_a_checkpoint_is(volume: Volume, outside: Path, untouched: Callable[[], bool]) -> None:
+    ends_s, times = time.monotonic() + EXCHANGE_S, 0
+    (volume.root / "link").symlink_to(outside)
+    while time.monotonic() < ends_s:
+        folder = write_checkpoint(
+            volume.root, "checkpoint-1", {f"deep/{n}": b"x" for n in range(30)} | {"deep/model": b"x"}, {}
+        )
+        with exchanging((folder / "deep", volume.root / "link")), suppress(OSError):
+            volume.delete("checkpoint-1")
+        for left in (folder, volume.root / "link"):
+            if left.is_symlink():
+                left.unlink()
+        if not (volume.root / "link").is_symlink():
+            (volume / "link").discard()
+            (volume.root / "link").symlink_to(outside)
+        (volume / "checkpoint-1").discard()
+        times += 1
+    assert times > 1
+    assert untouched()
+
+
+# Links in place of what the sidecar owns.
+
+
+@pytest.mark.parametrize("place", [PINS, INCOMING, JOURNAL, LEASES])
+def test_a_link_for_a_folder_of_the_system_is_replaced_at_the_start(
+    place: str, volume: Volume, outside: Path, untouched: Callable[[], bool]
+) -> None:
+    (volume / place).discard()
+    (volume.root / place).symlink_to(outside)
+    with structlog.testing.capture_logs() as said:
+        Volume(volume.root).prepare()
+    assert (volume / place).is_folder()
+    assert [event["event"] for event in said] == ["not_a_directory"]
+    assert untouched()
+
+
+def test_a_link_for_the_folder_of_the_system_is_refused(volume: Volume, outside: Path, untouched: Callable[[], bool]) -> None:
+    (volume.root / ".ckpt").rename(volume.root / "moved")
+    (volume.root / ".ckpt").symlink_to(outside)
+    with pytest.raises(NotADirectoryError, match=r"remove it: '.*/volume/\.ckpt'"):
+        Volume(volume.root).prepare()
+    assert untouched()
+
+
+@pytest.mark.parametrize("place", [".ckpt", PINS, INCOMING, JOURNAL, LEASES])
+def test_a_link_that_comes_later_is_named_in_the_log_and_not_followed(
+    place: str, volume: Volume, outside: Path, untouched: Callable[[], bool]
+) -> None:
+    write_checkpoint(volume.root, "checkpoint-1", {"model": b"own"}, {})
+    checkpoint, entry = finished(volume), FileEntry(path="model", key="checkpoint-1/model", size_bytes=9, crc64nvme="0" * 16)
+    (volume.root / place).rename(volume.root / "moved")
+    (volume.root / place).symlink_to(outside)
+    with structlog.testing.capture_logs() as said:
+        volume.pins.hold(checkpoint)
+        volume.pins.release(checkpoint)
+        volume.drop_journal(volume / PINS / "checkpoint-1@0")
+        journal = Journal(volume.early_journal("checkpoint-1"))
+        journal.dropped("model")
+        journal.delete()
+        assert volume.held_leases() == 0
+        with suppress(OSError):
+            PartialFile.prepare(volume.incoming / "partial", entry).discard()
+        for path in (TERMINATING, REQUEST, TOKEN, EXIT_REPORT):
+            with suppress(OSError):
+                (volume / path).publish(b"x")
+            with suppress(OSError):
+                (volume / path).remove()
+        with suppress(OSError):
+            listen_unix(volume / API_SOCKET).close()
+    assert any(event["event"] == "path_refused" and place in event["path"] for event in said)
+    assert untouched()
+
+
+@pytest.mark.parametrize("path", [TERMINATING, REQUEST, ANSWER, TRAINER_STATE, EXIT_REPORT, TOKEN])
+def test_a_link_for_a_small_file_is_not_read_and_is_replaced_when_it_is_written(
+    path: str, volume: Volume, outside: Path, untouched: Callable[[], bool]
+) -> None:
+    (volume.root / path).symlink_to(outside / "model")
+    assert volume.read_small(path) is None
+    (volume / path).publish(b"{}")
+    assert volume.read_small(path) == b"{}"
+    assert untouched()
+
+
+def test_a_socket_is_made_and_found_in_its_folder_alone(volume: Volume, outside: Path, untouched: Callable[[], bool]) -> None:
+    (volume.root / API_SOCKET).symlink_to(outside / "model")
+    with listen_unix(volume / API_SOCKET) as listening:
+        assert stat.S_IMODE((volume / API_SOCKET).status().st_mode) == 0o660
+        with connect_unix(volume / API_SOCKET, timeout_s=5):
+            listening.accept()[0].close()
+    with socket.socket(socket.AF_UNIX) as elsewhere, (Folder(outside) / "").listed() as fd:
+        elsewhere.bind(f"/proc/self/fd/{fd}/socket")
+        elsewhere.listen()
+        (volume / API_SOCKET).remove()
+        (volume.root / API_SOCKET).symlink_to(outside / "socket")
+        with pytest.raises(OSError, match="Socket operation on non-socket"):
+            connect_unix(volume / API_SOCKET, timeout_s=5)
+    (outside / "socket").unlink()
+    assert untouched()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_a_command_sends_no_other_file_than_the_token(
+    kind: str, volume: Volume, outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPT_DIR", str(volume.root))
+    (volume / TOKEN).publish(b"token")
+    assert Client()._token() == "token"
+    (volume / TOKEN).remove()
+    if kind == "link":
+        (volume.root / TOKEN).symlink_to(outside / "model")
+    else:
+        os.mkfifo(volume.root / TOKEN)
+    assert Client()._token() is None
+
+
+# The volume itself, where it is a folder of a mount that the trainer can write to.
+
+
+def test_a_volume_that_is_exchanged_for_a_link_is_away(volume: Volume, outside: Path, untouched: Callable[[], bool]) -> None:
+    write_checkpoint(outside, "checkpoint-1", {"model": SECRET})
+    assert volume.names() == []
+    volume.root.rename(volume.root.with_name("moved"))
+    volume.root.symlink_to(outside)
+    for look in (volume.names, volume.free_bytes):
+        with pytest.raises(OSError, match="link on a volume"):
+            look()
+    assert volume.marker_signature("checkpoint-1") is None
+    volume.delete("checkpoint-1")
+    assert (outside / "checkpoint-1/model").exists()
+    volume.root.unlink()
+    write_checkpoint(volume.root.with_name("moved"), "checkpoint-2", {"model": b"own"})
+    volume.root.with_name("moved").rename(volume.root)
+    assert volume.names() == ["checkpoint-2"]
+    volume.root.rename(volume.root.with_name("older"))
+    write_checkpoint(volume.root, "checkpoint-3", {"model": b"own"})
+    assert volume.names() == ["checkpoint-3"]  # mounted anew
+
+
+def test_links_that_the_operator_made_lead_to_the_volume(volume: Volume, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("also/../volume")
+    (tmp_path / "also").mkdir()
+    (tmp_path / "absolute").symlink_to(tmp_path / "link")
+    (tmp_path / "round").symlink_to("round")
+    write_checkpoint(volume.root, "checkpoint-3", {"model": b"own"})
+    linked = Volume(tmp_path / "absolute")
+    assert linked.names() == linked.names() == ["checkpoint-3"]
+    for path in ("round", "nowhere", "volume/checkpoint-3/model"):
+        with pytest.raises(OSError, match=path):
+            Volume(tmp_path / path).names()
+
+
+@pytest.mark.skipif(
+    not os.access("/dev/shm", os.W_OK) or Path("/dev/shm").stat().st_dev == Path("/").stat().st_dev, reason="one mount"
+)
+def test_a_link_on_a_volume_is_not_taken_for_the_operators(volume: Volume) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        (Path(shared) / "checkpoints").symlink_to(volume.root)
+        with pytest.raises(OSError, match="name the folder itself"):
+            Volume(Path(shared) / "checkpoints").prepare()
+
+
+# Fifos: nothing waits for the other end.
+
+
+@pytest.mark.timeout(20)
+def test_no_fifo_holds_anything_up(volume: Volume) -> None:
+    entry = FileEntry(path="model", key="checkpoint-1/model", size_bytes=9, crc64nvme="0" * 16)
+    write_checkpoint(volume.root, "checkpoint-1", {"model": b"x"})
+    (volume.root / "checkpoint-1" / MARKER).unlink()
+    small = [TRAINER_STATE, EXIT_REPORT, TERMINATING, REQUEST, ANSWER, ".ckpt/pod.json", f"{JOURNAL}/quarantine.json"]
+    fifos = [f"{JOURNAL}/checkpoint-1@early.jsonl", f"{LEASES}/0.lease", ".ckpt/lock", f"checkpoint-1/{MARKER}", *small]
+    for path in fifos:
+        os.mkfifo(volume.root / path)
+    with pytest.raises(CheckpointRejected, match="not a regular file"):
+        volume.examine("checkpoint-1")
+    assert volume.held_leases() == 0
+    assert volume.left_early() == {"checkpoint-1"}
+    journal = Journal(volume.early_journal("checkpoint-1"))
+    journal.begun("model", "s", upload_id="u", key="checkpoint-1/model", part_bytes=5)
+    assert set(journal.uploads) == {"model"}
+    journal.delete()
+    assert Quarantine(volume.journal / "quarantine.json").reasons() == {}
+    termination = Termination(volume, grace_s=30)
+    termination.begin("pod")
+    assert not termination.look()
+    assert not termination.trainer_succeeded()
+    assert not holds(volume / "checkpoint-1" / MARKER, entry)
+
+
+async def test_a_lock_that_is_no_file_is_made_anew(volume: Volume) -> None:
+    lock = volume.root / ".ckpt/lock"
+    for is_fifo in (True, False):
+        (volume / ".ckpt/lock").discard()
+        if is_fifo:
+            os.mkfifo(lock)
+        else:
+            lock.symlink_to("/etc")
+        assert await hold_volume(volume / ".ckpt/lock", told_to_end=asyncio.Event())
+        assert stat.S_ISREG((volume / ".ckpt/lock").status().st_mode)
+
+
+# Forged files of the sidecar's own.
+
+
+def lines_of(path: Path, *said: dict[str, object]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in said))
+
+
+def test_a_forged_journal_names_no_object_but_those_of_its_checkpoint(volume: Volume) -> None:
+    place = volume.early_journal("checkpoint-777")
+    keys = ["checkpoint-1/.complete", "checkpoint-1/model", "run.json", "checkpoint-777/model"]
+    stored = [
+        {
+            "event": "stored",
+            "stamp": "s",
+            "first_crc": 1,
+            "entry": {"path": path, "key": key, "size_bytes": 1, "crc64nvme": "0" * 16},
+        }
+        for key in keys
+        for path in ["model"]
+    ]
+    lines_of(volume.root / place.inside, *stored)
+    with structlog.testing.capture_logs() as said:
+        journal = Journal(place)
+    assert [entry.key for entry in journal.entries.values()] == ["checkpoint-777/model"]
+    [event] = said
+    assert (event["event"], event["lines"]) == ("journal_lines_ignored", 3)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("content", ["ten gigabytes of nothing", "one endless line", "a million lines", "a million files"])
+def test_a_journal_of_any_size_costs_little(content: str, volume: Volume) -> None:
+    place = volume.early_journal("checkpoint-777")
+    path = volume.root / place.inside
+    if content == "ten gigabytes of nothing":
+        path.touch()
+        os.truncate(path, 10 << 30)
+    elif content == "one endless line":
+        path.write_bytes(b'{"event":"dropped","path":"' + b"x" * (40 << 20))
+    elif content == "a million lines":
+        path.write_bytes(b"{}\n" * 1_000_000)
+    else:
+        path.write_bytes(b"".join(b'{"event":"unconfirmed","path":"%d"}\n' % n for n in range(1_000_000)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began_s = time.process_time()
+    journal = Journal(place)
+    assert time.process_time() - began_s < 10
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 150 << 10  # in KiB
+    assert len(journal.unconfirmed) <= journal_module.MOST_LINES
+
+
+def test_a_journal_is_not_appended_to_a_file_that_has_another_name(volume: Volume) -> None:
+    (volume / TOKEN).publish(b"token")
+    place = volume.early_journal("checkpoint-1")
+    os.link(volume.root / TOKEN, volume.root / place.inside)
+    journal = Journal(place)
+    journal.begun("model", "s", upload_id="u", key="checkpoint-1/model", part_bytes=5)
+    journal.part("model", Part(1, 5, "e"), crc=1)
+    assert (volume.root / TOKEN).read_bytes() == b"token"
+
+
+def test_a_directory_in_a_journals_place_is_removed_with_it(volume: Volume) -> None:
+    place = volume.early_journal("checkpoint-1")
+    (volume.root / place.inside / "deep").mkdir(parents=True)
+    Journal(place).delete()
+    assert place.parent.entries() == []
+
+
+def test_a_forged_record_of_a_download_is_believed_only_for_ranges_that_exist(volume: Volume) -> None:
+    entry = FileEntry(path="model", key="k", size_bytes=2 * DEFAULT_PART_BYTES, crc64nvme="0" * 16)
+    partial = PartialFile.prepare(volume.incoming / "partial", entry)
+    of_zeros = checksum.checksum(bytes(DEFAULT_PART_BYTES))
+    record = volume.root / INCOMING / "partial" / f"{partial.place.name}.ranges"
+    lines = [[-5, 10, 1], [0, 1 << 62, 1], [7, 9, 1], "x", [1], [1e400, 1, 1], [0, DEFAULT_PART_BYTES, of_zeros]]
+    record.write_text("".join(json.dumps(line) + "\n" for line in lines) + "[" * 100_000 + "\n")
+    assert PartialFile.prepare(volume.incoming / "partial", entry).missing() == [(DEFAULT_PART_BYTES, DEFAULT_PART_BYTES)]
+    os.truncate(record, 10 << 30)
+    assert PartialFile.prepare(volume.incoming / "partial", entry).done_bytes == DEFAULT_PART_BYTES
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_with_a_state_directory_nothing_of_the_volume_is_taken_for_the_sidecars_own(is_private: bool, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "volume").mkdir()
+    volume = Volume(tmp_path / "volume", tmp_path / "state" if is_private else None)
+    volume.prepare_state()
+    volume.prepare()
+    (volume / EXIT_REPORT).publish(json.dumps({"exit_code": 0, "written_at": "2126-01-01T00:00:00Z"}).encode())
+    (volume / ".ckpt/pod.json").publish(json.dumps({"pod": "pod", "since": "2001-01-01T00:00:00Z"}).encode())
+    (volume / JOURNAL).make_folder()
+    (volume / JOURNAL / "quarantine.json").publish(
+        json.dumps({"checkpoint-1": {"crc": "0", "reason": "forged", "shared": True}}).encode()
+    )
+    Journal(volume / JOURNAL / "checkpoint-7@early.jsonl").dropped("model")
+    termination = Termination(volume, grace_s=30)
+    termination.begin("pod")
+    is_believed = not is_private
+    assert (termination.pod_since_s < 1e9) == is_believed
+    assert (termination._ended_in_order_at_s is not None) == is_believed
+    assert bool(Quarantine(volume.journal / "quarantine.json").reasons()) == is_believed
+    assert bool(volume.left_early()) == is_believed
+    assert bool(volume.forget_journals_of_trainer()) == is_private
+    assert (volume / JOURNAL).is_folder() == is_believed
+    assert volume.forget_journals_of_trainer() == []
+
+
+def test_what_lies_on_another_mount_is_refused_with_the_reason(volume: Volume, outside: Path) -> None:
+    (volume.root / "checkpoint-1").mkdir()
+    write_checkpoint(volume.root, "checkpoint-2", {"data/model": b"x"}, {})
+    targets = [volume.root / "checkpoint-1", volume.root / "checkpoint-2/data"]
+    mounted = []
+    try:
+        for target in targets:
+            if subprocess.run(["mount", "--bind", outside, target], capture_output=True, check=False).returncode:
+                pytest.skip("mounting needs root")
+            mounted.append(target)
+        for name in ("checkpoint-1", "checkpoint-2"):
+            assert volume.look_at_marker(name) is not None
+            with pytest.raises(CheckpointRejected, match="on another mount; a checkpoint lies on the shared volume alone"):
+                volume.examine(name)
+    finally:
+        for target in mounted:
+            subprocess.run(["umount", target], check=True)

@@ -1,0 +1,350 @@
+"""Checkpoints that a script writes by itself with a library's call: those that go to the volume get their marker.
+
+Nothing here talks to other ranks: a script may save on some of them, or in a thread. It is the library's call that all ranks
+which take part make together, and that returns when each has written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer_hook.contract import (
+    DEFAULT_DIR,
+    MARKER,
+    META_OWNER,
+    SCRIPT_OWNED,
+    SYSTEM_DIR,
+    ContractError,
+    Marker,
+    Node,
+    rfc3339,
+    step_of,
+)
+from trainer_hook.process.log import i_am, say, warn
+from trainer_hook.process.rank_consensus import World, new_attempt, place_in_blocks
+from trainer_hook.process.session import Session, known_session, session_of_saves
+from trainer_hook.volume.publish import RankRecords, finish, listed_files
+
+QUIET_S = 1.0
+"""A script may add files of its own to what the library wrote: the marker comes when nothing has changed for so long."""
+LOOK_S = 5.0
+"""How often the newest one is looked at afterwards: what is added still later needs a new marker."""
+EXIT_PATIENCE_S = 10.0
+"""How long a rank that exits waits for the others of its node to have come back from the same save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A library's call that saves a whole checkpoint."""
+
+    folder: Any
+    """Where to: a path, or anything else if it is not the file system."""
+    ranks: Callable[[], tuple[int, ...]]
+    """Returns who makes this call, of all ranks."""
+    objection: str = ""
+    """Why nobody can tell when the checkpoint is whole."""
+
+
+_ours: ContextVar[bool] = ContextVar("ours", default=False)
+
+
+@contextlib.contextmanager
+def published_elsewhere() -> Iterator[None]:
+    """While another process, which asked this one to write, publishes what is saved."""
+    token = _ours.set(True)
+    try:
+        yield
+    finally:
+        _ours.reset(token)
+
+
+@contextlib.contextmanager
+def published(call: Callable[[], Call]) -> Iterator[None]:
+    """Publish what is saved inside, if it is a checkpoint on the volume and nothing of this package saves it.
+
+    On every rank that takes part, also in a thread. Whatever goes wrong here is said and left behind.
+    """
+    save = None if _ours.get() else _quietly(functools.partial(_begin, call))
+    yield
+    if save is not None:
+        _quietly(save.written)
+
+
+def _quietly(act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except Exception as error:
+        _warn_once(f"what the script saves is not published: {type(error).__name__}: {error}")
+        return None
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warn(text)
+
+
+def _leave_alone(parts: tuple[str, ...], why: str, *, kind: str) -> None:
+    if kind not in _told:
+        _told.add(kind)
+        say(f"{'/'.join(parts) or 'what the script saves into $CKPT_DIR itself'} is not published: {why}")
+
+
+_told: set[str] = set()
+"""What was said once, whatever the step."""
+
+
+def expect(call: Callable[[], Call]) -> None:
+    """A save begins that another thread will make: whatever ends this process from now on is seen."""
+    if not _ours.get():
+        with _lock:
+            _quietly(functools.partial(_meant, call))
+
+
+def _begin(told: Callable[[], Call]) -> _OwnSave | None:
+    with _lock:
+        save = _meant(told)
+        if save is not None:
+            save.begin()
+        return save
+
+
+def _meant(told: Callable[[], Call]) -> _OwnSave | None:
+    """Return the save that is to be published, of a session that is open; ``None`` for one that is left alone."""
+    call = told()
+    parts = _inside_volume(call.folder)
+    if parts is None or parts[:1] == (SYSTEM_DIR,) or _is_ours(parts):
+        return None
+    if len(parts) != 1 or step_of(parts[0]) is None:
+        if hint := hint_for(parts):
+            _leave_alone(parts, hint, kind="name" if len(parts) < 2 else "part")
+        return None
+    if call.objection:
+        _leave_alone(parts, call.objection, kind="objection")
+        return None
+    session, ranks = session_of_saves(), call.ranks()
+    if session is None:
+        return None
+    world = _place(session, ranks)
+    if world is None or (world.nodes > 1 and len(ranks) < world.size):
+        why = "only some of the ranks save it, or it is not known on which nodes they are (LOCAL_RANK, LOCAL_WORLD_SIZE)"
+        _leave_alone(parts, why, kind="ranks")
+        return None
+    session.take_part(world, session.attempt or _common_attempt(world))
+    return _OwnSave(session, world, ranks, parts[0])
+
+
+def _inside_volume(folder: Any) -> tuple[str, ...] | None:
+    """Return the parts of a path below the volume; ``None`` for what is not there."""
+    volume = os.environ.get("CKPT_DIR", "").strip() or DEFAULT_DIR
+    if not isinstance(folder, str | os.PathLike) or not os.path.isdir(volume):  # noqa: PTH112
+        return None
+    real = Path(os.path.realpath(folder))
+    return real.relative_to(os.path.realpath(volume)).parts if real.is_relative_to(os.path.realpath(volume)) else None
+
+
+def _is_ours(parts: tuple[str, ...]) -> bool:
+    """Whether a trainer, loop or saver of this package is at work: it publishes what it wants to."""
+    session = known_session()
+    return session is not None and (session.stop.is_training or parts[:1] in {(name,) for name in session.saved})
+
+
+def hint_for(parts: tuple[str, ...]) -> str | None:
+    """Return what would make a checkpoint of a save that is none; ``None`` where it is hardly meant to be one.
+
+    Args:
+        parts: Its path below the volume; not ``checkpoint-<step>`` alone.
+    """
+    if not parts:
+        return "checkpoints are directories in there, named checkpoint-<step>"
+    if len(parts) == 1:
+        return "the directory of a checkpoint must be named checkpoint-<step>"
+    if step_of(parts[0]) is not None:
+        return f"only the script knows when all of {parts[0]} is there: let it write an empty {parts[0]}/{MARKER} then"
+    return None
+
+
+def _place(session: Session, ranks: tuple[int, ...]) -> World | None:
+    """Return this process's place among all; ``None`` where it cannot be known."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+        i_am(rank)
+    else:
+        rank, size = 0, int(os.environ.get("WORLD_SIZE") or 1)
+        if size > 1:
+            return None
+    if session.world is not None:
+        return session.world if session.world.size == size else None
+    if size == 1:
+        return World()
+    world = _place_by_launcher(os.environ, rank, size)
+    if world is None and len(ranks) == size and threading.current_thread() is threading.main_thread():
+        return session.join().world  # all ranks are here
+    return world
+
+
+def _place_by_launcher(environ: Mapping[str, str], rank: int, size: int) -> World | None:
+    local_rank = environ.get("LOCAL_RANK", "")
+    local_size = environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or ""  # torchrun's, deepspeed's
+    if not (local_rank.isdigit() and local_size.isdigit()):
+        return None
+    return place_in_blocks(rank, size, local_rank=int(local_rank), local_size=int(local_size))
+
+
+def _common_attempt(world: World) -> str:
+    """Return the attempt of this start of the job: of whichever rank comes first."""
+    if world.size == 1:
+        return new_attempt()
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    found: bytes = _get_default_store().compare_set("checkpoint_hook/attempt", "", new_attempt())
+    return found.decode()
+
+
+_lock = threading.RLock()
+_watched: dict[str, _OwnSave] = {}
+"""What is to be published, or was published and may still change, by name; the newest comes last."""
+
+
+class _OwnSave:
+    """One save of one checkpoint, as one rank sees it. The lowest one on each node that takes part writes the marker."""
+
+    def __init__(self, session: Session, world: World, ranks: tuple[int, ...], name: str) -> None:
+        here = [rank for rank in ranks if rank in world.ranks]
+        self._session = session
+        self._world = world
+        self._name = name
+        self._folder = session.settings.dir / name
+        self._publishes = world.rank == min(here)
+        self._records = RankRecords(session.settings.dir, attempt=session.attempt, rank=world.rank, local_ranks=len(here))
+        self._over = threading.Event()
+        self._published: dict[str, tuple[int, int]] | None = None
+
+    def begin(self) -> None:
+        """Make way for what is about to be written. No rank writes before the library has heard of all of them."""
+        if (before := _watched.pop(self._name, None)) is not None:
+            before._over.set()
+        self._session.saves[self._name] += 1
+        if self._publishes:
+            make_way(self._folder)
+            self._records.clear(self._name)
+
+    def written(self) -> None:
+        """This rank's part is there."""
+        session, step = self._session, step_of(self._name)
+        session.outcome = session.outcome or "succeeded"  # unless an exception or a signal ends this process
+        session.tell_state("failed" if session.outcome == "failed" else "running", step or 0)
+        if not self._publishes:
+            self._records.wrote(self._name)
+            return
+        with _lock:
+            _watched[self._name] = self
+        _publish_at_exit()
+        try:
+            threading.Thread(target=self._watch, name="checkpoint-marker", daemon=True).start()
+        except RuntimeError:  # the interpreter is on its way out: it is done at exit
+            return
+
+    def _watch(self) -> None:
+        before = self._files()
+        while not self._over.wait(QUIET_S if self._published is None else LOOK_S):
+            now = self._files()
+            if now == before:
+                _quietly(functools.partial(self.publish, now))
+                self._leave_to_newer(now)
+            before = now
+
+    def _leave_to_newer(self, files: dict[str, tuple[int, int]]) -> None:
+        with _lock:
+            if files == self._published and _watched.get(self._name) is self and next(reversed(_watched)) != self._name:
+                del _watched[self._name]
+                self._over.set()
+
+    def publish(self, files: dict[str, tuple[int, int]]) -> bool:
+        """Write the marker, if it is not there yet or no longer true. Returns false while a rank of this node still writes."""
+        with _lock:
+            if _watched.get(self._name) is not self or files == self._published:
+                return True
+            before = self._published
+            if before is None and not self._records.wrote(self._name):
+                return False
+            if before is not None and not ((self._folder / MARKER).exists() and set(files) >= set(before)):
+                self._over.set()  # the script is removing it
+                return True
+            try:
+                finish(self._folder, self._marker())
+            except (OSError, ContractError) as error:
+                warn(f"{self._name} could not be published ({error}); the script's own checkpoint is not touched")
+                self._over.set()
+                return True
+            self._published = files
+            self._records.clear(self._name)
+        say(
+            f"published {self._name}, which the script saved"
+            + ("" if before is None else ", anew: it has written more into it")
+        )
+        return True
+
+    def _marker(self) -> Marker:
+        return Marker(
+            step=step_of(self._name),
+            reason="periodic",
+            created_at=rfc3339(time.time()),
+            attempt=self._session.attempt,
+            save_id=str(self._session.saves[self._name]),
+            node=Node(self._world.node, self._world.nodes),
+            world_size=self._world.size,
+            files=listed_files(self._folder),
+            meta={META_OWNER: SCRIPT_OWNED},
+        )
+
+    def _files(self) -> dict[str, tuple[int, int]]:
+        """Return size and modification time of each file."""
+        try:
+            return {f.path: (f.size_bytes, (self._folder / f.path).stat().st_mtime_ns) for f in listed_files(self._folder)}
+        except (OSError, ContractError):
+            return {}
+
+    def publish_at_exit(self) -> None:
+        """There will be no more: do not wait until it is quiet."""
+        self._over.set()
+        until_s = time.monotonic() + EXIT_PATIENCE_S
+        while os.getpid() == self._session.pid and not self.publish(self._files()) and time.monotonic() < until_s:
+            time.sleep(0.02)
+
+
+@functools.cache
+def _publish_at_exit() -> None:
+    import atexit
+
+    def publish() -> None:
+        for save in list(_watched.values()):
+            _quietly(save.publish_at_exit)
+
+    atexit.register(publish)  # after the session's own, so it runs before the wait for durability
+
+
+def make_way(folder: Path) -> None:
+    """Take back what was published of a directory that is about to be written again. What is already new in there stays.
+
+    Writing in place would change what the sidecar holds by hard links.
+    """
+    try:
+        published_ns = (folder / MARKER).stat().st_mtime_ns
+        (folder / MARKER).unlink()
+    except OSError:
+        return
+    for file in listed_files(folder):
+        with contextlib.suppress(OSError):
+            if (folder / file.path).stat().st_mtime_ns <= published_ns:
+                (folder / file.path).unlink()

@@ -170,7 +170,7 @@ def test_what_was_sent_of_an_unfinished_checkpoint_is_not_sent_again_after_a_kil
         assert place.read("checkpoint-10/optimizer.pt") == WANT
         assert running.status()["sent_bytes"] <= len(WANT) - 32 * MIB
         assert not running.events("orphan_upload_aborted")
-    assert not list(place.store.pending_uploads(""))
+    assert not place.unfinished_uploads()
 
 
 @ON_ONE_STORE
@@ -182,7 +182,7 @@ def test_a_file_that_is_another_one_after_a_kill_is_sent_whole(place: Place, tmp
     with sidecar(volume, place.settings) as running:
         finish(running.ready(), volume / "checkpoint-10")
         assert place.read("checkpoint-10/optimizer.pt") == want
-    assert not list(place.store.pending_uploads(""))
+    assert not place.unfinished_uploads()
 
 
 @ON_ONE_STORE
@@ -191,7 +191,7 @@ def test_what_was_sent_of_a_checkpoint_that_is_gone_after_a_kill_is_removed(plac
     killed_after(place, volume, 32 * MIB)
     shutil.rmtree(volume / "checkpoint-10")
     with sidecar(volume, place.settings):
-        until(lambda: not list(place.store.pending_uploads("")), what="the unfinished upload is aborted")
+        until(lambda: not place.unfinished_uploads(), what="the unfinished upload is aborted")
         until(lambda: not list((volume / ".ckpt/journal").iterdir()), what="nothing is remembered of it")
 
 

@@ -91,7 +91,7 @@ def test_a_large_file_that_is_half_sent_when_the_marker_comes_is_continued(place
         running.committed("checkpoint-10")
         assert running.status()["sent_bytes"] == len(content)
         assert place.read("checkpoint-10/model") == content
-        assert list(place.store.pending_uploads("")) == []
+        assert place.unfinished_uploads() == []
 
 
 @ON_ONE_STORE
@@ -104,7 +104,7 @@ def test_what_was_sent_of_a_checkpoint_that_is_never_finished_is_removed(place: 
         left = running.volume / ".ckpt/journal"
         until(lambda: not list(left.glob("*early*")), what="given up")
         assert place.keys("checkpoint-10/") == []
-        assert list(place.store.pending_uploads("")) == []
+        assert place.unfinished_uploads() == []
 
 
 @ON_ONE_STORE

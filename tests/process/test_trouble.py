@@ -337,7 +337,7 @@ def test_a_sidecar_killed_at_random_moments_commits_everything_once_and_unchange
         running.committed("checkpoint-1")
         assert running.terminate() == 0
     assert {path: place.read(f"checkpoint-1/{path}") for path in files} == files
-    assert list(place.store.pending_uploads("")) == []
+    assert place.unfinished_uploads() == []
     commit = json.loads(place.read("checkpoint-1/.complete"))
     assert commit["files"] == 2
 

@@ -172,7 +172,7 @@ def test_kill_9_in_mid_upload_continues_and_sends_little_twice(place: Place, tmp
         second.committed("checkpoint-10")
         assert second.events("checkpoint_uploading")[0]["already_sent_bytes"] >= sent
         assert place.read("checkpoint-10/model") == content
-        assert list(place.store.pending_uploads("")) == []
+        assert place.unfinished_uploads() == []
         assert second.terminate() == 0
 
 

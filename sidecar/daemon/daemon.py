@@ -164,8 +164,8 @@ class Daemon:
             if services.termination.expire():
                 services.executor.calm()
                 services.events.happened("termination_void", hint="no SIGTERM followed the notice: the pod stays")
-            services.termination.look()
-            services.save_requests.look()
+            services.termination.poll_notice()
+            services.save_requests.update()
             if services.state.phase is Phase.RUNNING:
                 services.risk_monitor.update()
             await services.hints.wait(timeout_s=SETTLE_S if services.scanner.unsettled else SCAN_S)

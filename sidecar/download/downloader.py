@@ -23,7 +23,7 @@ from sidecar.download.patience import Patience
 from sidecar.download.quarantine import check_not_quarantined
 from sidecar.download.range_fetcher import RangeFetcher
 from sidecar.errors import CorruptObject, NotFound, Stopped, StoreError
-from sidecar.repository.manifest_bundle import gathered_in_commit
+from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store, Stored
 from sidecar.transfer.executor import CORRUPT_TRIES, StoreExecutor
 from sidecar.volume.opener import Place
@@ -195,7 +195,7 @@ class Downloader:
         """
         gathered: dict[str, bytes] = {}
         if len(commit.manifests) > EAGER_NODES:
-            gathered = await gathered_in_commit(commit, self._store, self._executor)
+            gathered = await bundled_manifests(commit, self._store, self._executor)
         missing = [entry for entry in commit.manifests if entry.key not in gathered]
         read = await self._executor.together(map(self._manifest, missing))
         found: dict[str, bytes | None] = {**gathered, **{entry.key: raw for entry, raw in zip(missing, read, strict=True)}}

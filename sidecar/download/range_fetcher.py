@@ -19,7 +19,7 @@ from sidecar.errors import CorruptObject, NotFound, Stopped
 from sidecar.store.protocol import Readable, Store
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
-from sidecar.transfer.request_batch import LATE_S, RequestBatch
+from sidecar.transfer.request_batch import OVERTAKEN_AFTER_S, RequestBatch
 from sidecar.volume.opener import Place, opened
 
 log = structlog.get_logger()
@@ -108,7 +108,7 @@ class RangeFetcher:
         while again or (left and not is_late):
             async with self._requests, self._further_places() as places:
                 files = _SmallFiles(left, at_once=1 + places, taken=again)
-                late = asyncio.get_running_loop().call_later(LATE_S, another)
+                late = asyncio.get_running_loop().call_later(OVERTAKEN_AFTER_S, another)
                 damaged = None
                 try:
                     await self._executor.persistently(self._threads.counted(self._fetch_in_turn), files, place)

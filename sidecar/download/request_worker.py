@@ -283,7 +283,7 @@ class RequestWorker:
 
     async def _is_bad(self, request: Request, name: str, crc: str | None, error: Exception) -> None:
         """Quarantine a commit that is damaged by the store's own metadata, unless it has been replaced meanwhile."""
-        if crc is not None and not await self._still_stands(name, crc):
+        if crc is not None and not await self._is_still_committed(name, crc):
             self._pass_over(request, name, f"{error}; its commit was revoked or replaced meanwhile", may_be_whole=True)
             return
         self._quarantine.add(name, crc or UNREADABLE, str(error))
@@ -292,7 +292,7 @@ class RequestWorker:
         )
         self._pass_over(request, name, str(error))
 
-    async def _still_stands(self, name: str, crc: str) -> bool:
+    async def _is_still_committed(self, name: str, crc: str) -> bool:
         try:
             found = await (await self._reader()).commit(name)
         except (ContractError, ArchivedObject):

@@ -63,7 +63,7 @@ class SaveRequests:
         Raises:
             OSError: The volume is not writable.
         """
-        self.look()
+        self.update()
         waiting = next((save for save in reversed(self._saves.values()) if save.state == "asked"), None)
         if waiting is not None and (waiting.action == "save-and-stop" or not stop):
             return waiting
@@ -86,8 +86,8 @@ class SaveRequests:
     def get(self, identifier: str) -> SaveRequest | None:
         """Return a request with its present state, also an open one of an earlier sidecar process; ``None``: unknown."""
         if identifier not in self._saves:
-            self._take_up(identifier)
-        self.look()
+            self._restore(identifier)
+        self.update()
         return self._saves.get(identifier)
 
     async def settled(self, save: SaveRequest, *, timeout_s: float) -> None:
@@ -99,23 +99,23 @@ class SaveRequests:
                     await self._catalog.changed()
             except TimeoutError:
                 pass
-            self.look()
+            self.update()
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Update all open requests: answers of the trainer, and durable checkpoints."""
         for save in list(self._saves.values()):
             if not save.is_over:
                 before = save.state
-                self._look_at(save)
+                self._update(save)
                 if save.state != before:
                     level = "warning" if save.state == "failed" else "info"
                     said = {"checkpoint": save.checkpoint, "reason": save.detail if save.state == "failed" else None}
                     known: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
                     self._events.happened(f"save_{save.state}", level=level, id=save.id, **known)
 
-    def _look_at(self, save: SaveRequest) -> None:
+    def _update(self, save: SaveRequest) -> None:
         if save.state == "asked":
-            self._look_for_answer(save)
+            self._read_answer(save)
         if save.state == "saved" and save.checkpoint is not None:
             tracked = self._catalog.get(save.checkpoint)
             if tracked is not None and tracked.state is State.COMMITTED:
@@ -125,7 +125,7 @@ class SaveRequests:
             else:
                 save.detail = "it is on its way to the store"
 
-    def _look_for_answer(self, save: SaveRequest) -> None:
+    def _read_answer(self, save: SaveRequest) -> None:
         follower = self._saves.get(save.followed_by or "")
         answer = self._answer()
         if follower is not None and follower.state != "asked":
@@ -160,7 +160,7 @@ class SaveRequests:
         except ContractError:
             return None
 
-    def _take_up(self, identifier: str) -> None:
+    def _restore(self, identifier: str) -> None:
         raw = self._volume.read_small(REQUEST)
         try:
             asked = None if raw is None else parse_request(raw)

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 LINK_LOCAL = "http://169.254.169.254"
 """Address of the metadata service in all three clouds; ``CKPT_SPOT_ENDPOINT`` overrides it."""
 TIMEOUT_S = 2.0
-RESTS_S = (5.0, 15.0, 60.0)
+BACKOFFS_S = (5.0, 15.0, 60.0)
 """Seconds until the next poll of a service that does not answer, by consecutive failures."""
 MOST_BYTES = 1 << 20
 _GONE = 404
@@ -32,7 +32,7 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PollResult:
     """Result of one poll."""
 
     notice: SpotNotice | None = None
@@ -43,9 +43,9 @@ class Said:
 class Cloud(Protocol):
     """One metadata service. Blocking."""
 
-    every_s: float
+    poll_s: float
 
-    def look(self) -> Said:
+    def poll(self) -> PollResult:
         """Poll once.
 
         Raises:
@@ -57,19 +57,19 @@ class Cloud(Protocol):
 class Aws:
     """AWS: EC2 instance metadata, IMDSv2."""
 
-    every_s = 5.0
+    poll_s = 5.0
     _TOKEN_S = 21_600
 
     def __init__(self, endpoint: str) -> None:
         self._url = f"{endpoint}/latest"
         self._token: tuple[str, float] | None = None
 
-    def look(self) -> Said:
+    def poll(self) -> PollResult:
         """Poll the interruption notice and the rebalance recommendation; each is 404 until it is given."""
         action = self._get("meta-data/spot/instance-action")
         rebalance = self._get("meta-data/events/recommendations/rebalance")
         notice = aws_action(action, now_s=time.time()) if action else None
-        return Said(notice, aws_rebalance(rebalance) if rebalance else None)
+        return PollResult(notice, aws_rebalance(rebalance) if rebalance else None)
 
     def _get(self, path: str) -> bytes | None:
         status, raw = _ask(f"{self._url}/{path}", {"X-aws-ec2-metadata-token": self._fresh_token()})
@@ -92,37 +92,37 @@ class Aws:
 class Gcp:
     """Google Cloud: metadata server of Compute Engine. Each request waits there until the answer changes (long poll)."""
 
-    every_s = 0.5
+    poll_s = 0.5
     _WAIT_S = 60
 
     def __init__(self, endpoint: str) -> None:
         self._url = f"{endpoint}/computeMetadata/v1/instance/preempted"
         self._etag: str | None = None
 
-    def look(self) -> Said:
+    def poll(self) -> PollResult:
         """Poll whether the instance is being preempted."""
         wait = f"?wait_for_change=true&timeout_sec={self._WAIT_S}&last_etag={self._etag}" if self._etag else ""
         request = urllib.request.Request(f"{self._url}{wait}", headers={"Metadata-Flavor": "Google"})  # noqa: S310 - see settings
         with _opener.open(request, timeout=TIMEOUT_S + (self._WAIT_S if wait else 0)) as answer:
             self._etag = answer.headers.get("ETag")
-            return Said(gcp_preempted(answer.read(MOST_BYTES)))
+            return PollResult(gcp_preempted(answer.read(MOST_BYTES)))
 
 
 class Azure:
     """Azure: Scheduled Events."""
 
-    every_s = 2.0
+    poll_s = 2.0
     _EVENTS, _NAME = "scheduledevents?api-version=2020-07-01", "instance/compute/name?api-version=2021-02-01&format=text"
 
     def __init__(self, endpoint: str) -> None:
         self._url = f"{endpoint}/metadata"
         self._machine: str | None = None
 
-    def look(self) -> Said:
+    def poll(self) -> PollResult:
         """Poll the events of this machine."""
         if self._machine is None:
             self._machine = (self._get(self._NAME) or b"").decode("utf-8", "replace").strip()
-        return Said(azure_preempt(self._get(self._EVENTS) or b"", machine=self._machine, now_s=time.time()))
+        return PollResult(azure_preempt(self._get(self._EVENTS) or b"", machine=self._machine, now_s=time.time()))
 
     def _get(self, path: str) -> bytes | None:
         return _found(*_ask(f"{self._url}/{path}", {"Metadata": "true"}))
@@ -155,25 +155,25 @@ class SpotWatch:
     async def run(self) -> None:
         """Poll until cancelled."""
         while True:
-            rest_s = await self._look()
-            await asyncio.sleep(rest_s)
+            wait_s = await self._poll()
+            await asyncio.sleep(wait_s)
 
-    async def _look(self) -> float:
+    async def _poll(self) -> float:
         try:
-            said = await asyncio.to_thread(self._cloud.look)
+            result = await asyncio.to_thread(self._cloud.poll)
         except (OSError, ValueError, http.client.HTTPException) as error:
             self._failures += 1
             if self._failures == 1:  # logged once: most machines are not spot instances
                 log.info("spot_metadata_unavailable", cloud=self._kind, error=str(error))
-            return RESTS_S[min(self._failures, len(RESTS_S)) - 1]
+            return BACKOFFS_S[min(self._failures, len(BACKOFFS_S)) - 1]
         self._failures = 0
-        if said.hint is not None and said.hint not in self._reported:
-            self._reported.add(said.hint)
-            self._on_recommendation(said.hint)
-        if said.notice is not None and said.notice.identity not in self._reported:
-            self._reported.add(said.notice.identity)
-            self._termination.notice("spot", ends_in_s=said.notice.ends_in_s)
-        return self._cloud.every_s
+        if result.hint is not None and result.hint not in self._reported:
+            self._reported.add(result.hint)
+            self._on_recommendation(result.hint)
+        if result.notice is not None and result.notice.identity not in self._reported:
+            self._reported.add(result.notice.identity)
+            self._termination.notice("spot", ends_in_s=result.notice.ends_in_s)
+        return self._cloud.poll_s
 
     def _on_recommendation(self, given_at: str) -> None:
         """Save now: training goes on until there is a notice."""

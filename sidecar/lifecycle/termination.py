@@ -144,7 +144,7 @@ class Termination:
         with contextlib.suppress(OSError):  # a missing or read-only volume: the clock decides
             (self._volume / TERMINATING).remove()
 
-    def look(self) -> bool:
+    def poll_notice(self) -> bool:
         """Check for the hook's ``terminating`` file. Returns whether it is a new notice."""
         raw = self._volume.read_small(TERMINATING)
         if raw is None:

@@ -11,7 +11,7 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
 from sidecar.errors import CorruptObject, NotFound, OversizedDocument
-from sidecar.repository.manifest_bundle import gathered_in_commit
+from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
@@ -105,7 +105,7 @@ class Documents:
         """Return the files that the listing does not prove, and the keys of manifests that do not match the commit."""
         inventory, wrong = Inventory(listing), []
         many = len(commit.manifests) > EAGER_NODES
-        gathered = await gathered_in_commit(commit, self._store, self._executor) if many else {}
+        gathered = await bundled_manifests(commit, self._store, self._executor) if many else {}
         for named in commit.manifests:
             manifest = await self._manifest(named, gathered.pop(named.key, None))
             if manifest is None:

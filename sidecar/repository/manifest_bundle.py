@@ -10,7 +10,7 @@ from sidecar.transfer.executor import StoreExecutor
 from trainer_hook.contract import ContractError
 
 
-async def gathered_in_commit(commit: Commit, store: Store, executor: StoreExecutor) -> dict[str, bytes]:
+async def bundled_manifests(commit: Commit, store: Store, executor: StoreExecutor) -> dict[str, bytes]:
     """Return the manifests in a commit's bundle, by key; empty: there is none.
 
     Manifests whose checksum does not match the commit are left out.

@@ -85,16 +85,16 @@ class Cleaner:
                 due_s = time.monotonic() + turn_after_s(self._settings.node)
             await asyncio.sleep(due_s - time.monotonic())
             seen = self._durable()  # read before the check: a commit made meanwhile triggers another check
-            again_s = await self._look_at_store()
+            again_s = await self._clean_store()
             due_s = None if again_s is None else time.monotonic() + again_s
 
     def _durable(self) -> frozenset[tuple[str, float | None]]:
         return frozenset((t.name, t.committed_at_s) for t in self._catalog.all() if t.state is State.COMMITTED)
 
-    async def _look_at_store(self) -> float | None:
+    async def _clean_store(self) -> float | None:
         assert self._retention is not None
         try:
-            return await self._retention.look()
+            return await self._retention.run_once()
         except StoreError as error:
             log.warning("store_not_cleaned", error=str(error), hint=f"tried again in {STORE_AGAIN_S:.0f} s")
             return STORE_AGAIN_S

@@ -18,12 +18,12 @@ from sidecar.errors import ArchivedObject
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.committer import Committer
-from sidecar.upload.commit.post_commit_check import AFTER_S, TICK_S
+from sidecar.upload.commit.post_commit_check import AFTER_S, POLL_S
 from trainer_hook.contract import step_of
 
 log = structlog.get_logger()
 
-SETTLED_S = AFTER_S[-1][0] + 2 * TICK_S
+SETTLED_S = AFTER_S[-1][0] + 2 * POLL_S
 """Seconds from a commit's first sight until it counts: its post-commit checks have ended then, by this node's clock."""
 WHOLE_FOR_S = 300.0
 """Seconds for which a verification of a commit is valid. Before a deletion, commits are always verified again."""
@@ -86,7 +86,7 @@ class StoreRetention:
         self._logged: set[tuple[Writing, str]] = set()
         """Kept commits and reasons that were already logged."""
 
-    async def look(self) -> float | None:
+    async def run_once(self) -> float | None:
         """Delete the checkpoints that retention does not keep.
 
         Returns:
@@ -110,7 +110,7 @@ class StoreRetention:
             whole, again_s = await self._seen_whole(committed, not_before_s=now_s)
             committed |= await self._with_times({*planned, *whole}, committed)
             plan = self._plan(committed, whole)
-            if await self._still_stand(whole):
+            if await self._are_still_committed(whole):
                 await self._delete([deletion for deletion in plan.deletions if deletion.name in planned], committed)
         if again_s is None:
             self._tell(plan, committed)
@@ -202,7 +202,7 @@ class StoreRetention:
             )
         return why_not is None
 
-    async def _still_stand(self, whole: Mapping[str, str]) -> bool:
+    async def _are_still_committed(self, whole: Mapping[str, str]) -> bool:
         """Whether the commits for which others are deleted were neither revoked nor replaced meanwhile."""
         there = await self._executor.together([self._committer.stored_commit(name) for name in whole])
         return [found and found.crc64nvme for found in there] == list(whole.values())

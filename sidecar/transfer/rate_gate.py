@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from sidecar.errors import Stopped
 
@@ -157,15 +158,20 @@ class PauseGate:
         return self._held and thread not in exempt_threads
 
 
+class RefusalObserver(Protocol):
+    """Object to notify of refusals."""
+
+    def changed(self) -> None:
+        """Take note that the store began to refuse the file, or accepts it again."""
+        ...
+
+
 class RetryGate:
-    """Preemption state of one file's retry loop.
+    """Preemption state of one transfer's retry loop."""
 
-    ``on_refused`` is called when the store begins to refuse the file, and when it accepts it again.
-    """
-
-    def __init__(self, on_refused: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, observer: RefusalObserver) -> None:
         self._changed = asyncio.Event()
-        self._on_refused = on_refused
+        self._observer = observer
         self.behind = False
         """Another upload has priority: the loop ends at the next failure."""
         self.refused = False
@@ -183,7 +189,7 @@ class RetryGate:
         await self._changed.wait()
 
     def answered(self, *, refused: bool) -> None:
-        """Record the store's answer; call ``on_refused`` when it differs from the one before."""
+        """Record the store's answer; notify the observer when it differs from the one before."""
         if refused != self.refused:
             self.refused = refused
-            self._on_refused()
+            self._observer.changed()

@@ -15,9 +15,9 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 Result = TypeVar("Result")
 
-MOMENT_S = 0.05
+BATCH_S = 0.05
 """Time in which a batch takes further requests, in seconds. It bounds how long a newer checkpoint waits for the thread."""
-LATE_S = 0.25
+OVERTAKEN_AFTER_S = 0.25
 """Duration after which a batch counts as late, in seconds: it waits for an answer, and other batches overtake it."""
 
 
@@ -29,10 +29,10 @@ class RequestBatch(Generic[T]):
         """Requests that were taken and have not ended, in order."""
         self._more = more
         self._at_once = at_once
-        self._until_s = time.monotonic() + MOMENT_S
+        self._until_s = time.monotonic() + BATCH_S
 
     def run(self, begin: Callable[[T], AbstractContextManager[Callable[[], Result]]], end: Callable[[T, Result], None]) -> None:
-        """Carry out the requests taken, and take more for ``MOMENT_S``. Called again after an error, it takes no more.
+        """Carry out the requests taken, and take more for ``BATCH_S``. Called again after an error, it takes no more.
 
         Args:
             begin: Sends a request; its context yields a function that waits for the answer.

@@ -1,1 +1,1 @@
-"""From the volume to the store: newest first, in pieces over one stream, committed when it is all there."""
+"""Uploads of checkpoints: newest first, all work items in one order, committed when complete."""

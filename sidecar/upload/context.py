@@ -1,4 +1,4 @@
-"""What all uploads share: the store and its limits, the threads, the catalog, the flush, and who is asked about the pod."""
+"""Objects that all uploads share: store and limits, executor, catalog, flush control, state of the pod."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from sidecar.upload.commit.reuploads import Reuploads
 from sidecar.upload.schedule.flush_control import FlushControl
 from sidecar.upload.schedule.retry_waits import RetryWaits
 from sidecar.upload.send.deduplicate import Deduplicator
-from sidecar.upload.send.file_transfer import FileTransfer, TransferObserver, WriteGuard
+from sidecar.upload.send.file_transfer import FileTransfer, WriteGuard
 from sidecar.upload.send.journal import Journal
+from sidecar.upload.send.observer import TransferObserver
 from sidecar.upload.send.payloads import Payloads, Source
 from sidecar.upload.send.store_link import StoreLink
 from trainer_hook.contract import Node
 
 
 class EarlySending(Protocol):
-    """Files that are sent before their checkpoint is finished."""
+    """Early upload: files that are sent before their checkpoint is finished."""
 
-    def wait_for_closing(self) -> None:
+    def send_closed_only(self) -> None:
         """Send only closed files from now on."""
         ...
 
@@ -38,21 +39,21 @@ class Lease(Protocol):
     """The right to write below the prefix."""
 
     async def objection(self, node: Node | None, attempt: str) -> str | None:
-        """Return why a checkpoint of an attempt must not be written yet, or ``None``.
+        """Return why a checkpoint of an attempt must not be written yet, or ``None``: it may.
 
         Args:
-            node: Whose checkpoint it is; ``None``: this pod's.
-            attempt: Of which attempt.
+            node: Node of the checkpoint; ``None``: this pod's.
+            attempt: Attempt of the checkpoint.
 
         Raises:
-            StoreError: It cannot be known now.
+            StoreError: A request failed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Time. All in seconds: a monotonic clock, one since 1970, and sleeping."""
+    """Sources of time, in seconds: monotonic clock, epoch clock, sleep."""
 
     monotonic: Callable[[], float] = time.monotonic
     epoch: Callable[[], float] = time.time
@@ -60,19 +61,19 @@ class Clock:
 
 
 class StoreLimits:
-    """What the store can do, as far as it is known: it may turn out to take fewer parts than it said."""
+    """Known capabilities of the store. The maximum number of parts may turn out to be lower than declared."""
 
     def __init__(self, capabilities: Capabilities) -> None:
         self.known = capabilities
 
     def part_refused(self, number: int) -> None:
-        """Send files that begin anew in fewer parts, where the refusal says that the store has a lower limit."""
+        """Lower the maximum number of parts after the store refused part ``number``. It applies to new multipart uploads."""
         self.known = replace(self.known, max_parts=max_parts_after_refusal(number, max_parts=self.known.max_parts))
 
 
 @dataclass(frozen=True)
 class UploadContext:
-    """Made once the store was reached. All uploads share one link, one set of threads, and what is known of files."""
+    """Shared objects of all uploads. Created once the store was reached."""
 
     store: Store
     limits: StoreLimits
@@ -88,14 +89,14 @@ class UploadContext:
     retry_waits: RetryWaits = field(default_factory=RetryWaits)
     reuploads: Reuploads = field(default_factory=Reuploads)
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when something changed that may change the order of uploads."""
+    """Set on each change that may affect the order of uploads."""
 
     def is_going(self) -> bool:
-        """Whether the pod is going: a flush has a deadline."""
+        """Whether there is a termination notice, so that the flush has a deadline."""
         return self.pod.left_s() is not None
 
     def payloads(self, name: str, source: Source) -> Payloads:
-        """Return what reads the files of a checkpoint, and holds them while something else goes first."""
+        """Return the reader of a checkpoint's files, which pauses while another upload has priority."""
         return Payloads(
             name=name, source=source, store=self.store, capabilities=self.limits.known, gate=self.flush.pause_gate(name)
         )
@@ -110,15 +111,15 @@ class UploadContext:
         early: EarlySending,
         tracked: Tracked | None = None,
     ) -> FileTransfer:
-        """Return what carries the files of a checkpoint.
+        """Return a transfer of the files of a checkpoint.
 
         Args:
-            name: Of the checkpoint.
+            name: Name of the checkpoint.
             source: Its files.
-            journal: What is in the store already.
+            journal: Record of the files and parts in the store.
             guard: Passed before each request that writes.
-            early: Told when a file turns out to be another one than what was sent of it early.
-            tracked: Where to say how much arrived; ``None``: nowhere.
+            early: Notified when a file differs from its early upload.
+            tracked: Receives the number of confirmed bytes; ``None``: it is not reported.
         """
         observer = _Observer(self, name, early, tracked)
         transfer = FileTransfer(
@@ -134,7 +135,7 @@ class UploadContext:
 
 
 class _Observer(TransferObserver):
-    """Takes what happens to one transfer to the flush, the catalog and the queue."""
+    """Passes the progress of one transfer to the flush control, the catalog and the queue."""
 
     def __init__(self, context: UploadContext, name: str, early: EarlySending, tracked: Tracked | None) -> None:
         self._context = context
@@ -142,7 +143,7 @@ class _Observer(TransferObserver):
         self._early = early
         self._tracked = tracked
         self.arrived_bytes = 0
-        """Bytes of the checkpoint in the store; those from before this transfer are not counted as progress of the flush."""
+        """Bytes of the checkpoint in the store at the last report; those from before this transfer are not progress."""
 
     def progressed(self, sent_bytes: int) -> None:
         self._context.flush.arrived(self._name, sent_bytes - self.arrived_bytes)
@@ -153,8 +154,8 @@ class _Observer(TransferObserver):
     def changed(self) -> None:
         self._context.news.set()
 
-    def sent_in_vain(self) -> None:
-        self._early.wait_for_closing()
+    def sent_wrong_bytes(self) -> None:
+        self._early.send_closed_only()
 
     def part_refused(self, number: int) -> None:
         self._context.limits.part_refused(number)

@@ -1,4 +1,4 @@
-"""One checkpoint from finished to durable, top to bottom, and what becomes of each error."""
+"""One checkpoint from finished to durable, as one coroutine, with the handling of each error."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from trainer_hook.contract import ContractError, epoch_seconds
 log = structlog.get_logger()
 
 COMMIT_POLL_S = 1.0
-"""Seconds between two looks at what an upload waits for: the manifests of other nodes, the lease of the prefix."""
+"""Poll interval in seconds of an upload that waits for manifests of other nodes, or for the lease of the prefix."""
 
 
 class UploadJob:
-    """One upload of one version of a checkpoint. What it needs of time, store and files it is given."""
+    """Upload of one version of a checkpoint. Store, clock and files are passed in."""
 
     def __init__(
         self, context: UploadContext, versions: Versions, queue: Queue, post_commit_check: PostCommitCheck, active: Active
@@ -44,13 +44,13 @@ class UploadJob:
         self._tracked = active.tracked
         self._checkpoint = active.tracked.checkpoint
         self._began_s: float | None = None
-        """When sending began, by the monotonic clock."""
+        """Start of sending, monotonic seconds; ``None``: nothing was sent by this process."""
 
     async def run(self) -> None:
-        """Do it. Afterwards the checkpoint is durable, waits for other nodes, is given up, or is to be taken again."""
+        """Upload the checkpoint. Afterwards it is durable, waits for other nodes, is given up, or is queued again."""
         tracked, catalog = self._tracked, self._context.catalog
         try:
-            await self._take_to_store()
+            await self._upload_and_commit()
         except CheckpointChanged as error:
             self._examine_again(str(error))
         except CheckpointRejected as error:
@@ -62,32 +62,32 @@ class UploadJob:
         except TooLarge as error:
             self._reject(str(error))
         except (StoreError, UnreadableFile, OSError) as error:
-            # An unfinished upload vanished, the wire corrupts, the disk fails: what was verified is kept.
-            await self._rest(error)
+            # A multipart upload vanished, bytes were corrupted, the disk failed: verified parts are kept.
+            await self._back_off(error)
         if catalog.is_replaced(tracked) or tracked.state in LET_GO:
             await self.discard()
         self._queue.end(self._active)
         self._context.news.set()
 
-    async def _take_to_store(self) -> None:
+    async def _upload_and_commit(self) -> None:
         context, checkpoint, committer = self._context, self._checkpoint, self._context.committer
-        # May we write it?
+        # Permission to write.
         self._require_possible_sizes()
-        if not await self._nobody_objects():
+        if not await self._wait_for_permission():
             return
         guard = OverwriteGuard(
             committer, checkpoint.name, checkpoint.attempt, checkpoint.save_id, clock=context.clock.monotonic
         )
-        there, before = await committer.already_there(checkpoint)
+        there, before = await committer.existing_commit(checkpoint)
         if checkpoint.restored_from is not None:
-            self._recognise(checkpoint.restored_from, there)
+            self._recognize_download(checkpoint.restored_from, there)
             return
         if there is None and await committer.withdraw_earlier(checkpoint, before):
             there = await committer.stored_commit(checkpoint.name)
-        # Hold its files, and take over what was sent early.
+        # Hold its files, and take over its early upload.
         held = await self._versions.hold(checkpoint)
         async with self._versions.taken_over(self._active, checkpoint) as sent:
-            # Adopt objects of an earlier life of this sidecar.
+            # Adopt objects that an earlier process of this sidecar sent.
             existing = ExistingCommit(committer, context.executor, context.quarantine)
             if there is not None and not await self._may_replace(existing, held, there):
                 return
@@ -98,27 +98,27 @@ class UploadJob:
             if not context.catalog.is_current(self._tracked):
                 return
             entries = await self._versions.send(self._active, checkpoint, held, sent, guard)
-        # Wait for those ahead, publish the manifest, commit.
-        await self._those_ahead_are_through()
+        # Wait for commits of higher priority, publish the manifest, commit.
+        await self._wait_for_earlier_commits()
         if context.catalog.is_current(self._tracked):
             if self._tracked.state is State.PAUSED:
                 context.catalog.move(self._tracked, State.UPLOADING)
             await committer.publish_manifest(manifest_of(checkpoint, entries))
-            context.catalog.move(self._tracked, State.UPLOADED, **self._took())
+            context.catalog.move(self._tracked, State.UPLOADED, **self._upload_duration())
             await self.commit()
 
     async def commit(self) -> None:
-        """Commit, where this node's manifest is published: if nothing is missing, and it is this node's turn.
+        """Commit, if nothing is missing and it is this node's turn. This node's manifest must be published.
 
-        Called again while the checkpoint is ``UPLOADED``: it waits for other nodes.
+        Called periodically while the checkpoint is ``UPLOADED``, that is while it waits for other nodes.
 
         Raises:
-            StoreError: It cannot be known now.
+            StoreError: A request failed.
         """
         context, tracked, checkpoint = self._context, self._tracked, self._checkpoint
         decision = await context.committer.try_commit(checkpoint, hurried=context.is_going())
         at_s = context.clock.epoch()
-        if isinstance(decision, Ready) and not context.is_going():  # else somebody waits for it
+        if isinstance(decision, Ready) and not context.is_going():  # during a flush, the report of the commit comes first
             await self._sweep()
         if tracked.state is not State.UPLOADED:  # given up meanwhile
             return
@@ -141,11 +141,11 @@ class UploadJob:
                 context.catalog.move(tracked, State.FINISHED, reason=reason)
 
     async def discard(self) -> None:
-        """Let go of a checkpoint that will not be sent, and of its unfinished uploads."""
+        """Abort the multipart uploads of a checkpoint that will not be sent, and release its files."""
         await self._abort_uploads(await self._versions.journal(self._checkpoint))
         self._let_go()
 
-    # May we write it?
+    # Permission to write.
 
     def _require_possible_sizes(self) -> None:
         most = largest_file_bytes(self._context.limits.known.max_parts)
@@ -154,11 +154,11 @@ class UploadJob:
                 key = keys.shared_file(self._checkpoint.name, file.path)
                 raise TooLarge(key, f"{file.size_bytes} bytes, at most {most}")
 
-    async def _nobody_objects(self) -> bool:
-        """Wait until it is known that this run may write the checkpoint, and let whatever else there is go first meanwhile.
+    async def _wait_for_permission(self) -> bool:
+        """Wait until the lease permits this run to write the checkpoint; other uploads have priority meanwhile.
 
         Returns:
-            Whether it may: otherwise the checkpoint was given up, or written anew.
+            False if the checkpoint was given up or rewritten first.
         """
         context, active, checkpoint = self._context, self._active, self._checkpoint
         while context.catalog.is_current(self._tracked):
@@ -177,7 +177,7 @@ class UploadJob:
     async def _may_replace(self, existing: ExistingCommit, held: Held, there: StoredCommit) -> bool:
         match await existing.decide(self._checkpoint, held.contents, there):
             case AlreadyCommitted():
-                self._context.committer.found_equal(self._checkpoint, there)
+                self._context.committer.record_equal_commit(self._checkpoint, there)
                 await self._durable(self._committed_at_s(there))
                 self._post_commit_check.became_durable(self._tracked)
                 return False
@@ -186,15 +186,15 @@ class UploadJob:
                 return False
         return True
 
-    async def _those_ahead_are_through(self) -> None:
-        """Wait until uploads that go first, and only wait for their last answers, are committed; not once the pod is going."""
-        while not self._context.is_going() and self._queue.ends_ahead(self._tracked):
-            await self._queue.something_ended()
+    async def _wait_for_earlier_commits(self) -> None:
+        """Wait until higher-priority uploads whose last requests are in flight are committed; skip it during a flush."""
+        while not self._context.is_going() and self._queue.has_ending_ahead(self._tracked):
+            await self._queue.upload_ended()
 
-    # What came of it.
+    # Outcome.
 
     async def _sweep(self) -> None:
-        # The sweeper would take objects of a newer version, which is being sent now, for orphans.
+        # To the sweeper, objects of a newer version that is being sent look like orphans.
         if not self._context.catalog.is_replaced(self._tracked):
             await self._context.committer.sweep(self._checkpoint)
 
@@ -208,28 +208,28 @@ class UploadJob:
             size_bytes=checkpoint.size_bytes,
             saved_to_durable_s=round(max(0.0, at_s - checkpoint.created_at_s), 3),
             retries=context.executor.retries,
-            **self._took(),
+            **self._upload_duration(),
         )
         journal = await self._versions.journal(checkpoint)
         context.deduplicator.committed(journal.entries.values(), journal.first_crcs)
         await self._abort_uploads(journal)
         self._let_go()
 
-    def _recognise(self, restored_from: str, there: StoredCommit | None) -> None:
+    def _recognize_download(self, restored_from: str, there: StoredCommit | None) -> None:
         if there is not None and there.crc64nvme == restored_from:
             self._context.catalog.durable(self._tracked, at_s=self._committed_at_s(there), downloaded=True)
         else:
             reason = "it was downloaded, and its commit is no longer in the store"
             self._context.catalog.move(self._tracked, State.SUPERSEDED, reason=reason)
 
-    async def _rest(self, error: SidecarError | OSError) -> None:
-        """Let everything else go first for a while, longer after each failure; a pod that is going tries again at once."""
+    async def _back_off(self, error: SidecarError | OSError) -> None:
+        """Give other uploads priority for a while, longer after each failure. During a flush it is retried at once."""
         context, active, tracked = self._context, self._active, self._tracked
         wait_s, reason = context.retry_waits.failed(tracked.name, tracked.version, error)
         self._restart(reason)
         active.is_sent, active.is_held = False, True
         context.news.set()
-        self._queue.wake_those_behind()
+        self._queue.wake_waiting()
         for _ in range(max(1, round(wait_s / COMMIT_POLL_S))):
             await context.executor.pause(COMMIT_POLL_S)
             if context.is_going() or not context.catalog.is_current(tracked):
@@ -251,7 +251,7 @@ class UploadJob:
         catalog, tracked = self._context.catalog, self._tracked
         if not catalog.is_current(tracked):
             return
-        if self._versions.has_no_marker(tracked.name):  # what was finished is destroyed, and nothing else is in its place
+        if self._versions.has_no_marker(tracked.name):  # the finished files are destroyed, and no new version replaces them
             reason = "its marker was removed and its files written over before it was durable"
             catalog.move(tracked, State.LOST, reason=reason)
         else:
@@ -273,8 +273,8 @@ class UploadJob:
         self._context.retry_waits.forget(self._checkpoint.version)
         self._context.reuploads.forget(self._checkpoint.version)
 
-    def _took(self) -> dict[str, Any]:
-        """Return how long sending took, for the log; nothing where this life of the sidecar sent nothing."""
+    def _upload_duration(self) -> dict[str, Any]:
+        """Return the log field with the duration of sending; empty if this process sent nothing."""
         return {} if self._began_s is None else {"upload_s": round(self._context.clock.monotonic() - self._began_s, 3)}
 
     def _committed_at_s(self, there: StoredCommit) -> float:

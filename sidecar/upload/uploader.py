@@ -1,7 +1,7 @@
-"""Takes finished checkpoints to the store, newest first, and tells the catalog what became of each.
+"""Uploads finished checkpoints to the store, newest first, and records the outcome of each in the catalog.
 
-Each pending checkpoint is a task of its own that asks, sends, publishes and commits. What they have to send goes through one
-stream, in the order of the queue, so that a newer checkpoint goes first at once and nothing waits for a link that is idle.
+Each pending checkpoint has its own task, an ``UploadJob``. The work items of all of them pass through one dispatcher in the
+order of the queue: a newer checkpoint preempts the others at once, and the link is not idle while any of them has work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sidecar.upload.context import UploadContext
 from sidecar.upload.early.early_upload import EarlyUploads
 from sidecar.upload.job import COMMIT_POLL_S, UploadJob
 from sidecar.upload.schedule.dispatcher import Dispatcher
-from sidecar.upload.schedule.flush_control import PLAN_S
+from sidecar.upload.schedule.flush_control import REPLAN_S
 from sidecar.upload.schedule.queue import Active, Queue
 from sidecar.upload.versions import VolumeVersions
 from sidecar.volume.volume import Volume
@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class Uploader:
-    """Decides which checkpoint is sent next; ``UploadJob`` says what happens to it."""
+    """Decides which checkpoint is sent next. ``UploadJob`` uploads it."""
 
     def __init__(
         self, context: UploadContext, *, volume: Volume, scanner: Scanner, hints: Hints, skip_superseded: bool
@@ -46,20 +46,20 @@ class Uploader:
         )
 
     async def run(self) -> None:
-        """Upload until cancelled. Run again after a mistake, it begins with what the journals say."""
+        """Upload until cancelled. After an exception it can be run again, and continues from the journals."""
         context = self._context
         self._queue.active.clear()
         self._dispatcher = Dispatcher(context.executor)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             tasks.create_task(self._early.run())
-            tasks.create_task(self._commit_when_all_are_there())
-            tasks.create_task(self._keep_pace())
+            tasks.create_task(self._commit_when_complete())
+            tasks.create_task(self._sample_rate())
             tasks.create_task(self._post_commit_check.run())
             while True:
                 self._queue.plan(context.pod)
                 self._drop_superseded(tasks)
-                self._begin_and_end(tasks)
+                self._start_and_close_jobs(tasks)
                 ordered = self._queue.in_order()
                 self._dispatcher.reorder(ordered, strictly=context.is_going())
                 context.flush.hold(ordered, next_up=self._queue.handed_over())
@@ -68,26 +68,26 @@ class Uploader:
 
     async def _listen(self) -> None:
         while True:
-            self._context.news.set()  # first: what changed while nobody was listening is news, too
+            self._context.news.set()  # before the wait: changes before this task ran must not be missed
             await self._context.catalog.changed()
 
-    async def _keep_pace(self) -> None:
-        """Measure what leaves, and while the pod is going decide again as it changes."""
+    async def _sample_rate(self) -> None:
+        """Sample the rate of sent bytes; during a flush, trigger a new plan with each sample."""
         executor, was_going = self._context.executor, False
         while True:
             is_going = self._context.is_going()
             busy = any(transfer.in_flight for transfer in self._queue.all().values())
-            executor.pace.look(executor.gate.passed_bytes, now_s=time.monotonic(), busy=busy)
+            executor.pace.sample(executor.gate.passed_bytes, now_s=time.monotonic(), busy=busy)
             if is_going or was_going:
                 self._context.news.set()
             if is_going is not was_going:
                 was_going = is_going
-                self._queue.wake_those_behind()
-                self._early.look_now()
-            await executor.pause(PLAN_S)
+                self._queue.wake_waiting()
+                self._early.poll_now()
+            await executor.pause(REPLAN_S)
 
-    def _begin_and_end(self, tasks: asyncio.TaskGroup) -> None:
-        """Begin what has its turn; end what was written anew, deleted or superseded meanwhile."""
+    def _start_and_close_jobs(self, tasks: asyncio.TaskGroup) -> None:
+        """Start the uploads whose turn it is; close those that were rewritten, deleted or superseded meanwhile."""
         for active in self._queue.active.values():
             if active.transfer is not None and not self._context.catalog.is_current(active.tracked):
                 active.transfer.close()
@@ -96,7 +96,7 @@ class Uploader:
 
     def _drop_superseded(self, tasks: asyncio.TaskGroup) -> None:
         catalog = self._context.catalog
-        # What was finished later than the newest durable one is superseded by nothing: the run went back to an older step.
+        # A checkpoint finished after the newest durable one is not superseded: the run had resumed from an older step.
         pending = [t for t in catalog.pending() if not catalog.is_after_newest_durable(t)]
         queue = {t.name: t for t in pending if self._skip_superseded or self._queue.waits_for_others(t)}
         newest = catalog.newest_durable_step
@@ -108,7 +108,7 @@ class Uploader:
             if tracked.name not in self._queue.active:
                 tasks.create_task(self._job(Active(tracked)).discard())
 
-    async def _commit_when_all_are_there(self) -> None:
+    async def _commit_when_complete(self) -> None:
         while True:
             for tracked in self._context.catalog.pending():
                 if self._queue.waits_for_others(tracked):

@@ -1,4 +1,4 @@
-"""Finished versions of checkpoints on this pod: their files, what was sent of them, and the way to the store."""
+"""Finished versions of checkpoints on this pod: their files, their journals, and their transfer to the store."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from sidecar.core.format.manifest import FileEntry
 from sidecar.upload.commit.existing_commit import Contents
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
 from sidecar.upload.context import UploadContext
-from sidecar.upload.early.early_upload import EarlyUploads, HandedOver
-from sidecar.upload.schedule.queue import Active, say_uploading
+from sidecar.upload.early.early_upload import EarlyUploads
+from sidecar.upload.early.handover import Handover
+from sidecar.upload.schedule.queue import Active, report_uploading
 from sidecar.upload.send.journal import Journal
 from sidecar.upload.send.payloads import Source
 from sidecar.volume.opener import Place
@@ -26,7 +27,7 @@ from sidecar.volume.volume import Volume
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The files of one version, held until it is durable."""
+    """Files of one version, held until it is durable."""
 
     source: Source
     contents: Contents
@@ -34,60 +35,60 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What was sent of one version before."""
+    """Files and parts of one version that were sent before this upload."""
 
     journal: Journal
-    early: HandedOver
-    """Of that, what may still be on its way."""
+    early: Handover
+    """The early upload that was taken over; some of its parts may still be in flight."""
 
 
 class Versions(Protocol):
-    """What an upload needs of the pod that it runs in. The simulation has one without volume and threads."""
+    """Interface of an upload to the pod that it runs in. The simulation implements it without volume and threads."""
 
     async def hold(self, checkpoint: Finished) -> Held:
-        """Hold the files of a checkpoint. Doing it again is harmless.
+        """Hold the files of a checkpoint. Idempotent.
 
         Raises:
-            CheckpointRejected: They are gone.
-            OSError: The volume is in trouble.
+            CheckpointRejected: They were deleted.
+            OSError: The volume failed.
         """
         ...
 
     def taken_over(self, active: Active, checkpoint: Finished) -> AbstractAsyncContextManager[Sent]:
-        """Yield what is known to be in the store of a checkpoint, with what was sent of it early."""
+        """Yield the journal of a checkpoint, with the early upload merged into it."""
         ...
 
     async def send(
         self, active: Active, checkpoint: Finished, held: Held, sent: Sent, guard: OverwriteGuard
     ) -> list[FileEntry]:
-        """Send what is missing; return the entries of all files, or some where the checkpoint is not wanted any more.
+        """Send the missing files and parts; return the entries of all files, incomplete if the upload was closed meanwhile.
 
         Raises:
-            CheckpointChanged, CheckpointRejected: Its files are not what was finished.
-            Outdated: Another writing of the step was committed.
-            StoreError: Why a file could not be sent.
+            CheckpointChanged, CheckpointRejected: Its files differ from the finished ones.
+            Outdated: Another version of the step was committed.
+            StoreError: A file could not be sent.
         """
         ...
 
     async def journal(self, checkpoint: Finished) -> Journal:
-        """Return what is known to be in the store of a checkpoint."""
+        """Return the journal: the files and parts of a checkpoint that are in the store."""
         ...
 
     def let_go(self, checkpoint: Finished) -> None:
-        """Hold the files no longer, and forget what was sent."""
+        """Release the files, and delete the journal."""
         ...
 
     def has_no_marker(self, name: str) -> bool:
-        """Whether a checkpoint's marker was removed; false while that cannot be known."""
+        """Whether a checkpoint's marker was removed; False if the volume cannot be read now."""
         ...
 
     def examine_again(self, name: str) -> None:
-        """Have a checkpoint's directory looked at as if it were new."""
+        """Examine a checkpoint's directory again, as if it were new."""
         ...
 
 
 class VolumeVersions:
-    """Those on the volume, sent by the dispatcher."""
+    """Versions on the volume, sent through the dispatcher."""
 
     def __init__(self, context: UploadContext, volume: Volume, scanner: Scanner, early: EarlyUploads) -> None:
         self._context = context
@@ -96,31 +97,31 @@ class VolumeVersions:
         self._early = early
 
     async def hold(self, checkpoint: Finished) -> Held:
-        """As ``Versions``: with hard links where they can be made."""
+        """As ``Versions``: by hard links, if the file system allows them."""
         pin = await asyncio.to_thread(self._volume.pins.hold, checkpoint)
         return Held(pin, self._context.payloads(checkpoint.name, pin))
 
     @contextlib.asynccontextmanager
     async def taken_over(self, active: Active, checkpoint: Finished) -> AsyncIterator[Sent]:
-        """As ``Versions``. What was sent of other files than the finished ones is aborted."""
+        """As ``Versions``. Early multipart uploads of files that are not the finished ones are aborted."""
         context = self._context
-        active.hands_over = self._early.has(checkpoint.name)
+        active.is_handed_over = self._early.has(checkpoint.name)
         early = await self._early.hand_over(checkpoint.name)
         try:
             with contextlib.closing(await self.journal(checkpoint)) as journal:
                 for stale in journal.take_over(early.journal, checkpoint.files):
                     await context.executor.persistently(context.store.abort_upload, stale.key, stale.upload_id)
-                if early.transfer is None:  # else it is told yet what arrives
+                if early.transfer is None:  # otherwise its parts in flight are still recorded there
                     early.journal.delete()
                 yield Sent(journal, early)
         finally:
-            active.hands_over = False
+            active.is_handed_over = False
             early.journal.delete()
 
     async def send(
         self, active: Active, checkpoint: Finished, held: Held, sent: Sent, guard: OverwriteGuard
     ) -> list[FileEntry]:
-        """As ``Versions``: by work items that the dispatcher takes, in the order of the queue."""
+        """As ``Versions``: by work items that the dispatcher takes in the order of the queue."""
         context = self._context
         transfer = context.transfer(
             checkpoint.name,
@@ -130,11 +131,11 @@ class VolumeVersions:
             early=self._early,
             tracked=active.tracked,
         )
-        say_uploading(context.catalog, active.tracked, transfer)
+        report_uploading(context.catalog, active.tracked, transfer)
         moved = context.reuploads.moved(checkpoint.version)
-        transfer.add(checkpoint.files, moved=moved, awaited=sent.early.on_the_way)
+        transfer.add(checkpoint.files, moved=moved, awaited=sent.early.parts_in_flight)
         late = asyncio.create_task(sent.early.settle(transfer))
-        active.transfer, active.hands_over = transfer, False
+        active.transfer, active.is_handed_over = transfer, False
         context.news.set()
         try:
             return await transfer.finished()
@@ -156,7 +157,7 @@ class VolumeVersions:
         """As ``Versions``."""
         try:
             return self._volume.look_at_marker(name) is None
-        except OSError:  # the volume is in trouble: it is looked at again
+        except OSError:  # the volume failed: the marker is read again later
             return False
 
     def examine_again(self, name: str) -> None:

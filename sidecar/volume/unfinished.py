@@ -16,14 +16,14 @@ from trainer_hook.contract import ContractError, check_path
 QUIET_S = 2.0
 """Seconds without a change of size and time after which a file counts as closed, if no close event was seen."""
 QUIET_GROWING_S = 60.0
-"""The same for a file that was seen growing, where no closing was heard of: a writer that waits for the disk or the GPU goes
-on, and what was sent as the end of the file would have to be sent again."""
+"""The same for a file that was seen growing: a writer that waited for the disk or the GPU continues, and the part sent as the
+end of the file would have to be sent again."""
 _BLOCK_BYTES = 512
 """Unit of ``st_blocks``, whatever the file system's own. Source: stat(2)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class FilesSeen:
     """The regular files of a directory, in the order of their paths."""
 
     closed: tuple[FoundFile, ...]
@@ -32,7 +32,9 @@ class Look:
     """Files that are being written from the beginning on, without holes."""
 
 
-def look_at(folder: Place, closed: Mapping[str, float], *, growing: Collection[str] = (), quiet_only: bool = False) -> Look:
+def list_files(
+    folder: Place, closed: Mapping[str, float], *, growing: Collection[str] = (), quiet_only: bool = False
+) -> FilesSeen:
     """Return the present files of a directory, which may be changing, or deleted.
 
     Args:
@@ -51,15 +53,15 @@ def look_at(folder: Place, closed: Mapping[str, float], *, growing: Collection[s
         except ContractError:
             continue
         file = FoundFile(path, status.st_size, status.st_mtime_ns, status.st_ino)
-        closed_s = closed.get(f"{folder}/{path}")  # earlier than the last write where another machine's clock made the time
+        closed_s = closed.get(f"{folder}/{path}")  # earlier than the last write if another machine's clock set the time
         quiet_s = QUIET_GROWING_S if path in growing and closed_s is None else QUIET_S
         is_quiet = now_s - max(status.st_mtime, status.st_ctime) > quiet_s
         was_closed = not quiet_only and closed_s is not None and closed_s >= status.st_mtime
         if is_quiet or was_closed:
             ended.append(file)
-        elif status.st_blocks * _BLOCK_BYTES >= status.st_size:  # else written in another order than from its beginning
+        elif status.st_blocks * _BLOCK_BYTES >= status.st_size:  # otherwise it has holes: it is not written from its beginning
             being_written.append(file)
-    return Look(_sorted(ended), _sorted(being_written))
+    return FilesSeen(_sorted(ended), _sorted(being_written))
 
 
 class Unfinished:

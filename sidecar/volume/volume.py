@@ -166,7 +166,7 @@ class Volume:
         names = [name for name, _ in self.journal.entries() if name.endswith(".jsonl")]
         return [self.journal / name for name in names if is_checkpoint_name(journal_of(name))]
 
-    def left_early(self) -> set[str]:
+    def early_uploads(self) -> set[str]:
         """Return the checkpoints with an early-upload journal that no upload has taken over."""
         try:
             journals = self.journals()

@@ -218,14 +218,14 @@ def flush(rng: random.Random, loads: dict[str, Load], *, mean: float, left_s: fl
     for _ in range(40):  # before the notice
         passed += round(mean * rng.uniform(0.8, 1.2) * 0.2)
         now_s += 0.2
-        pace.look(passed, now_s=now_s, busy=True)
+        pace.sample(passed, now_s=now_s, busy=True)
     end_s = now_s + left_s
     while now_s < end_s and loads:
         rate = estimated(arrived=None, pace=pace, limit=None)
         plan = plan_flush(loads.values(), rate=rate, left_s=end_s - now_s, newest_durable_step=0)
         sent = round(mean * rng.uniform(0.8, 1.2) * 0.2)
         passed, now_s, first = passed + sent, now_s + 0.2, plan.order[0].name
-        pace.look(passed, now_s=now_s, busy=True)
+        pace.sample(passed, now_s=now_s, busy=True)
         loads[first] = replace(loads[first], left_bytes=max(0, loads[first].left_bytes - sent))
         if not loads[first].left_bytes:
             done += [first] if now_s <= end_s else []
@@ -249,9 +249,9 @@ def test_where_the_grace_period_fits_only_one_of_two_the_right_one_lands(seed: i
 def test_a_link_that_changes_is_seen_within_seconds() -> None:
     pace = RateEstimator()
     for tick in range(100):
-        pace.look(tick * 2 * MB, now_s=tick * 0.2, busy=True)
+        pace.sample(tick * 2 * MB, now_s=tick * 0.2, busy=True)
     for tick in range(20):
-        pace.look(198 * MB + tick * 200_000, now_s=19.8 + tick * 0.2, busy=True)
+        pace.sample(198 * MB + tick * 200_000, now_s=19.8 + tick * 0.2, busy=True)
     assert pace.bytes_per_s(SHORT_S) == pytest.approx(MB, rel=0.2)
     rate = estimated(arrived=10.0 * MB, pace=pace, limit=None)
     assert rate is not None
@@ -261,9 +261,9 @@ def test_a_link_that_changes_is_seen_within_seconds() -> None:
 def test_idle_time_is_not_taken_for_a_slow_link() -> None:
     pace = RateEstimator()
     for tick in range(10):
-        pace.look(tick * MB, now_s=tick * 1.0, busy=True)
-    pace.look(9 * MB, now_s=1000.0, busy=False)
-    pace.look(10 * MB, now_s=1001.0, busy=True)
+        pace.sample(tick * MB, now_s=tick * 1.0, busy=True)
+    pace.sample(9 * MB, now_s=1000.0, busy=False)
+    pace.sample(10 * MB, now_s=1001.0, busy=True)
     assert pace.bytes_per_s(LONG_S) == pytest.approx(MB)
 
 

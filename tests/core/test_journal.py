@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.format.journal import MAX_LINE_BYTES, Begun, FileStored, Line, PartSent, Said, decode_line, encode_line
+from sidecar.core.format.journal import MAX_LINE_BYTES, Begun, FileChange, FileStored, Line, PartSent, decode_line, encode_line
 from sidecar.core.format.manifest import FileEntry
 from trainer_hook.contract import ContractError
 
@@ -120,4 +120,4 @@ def test_a_line_is_no_longer_than_any_that_is_written() -> None:
 
 def test_lines_without_a_key_speak_of_known_files_only() -> None:
     assert isinstance(decode(PART), PartSent)
-    assert isinstance(decode({"event": "unconfirmed", "path": "model"}), Said)
+    assert isinstance(decode({"event": "unconfirmed", "path": "model"}), FileChange)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.schedule.slow_parts import BEGIN_S, IDLE, SEEN_S, Progress, is_worth_a_second_try, seen_over_s
+from sidecar.core.schedule.slow_parts import BEGIN_S, IDLE, SEEN_S, Progress, is_worth_hedging, seen_over_s
 
 PART_BYTES = 16 << 20
 LINK = 125e6
@@ -20,9 +20,9 @@ def test_what_is_as_fast_as_a_second_try_is_left_alone(left: int, size: int, oth
     again_s = BEGIN_S + (size + others) / link
     alone = {"left_bytes": left, "size_bytes": size, "others_left_bytes": others, "link_bytes_per_s": link}
     alone["used_bytes_per_s"] = 0.0
-    assert not is_worth_a_second_try(bytes_per_s=left / again_s, **alone)
+    assert not is_worth_hedging(bytes_per_s=left / again_s, **alone)
     slow = left / (again_s * times * 1.01)
-    assert is_worth_a_second_try(bytes_per_s=slow, **alone) is (left > 0)
+    assert is_worth_hedging(bytes_per_s=slow, **alone) is (left > 0)
 
 
 @given(left=sizes, size=sizes, others=sizes, link=rates)
@@ -30,26 +30,26 @@ def test_what_only_waits_for_its_answer_or_was_not_seen_long_enough_is_left_alon
     left: int, size: int, others: int, link: float
 ) -> None:
     its = {"size_bytes": size, "others_left_bytes": others, "used_bytes_per_s": 0.0, "link_bytes_per_s": link}
-    assert not is_worth_a_second_try(left_bytes=0, bytes_per_s=0.0, **its)
-    assert not is_worth_a_second_try(left_bytes=left, bytes_per_s=None, **its)
+    assert not is_worth_hedging(left_bytes=0, bytes_per_s=0.0, **its)
+    assert not is_worth_hedging(left_bytes=left, bytes_per_s=None, **its)
 
 
 def test_a_connection_that_stands_still_is_not_waited_for() -> None:
     its = {"left_bytes": 1, "size_bytes": PART_BYTES, "others_left_bytes": 0, "link_bytes_per_s": LINK}
-    assert is_worth_a_second_try(bytes_per_s=0.0, used_bytes_per_s=0.0, **its)
+    assert is_worth_hedging(bytes_per_s=0.0, used_bytes_per_s=0.0, **its)
 
 
 @given(left=sizes, others=sizes, link=rates, used=st.floats(1.01, 3))
 def test_where_the_link_is_used_by_others_nothing_is_sent_twice(left: int, others: int, link: float, used: float) -> None:
     its = {"left_bytes": left, "size_bytes": left, "others_left_bytes": others, "link_bytes_per_s": link}
-    assert not is_worth_a_second_try(bytes_per_s=0.0, used_bytes_per_s=IDLE * link * used, **its)
+    assert not is_worth_hedging(bytes_per_s=0.0, used_bytes_per_s=IDLE * link * used, **its)
 
 
 @pytest.mark.parametrize(("mbit_per_s", "again"), [(1000, False), (300, False), (50, True), (5, True)])
 def test_half_a_part_over_a_link_of_1_gbit(mbit_per_s: float, again: bool) -> None:
     its = {"left_bytes": PART_BYTES // 2, "size_bytes": PART_BYTES, "others_left_bytes": 0, "link_bytes_per_s": LINK}
     rate = mbit_per_s * 1e6 / 8
-    assert is_worth_a_second_try(bytes_per_s=rate, used_bytes_per_s=rate, **its) is again
+    assert is_worth_hedging(bytes_per_s=rate, used_bytes_per_s=rate, **its) is again
 
 
 @given(steps=st.lists(st.tuples(st.floats(0.01, 0.5), st.integers(0, 1 << 24)), min_size=1, max_size=50))

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.lifecycle.orphan_uploads import LEFT_BEHIND_S, ORPHAN_AFTER_S, PROBE_S, is_left_behind, is_orphan, quiet_s
+from sidecar.core.lifecycle.orphan_uploads import ABANDONED_AFTER_S, ORPHAN_AFTER_S, PROBE_S, is_abandoned, is_orphan, quiet_s
 from sidecar.core.lifecycle.phases import LONGEST_GRACE_S
 from tests import strategies
 
@@ -65,8 +65,8 @@ def test_what_this_node_gave_up_itself_is_an_orphan_at_once(key: str, age_s: flo
 
 @given(st.integers(0, 10_000), st.none() | ages)
 def test_beside_a_commit_only_what_has_no_parts_or_was_quiet_for_long_is_aborted(parts: int, age_s: float | None) -> None:
-    is_old = age_s is not None and age_s > LEFT_BEHIND_S
-    assert is_left_behind(parts=parts, quiet_s=age_s) == (not parts or is_old)
+    is_old = age_s is not None and age_s > ABANDONED_AFTER_S
+    assert is_abandoned(parts=parts, quiet_s=age_s) == (not parts or is_old)
 
 
 @given(st.booleans())

@@ -155,13 +155,13 @@ async def test_what_a_late_request_hit_after_the_commit_is_found_and_taken_back(
     checkpoint = finished(pod.node, save_id=None)
     await pod.publish(b"v1", "a")
     assert isinstance(await pod.committer.try_commit(checkpoint), Ready)
-    assert await pod.committer.still_stands(checkpoint, thoroughly=True)
+    assert await pod.committer.is_still_committed(checkpoint, thoroughly=True)
     store.put(keys.shared_file(NAME, "shard-0"), b"v1")  # the same again, under another etag
-    assert await pod.committer.still_stands(checkpoint, thoroughly=True)
+    assert await pod.committer.is_still_committed(checkpoint, thoroughly=True)
     store.put(keys.shared_file(NAME, "shard-0"), b"zz")
-    assert not await pod.committer.still_stands(checkpoint, thoroughly=True)
+    assert not await pod.committer.is_still_committed(checkpoint, thoroughly=True)
     assert keys.commit(NAME) not in {stored.key for stored in store.list("")}
-    assert not await pod.committer.still_stands(checkpoint, thoroughly=False)
+    assert not await pod.committer.is_still_committed(checkpoint, thoroughly=False)
 
 
 async def test_a_step_that_somebody_deleted_is_not_sent_again(executor: StoreExecutor) -> None:
@@ -170,7 +170,7 @@ async def test_a_step_that_somebody_deleted_is_not_sent_again(executor: StoreExe
     await pod.publish(b"v1", "a")
     assert isinstance(await pod.committer.try_commit(finished(pod.node, save_id=None)), Ready)
     store.delete([stored.key for stored in list(store.list(""))])
-    assert await pod.committer.still_stands(finished(pod.node, save_id=None), thoroughly=False)
+    assert await pod.committer.is_still_committed(finished(pod.node, save_id=None), thoroughly=False)
 
 
 async def test_another_commit_than_the_one_that_was_judged_stays(executor: StoreExecutor) -> None:

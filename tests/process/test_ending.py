@@ -248,7 +248,7 @@ def test_a_stale_notice_that_cannot_be_removed_is_ignored(tmp_path: Path, monkey
     monkeypatch.setattr(os, "rename", read_only)
     going = Termination(volume, grace_s=1.0)
     going.begin("pod")
-    assert not going.look()
+    assert not going.poll_notice()
 
 
 def test_a_finished_checkpoint_that_its_trainer_destroyed_before_it_was_durable_is_reported_as_lost(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_notice_counts_for_the_pod_that_got_it_and_not_for_the_next_one_on_the
     (tmp_path / ".ckpt/terminating").write_text(json.dumps(told))
     going = Termination(volume, grace_s=60.0)
     going.begin(pod)
-    assert going.look() is (left_s is not None)
+    assert going.poll_notice() is (left_s is not None)
     assert (tmp_path / ".ckpt/terminating").exists() is (left_s is not None)
     going.sigterm()
     assert going.left_s() == pytest.approx((left_s or 60.0) - margin_s(60.0), abs=5.0)

@@ -227,11 +227,11 @@ def test_a_clock_that_jumps_moves_no_deadline(jump_s: float, tmp_path: Path, mon
     volume.prepare()
     termination = Termination(volume, grace_s=30.0)
     termination.begin("pod")
-    assert not termination.look()
+    assert not termination.poll_notice()
     (tmp_path / ".ckpt/terminating").write_bytes(encode_notice(Notice(rfc3339(time.time()), "prestop")))
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump_s)
-    assert termination.look()
+    assert termination.poll_notice()
     left_s = termination.left_s()
     assert left_s is not None
     assert 20 < left_s < 29
@@ -260,4 +260,4 @@ def test_a_void_notice_that_cannot_be_removed_does_not_come_back(tmp_path: Path,
 
     monkeypatch.setattr(opener.Place, "remove", read_only)
     assert termination.expire()
-    assert not termination.look()
+    assert not termination.poll_notice()

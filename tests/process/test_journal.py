@@ -17,7 +17,7 @@ from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.store.protocol import Part
 from sidecar.upload.send.journal import Journal
 from sidecar.volume.opener import Folder, Place
-from sidecar.volume.unfinished import QUIET_GROWING_S, QUIET_S, Look, Unfinished, look_at
+from sidecar.volume.unfinished import QUIET_GROWING_S, QUIET_S, FilesSeen, Unfinished, list_files
 
 
 def found(path: str, *, size_bytes: int = 10, mtime_ns: int = 1, inode: int = 1) -> FoundFile:
@@ -135,10 +135,12 @@ def test_a_file_counts_as_closed_when_the_kernel_said_so_or_nobody_touched_it_fo
     (tmp_path / "link").symlink_to("old")
     now_s = (tmp_path / "open").stat().st_mtime
     os.utime(tmp_path / "old", (now_s - QUIET_S - 1, now_s - QUIET_S - 1))
-    assert [f.path for f in look_at(Folder(tmp_path) / "", {str(tmp_path / "closed"): now_s + 1}).closed] == ["closed"]
+    assert [f.path for f in list_files(Folder(tmp_path) / "", {str(tmp_path / "closed"): now_s + 1}).closed] == ["closed"]
     # "old" has an old time of its own making: when it was made is what counts.
-    assert [f.path for f in look_at(Folder(tmp_path) / "", {str(tmp_path / "closed"): now_s + 1}, quiet_only=True).closed] == []
-    assert look_at(Folder(tmp_path) / "gone", {}) == Look((), ())
+    assert [
+        f.path for f in list_files(Folder(tmp_path) / "", {str(tmp_path / "closed"): now_s + 1}, quiet_only=True).closed
+    ] == []
+    assert list_files(Folder(tmp_path) / "gone", {}) == FilesSeen((), ())
 
 
 def test_a_file_that_was_seen_growing_does_not_end_because_its_writer_waits(
@@ -150,18 +152,18 @@ def test_a_file_that_was_seen_growing_does_not_end_because_its_writer_waits(
 
     def closed_after(wait_s: float) -> list[str]:
         monkeypatch.setattr(time, "time", lambda: now_s + wait_s)
-        return [file.path for file in look_at(Folder(tmp_path) / "", {}, growing={"growing"}).closed]
+        return [file.path for file in list_files(Folder(tmp_path) / "", {}, growing={"growing"}).closed]
 
     assert closed_after(QUIET_S + 1) == ["never seen before"]
     assert closed_after(QUIET_GROWING_S + 1) == ["growing", "never seen before"]
     heard = {str(tmp_path / "growing"): now_s - 1}  # by a clock that is behind that of the files
     monkeypatch.setattr(time, "time", lambda: now_s + QUIET_S + 1)
-    assert "growing" in [file.path for file in look_at(Folder(tmp_path) / "", heard, growing={"growing"}).closed]
+    assert "growing" in [file.path for file in list_files(Folder(tmp_path) / "", heard, growing={"growing"}).closed]
 
 
 def test_an_unfinished_file_is_opened_only_as_the_one_that_was_seen(tmp_path: Path) -> None:
     (tmp_path / "model").write_bytes(b"weights")
-    [seen] = look_at(Folder(tmp_path) / "", {str(tmp_path / "model"): 1e12}).closed
+    [seen] = list_files(Folder(tmp_path) / "", {str(tmp_path / "model"): 1e12}).closed
     source = Unfinished(Folder(tmp_path.parent) / tmp_path.name)
     source.see(seen)
     with source.open("model") as fd:

@@ -140,7 +140,7 @@ async def test_what_was_quiet_for_longer_than_any_grace_period_is_removed(tmp_pa
 
 
 async def test_what_was_spared_at_the_start_is_removed_by_a_later_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orphan_uploads, "EVERY_S", 0.05)
+    monkeypatch.setattr(orphan_uploads, "SCAN_INTERVAL_S", 0.05)
     uploads, looks = Uploads(tmp_path), 0
     upload_id = uploads.begin("checkpoint-1/model", age_s=10)
 

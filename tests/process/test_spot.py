@@ -20,7 +20,7 @@ import pytest
 from sidecar.core.lifecycle.phases import margin_s
 from sidecar.core.lifecycle.spot import SpotNotice
 from sidecar.lifecycle import spot
-from sidecar.lifecycle.spot import CLOUDS, Said, SpotWatch
+from sidecar.lifecycle.spot import CLOUDS, PollResult, SpotWatch
 from tests.ports import free_port
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 from tests.process.test_volume_trouble import new_life
@@ -115,16 +115,16 @@ def metadata() -> Iterator[Metadata]:
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])
 def test_a_machine_that_stays_says_nothing(cloud: str, metadata: Metadata) -> None:
-    assert CLOUDS[cloud](metadata.url).look() == Said()
+    assert CLOUDS[cloud](metadata.url).poll() == PollResult()
 
 
 def test_the_token_is_kept_and_made_anew_when_it_is_refused(metadata: Metadata) -> None:
     aws = CLOUDS["aws"](metadata.url)
-    aws.look()
-    aws.look()
+    aws.poll()
+    aws.poll()
     assert metadata.asked.count("PUT /latest/api/token") == 1
     metadata.tokens = {"another"}
-    assert aws.look() == Said()
+    assert aws.poll() == PollResult()
 
 
 @pytest.mark.parametrize(
@@ -199,12 +199,18 @@ def test_without_a_metadata_service_nothing_is_said_but_once_and_it_is_asked_eve
 
 
 async def test_each_notice_and_each_hint_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [Said(hint="a"), Said(SpotNotice("1", 5.0), "a"), OSError("away"), Said(SpotNotice("1", 4.0)), Said(hint="b")]
+    said = [
+        PollResult(hint="a"),
+        PollResult(SpotNotice("1", 5.0), "a"),
+        OSError("away"),
+        PollResult(SpotNotice("1", 4.0)),
+        PollResult(hint="b"),
+    ]
 
     class Scripted:
-        every_s = 1.0
+        poll_s = 1.0
 
-        def look(self) -> Said:
+        def poll(self) -> PollResult:
             now = said.pop(0)
             if isinstance(now, OSError):
                 raise now
@@ -217,7 +223,7 @@ async def test_each_notice_and_each_hint_is_told_once(tmp_path: Path, monkeypatc
     )
     notices: list[float | None] = []
     services.termination.on_notice = lambda: notices.append(services.termination.left_s())
-    rests = [await watch._look() for _ in range(5)]
+    rests = [await watch._poll() for _ in range(5)]
     [left_s] = notices
     assert left_s == pytest.approx(5.0 - margin_s(30.0), abs=0.5)
     deadline_s = services.termination.deadline_s()
@@ -225,7 +231,7 @@ async def test_each_notice_and_each_hint_is_told_once(tmp_path: Path, monkeypatc
     assert deadline_s - time.monotonic() > 3.0, "the same notice, told again with less time, is not a new one"
     hints = [event.fields["given_at"] for event in services.events.after(0) if event.name == "spot_rebalance_recommended"]
     assert hints == ["a", "b"]
-    assert rests == [1.0, 1.0, spot.RESTS_S[0], 1.0, 1.0]
+    assert rests == [1.0, 1.0, spot.BACKOFFS_S[0], 1.0, 1.0]
 
 
 @pytest.mark.parametrize("source", ["sigterm", "api", "prestop", "spot"])

@@ -58,9 +58,9 @@ class Kept:
     def is_quarantined(self, name: str, crc: str) -> bool:
         return False
 
-    async def look(self) -> set[int]:
+    async def run_once(self) -> set[int]:
         """Look until nothing is left to wait for; return the committed steps."""
-        while (again_s := await self._retention.look()) is not None:
+        while (again_s := await self._retention.run_once()) is not None:
             self.now_s += again_s + 0.01
         return self.committed()
 
@@ -101,7 +101,7 @@ async def test_what_was_whole_a_while_ago_makes_nothing_go_if_it_is_not_now(harm
     kept = Kept(executor, 2)
     for step in (10, 20, 30):
         crc = kept.commit(step)
-        await kept.look()
+        await kept.run_once()
     assert kept.committed() == {20, 30}
     match harm:
         case "damaged":
@@ -112,9 +112,9 @@ async def test_what_was_whole_a_while_ago_makes_nothing_go_if_it_is_not_now(harm
             document = Quarantined(commit_crc64nvme=crc, reason="its bytes are others")
             kept.store.put(keys.quarantined("checkpoint-30", crc), encode(document))
     kept.commit(40)
-    assert await kept.look() == {20, 30, 40}
+    assert await kept.run_once() == {20, 30, 40}
     kept.commit(50)
-    assert await kept.look() == {40, 50}
+    assert await kept.run_once() == {40, 50}
 
 
 async def test_a_run_that_went_back_keeps_what_it_saves_whatever_clocks_say_and_however_often_its_pod_starts(
@@ -123,14 +123,14 @@ async def test_a_run_that_went_back_keeps_what_it_saves_whatever_clocks_say_and_
     kept = Kept(executor, 2)
     for step in (200, 300, 400):
         kept.commit(step)
-        await kept.look()
+        await kept.run_once()
     # Its clock is an hour behind that of the pod before it, and its markers do not say from where it continues.
     for step in (210, 220):
         kept.commit(step, attempt="20270115T110000Z-b", created_at_s=step - 3600.0)
         kept.start()
-        await kept.look()
+        await kept.run_once()
         kept.start()
-        assert step in await kept.look()
+        assert step in await kept.run_once()
     assert {210, 220, 300, 400} <= kept.committed()
 
 
@@ -157,7 +157,7 @@ async def test_a_deletion_that_is_repeated_spares_what_was_committed_meanwhile(e
         kept.commit(step)
     store.kept = kept
     with pytest.raises(AlreadyExists):
-        await kept.look()
+        await kept.run_once()
     assert store.get("checkpoint-10/model") == b"20270115T130000Z-b 10"
     assert kept.committed() == {10, 20}
 
@@ -167,8 +167,8 @@ async def test_what_counts_in_the_place_of_a_damaged_one_was_written_no_earlier_
     for step in (20, 10, 30, 50):  # it went back behind 20, which only the store's times say
         kept.commit(step)
     kept.protected.add("checkpoint-10")
-    await kept.look()
+    await kept.run_once()
     kept.store.put("checkpoint-50/model", b"of a late request")
     kept.protected.clear()
     kept.now_s += 1.0
-    assert await kept.look() == {10, 20, 30, 50}
+    assert await kept.run_once() == {10, 20, 30, 50}

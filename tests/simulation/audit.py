@@ -13,7 +13,7 @@ from sidecar.core.format.manifest import Commit, decode_commit, decode_manifest
 from sidecar.errors import AlreadyExists, NotFound
 from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Stored
-from sidecar.upload.commit.overwrite_guard import LOOK_S
+from sidecar.upload.commit.overwrite_guard import VALID_S
 from tests.simulation.world import SLOWEST_S, World
 from trainer_hook.contract import ContractError
 
@@ -186,7 +186,7 @@ class AuditedStore(MemoryStore):
         if stored_commit.sound and loaded is None:
             # I4: the commit first. Whoever did not know of it may be late by its look and the way of its request.
             late_s = self.world.issued_s - stored_commit.since_s
-            if not self.world.is_stray and late_s > LOOK_S + SLOWEST_S:
+            if not self.world.is_stray and late_s > VALID_S + SLOWEST_S:
                 raise Violation(f"I4: {self.world.acting} changed {key}, which was committed {late_s:.1f} s before")
             self.hits += 1
         stored_commit.sound = loaded is not None

@@ -20,7 +20,7 @@ from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import Clock, StoreLimits, UploadContext
-from sidecar.upload.early.early_upload import HandedOver
+from sidecar.upload.early.handover import Handover
 from sidecar.upload.job import UploadJob
 from sidecar.upload.schedule.flush_control import FlushControl
 from sidecar.upload.schedule.queue import Active, Queue
@@ -112,7 +112,7 @@ class SimulatedVersions:
         return Held(files, files)  # type: ignore[arg-type]
 
     def taken_over(self, active: Active, checkpoint: Finished) -> AbstractAsyncContextManager[Sent]:
-        return nullcontext(Sent(self._memory(checkpoint), HandedOver(Memory())))
+        return nullcontext(Sent(self._memory(checkpoint), Handover(Memory())))
 
     async def send(
         self, active: Active, checkpoint: Finished, held: Held, sent: Sent, guard: OverwriteGuard
@@ -278,7 +278,7 @@ class Pod:
             tracked = catalog.get(NAME)
             if tracked is None or tracked.state not in PENDING:
                 await Rest(check.next_due_s)
-                await check.look_at_due()
+                await check.check_due()
                 continue
             active = Active(tracked)
             job = UploadJob(context, versions, queue, check, active)

@@ -198,7 +198,7 @@ class Node:
     async def _live(self) -> None:
         while True:
             try:
-                again_s = await self.retention.look()
+                again_s = await self.retention.run_once()
             except StoreError:
                 again_s = 1.0
             await Sleep(min(4.0, 4.0 if again_s is None else again_s + 0.01))

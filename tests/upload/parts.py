@@ -53,7 +53,7 @@ class DistantStore(MemoryStore):
 class NothingEarly:
     """Nothing was sent early."""
 
-    def wait_for_closing(self) -> None:
+    def send_closed_only(self) -> None:
         return
 
 

@@ -13,7 +13,7 @@ from sidecar.errors import NotFound
 from sidecar.store.protocol import Part
 from sidecar.store.slice import FileSlice
 from sidecar.transfer.executor import StoreExecutor
-from sidecar.upload.early.early_upload import HandedOver
+from sidecar.upload.early.handover import Handover
 from sidecar.upload.schedule.dispatcher import Dispatcher
 from sidecar.upload.send.file_transfer import FileTransfer
 from tests.upload.parts import PART_BYTES, DistantStore, ended, executor, found, transfer, written
@@ -40,13 +40,13 @@ class Early:
     store: DistantStore
     running: StoreExecutor
     stream: Dispatcher
-    before_marker: HandedOver
+    before_marker: Handover
 
     def after_marker(self) -> FileTransfer:
         """Return the checkpoint's own sending, which has begun with the rest."""
         own = transfer(self.path, self.store, self.running, journal=self.path.parent.with_suffix(".own"))
         own.journal.take_over(self.before_marker.journal, [found(self.path)])
-        own.add([found(self.path)], awaited=self.before_marker.on_the_way)
+        own.add([found(self.path)], awaited=self.before_marker.parts_in_flight)
         self.stream.reorder([own])
         return own
 
@@ -58,7 +58,7 @@ class Early:
 
 
 @asynccontextmanager
-async def on_the_way(folder: Path, store: DistantStore) -> AsyncIterator[Early]:
+async def parts_in_flight(folder: Path, store: DistantStore) -> AsyncIterator[Early]:
     path = written(folder / "checkpoint-1", parts=PARTS)
     with executor(concurrency=3) as running:
         early, stream = transfer(path, store, running, journal=folder / "early", growing=True), Dispatcher(running)
@@ -67,13 +67,13 @@ async def on_the_way(folder: Path, store: DistantStore) -> AsyncIterator[Early]:
         while len(store.came) < 3:
             await asyncio.sleep(0.01)
         early.close()
-        yield Early(path, store, running, stream, HandedOver(early.journal, early, await early.only_parts()))
+        yield Early(path, store, running, stream, Handover(early.journal, early, await early.wait_for_parts()))
 
 
 async def test_each_part_is_sent_once_and_the_file_is_joined_when_the_last_has_arrived(tmp_path: Path) -> None:
     store = DistantStore()
-    async with on_the_way(tmp_path, store) as early:
-        assert early.before_marker.on_the_way == {"model": {1, 2, 3}}
+    async with parts_in_flight(tmp_path, store) as early:
+        assert early.before_marker.parts_in_flight == {"model": {1, 2, 3}}
         own = early.after_marker()
         await early.arrives(own)
         await ended(own)
@@ -83,7 +83,7 @@ async def test_each_part_is_sent_once_and_the_file_is_joined_when_the_last_has_a
 
 async def test_a_part_that_is_another_in_the_end_is_sent_again(tmp_path: Path) -> None:
     store = DistantStore()
-    async with on_the_way(tmp_path, store) as early:
+    async with parts_in_flight(tmp_path, store) as early:
         with early.path.open("r+b") as file:
             file.seek(PART_BYTES)
             file.write(b"patched")
@@ -97,7 +97,7 @@ async def test_a_part_that_is_another_in_the_end_is_sent_again(tmp_path: Path) -
 
 async def test_what_did_not_arrive_is_sent_again(tmp_path: Path) -> None:
     store = RefusingStore()
-    async with on_the_way(tmp_path, store) as early:
+    async with parts_in_flight(tmp_path, store) as early:
         own = early.after_marker()
         await early.arrives(own)
         await ended(own)

@@ -22,7 +22,7 @@ from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import UploadContext
-from sidecar.upload.early.early_upload import HandedOver
+from sidecar.upload.early.handover import Handover
 from sidecar.upload.job import UploadJob
 from sidecar.upload.schedule.queue import Active, Queue
 from sidecar.upload.send.journal import Journal
@@ -50,7 +50,7 @@ class Versions:
 
     def taken_over(self, active: Active, checkpoint: Finished) -> AbstractAsyncContextManager[Sent]:
         journal = Journal(Folder(self.folder) / f"{NAME}@1.jsonl")
-        return nullcontext(Sent(journal, HandedOver(journal)))
+        return nullcontext(Sent(journal, Handover(journal)))
 
     async def send(
         self, active: Active, checkpoint: Finished, held: Held, sent: Sent, guard: OverwriteGuard

@@ -38,7 +38,7 @@ from sidecar.upload.send.journal import Journal
 from sidecar.volume.lock import hold_volume
 from sidecar.volume.opener import Folder
 from sidecar.volume.sockets import connect_unix, listen_unix
-from sidecar.volume.unfinished import Unfinished, look_at
+from sidecar.volume.unfinished import Unfinished, list_files
 from sidecar.volume.volume import Volume
 from tests.process.sidecar_process import write_checkpoint
 from trainer_hook.contract import (
@@ -139,7 +139,7 @@ def test_nothing_of_another_folder_is_ever_read_or_linked(
                 found = volume.examine("checkpoint-1")
                 assert not secret_inodes & {file.inode for file in found.files}
                 times["examined"] += 1
-            seen = look_at(volume / "checkpoint-1", {})
+            seen = list_files(volume / "checkpoint-1", {})
             assert not secret_inodes & {file.inode for file in (*seen.closed, *seen.open)}
             times["looked"] += 1
             for path in ("model", "deep/model"):
@@ -339,7 +339,7 @@ def test_no_fifo_holds_anything_up(volume: Volume) -> None:
     with pytest.raises(CheckpointRejected, match="not a regular file"):
         volume.examine("checkpoint-1")
     assert volume.held_leases() == 0
-    assert volume.left_early() == {"checkpoint-1"}
+    assert volume.early_uploads() == {"checkpoint-1"}
     journal = Journal(volume.early_journal("checkpoint-1"))
     journal.begun("model", "s", upload_id="u", key="checkpoint-1/model", part_bytes=5)
     assert set(journal.uploads) == {"model"}
@@ -347,7 +347,7 @@ def test_no_fifo_holds_anything_up(volume: Volume) -> None:
     assert Quarantine(volume.journal / "quarantine.json").reasons() == {}
     termination = Termination(volume, grace_s=30)
     termination.begin("pod")
-    assert not termination.look()
+    assert not termination.poll_notice()
     assert not termination.trainer_succeeded()
     assert not holds(volume / "checkpoint-1" / MARKER, entry)
 
@@ -463,7 +463,7 @@ def test_with_a_state_directory_nothing_of_the_volume_is_taken_for_the_sidecars_
     assert (termination.pod_since_s < 1e9) == is_believed
     assert (termination._ended_in_order_at_s is not None) == is_believed
     assert bool(Quarantine(volume.journal / "quarantine.json").reasons()) == is_believed
-    assert bool(volume.left_early()) == is_believed
+    assert bool(volume.early_uploads()) == is_believed
     assert bool(volume.forget_journals_of_trainer()) == is_private
     assert (volume / JOURNAL).is_folder() == is_believed
     assert volume.forget_journals_of_trainer() == []

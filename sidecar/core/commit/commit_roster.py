@@ -18,9 +18,9 @@ EAGER_NODES = 16
 """Maximum job size in which every node that sees the last manifest commits at once; concurrent commits cost little there."""
 GROUP = 100
 """Nodes per group: those whose index differs in the last two digits alone, so that one listing finds their manifests."""
-LOOK_S = 1.0
+POLL_S = 1.0
 """Shortest poll interval of a waiting node, in seconds."""
-LOOKS_PER_S = 1000
+POLLS_PER_S = 1000
 """Maximum polls per second of all nodes together: a fifth of what S3 allows below one prefix."""
 PUBLISHED_PER_S = 3000
 """Maximum manifests per second of all nodes together: S3 takes 3,500 writes a second below one prefix."""
@@ -55,14 +55,14 @@ class CommitTurn:
         return self.node.count > GROUP
 
     @property
-    def look_s(self) -> float:
+    def poll_s(self) -> float:
         """Interval in seconds between two polls for the commit."""
-        return max(LOOK_S, self.node.count / LOOKS_PER_S)
+        return max(POLL_S, self.node.count / POLLS_PER_S)
 
     @property
     def list_s(self) -> float:
         """Interval in seconds between two listings of the group's manifests. A group's requests grow with its logarithm."""
-        return LOOK_S if self.is_eager else LOOK_S * (self.position + 1)
+        return POLL_S if self.is_eager else POLL_S * (self.position + 1)
 
     @property
     def publish_after_s(self) -> float:

@@ -71,14 +71,14 @@ class Grown(_Line):
     stamp: _Stamp
 
 
-class Said(_Line):
-    """The sent parts of a file are void, have to be compared, or were compared."""
+class FileChange(_Line):
+    """The parts of a file are void, have to be compared, or were compared."""
 
     event: Literal["dropped", "unconfirmed", "confirmed"]
     path: Path
 
 
-Line = Begun | PartSent | FileStored | Grown | Said
+Line = Begun | PartSent | FileStored | Grown | FileChange
 _LINES: TypeAdapter[Line] = TypeAdapter(Annotated[Line, Field(discriminator="event")])
 
 

@@ -14,7 +14,7 @@ ORPHAN_AFTER_S = LONGEST_GRACE_S + MARGIN_S
 """Seconds without progress after which an upload is an orphan. The replaced pod may use all of its grace period, which this pod
 does not know: ``CKPT_GRACE_SECONDS`` is this pod's own. Parts kept for a day cost storage; parts aborted in the middle of a
 flush may cost the newest checkpoint."""
-LEFT_BEHIND_S = 600.0
+ABANDONED_AFTER_S = 600.0
 """Seconds without progress after which an upload below a committed step is abandoned."""
 PROBE_S = 3600.0
 """Seconds without progress after which a start-up probe's upload is an orphan: probes end within seconds."""
@@ -37,7 +37,7 @@ def quiet_s(*, listed_at_s: float, begun_at_s: float, parts_stored_at_s: Iterabl
     return max(0.0, listed_at_s - max(arrived_at_s))
 
 
-def is_left_behind(*, parts: int, quiet_s: float | None) -> bool:
+def is_abandoned(*, parts: int, quiet_s: float | None) -> bool:
     """Whether to abort an unfinished upload below a step that this node has just committed.
 
     It may belong to a pod of a later attempt that sends the same step, so it has to be quiet for a while. An upload without
@@ -47,7 +47,7 @@ def is_left_behind(*, parts: int, quiet_s: float | None) -> bool:
         parts: Number of its parts.
         quiet_s: Result of ``quiet_s``.
     """
-    return parts == 0 or (quiet_s is not None and quiet_s > LEFT_BEHIND_S)
+    return parts == 0 or (quiet_s is not None and quiet_s > ABANDONED_AFTER_S)
 
 
 def is_orphan(

@@ -87,7 +87,7 @@ class Concurrency:
             return counted
         if counted.is_cold:
             return replace(counted.idle(now_s=now_s), is_cold=False)
-        return counted._judged(counted.sent_bytes / (now_s - self.since_s), now_s)
+        return counted._after_window(counted.sent_bytes / (now_s - self.since_s), now_s)
 
     def idle(self, *, now_s: float) -> Concurrency:
         """Return the state after an idle time, without the measurement in progress."""
@@ -100,7 +100,7 @@ class Concurrency:
         rest_until_s = now_s + SLOWED_REST_S
         return Concurrency(max(1, self.limit // 2), self.most, now_s, rest_until_s=rest_until_s, slowed_s=now_s)
 
-    def _judged(self, rate: float, now_s: float) -> Concurrency:
+    def _after_window(self, rate: float, now_s: float) -> Concurrency:
         fresh = replace(self.idle(now_s=now_s), before=None)
         if self.before is not None and not self._paid_off(rate, *self.before):
             return replace(fresh, limit=self.before[0], rest_until_s=now_s + REST_S)

@@ -48,18 +48,18 @@ class Latencies:
     """Recent latencies per kind of request, in seconds. Thread-safe."""
 
     def __init__(self) -> None:
-        self._took: dict[str, deque[float]] = {}
+        self._latencies_s: dict[str, deque[float]] = {}
 
     def took(self, kind: str, seconds: float) -> None:
         """Record the latency of an answer."""
-        kept = self._took.get(kind)
+        kept = self._latencies_s.get(kind)
         if kept is None:
-            kept = self._took.setdefault(kind, deque(maxlen=KEPT))
+            kept = self._latencies_s.setdefault(kind, deque(maxlen=KEPT))
         kept.append(seconds)
 
     def late_s(self, kind: str, *, hurried: bool = False) -> float:
         """Return after how many seconds a request of this kind is late."""
-        return late_s(tuple(self._took.get(kind, ())), hurried=hurried)
+        return late_s(tuple(self._latencies_s.get(kind, ())), hurried=hurried)
 
 
 def late_s(took: Sequence[float], *, hurried: bool = False) -> float:

@@ -42,7 +42,7 @@ def seen_over_s(*, requests: int, block_bytes: int, link_bytes_per_s: float) -> 
     return max(SEEN_S, SEEN_BLOCKS * block_bytes * requests / link_bytes_per_s)
 
 
-def is_worth_a_second_try(
+def is_worth_hedging(
     *,
     left_bytes: int,
     bytes_per_s: float | None,

@@ -78,7 +78,7 @@ class RateEstimator:
         self._last: tuple[float, int] | None = None
         self._busy: deque[tuple[float, int]] = deque()
 
-    def look(self, passed_bytes: int, *, now_s: float, busy: bool) -> None:
+    def sample(self, passed_bytes: int, *, now_s: float, busy: bool) -> None:
         """Record a sample of the byte counter. ``busy``: bytes were ready to be sent since the last sample."""
         if self._last is not None and busy and now_s > self._last[0]:
             self._busy.append((now_s - self._last[0], passed_bytes - self._last[1]))

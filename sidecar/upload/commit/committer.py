@@ -1,4 +1,4 @@
-"""The last steps of an upload: this node's manifest, then the commit, in the order of I3; and making way in that of I4."""
+"""Last steps of an upload: this node's manifest, then the commit (order of I3); revocation of commits (order of I4)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sidecar.core.commit.commit import (
     to_reupload,
     waiting_for,
 )
-from sidecar.core.commit.commit_roster import EAGER_NODES, LOOK_S, CommitTurn, groups, members, missing_nodes
+from sidecar.core.commit.commit_roster import EAGER_NODES, POLL_S, CommitTurn, groups, members, missing_nodes
 from sidecar.core.format import keys
 from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
@@ -41,9 +41,10 @@ from trainer_hook.contract import ContractError, Node, rfc3339
 
 log = structlog.get_logger()
 
-MOST_LOOKS = 64
-DIGESTED_S = 30.0
-"""How much longer to leave the rest to a node that has gathered the manifests of the group."""
+MAX_POLLS = 64
+"""Maximum number of checkpoints that wait for their commit."""
+DIGEST_PATIENCE_S = 30.0
+"""Extra seconds for which the commit is left to a node that has written the digest of the group."""
 
 
 def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:
@@ -63,28 +64,28 @@ def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:
 
 
 @dataclass(slots=True)
-class _Look:
-    """What a node that has published its part of a checkpoint saw so far. Times are of the committer's clock."""
+class _Poll:
+    """Observations of a node that has published its part and waits for the commit. Times are of the committer's clock."""
 
     collector: ManifestCollector
     turn: CommitTurn
-    looked_s: float
+    polled_s: float
     listed_s: float
     ready_since_s: dict[str, float] = field(default_factory=dict)
-    """Since when something could be done, by what it is: whoever is first in the order gets the time to do it."""
+    """Since when a stage of the commit could be done, by stage: nodes of a lower position act first."""
     digested: dict[str, str] = field(default_factory=dict)
     """Etags of the manifests of the digest that this node wrote."""
-    asks: bool = False
-    """Whether the next look is at what is to be mended."""
+    reads_reuploads: bool = False
+    """Whether this poll also reads the reupload requests."""
     last: Decision = Wait("its manifest was published")  # noqa: RUF009 - frozen
 
-    def is_our_turn(self, what: str, position: int, now_s: float) -> bool:
-        """Whether those before us had their time."""
-        return now_s - self.ready_since_s.setdefault(what, now_s) >= self.turn.patience_s(position)
+    def is_our_turn(self, stage: str, position: int, now_s: float) -> bool:
+        """Whether the nodes of lower positions had their time for a stage."""
+        return now_s - self.ready_since_s.setdefault(stage, now_s) >= self.turn.patience_s(position)
 
 
 class Committer(Documents):
-    """Also writes them: manifests, and the commit when it is time."""
+    """Writes manifests and commits, and revokes commits."""
 
     def __init__(
         self,
@@ -99,30 +100,30 @@ class Committer(Documents):
         self._clock = clock
         self._epoch = epoch
         self._sleep = sleep
-        self._looks: dict[tuple[str, str, str | None], _Look] = {}
+        self._polls: dict[tuple[str, str, str | None], _Poll] = {}
         self._written: set[tuple[str, str, str | None]] = set()
-        """Whose commits this node wrote: it is the one that looks after them."""
+        """Saves whose commit this node wrote; it checks them afterwards."""
         self._equal: dict[tuple[str, str, str | None], str] = {}
-        """Checksum of the commit of another writing that has the content of one of ours."""
+        """Checksum of a commit of another save with the same content, by our save."""
         self._sweeper = Sweeper(store, executor)
 
-    async def already_there(self, checkpoint: Finished) -> tuple[StoredCommit | None, Manifest | None]:
-        """Return the commit of a step, and this node's own manifest of it, read at the same time; ``None``: there is none."""
+    async def existing_commit(self, checkpoint: Finished) -> tuple[StoredCommit | None, Manifest | None]:
+        """Return the commit of a step and this node's manifest of it, read concurrently; ``None``: there is none."""
         works: list[Coroutine[Any, Any, Any]] = [self.stored_commit(checkpoint.name), self.own_manifest(checkpoint)]
         there, before = await self._executor.together(works)
         return there, before
 
-    def found_equal(self, checkpoint: Finished, there: StoredCommit) -> None:
-        """Take note that a commit of another writing holds what a checkpoint does: that is durable while this one stands."""
+    def record_equal_commit(self, checkpoint: Finished, there: StoredCommit) -> None:
+        """Record that a commit of another save has the content of a checkpoint, which is durable as long as that commit is."""
         self._equal[checkpoint.name, checkpoint.attempt, checkpoint.save_id] = there.crc64nvme
 
-    async def still_stands(self, checkpoint: Finished, *, thoroughly: bool) -> bool:
-        """Whether what was durable is durable yet: a pod of an earlier attempt may have hit it with its last requests.
+    async def is_still_committed(self, checkpoint: Finished, *, thoroughly: bool) -> bool:
+        """Whether a durable checkpoint still is: late requests of an earlier attempt may have damaged it.
 
         Args:
-            checkpoint: What this node said was durable.
-            thoroughly: Where this node wrote the commit, also look at every object; a commit that names what is not there is
-                taken back.
+            checkpoint: A checkpoint that this node reported as durable.
+            thoroughly: If this node wrote the commit, also check every object. A commit of missing or damaged objects is
+                revoked.
         """
         there = await self.stored_commit(checkpoint.name)
         if there is None or there.commit is None:
@@ -132,39 +133,39 @@ class Committer(Documents):
             return True
         part = await self.part(there.commit, checkpoint.node)
         if part is None or not _is_of(part, checkpoint):
-            return there.commit.attempt != checkpoint.attempt  # superseded, which is no loss
+            return there.commit.attempt != checkpoint.attempt  # superseded by another attempt, not lost
         if thoroughly and of in self._written and (damaged := await self.damaged(there.commit)):
-            log.error("commit_taken_back", checkpoint=checkpoint.name, damaged=damaged[:8], hint="it is sent again")
+            log.error("commit_taken_back", checkpoint=checkpoint.name, damaged=damaged[:8], hint="it is uploaded again")
             await self.revoke_commit(checkpoint.name, judged=there)
             return False
         return True
 
     async def _was_deleted(self, checkpoint: Finished) -> bool:
-        """Whether a commit that is gone is none of our business: somebody deleted the step, or may be writing it anew."""
+        """Whether a missing commit was deleted on purpose: by retention or an operator, or because the step is rewritten."""
         if checkpoint.node.count > 1 and checkpoint.save_id is None:
-            # Without the name of the writing, our part could be committed with the new parts of others.
+            # Without a save id, our old part could be committed together with new parts of other nodes.
             return True
         listing = await self._executor.persistently(self._listing, checkpoint.name)
         return not any(keys.shared_file(checkpoint.name, file.path) in listing for file in checkpoint.files)
 
     async def is_untouched(self, name: str, *, attempt: str) -> bool:
-        """Whether nothing in the store depends on the files of a step but what this attempt has written.
+        """Whether no commit and no manifest of another attempt in the store depends on the files of a step.
 
         Raises:
-            StoreError: It cannot be known now.
+            StoreError: A request failed.
         """
         there = await self._executor.once(lambda: [o.key for o in self._store.list(keys.folder(name))])
         ours = keys.manifests(name, attempt)
         documents = [key for key in there if key.startswith(keys.manifests(name)) and not key.startswith(ours)]
-        documents = [key for key in documents if not keys.is_quarantine(key, name)]  # of a commit that was taken back
+        documents = [key for key in documents if not keys.is_quarantine(key, name)]  # of a revoked commit
         return keys.commit(name) not in there and not documents
 
     async def discard(self, sent: Journal, *, whole_files: bool) -> None:
-        """Remove from the store what was sent of a checkpoint that will not be finished.
+        """Remove the early upload of a checkpoint that will not be finished.
 
         Args:
-            sent: What that was.
-            whole_files: Also the objects, which nothing depends on; otherwise only uploads that were not completed.
+            sent: Its journal.
+            whole_files: Also delete complete objects, on which nothing depends; otherwise only abort multipart uploads.
 
         Raises:
             StoreError: Not all of it could be removed.
@@ -175,17 +176,16 @@ class Committer(Documents):
             await self._executor.once(self._store.delete, [entry.key for entry in sent.entries.values()])
 
     async def revoke_commit(self, name: str, *, judged: StoredCommit | None = None) -> bool:
-        """Take back what is committed, so that the step can be written anew: the commit, then the manifests it names (I4).
+        """Revoke a commit, so that the step can be written again: delete the commit, then the manifests it names (I4).
 
-        Manifests that it does not name are somebody's work in progress: other nodes of our attempt publish theirs while
-        we are still at it.
+        Other manifests stay: other nodes of our attempt may be publishing theirs.
 
         Args:
             name: The checkpoint.
-            judged: The commit that was found to have to go. Judging takes time, and another one that stands now stays.
+            judged: The commit to revoke. If another commit has replaced it meanwhile, that one stays. ``None``: any.
 
         Returns:
-            Whether the way is free.
+            Whether there is no commit now.
         """
         there = await self.stored_commit(name)
         if there is None:
@@ -193,29 +193,29 @@ class Committer(Documents):
         if judged is not None and judged.crc64nvme != there.crc64nvme:
             return False
 
-        async def look() -> None:  # a try before may have succeeded, and others have committed since
+        async def check() -> None:  # an earlier try may have succeeded, and another node may have committed since
             now = await self.stored_commit(name)
             if now is not None and now.crc64nvme != there.crc64nvme:
                 raise AlreadyExists(keys.commit(name))
 
         try:
-            await self._executor.persistently(self._store.delete, [keys.commit(name)], before_again=look)
+            await self._executor.persistently(self._store.delete, [keys.commit(name)], before_again=check)
         except AlreadyExists:
             return False
         await self.delete_while_uncommitted(name, await self._named_by(name, there))
         return True
 
     async def withdraw_earlier(self, checkpoint: Finished, before: Manifest | None) -> bool:
-        """Take back this node's manifest of an earlier writing of the step, before its files are written over (I4).
+        """Delete this node's manifest of an earlier save of the step, before its files are overwritten (I4).
 
-        Call it where no commit stands.
+        To be called if the step has no commit.
 
         Returns:
-            Whether there was one: the other nodes may have committed it meanwhile.
+            Whether there was one: then the other nodes may have committed it meanwhile.
         """
         if before is None or _is_of(before, checkpoint):
             return False
-        # Reading it may have taken long: the look at the commit that came before it does not count any more.
+        # Reading the manifest may have taken long, so the commit is read again.
         if await self.stored_commit(checkpoint.name) is not None:
             return True
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
@@ -223,155 +223,155 @@ class Committer(Documents):
         return True
 
     async def delete_while_uncommitted(self, name: str, objects: Sequence[str]) -> None:
-        """Delete objects of a checkpoint. Each further try looks at the commit first: what a commit names now stays.
+        """Delete objects of a checkpoint. Each retry reads the commit first: objects of a new commit stay.
 
         Raises:
-            AlreadyExists: The step was committed anew meanwhile.
+            AlreadyExists: The step was committed again meanwhile.
         """
 
-        async def look() -> None:
-            if await self.stored_commit(name) is not None:  # committed while the store did not answer: to be judged anew
+        async def check() -> None:
+            if await self.stored_commit(name) is not None:  # committed while the store did not answer
                 raise AlreadyExists(keys.commit(name))
 
-        await self._executor.persistently(self._store.delete, objects, before_again=look)
+        await self._executor.persistently(self._store.delete, objects, before_again=check)
 
     async def publish_manifest(self, manifest: Manifest) -> None:
-        """Write this node's manifest: from now on its part counts as uploaded.
+        """Write this node's manifest: from then on its part counts as uploaded.
 
         Raises:
-            CheckpointRejected: It would be larger than what is read again.
+            CheckpointRejected: The manifest would exceed the maximum size of a document.
         """
         node = Node(manifest.node.index, manifest.node.count)
         key = keys.manifest(manifest.name, manifest.attempt, node)
         raw = encode(manifest)
         if len(raw) > MAX_DOCUMENT_BYTES:
             raise CheckpointRejected(
-                f"its {len(manifest.files)} files take a manifest of {len(raw)} bytes, {MAX_DOCUMENT_BYTES} are read at most: "
+                f"the manifest of its {len(manifest.files)} files has {len(raw)} bytes, the maximum is {MAX_DOCUMENT_BYTES}: "
                 "save fewer and larger files"
             )
         if (after_s := CommitTurn(node).publish_after_s) > 0:
             await self._sleep(after_s)
         stored = await self._executor.persistently(self._store.put, key, raw)
-        look = self._begin_looking(manifest.name, manifest.attempt, manifest.save_id, node)
-        look.collector.published(key, Read(stored.etag, raw, manifest))
+        poll = self._start_poll(manifest.name, manifest.attempt, manifest.save_id, node)
+        poll.collector.published(key, Read(stored.etag, raw, manifest))
 
-    def _begin_looking(self, name: str, attempt: str, save_id: str | None, node: Node) -> _Look:
+    def _start_poll(self, name: str, attempt: str, save_id: str | None, node: Node) -> _Poll:
         collector = ManifestCollector(self._store, self._executor, name=name, attempt=attempt, node=node)
-        while len(self._looks) >= MOST_LOOKS:  # of checkpoints that were superseded while they waited
-            del self._looks[next(iter(self._looks))]
+        while len(self._polls) >= MAX_POLLS:  # of checkpoints that were superseded while they waited
+            del self._polls[next(iter(self._polls))]
         turn, now_s = CommitTurn(node), self._clock()
-        # Who acts first looks at once; the others need not see what is there before it is their turn.
+        # The node that acts first lists at once; the others list when it is their turn.
         listed_s = float("-inf") if turn.is_eager or turn.position == 0 else now_s
-        look = self._looks[name, attempt, save_id] = _Look(collector, turn, looked_s=now_s, listed_s=listed_s)
-        return look
+        poll = self._polls[name, attempt, save_id] = _Poll(collector, turn, polled_s=now_s, listed_s=listed_s)
+        return poll
 
     async def try_commit(self, checkpoint: Finished, *, hurried: bool = False) -> Decision:
-        """Commit if nothing is missing and it is this node's turn, and say what is otherwise.
+        """Commit if nothing is missing and it is this node's turn; return the decision.
 
-        Called again and again while it says ``Wait``; it asks the store no more often than ``core/commit/commit_roster`` wants.
-        ``Ready`` says that a commit stands that names this node's part as it was published.
+        Called periodically while it returns ``Wait``. ``core/commit/commit_roster`` limits the rate of requests.
+        ``Ready``: the step has a commit that names this node's part as published.
 
         Args:
-            checkpoint: Whose manifest this node has published.
-            hurried: The pod is going: it looks whether others have committed as often as in a small job.
+            checkpoint: A checkpoint whose manifest this node has published.
+            hurried: There is a termination notice: poll for the commit as often as in a small job.
         """
         of = (checkpoint.name, checkpoint.attempt, checkpoint.save_id)
-        look = self._looks.get(of) or self._begin_looking(*of, checkpoint.node)
-        look.last = await self._look(checkpoint, look, self._clock(), look_s=LOOK_S if hurried else look.turn.look_s)
-        if not isinstance(look.last, Wait):
-            self._looks.pop(of, None)
-        return look.last
+        poll = self._polls.get(of) or self._start_poll(*of, checkpoint.node)
+        poll.last = await self._poll(checkpoint, poll, self._clock(), poll_s=POLL_S if hurried else poll.turn.poll_s)
+        if not isinstance(poll.last, Wait):
+            self._polls.pop(of, None)
+        return poll.last
 
-    async def _look(self, checkpoint: Finished, look: _Look, now_s: float, *, look_s: float) -> Decision:
+    async def _poll(self, checkpoint: Finished, poll: _Poll, now_s: float, *, poll_s: float) -> Decision:
         if checkpoint.node.count == 1:
-            return await self._commit(checkpoint, look)
-        if now_s - look.looked_s >= look_s:
-            look.looked_s = now_s
+            return await self._commit(checkpoint, poll)
+        if now_s - poll.polled_s >= poll_s:
+            poll.polled_s = now_s
             there = await self.stored_commit(checkpoint.name)
             if there is not None:
-                return await self._found(checkpoint, look, there)
-            look.asks = not look.asks and not look.turn.is_eager
-            if look.asks and (asked := await self._asked_to_mend(checkpoint, look)) is not None:
+                return await self._compare_commit(checkpoint, poll, there)
+            poll.reads_reuploads = not poll.reads_reuploads and not poll.turn.is_eager
+            if poll.reads_reuploads and (asked := await self._reupload_request(checkpoint, poll)) is not None:
                 return asked
-        if now_s - look.listed_s < look.turn.list_s:
-            return look.last
-        look.listed_s = now_s
-        return await self._look_at_group(checkpoint, look, now_s)
+        if now_s - poll.listed_s < poll.turn.list_s:
+            return poll.last
+        poll.listed_s = now_s
+        return await self._poll_group(checkpoint, poll, now_s)
 
-    async def _asked_to_mend(self, checkpoint: Finished, look: _Look) -> Reupload | None:
+    async def _reupload_request(self, checkpoint: Finished, poll: _Poll) -> Reupload | None:
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
-        return await look.collector.asked_to_mend(await look.collector.own(key))
+        return await poll.collector.reupload_request(await poll.collector.own(key))
 
-    async def _look_at_group(self, checkpoint: Finished, look: _Look, now_s: float) -> Decision:
-        """See which manifests of the group are there, and act on it when it is our turn."""
-        name, attempt, node, turn = checkpoint.name, checkpoint.attempt, checkpoint.node, look.turn
+    async def _poll_group(self, checkpoint: Finished, poll: _Poll, now_s: float) -> Decision:
+        """List the manifests of the group, and merge or commit them if it is this node's turn."""
+        name, attempt, node, turn = checkpoint.name, checkpoint.attempt, checkpoint.node, poll.turn
         prefix = keys.manifests_of_group(name, attempt, turn.group)
         listed = await self._executor.persistently(self._etags, prefix)
         missing = missing_nodes(name, attempt, members(turn.group, node.count), node.count, there=listed)
         if node.index in missing:
             return decide([], {}, me=node)
-        if not look.collector.is_published(keys.manifest(name, attempt, node), listed):
-            return Reupload({}, "something else lies under the key of this node's manifest")
+        if not poll.collector.is_published(keys.manifest(name, attempt, node), listed):
+            return Reupload({}, "the manifest under this node's key is not the one that it published")
         if missing:
-            look.ready_since_s.clear()
+            poll.ready_since_s.clear()
             return waiting_for(missing, count=node.count)
-        if not look.is_our_turn("group", turn.position, now_s):
-            return Wait("all nodes of its group have uploaded; one of them sees to the rest")
+        if not poll.is_our_turn("group", turn.position, now_s):
+            return Wait("all nodes of its group have uploaded; one of them merges their manifests")
         if not turn.is_grouped:
-            return await self._commit(checkpoint, look)
-        return await self._gather(checkpoint, look, listed, now_s)
+            return await self._commit(checkpoint, poll)
+        return await self._merge_group(checkpoint, poll, listed, now_s)
 
-    async def _gather(self, checkpoint: Finished, look: _Look, listed: Mapping[str, str], now_s: float) -> Decision:
-        """Put the manifests of our group into one object; commit when all groups have."""
-        name, attempt, count, turn = checkpoint.name, checkpoint.attempt, checkpoint.node.count, look.turn
+    async def _merge_group(self, checkpoint: Finished, poll: _Poll, listed: Mapping[str, str], now_s: float) -> Decision:
+        """Write the digest of our group; commit once all groups have theirs."""
+        name, attempt, count, turn = checkpoint.name, checkpoint.attempt, checkpoint.node.count, poll.turn
         own = keys.digest(name, attempt, turn.group, count)
-        is_late = turn.position > 0 and not look.digested and own not in look.ready_since_s
+        is_late = turn.position > 0 and not poll.digested and own not in poll.ready_since_s
         if is_late and own in await self._executor.persistently(self._etags, own):
-            look.ready_since_s = {"group": now_s + DIGESTED_S, own: now_s}
-            return Wait("another node has gathered the manifests of its group")
-        if look.digested != listed:
-            reads = await look.collector.read(listed, members(turn.group, count))
-            await look.collector.write_digest(own, reads)
-            look.digested = dict(listed)
+            poll.ready_since_s = {"group": now_s + DIGEST_PATIENCE_S, own: now_s}
+            return Wait("another node has merged the manifests of its group")
+        if poll.digested != listed:
+            reads = await poll.collector.read(listed, members(turn.group, count))
+            await poll.collector.write_digest(own, reads)
+            poll.digested = dict(listed)
         there = await self._executor.persistently(self._etags, keys.digests(name, attempt))
         digests = [keys.digest(name, attempt, group, count) for group in groups(count)]
         missing = [group for group, key in enumerate(digests) if key not in there]
-        # A group that died after its last manifest gathers nothing: its manifests are read one by one.
-        may_be_dead = turn.patience_s(len(groups(count)) if missing else turn.group)
-        if now_s - look.ready_since_s.setdefault("all", now_s) < may_be_dead:
+        # A group whose nodes died after their last manifest writes no digest: its manifests are read one by one.
+        patience_s = turn.patience_s(len(groups(count)) if missing else turn.group)
+        if now_s - poll.ready_since_s.setdefault("all", now_s) < patience_s:
             first = members(missing[0] if missing else 0, count)
-            return Wait(f"waiting for nodes {first[0]} to {first[-1]} of {count}" if missing else "node 0 sees to the rest")
-        return await self._commit(checkpoint, look, digests=[key for key in digests if key in there])
+            return Wait(f"waiting for nodes {first[0]} to {first[-1]} of {count}" if missing else "node 0 commits")
+        return await self._commit(checkpoint, poll, digests=[key for key in digests if key in there])
 
-    async def _commit(self, checkpoint: Finished, look: _Look, *, digests: Sequence[str] = ()) -> Decision:
-        """Compare what is there with all manifests, and commit if nothing is missing."""
+    async def _commit(self, checkpoint: Finished, poll: _Poll, *, digests: Sequence[str] = ()) -> Decision:
+        """Compare the listing of the objects with all manifests, and commit if nothing is missing."""
         name, attempt, node = checkpoint.name, checkpoint.attempt, checkpoint.node
         listing = await self._executor.persistently(self._listing, name)
         if keys.commit(name) in listing and (there := await self.stored_commit(name)) is not None:
-            return await self._found(checkpoint, look, there)
+            return await self._compare_commit(checkpoint, poll, there)
         if digests:
-            await look.collector.read_digests(digests)
+            await poll.collector.read_digests(digests)
         etags = {key: there.etag for key, there in listing.items()}
-        reads = await look.collector.read(etags, range(node.count))
+        reads = await poll.collector.read(etags, range(node.count))
         own = next((read for read in reads if read.manifest.node.index == node.index), None)
         if own is not None and not _is_of(own.manifest, checkpoint):
-            return Reupload({}, "a late request has put an earlier manifest over this node's own")
+            return Reupload({}, "a late request has replaced this node's manifest by an earlier one")
         manifests, raw = [read.manifest for read in reads], {read.manifest.node.index: read.raw for read in reads}
         decision = decide(manifests, listing, me=node)
         if not isinstance(decision, Ready):
-            await self._ask_to_mend(look, manifests, listing, etags)
+            await self._request_reuploads(poll, manifests, listing, etags)
             if isinstance(decision, Reupload) and decision.reason == GONE:
                 return await self._later_attempt(checkpoint, listing) or decision
             return decision
         commit = commit_of(manifests, raw, committed_at=rfc3339(self._epoch()))
         if node.count > EAGER_NODES:
-            await look.collector.write_digest(keys.all_manifests(name, attempt), reads)
+            await poll.collector.write_digest(keys.all_manifests(name, attempt), reads)
         try:
-            # Last on purpose: until this object exists the step is invisible (I1).
+            # Written last: without this object the step is invisible (I1).
             await self._executor.persistently(self._store.put, keys.commit(name), encode(commit), only_if_absent=True)
         except AlreadyExists:
             there = await self.stored_commit(name)
-            found = await self._found(checkpoint, look, there) if there else Wait("its commit was just taken back")
+            found = await self._compare_commit(checkpoint, poll, there) if there else Wait("its commit was just revoked")
             if not isinstance(found, Ready):
                 return found
         self._written.add((name, attempt, checkpoint.save_id))
@@ -379,7 +379,7 @@ class Committer(Documents):
         return decision
 
     async def _later_attempt(self, checkpoint: Finished, listing: Mapping[str, Object]) -> GiveWay | None:
-        """Return that a later attempt writes the step, if one does: two that mend in turns would never come to an end."""
+        """Return ``GiveWay`` if a later attempt writes the step: two attempts that repair it in turns would never end."""
         name, ours = checkpoint.name, rfc3339(checkpoint.created_at_s)
         for key in listing:
             attempt = attempt_of(key, name)
@@ -391,30 +391,30 @@ class Committer(Documents):
                 continue
             theirs = manifest.created_at
             if theirs is not None and goes_after(attempt, theirs, checkpoint.attempt, ours):
-                return GiveWay(f"attempt {attempt} is the later one of this step, and writes it now")
+                return GiveWay(f"the later attempt {attempt} writes this step now")
         return None
 
-    async def _ask_to_mend(
-        self, look: _Look, manifests: Sequence[Manifest], listing: Mapping[str, Object], etags: Mapping[str, str]
+    async def _request_reuploads(
+        self, poll: _Poll, manifests: Sequence[Manifest], listing: Mapping[str, Object], etags: Mapping[str, str]
     ) -> None:
-        same = {m.save_id for m in manifests}
-        if look.turn.is_eager or len(same) != 1 or len(manifests) < look.turn.node.count:
+        save_ids = {m.save_id for m in manifests}
+        if poll.turn.is_eager or len(save_ids) != 1 or len(manifests) < poll.turn.node.count:
             return
-        if mending := to_reupload(manifests, listing):
-            await look.collector.ask_to_mend(mending, etags)
+        if reuploads := to_reupload(manifests, listing):
+            await poll.collector.request_reuploads(reuploads, etags)
 
-    async def _found(self, checkpoint: Finished, look: _Look, there: StoredCommit) -> Ready | Reupload:
-        """Return whether a commit that stands names this node's part as it was published."""
+    async def _compare_commit(self, checkpoint: Finished, poll: _Poll, there: StoredCommit) -> Ready | Reupload:
+        """Return ``Ready`` if an existing commit names this node's part as published."""
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
-        own = await look.collector.own(key)
+        own = await poll.collector.own(key)
         if own is not None and _is_of(own.manifest, checkpoint):
             commit, wanted = there.commit, manifest_entry(own.manifest, own.raw)
             if commit is not None and named_in(commit, key) == wanted:
                 return Ready()
-        return Reupload({}, "another writing of this step was committed in the meantime")
+        return Reupload({}, "another save of this step was committed in the meantime")
 
     async def sweep(self, checkpoint: Finished) -> None:
-        """Remove what an earlier version of a step left, where this node committed it. Nothing depends on it."""
+        """Remove the orphans of earlier versions of a step, if this node committed it. Nothing depends on them."""
         await self._sweeper.sweep(checkpoint)
 
     def _etags(self, prefix: str) -> dict[str, str]:
@@ -422,7 +422,7 @@ class Committer(Documents):
 
 
 def _is_of(manifest: Manifest, checkpoint: Finished) -> bool:
-    """Whether a manifest is of this very writing of a checkpoint."""
+    """Whether a manifest belongs to this save of a checkpoint."""
     return (manifest.save_id, manifest.created_at) == (checkpoint.save_id, rfc3339(checkpoint.created_at_s))
 
 

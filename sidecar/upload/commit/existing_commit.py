@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class Quarantine(Protocol):
-    """What this pod found to be damaged."""
+    """Damaged checkpoints that this pod knows of."""
 
     @property
     def quarantined(self) -> Container[str]:
@@ -31,13 +31,13 @@ class Quarantine(Protocol):
 
 
 class Contents(Protocol):
-    """The files of a held checkpoint, read to be compared. Blocking calls."""
+    """Files of a held checkpoint, read for a comparison. Blocking calls."""
 
     def checksums(self, path: str, places: list[Range]) -> list[int]:
         """Return the CRC64NVME of ranges of a file.
 
         Raises:
-            CheckpointChanged, CheckpointRejected: It is another file, or cannot be read.
+            CheckpointChanged, CheckpointRejected: It is another version, or cannot be read.
         """
         ...
 
@@ -47,7 +47,7 @@ class Contents(Protocol):
 
 
 class ExistingCommit:
-    """Compares finished checkpoints with commits and manifests of earlier lives and other attempts."""
+    """Compares finished checkpoints with commits and manifests of earlier processes and other attempts."""
 
     def __init__(self, committer: Committer, executor: StoreExecutor, quarantine: Quarantine) -> None:
         self._committer = committer
@@ -57,10 +57,10 @@ class ExistingCommit:
     async def decide(
         self, checkpoint: Finished, contents: Contents, there: StoredCommit
     ) -> AlreadyCommitted | KeepExisting | Replace:
-        """Return what becomes of a checkpoint whose step is committed; way is made for one that replaces it (I4).
+        """Return the decision about a checkpoint whose step is committed. Before ``Replace``, the commit is revoked (I4).
 
         Raises:
-            Outdated: Another commit took the place of this one meanwhile: it is to be asked again.
+            Outdated: The commit was replaced meanwhile; the upload starts again.
         """
         name, commit = checkpoint.name, there.commit
         if commit is None:
@@ -83,20 +83,20 @@ class ExistingCommit:
         if isinstance(decision, Replace):
             await self._revoke_commit(name, there)
         if isinstance(decision, KeepExisting) and not decision.torn:
-            await self._take_back_if_damaged(commit, there)
+            await self._revoke_if_damaged(commit, there)
         return decision
 
     async def adopt(
         self, checkpoint: Finished, contents: Contents, journal: Journal, before: Manifest | None, *, but: Collection[str]
     ) -> None:
-        """Take over files of our own earlier manifest: those whose content on disk has the checksum recorded then.
+        """Adopt files of this node's earlier manifest whose content on disk has the recorded checksum.
 
         Args:
-            checkpoint: What is to be sent.
+            checkpoint: The checkpoint to send.
             contents: Its files.
-            journal: Gets what is taken over.
-            before: The manifest, if this node has written one.
-            but: Paths whose object is known not to be what the manifest says.
+            journal: Receives the adopted files.
+            before: The manifest; ``None``: this node has written none.
+            but: Paths whose objects are known to be damaged.
         """
         known = {entry.path: entry for entry in before.files if entry.path not in but} if before else {}
         for file in checkpoint.files:
@@ -109,7 +109,7 @@ class ExistingCommit:
     async def _as_entries(
         self, checkpoint: Finished, contents: Contents, theirs: Sequence[FileEntry]
     ) -> list[FileEntry] | None:
-        """Return our files with their checksums, or ``None`` when paths and sizes tell already that they are others."""
+        """Return our files with their checksums; ``None``: paths or sizes already differ."""
         ours = {file.path: file.size_bytes for file in checkpoint.files}
         if ours != {entry.path: entry.size_bytes for entry in theirs}:
             return None
@@ -128,10 +128,10 @@ class ExistingCommit:
 
     async def _revoke_commit(self, name: str, there: StoredCommit) -> None:
         if not await self._committer.revoke_commit(name, judged=there):
-            raise Outdated(f"another writing of {name} was committed meanwhile")
+            raise Outdated(f"another save of {name} was committed meanwhile")
 
-    async def _take_back_if_damaged(self, commit: Commit, there: StoredCommit) -> None:
-        """Better invisible than broken: our last requests may have hit what the other attempt had just committed."""
+    async def _revoke_if_damaged(self, commit: Commit, there: StoredCommit) -> None:
+        """Revoke a commit of damaged objects: our late requests may have overwritten those of the other attempt."""
         damaged = await self._committer.damaged(commit)
         if damaged:
             hint = "two attempts wrote this step at the same time; an older step is used, and the next one will be durable"

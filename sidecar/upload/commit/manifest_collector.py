@@ -17,7 +17,7 @@ from trainer_hook.contract.typed_json import json_object
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A manifest as it is in the store."""
+    """A manifest in the store, with its etag and bytes."""
 
     etag: str
     raw: bytes
@@ -36,26 +36,26 @@ class ManifestCollector:
         self._known: dict[str, Read] = {}
 
     def published(self, key: str, read: Read) -> None:
-        """This node wrote its manifest: it need not be read again."""
+        """Record the manifest that this node wrote, so that it is not read again."""
         self._known[key] = read
 
     def is_published(self, key: str, listed: Mapping[str, str]) -> bool:
-        """Whether what is listed is what this node wrote, as far as it remembers and the etags tell."""
+        """Whether the listed manifest may be the one that this node wrote. True if either etag is unknown."""
         known = self._known.get(key)
         return known is None or "" in (known.etag, listed[key]) or known.etag == listed[key]
 
     async def own(self, key: str) -> Read | None:
-        """Return this node's manifest as it published it last, in this life or before."""
+        """Return the manifest that this node published last, by this process or an earlier one; ``None``: there is none."""
         if key not in self._known:
             await self._fetch(key, "")
         return self._known.get(key)
 
     async def read(self, there: Mapping[str, str], indices: Iterable[int]) -> list[Read]:
-        """Return the manifests of some nodes, in order; those that are not there or cannot be read are left out.
+        """Return the manifests of some nodes in order; missing and malformed ones are skipped.
 
         Args:
             there: Etag by key, as listed.
-            indices: Of the nodes.
+            indices: Indices of the nodes.
         """
         wanted = [keys.manifest(self._name, self._attempt, Node(index, self._node.count)) for index in indices]
         await self._executor.together(
@@ -64,11 +64,11 @@ class ManifestCollector:
         return [self._known[key] for key in wanted if key in there and key in self._known]
 
     async def read_digests(self, digests: Sequence[str]) -> None:
-        """Take over what digests say; they may be out of date, which the etags show."""
+        """Read manifests from digests. A digest may be outdated, which its etags show."""
         await self._executor.together([self._take_over(key) for key in digests])
 
     async def write_digest(self, key: str, reads: Sequence[Read]) -> None:
-        """Put the manifests into one object."""
+        """Write manifests as one object."""
         await self._executor.persistently(self._store.put, key, encode(digest_of(self._name, self._attempt, reads)))
 
     def _is_known(self, key: str, etag: str) -> bool:
@@ -96,19 +96,19 @@ class ManifestCollector:
                     continue
                 self._known[gathered.key] = Read(gathered.etag, gathered.text.encode(), manifest)
 
-    # What the node that commits asks of the others, where not everybody reads all manifests.
+    # Reupload requests from the node that commits to the others, in jobs whose nodes do not read all manifests.
 
-    async def ask_to_mend(self, mending: Mapping[int, Mapping[str, str]], there: Mapping[str, str]) -> None:
-        """Write down what which node has to send again."""
+    async def request_reuploads(self, files_of: Mapping[int, Mapping[str, str]], there: Mapping[str, str]) -> None:
+        """Write the request. ``files_of``: files that a node has to upload again (key by path), by index of the node."""
         asked = {}
-        for index, files in mending.items():
+        for index, files in files_of.items():
             etag = there[keys.manifest(self._name, self._attempt, Node(index, self._node.count))]
             asked[str(index)] = {"etag": etag, "files": dict(files)}
         key = keys.mending(self._name, self._attempt)
         await self._executor.persistently(self._store.put, key, encode_json({"format": 1, "nodes": asked}))
 
-    async def asked_to_mend(self, own: Read | None) -> Reupload | None:
-        """Return what is asked of this node, if it is about the manifest that it published last."""
+    async def reupload_request(self, own: Read | None) -> Reupload | None:
+        """Return the request to this node, if it refers to the manifest that it published last; ``None``: there is none."""
         key = keys.mending(self._name, self._attempt)
         try:
             asked = json_object(await self._executor.persistently(self._store.get, key), what=key)["nodes"]
@@ -123,7 +123,7 @@ class ManifestCollector:
 
 
 def digest_of(name: str, attempt: str, reads: Iterable[Read]) -> ManifestBundle:
-    """Return manifests as one document."""
+    """Return manifests as one document, the digest."""
     gathered = (
         Gathered(
             key=keys.manifest(name, attempt, Node(read.manifest.node.index, read.manifest.node.count)),

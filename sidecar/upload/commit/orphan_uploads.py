@@ -1,4 +1,4 @@
-"""Aborts unfinished multipart uploads that nobody continues: their parts cost money until somebody does."""
+"""Aborts orphan multipart uploads: no pod continues them, and their parts cost storage."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sidecar.volume.volume import Volume
 
 log = structlog.get_logger()
 
-EVERY_S = 6 * 3600.0
-"""Between two looks: what was spared at the start, because its pod might have lived, is found later. One request per look,
-and one for each upload that is old enough to be an orphan."""
+SCAN_INTERVAL_S = 6 * 3600.0
+"""Interval of scans in seconds: uploads that were too young at the start are found later. A scan takes one request, and one
+for each upload that is old enough to be an orphan."""
 
 
 class OrphanUploads:
-    """Looks at the start and from time to time, never once the pod is going."""
+    """Scans at the start and periodically; not after a termination notice."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class OrphanUploads:
         *,
         alone: bool,
     ) -> None:
-        """``volume`` has this node's journals, ``alone`` whether this node is the whole job."""
+        """Start. ``volume`` holds this node's journals; ``alone``: this node is the whole job."""
         self._store = store
         self._executor = executor
         self._volume = volume
@@ -44,21 +44,21 @@ class OrphanUploads:
         self._pod = pod
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Scan until cancelled."""
         while True:
             if self._pod.left_s() is None:
-                await self.look()
-            await asyncio.sleep(EVERY_S)
+                await self.scan()
+            await asyncio.sleep(SCAN_INTERVAL_S)
 
-    async def look(self) -> None:
-        """Abort the orphans that there are now."""
+    async def scan(self) -> None:
+        """Abort the present orphans."""
         # Journals are read before the listing: an upload that begins in between is too young to be an orphan.
         continued, given_up = await asyncio.to_thread(_known, self._volume)
         spared = 0
         try:
             for upload in await self._executor.once(lambda: list(self._store.pending_uploads(""))):
                 silent_s = quiet_s(listed_at_s=upload.listed_at_s, begun_at_s=upload.begun_at_s)
-                # Parts are asked for only where they can change the verdict.
+                # Parts are listed only if they can change the decision.
                 if self._is_orphan(upload, silent_s, continued, given_up) and self._is_orphan(
                     upload, await self._executor.once(self._quiet_s, upload), continued, given_up
                 ):
@@ -66,7 +66,7 @@ class OrphanUploads:
                     log.info("orphan_upload_aborted", key=upload.key, quiet_s=silent_s and round(silent_s))
                 else:
                     spared += upload.upload_id not in continued
-        except StoreError as error:  # they cost money, not a checkpoint
+        except StoreError as error:  # orphans cost storage, never a checkpoint
             log.warning("orphan_uploads_not_aborted", error=str(error), hint="grant s3:ListBucketMultipartUploads")
         if spared:
             log.info("unfinished_uploads_spared", uploads=spared, reason="another pod may be sending them")
@@ -85,7 +85,7 @@ class OrphanUploads:
         )
 
     def _quiet_s(self, upload: PendingUpload) -> float | None:
-        """Return for how long nothing has arrived in an upload, also by its parts. Blocks."""
+        """Return the seconds since the last progress of an upload, including its parts; ``None``: unknown. Blocks."""
         try:
             parts = [part.stored_at_s for part in self._store.list_parts(upload.key, upload.upload_id)]
         except NotFound:  # completed or aborted since the listing
@@ -94,7 +94,7 @@ class OrphanUploads:
 
 
 def _known(volume: Volume) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the ids of the uploads that the journals continue, and of those that they gave up. Blocks."""
+    """Return the ids of the uploads that the journals continue, and of those that they abandoned. Blocks."""
     found = [Journal(place) for place in volume.journals()]
     continued = frozenset(upload.upload_id for journal in found for upload in journal.uploads.values())
     return continued, frozenset(upload.upload_id for journal in found for upload in journal.void)

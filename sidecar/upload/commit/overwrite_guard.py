@@ -1,4 +1,4 @@
-"""Keeps an older attempt from writing over what a later one has committed meanwhile."""
+"""Overwrite guard: an older attempt must not overwrite files that a later one has committed meanwhile."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from sidecar.errors import Stopped
 from sidecar.repository.documents import StoredCommit
 from sidecar.upload.commit.committer import Committer
 
-LOOK_S = 2.0
-"""Longest time for which the latest look at the commit counts."""
+VALID_S = 2.0
+"""Seconds for which a read of the commit is valid."""
 
 
 class Outdated(Stopped):
-    """Another writing of the step was committed while this one was being sent."""
+    """Another save of the step was committed while this one was being sent."""
 
 
 class OverwriteGuard:
-    """Of one upload of one checkpoint. The keys of its files are shared by all attempts, so it looks again and again.
+    """Guard of one upload of one checkpoint. All attempts share the keys of its files, so it reads the commit periodically.
 
-    Make it before the first look at the commit: it counts from then on.
+    To be created before the first read of the commit, which counts as the guard's own.
     """
 
     def __init__(
@@ -37,23 +37,23 @@ class OverwriteGuard:
         self._name = name
         self._writing = attempt, save_id
         self._clock = clock
-        self._looked_s = clock()
-        self._looking = asyncio.Lock()
+        self._checked_s = clock()
+        self._checking = asyncio.Lock()
 
     async def pass_through(self) -> None:
-        """Return if the step is still ours to write.
+        """Return if this attempt may still write the step.
 
         Raises:
-            Outdated: It is not.
+            Outdated: It may not.
         """
-        async with self._looking:
-            if self._clock() - self._looked_s < LOOK_S:
+        async with self._checking:
+            if self._clock() - self._checked_s < VALID_S:
                 return
-            asked_s = self._clock()  # before, not after: the answer may take its time
+            asked_s = self._clock()  # taken before the request: the answer may be late
             there = await self._committer.stored_commit(self._name)
             if there is not None and not self._is_ours(there):
-                raise Outdated(f"another writing of {self._name} was committed meanwhile")
-            self._looked_s = asked_s
+                raise Outdated(f"another save of {self._name} was committed meanwhile")
+            self._checked_s = asked_s
 
     def _is_ours(self, there: StoredCommit) -> bool:
         return there.commit is not None and (there.commit.attempt, there.commit.save_id) == self._writing

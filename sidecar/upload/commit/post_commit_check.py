@@ -1,4 +1,4 @@
-"""Looks again at what became durable, while pods of an earlier attempt may still have requests on their way."""
+"""Post-commit checks: checkpoints are verified again while requests of an earlier attempt may still be in flight."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sidecar.upload.commit.committer import Committer
 log = structlog.get_logger()
 
 AFTER_S = ((5.0, True), (10.0, False))
-"""Seconds after a checkpoint became durable when it is looked at again, and whether thoroughly: by then, whoever else wrote the
-same step has seen the commit. Thoroughly first, so that what one node takes back the others find gone."""
-TICK_S = 1.0
-"""How often it is looked whether one is due."""
+"""Seconds from a commit to its checks, and whether the check is thorough. By then, any other writer of the step has seen the
+commit. The thorough check is the first: if a node revokes the commit, the other nodes notice at the second."""
+POLL_S = 1.0
+"""Interval in seconds at which due checks are started."""
 
 
 class PostCommitCheck:
-    """What does not stand any more is sent again, unless something newer is durable or the pod is going."""
+    """Uploads a checkpoint again if its commit is gone; not if a newer one is durable, or after a termination notice."""
 
     def __init__(
         self,
@@ -39,42 +39,42 @@ class PostCommitCheck:
         self._pod = pod
         self._clock = clock
         self._due: list[tuple[float, Tracked, bool]] = []
-        """When which checkpoint is looked at, and whether thoroughly (monotonic)."""
+        """Due time (monotonic seconds), checkpoint, and whether the check is thorough."""
 
     def became_durable(self, tracked: Tracked) -> None:
-        """Look again at a checkpoint, twice."""
+        """Schedule the checks of a checkpoint."""
         now_s = self._clock()
         self._due += [(now_s + after_s, tracked, thoroughly) for after_s, thoroughly in AFTER_S]
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until cancelled."""
         while True:
-            await asyncio.sleep(TICK_S)
-            await self.look_at_due()
+            await asyncio.sleep(POLL_S)
+            await self.check_due()
 
     @property
     def next_due_s(self) -> float | None:
-        """When the next one is due, by the clock; ``None``: there is none."""
+        """Time of the next check, by the clock; ``None``: there is none."""
         return min((at_s for at_s, _, _ in self._due), default=None)
 
-    async def look_at_due(self) -> None:
-        """Look at those that are due now."""
+    async def check_due(self) -> None:
+        """Run the checks that are due now."""
         now_s = self._clock()
         due, self._due = [d for d in self._due if d[0] <= now_s], [d for d in self._due if d[0] > now_s]
         for _, tracked, thoroughly in due:
             if self._matters(tracked) and self._pod.left_s() is None:
-                await self._look(tracked, thoroughly=thoroughly)
+                await self._check(tracked, thoroughly=thoroughly)
 
     def _matters(self, tracked: Tracked) -> bool:
         return tracked is self._catalog.newest_durable and tracked.state is State.COMMITTED
 
-    async def _look(self, tracked: Tracked, *, thoroughly: bool) -> None:
+    async def _check(self, tracked: Tracked, *, thoroughly: bool) -> None:
         assert tracked.checkpoint is not None
         try:
-            stands = await self._committer.still_stands(tracked.checkpoint, thoroughly=thoroughly)
+            stands = await self._committer.is_still_committed(tracked.checkpoint, thoroughly=thoroughly)
         except StoreError as error:
             log.warning("commit_not_looked_at", checkpoint=tracked.name, error=str(error))
             return
         if not stands and tracked.state is State.COMMITTED:
-            reason = "its commit was taken back or hit by another attempt: it is sent again"
+            reason = "its commit was revoked, or damaged by another attempt: it is uploaded again"
             self._catalog.move(tracked, State.FINISHED, reason=reason)

@@ -1,4 +1,4 @@
-"""Removes what an earlier version of a step left in the store, once the step is committed."""
+"""Sweeper: removes orphaned objects of earlier versions of a step, once the step is committed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sidecar.core.commit.commit_roster import EAGER_NODES
 from sidecar.core.format import keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Manifest, decode_manifest
-from sidecar.core.lifecycle.orphan_uploads import is_left_behind, quiet_s
+from sidecar.core.lifecycle.orphan_uploads import is_abandoned, quiet_s
 from sidecar.errors import NotFound, StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 
 class Sweeper:
-    """Nothing depends on it: a checkpoint is durable before, and what is not swept only costs money."""
+    """Removes orphans. Nothing depends on it: the checkpoint is durable already, and orphans only cost storage."""
 
     def __init__(self, store: Store, executor: StoreExecutor) -> None:
         self._store = store
@@ -30,11 +30,11 @@ class Sweeper:
         self._unswept: dict[tuple[str, str, str | None], tuple[Sequence[Manifest], Mapping[str, Object]]] = {}
 
     def committed(self, checkpoint: Finished, manifests: Sequence[Manifest], before: Mapping[str, Object]) -> None:
-        """Take note of what this node committed, and of what lay below the step just ``before``."""
+        """Record the manifests that this node committed, and the objects of the step just ``before``."""
         self._unswept[checkpoint.name, checkpoint.attempt, checkpoint.save_id] = manifests, before
 
     async def sweep(self, checkpoint: Finished) -> None:
-        """Remove what nobody names, where this node wrote the commit. Tried once: it must not come after another writing."""
+        """Remove objects that no manifest names, if this node wrote the commit. Not retried: a later save may begin."""
         name, attempt = checkpoint.name, checkpoint.attempt
         manifests, before = self._unswept.pop((name, attempt, checkpoint.save_id), ((), {}))
         if not manifests:
@@ -43,7 +43,7 @@ class Sweeper:
             await self._remove_unnamed(name, attempt, manifests, before)
             await self._executor.once(self._abort_unfinished, name)
         except StoreError as error:
-            log.warning("leftovers_not_removed", checkpoint=name, error=str(error), hint="they go with the checkpoint")
+            log.warning("leftovers_not_removed", checkpoint=name, error=str(error), hint="they are deleted with the checkpoint")
 
     async def _remove_unnamed(
         self, name: str, attempt: str, manifests: Sequence[Manifest], before: Mapping[str, Object]
@@ -59,7 +59,7 @@ class Sweeper:
             await self._executor.once(self._store.delete, leftover)
 
     async def _files_named_by(self, key: str) -> set[str]:
-        # The manifest of another attempt, which may be at work at this very moment.
+        # The manifest of another attempt, which may be writing now.
         try:
             manifest = decode_manifest(await self._executor.once(self._store.get, key), key=key)
         except (NotFound, ContractError):
@@ -74,5 +74,5 @@ class Sweeper:
                 silent_s = quiet_s(
                     listed_at_s=pending.listed_at_s, begun_at_s=pending.begun_at_s, parts_stored_at_s=stored_at_s
                 )
-                if is_left_behind(parts=len(parts), quiet_s=silent_s):
+                if is_abandoned(parts=len(parts), quiet_s=silent_s):
                     self._store.abort_upload(pending.key, pending.upload_id)

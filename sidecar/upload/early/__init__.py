@@ -1,1 +1,1 @@
-"""Upload of files while the trainer still writes their checkpoint."""
+"""Early upload: files are sent while the trainer still writes their checkpoint."""

@@ -1,8 +1,7 @@
-"""Sends files of checkpoints that the trainer still writes, so that the marker only has to confirm them.
+"""Early upload: sends files of checkpoints that the trainer still writes, so that little is left to send after the marker.
 
-Closed files go whole; of those that grow, the parts that lie before what was there at an earlier look. Nothing of it is
-believed later without another look: each file is compared, byte for byte by its checksum, once the marker is
-there. Where the step has anything in the store that another attempt may need, nothing is sent early.
+Closed files are sent completely, growing files up to their size at an earlier poll. Once the marker exists, each file is
+compared with its early upload by its checksum. Nothing is sent early if another attempt may need objects of the step.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -21,34 +20,35 @@ from sidecar.core.schedule.order import Waiting
 from sidecar.errors import SidecarError, StoreError
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
 from sidecar.upload.context import UploadContext
+from sidecar.upload.early.handover import Handover
 from sidecar.upload.schedule.flush_control import Writing
 from sidecar.upload.send.file_transfer import FileTransfer
 from sidecar.upload.send.journal import Journal
-from sidecar.volume.unfinished import Look, Unfinished, look_at
+from sidecar.volume.unfinished import FilesSeen, Unfinished, list_files
 from sidecar.volume.volume import Volume
 from sidecar.volume.watch import Hints
 from trainer_hook.contract import FINAL, step_of
 
 log = structlog.get_logger()
 
-LOOK_S = 0.5
-"""How often the directories are looked at."""
-LOOK_GOING_S = 0.05
-"""The same, once the pod is going."""
-LOOKING_SHARE = 10
-"""Thousands of files take long to look at: so many times longer nobody looks again."""
+POLL_S = 0.5
+"""Poll interval of the directories in seconds."""
+FLUSH_POLL_S = 0.05
+"""Poll interval in seconds after a termination notice."""
+PAUSE_FACTOR = 10
+"""Minimum pause between two polls, as a multiple of the duration of a poll: a walk of thousands of files takes long."""
 LEAST_BYTES = 8 << 20
-"""With less than this closed, the marker is likely to be quicker."""
-REST_S = 5.0
-"""How long a directory is left alone after a file changed under our eyes, or the store failed."""
+"""Minimum bytes for the start of an early upload: with fewer, the marker is likely to come first."""
+BACKOFF_S = 5.0
+"""Backoff in seconds of a directory after one of its files changed during its upload, or the store failed."""
 
 ABANDONED_S = 2.0
-"""Without a living trainer, a directory to which nothing was written for this long will not be finished."""
+"""Seconds without a write after which a directory counts as abandoned, if no trainer is alive."""
 FRESH_S = 60.0
-"""A directory in which nothing was written this lately is what an earlier life of the trainer left behind."""
+"""Seconds without a write after which a directory counts as a remnant of an earlier trainer process."""
 
-ABANDON_AGAIN_S = 30.0
-"""How long what could not be removed from the store is left alone."""
+CLEANUP_RETRY_S = 30.0
+"""Seconds until the next try to remove an abandoned early upload from the store."""
 
 
 @dataclass(slots=True)
@@ -62,84 +62,63 @@ class _Early:
     added: dict[str, str] = field(default_factory=dict)
     """Stamp of each file that was queued, by path."""
     growing: dict[str, FoundFile] = field(default_factory=dict)
-    """What the files that are being written were when they were looked at last, by path."""
+    """State of the open files at the latest poll, by path."""
     grown: set[str] = field(default_factory=set)
-    """Paths of the files that became longer from one look to another."""
+    """Paths of the files that grew from one poll to the next."""
     begun: dict[str, FoundFile] = field(default_factory=dict)
-    """Of these, those whose beginning was queued, and how much."""
+    """State up to which growing files were queued, by path."""
     allowed: bool | None = None
-    """Whether anything may be sent before the marker; ``None`` until the store has answered."""
+    """Whether files may be sent before the marker; ``None``: the store has not answered yet."""
     asked: bool = False
-    """Whether the store was asked that."""
+    """Whether the permission was requested."""
     quiet_only: bool = False
+    """Ignore close events: a file changed after it was closed."""
     rest_until_s: float = 0.0
+    """End of the backoff, in seconds of the event loop's clock."""
     is_over: bool = False
     """It will not be finished."""
     began_s: float = field(default_factory=time.monotonic)
-    """When it was first seen."""
+    """Time of its discovery, monotonic seconds."""
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is handed over or abandoned."""
 
-    def is_written_anew(self, file: FoundFile) -> bool:
-        """Whether something else than what a file is now, or is the beginning of, was sent."""
+    def is_rewritten(self, file: FoundFile) -> bool:
+        """Whether a file is neither the version that was sent nor a continuation of it."""
         begun = self.begun.get(file.path)
         sent_as = self.added.get(file.path, file.stamp)
         return sent_as != file.stamp or (begun is not None and not _continues(begun, file))
 
 
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """What was sent of a checkpoint before it was finished."""
-
-    journal: Journal
-    """Of what is in the store; to be deleted when nothing is on its way any more."""
-    transfer: FileTransfer | None = None
-    """What carries the rest."""
-    on_the_way: Mapping[str, set[int]] = field(default_factory=dict)
-    """Numbers of the parts that have not arrived, by path."""
-
-    async def settle(self, own: FileTransfer) -> None:
-        """Let the checkpoint's own sending know what became of it, once nothing is on its way any more."""
-        if self.transfer is None:
-            return
-        with contextlib.suppress(SidecarError, OSError):
-            await self.transfer.finished()
-        try:
-            own.settle(self.journal)
-        except Exception as error:  # otherwise what waits for these parts would wait for ever
-            own.fail(error)
-
-
 class EarlyUploads:
-    """Used from the event loop only."""
+    """Early uploads of all unfinished checkpoints. Used from the event loop only."""
 
     def __init__(self, context: UploadContext, volume: Volume, hints: Hints) -> None:
         self._context = context
         self._volume = volume
         self._hints = hints
         self._known: dict[str, _Early] = {}
-        self._left = volume.left_early()
-        """Names of what an earlier life of the sidecar was sending, until it is clear what becomes of each."""
+        self._inherited = volume.early_uploads()
+        """Names of early uploads of an earlier process that were neither taken over nor abandoned yet."""
         self._handed_over: dict[str, tuple[_Early, FileTransfer]] = {}
-        """Finished ones, while what is under way of them ends: they keep their place."""
+        """Early uploads of finished checkpoints with requests in flight: they keep their place in the queue."""
         self._woken = asyncio.Event()
         self._closed_only = False
 
-    def wait_for_closing(self) -> None:
-        """What was sent of a file is not what the trainer left: from now on only closed files are sent."""
+    def send_closed_only(self) -> None:
+        """Send only closed files from now on: the trainer changed a file after its beginning was sent."""
         if not self._closed_only:
             log.info("early_upload_waits_for_closing", reason="a file was changed after its beginning was sent")
         self._closed_only = True
 
-    def look_now(self) -> None:
-        """Do not wait for the next look: the pod is going."""
+    def poll_now(self) -> None:
+        """Poll at once, after a termination notice."""
         self._woken.set()
 
     def writing(self, *, alive: bool) -> list[Writing]:
-        """Return what the trainer is likely to finish.
+        """Return the checkpoints that the trainer is likely to finish.
 
         Args:
-            alive: A training process holds its lease. Without one, only what was written to just now counts.
+            alive: A training process holds its lease. Without one, only directories with recent writes count.
         """
         now_s = time.monotonic()
         return [
@@ -148,63 +127,63 @@ class EarlyUploads:
             if not early.is_over and (alive or time.time() - early.source.newest_mtime_s < ABANDONED_S)
         ]
 
-    def sendings(self) -> list[tuple[Waiting, FileTransfer]]:
-        """Return what could be sent now, and its place in the queue: once the pod is going, before periodic ones."""
+    def transfers(self) -> list[tuple[Waiting, FileTransfer]]:
+        """Return the transfers with their places in the queue. After a termination notice they precede periodic checkpoints."""
         going = self._context.is_going()
         transfer = [(early, early.transfer) for early in self._known.values() if early.transfer is not None]
         return [(_place(early, going=going), its) for early, its in [*transfer, *self._handed_over.values()]]
 
     async def run(self) -> None:
-        """Look for closed files until cancelled."""
+        """Send closed and growing files until cancelled."""
         async with asyncio.TaskGroup() as watchers:
             while True:
                 began_s = time.monotonic()
                 try:
-                    await self._look(watchers)
+                    await self._poll(watchers)
                 except OSError as error:
                     log.warning("unfinished_checkpoints_not_readable", error=str(error))
-                least_s = LOOK_GOING_S if self._context.is_going() else LOOK_S
+                least_s = FLUSH_POLL_S if self._context.is_going() else POLL_S
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(least_s, LOOKING_SHARE * (time.monotonic() - began_s))):
+                    async with asyncio.timeout(max(least_s, PAUSE_FACTOR * (time.monotonic() - began_s))):
                         await self._woken.wait()
                 self._woken.clear()
 
     def has(self, name: str) -> bool:
-        """Whether something of a checkpoint is being sent early."""
+        """Whether a checkpoint has an early upload in progress."""
         early = self._known.get(name)
         return early is not None and early.transfer is not None
 
-    async def hand_over(self, name: str) -> HandedOver:
-        """Stop sending early, and return what is in the store, and which parts are still on their way there."""
+    async def hand_over(self, name: str) -> Handover:
+        """Stop the early upload of a checkpoint, and return its journal and its parts in flight."""
         early = self._known.get(name)
-        self._left.discard(name)
+        self._inherited.discard(name)
         self._hints.forget(name)
         if early is None:
-            return HandedOver(await asyncio.to_thread(Journal, self._volume.early_journal(name)))
-        async with early.ending:  # if it is just being abandoned, nothing of it must be removed later
+            return Handover(await asyncio.to_thread(Journal, self._volume.early_journal(name)))
+        async with early.ending:  # an abandonment in progress must not remove parts after the handover
             self._known.pop(name, None)
             transfer, early.transfer = early.transfer, None
             if transfer is None:
-                return HandedOver(early.journal)
+                return Handover(early.journal)
             self._handed_over[name] = early, transfer
             transfer.close()
             self._context.news.set()
             try:
-                return HandedOver(early.journal, transfer, await transfer.only_parts())
+                return Handover(early.journal, transfer, await transfer.wait_for_parts())
             finally:
                 self._handed_over.pop(name, None)
 
-    async def _look(self, watchers: asyncio.TaskGroup) -> None:
+    async def _poll(self, watchers: asyncio.TaskGroup) -> None:
         names = await asyncio.to_thread(self._volume.names)
         unfinished = [name for name in names if self._volume.marker_signature(name) is None]
         finished, growing = set(names) - set(unfinished), set(filter(self._is_new, unfinished))
         self._hints.follow(*growing)
         self._hints.forget(*(set(names) - growing))
-        left = {name for name in self._left if not self._is_wanted(name, is_finished=name in finished)}
-        self._left -= left
-        for name in (left | growing) - self._known.keys():
+        unwanted = {name for name in self._inherited if not self._is_wanted(name, is_finished=name in finished)}
+        self._inherited -= unwanted
+        for name in (unwanted | growing) - self._known.keys():
             begun = await self._begin(name)
-            if name in left or self._volume.marker_signature(name) is None:  # else it was handed over meanwhile
+            if name in unwanted or self._volume.marker_signature(name) is None:  # otherwise it was handed over meanwhile
                 self._known[name] = begun
         for early in list(self._known.values()):
             if early.name in growing:
@@ -217,9 +196,9 @@ class EarlyUploads:
         return _Early(name, Unfinished(self._volume / name), journal, grown=journal.growing())
 
     def _is_wanted(self, name: str, *, is_finished: bool) -> bool:
-        """Whether what was sent of a checkpoint will be taken over: by its upload, or by that of the sidecar's next life."""
+        """Whether the early upload will be taken over, by this process or the next one."""
         tracked = self._context.catalog.get(name)
-        if tracked is not None and tracked.state in WANTED:  # perhaps only its pin is left
+        if tracked is not None and tracked.state in WANTED:  # also if only its pin exists
             return True
         return is_finished and (tracked is None or tracked.version != self._volume.marker_signature(name))
 
@@ -233,22 +212,22 @@ class EarlyUploads:
         early.is_over = False
         if early.allowed is False or now_s < early.rest_until_s:
             return
-        if self._context.is_going():  # what there is to send will come at any moment
-            self._ask(early, watchers)
+        if self._context.is_going():  # in advance: files may be closed at any moment
+            self._request_permission(early, watchers)
         folder, closed = self._volume / early.name, self._hints.closed()
-        look = await asyncio.to_thread(look_at, folder, closed, growing=early.grown, quiet_only=early.quiet_only)
-        early.grown |= {now.path for now in look.open if now.path in early.growing and _is_longer(early.growing[now.path], now)}
-        fresh = [file for file in look.closed if early.added.get(file.path) != file.stamp]
-        longer = [] if self._closed_only or early.quiet_only else _longer(early, look)
+        seen = await asyncio.to_thread(list_files, folder, closed, growing=early.grown, quiet_only=early.quiet_only)
+        early.grown |= {now.path for now in seen.open if now.path in early.growing and _is_longer(early.growing[now.path], now)}
+        fresh = [file for file in seen.closed if early.added.get(file.path) != file.stamp]
+        longer = [] if self._closed_only or early.quiet_only else _longer(early, seen)
         is_worth_it = bool(early.added or early.begun) or _is_worth_it([*fresh, *longer])
         if is_worth_it:
-            self._ask(early, watchers)
-            if early.allowed is None:  # when the answer is there, the next look is compared with the one before this one
+            self._request_permission(early, watchers)
+            if early.allowed is None:  # ``growing`` is kept: after the answer, files are compared with the poll before this one
                 return
-        early.growing = {file.path: file for file in look.open}
+        early.growing = {file.path: file for file in seen.open}
         if not is_worth_it or not (fresh or longer) or not early.allowed or self._known.get(early.name) is not early:
             return
-        if any(map(early.is_written_anew, [*fresh, *look.open])):  # what is under way is of no use
+        if any(map(early.is_rewritten, [*fresh, *seen.open])):  # the requests in flight are useless
             await self._stop(early)
             early.added.clear()
             early.begun.clear()
@@ -282,19 +261,19 @@ class EarlyUploads:
         except (SidecarError, OSError) as error:
             log.info("early_upload_rests", checkpoint=early.name, reason=str(error))
             early.quiet_only = True
-            early.rest_until_s = asyncio.get_running_loop().time() + REST_S
+            early.rest_until_s = asyncio.get_running_loop().time() + BACKOFF_S
             early.added.clear()
             early.begun.clear()
         if early.transfer is transfer:
             early.transfer = None
 
-    def _ask(self, early: _Early, watchers: asyncio.TaskGroup) -> None:
-        """Ask the store once whether anything may be sent; looking goes on meanwhile."""
+    def _request_permission(self, early: _Early, watchers: asyncio.TaskGroup) -> None:
+        """Check once in the store whether files may be sent; polling continues meanwhile."""
         if not early.asked:
             early.asked = True
-            watchers.create_task(self._hear(early))
+            watchers.create_task(self._check_permission(early))
 
-    async def _hear(self, early: _Early) -> None:
+    async def _check_permission(self, early: _Early) -> None:
         try:
             objection = await self._objection()
             early.allowed = objection is None and await self._is_untouched(early)
@@ -319,7 +298,7 @@ class EarlyUploads:
                 return
 
     async def _abandon(self, early: _Early) -> None:
-        """The directory is gone, older than what is durable, or of no use: remove what was sent of it."""
+        """Remove the early upload of a directory that was deleted, or is older than the newest durable step."""
         async with early.ending:
             now_s = asyncio.get_running_loop().time()
             if self._known.get(early.name) is not early or (early.is_over and now_s < early.rest_until_s):
@@ -327,7 +306,7 @@ class EarlyUploads:
             early.is_over = True
             await self._stop(early)
             if not await self._is_removed(early):
-                early.rest_until_s = now_s + ABANDON_AGAIN_S
+                early.rest_until_s = now_s + CLEANUP_RETRY_S
                 return
             early.journal.delete()
             early.journal = Journal(early.journal.place)
@@ -335,7 +314,7 @@ class EarlyUploads:
             self._known.pop(early.name, None)
 
     async def _is_removed(self, early: _Early) -> bool:
-        """Remove it from the store, but for objects that something there depends on; return whether that was possible now."""
+        """Remove an early upload from the store, except objects that others depend on; return False if that failed."""
         if not early.journal.stamps and not early.journal.void:
             return True
         try:
@@ -345,7 +324,7 @@ class EarlyUploads:
         except StoreError as error:
             objection = str(error)
         if objection is not None:
-            log.warning("early_upload_not_removed", checkpoint=early.name, error=objection, hint="it is tried again")
+            log.warning("early_upload_not_removed", checkpoint=early.name, error=objection, hint="it is retried")
         return objection is None
 
 
@@ -353,16 +332,15 @@ def _place(early: _Early, *, going: bool) -> Waiting:
     return Waiting(early.name, step_of(early.name), urgent=going, written=False)
 
 
-def _longer(early: _Early, look: Look) -> list[FoundFile]:
-    """Return what open files were at the look before, if they have become longer since: so much of them can be sent.
+def _longer(early: _Early, seen: FilesSeen) -> list[FoundFile]:
+    """Return the state of growing files at the poll before, up to which they can be sent.
 
-    Files are written from their beginning to their end, as good as always. One that has its size from the start, and is
-    filled later, never becomes longer.
+    Almost all files are written from their beginning to their end. A preallocated file, which is filled later, never grows.
     """
     before = early.growing
     return [
         before[now.path]
-        for now in look.open
+        for now in seen.open
         if now.path in before
         and _is_longer(before[now.path], now)
         and before[now.path].size_bytes >= LEAST_BYTES

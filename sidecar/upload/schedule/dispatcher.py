@@ -1,4 +1,4 @@
-"""One stream of work for the link: pieces of all checkpoints, in the order of the queue, as many at once as pay off."""
+"""Dispatcher: starts the work items of all checkpoints in the order of the queue, within the concurrency limit."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import Sequence
 import structlog
 
 from sidecar.core.schedule.backoff import delay_s
-from sidecar.core.schedule.slow_parts import Progress, is_worth_a_second_try, seen_over_s
+from sidecar.core.schedule.slow_parts import Progress, is_worth_hedging, seen_over_s
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError, TooLarge
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
-from sidecar.transfer.request_batch import LATE_S
+from sidecar.transfer.request_batch import OVERTAKEN_AFTER_S
 from sidecar.upload.send.file_transfer import FileTransfer
 from sidecar.upload.send.work_item import WorkItem
 
 log = structlog.get_logger()
 
-LOOK_S = 0.1
-"""How often the last bytes of a checkpoint are looked at."""
-AGAIN_S = delay_s(5, random_0_1=1.0)
-"""How long a piece that failed while something else went first is left alone."""
+HEDGE_POLL_S = 0.1
+"""Interval in seconds at which the last parts of the first checkpoint are checked for slow ones."""
+PREEMPTED_RETRY_S = delay_s(5, random_0_1=1.0)
+"""Seconds until the retry of a work item that failed while another upload had priority."""
 
 
 class Dispatcher:
-    """Small requests run as many at once as the way to the store has room for, large ones the number that was found to be fast.
+    """Starts work items. Small requests in flight are limited by the round trip, large ones by the measured throughput.
 
-    A large one counts until its last byte has left: while its answer is on the way, the next uses the link.
+    A large request counts until its last byte is sent: while its answer is pending, the next one uses the link.
     """
 
     def __init__(self, executor: StoreExecutor) -> None:
@@ -38,64 +38,64 @@ class Dispatcher:
         self._strictly = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_flight = 0
-        self._large_leaving = 0
+        self._large_sending = 0
         self._small_began_s: dict[WorkItem, float] = {}
-        self._leaving: dict[WorkItem, tuple[FileTransfer, Progress]] = {}
-        self._looking: asyncio.TimerHandle | None = None
+        self._sending: dict[WorkItem, tuple[FileTransfer, Progress]] = {}
+        self._hedge_timer: asyncio.TimerHandle | None = None
 
     def reorder(self, order: Sequence[FileTransfer], *, strictly: bool = False) -> None:
-        """Change what goes first. Pieces under way are finished; further ones are taken in the new order.
+        """Change the order. Work items in flight are finished; further ones are taken in the new order.
 
         Args:
-            order: All that may be sent.
-            strictly: The next begins when the last answer to the one before is there, not when its last piece has begun: what
-                was lost on the way and is sent again would have to share the link.
+            order: All transfers that may send.
+            strictly: A transfer starts after the last answer to the one before it, not after its last work item was started.
+                Otherwise retries of the first one would share the link with the second.
         """
-        if order[:1] != self._order[:1]:  # what was held meanwhile was not slow
-            self._leaving = {item: (transfer, Progress()) for item, (transfer, _) in self._leaving.items()}
+        if order[:1] != self._order[:1]:  # rates measured while a request was paused do not show that it is slow
+            self._sending = {item: (transfer, Progress()) for item, (transfer, _) in self._sending.items()}
         self._order, self._strictly = list(order), strictly
         for rank, transfer in enumerate(self._order):
             transfer.retry_gate.put(behind=rank > 0 and self._order[0].has_more)
         self.pump()
 
     def pump(self) -> None:
-        """Begin as many pieces as may run now."""
+        """Start as many work items as may run now."""
         while (taken := self._take()) is not None:
             transfer, item = taken
             self._count(transfer, item, 1)
-            self._leaves(transfer, item)
+            self._begin_sending(transfer, item)
             task = asyncio.create_task(self._carry(transfer, item))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        self._look_later()
+        self._schedule_hedge_poll()
 
-    def _look_later(self) -> None:
-        """Look again and again at the last bytes of what goes first: one connection alone may be slow."""
+    def _schedule_hedge_poll(self) -> None:
+        """Poll the last parts of the first transfer: one of their connections may be slow."""
         first = self._order[0] if self._order else None
-        if self._looking is None and first is not None and first.large_leaving and not first.has_more:
-            self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        if self._hedge_timer is None and first is not None and first.large_sending and not first.has_more:
+            self._hedge_timer = asyncio.get_running_loop().call_later(HEDGE_POLL_S, self._poll_slow_parts)
 
-    def _look(self) -> None:
-        self._looking = None
+    def _poll_slow_parts(self) -> None:
+        self._hedge_timer = None
         rate = self._executor.rate()
         if rate is not None and rate.expected > 0 and self._executor.gate.bytes_per_s is None:
-            self._look_for_laggards(rate.expected)
-        self._look_later()
+            self._hedge_slow_parts(rate.expected)
+        self._schedule_hedge_poll()
 
-    def _look_for_laggards(self, link_bytes_per_s: float) -> None:
-        """Begin a second try beside a request of what goes first, where the link has room and the request does not use it."""
+    def _hedge_slow_parts(self, link_bytes_per_s: float) -> None:
+        """Hedge requests of the first transfer that are slow while the link has capacity left."""
         now_s, left = time.monotonic(), {}
-        over_s = seen_over_s(requests=len(self._leaving), block_bytes=BLOCK_BYTES, link_bytes_per_s=link_bytes_per_s)
-        for item, (_, course) in self._leaving.items():
+        over_s = seen_over_s(requests=len(self._sending), block_bytes=BLOCK_BYTES, link_bytes_per_s=link_bytes_per_s)
+        for item, (_, course) in self._sending.items():
             if item.hedged is not None and (left_bytes := item.hedged.left_bytes) is not None:
                 course.saw(left_bytes, now_s=now_s, over_s=over_s)
                 left[item] = left_bytes
-        used = [self._leaving[item][1].bytes_per_s for item in left]
+        used = [self._sending[item][1].bytes_per_s for item in left]
         for item, left_bytes in left.items():
-            transfer, course = self._leaving[item]
-            if transfer not in self._order[:1] or item.hedged is None or item.hedged.has_second:
+            transfer, course = self._sending[item]
+            if transfer not in self._order[:1] or item.hedged is None or item.hedged.is_hedged:
                 continue
-            if self._in_flight < self._executor.most and is_worth_a_second_try(
+            if self._in_flight < self._executor.most and is_worth_hedging(
                 left_bytes=left_bytes,
                 bytes_per_s=course.bytes_per_s,
                 size_bytes=item.size_bytes,
@@ -105,7 +105,7 @@ class Dispatcher:
             ):
                 log.info("part_tried_again", checkpoint=transfer.name, number=item.number, left_bytes=left_bytes)
                 self._in_flight += 1
-                item.hedged.try_again()
+                item.hedged.hedge()
 
     def _take(self) -> tuple[FileTransfer, WorkItem] | None:
         if self._in_flight >= self._executor.most:
@@ -113,7 +113,7 @@ class Dispatcher:
         limit, small = self._executor.adapted.limit, self._small_turns() < self._executor.small.threads
         for transfer in self._order:
             # The first upload begins at once, beside parts in flight of others; later uploads use the remaining requests.
-            busy = transfer.large_leaving if transfer is self._order[0] else self._large_leaving
+            busy = transfer.large_sending if transfer is self._order[0] else self._large_sending
             if (item := transfer.take(large=busy < limit, small=small)) is not None:
                 if item.is_small:
                     item.at_once = min(self._executor.small.at_once, self._executor.most - self._in_flight)
@@ -131,18 +131,18 @@ class Dispatcher:
             await transfer.carry(item)
         except StoreError as error:
             if transfer.retry_gate.behind and not isinstance(error, NotFound | AlreadyExists | TooLarge | CorruptObject):
-                transfer.put_back(item, rest_s=AGAIN_S)
-                asyncio.get_running_loop().call_later(AGAIN_S, self.pump)
+                transfer.put_back(item, rest_s=PREEMPTED_RETRY_S)
+                asyncio.get_running_loop().call_later(PREEMPTED_RETRY_S, self.pump)
             else:
                 transfer.fail(error)
         except Exception as error:
             transfer.fail(error)
         finally:
             self._count(transfer, item, -1)
-            if item.hedged is not None and item.hedged.has_second:
+            if item.hedged is not None and item.hedged.is_hedged:
                 self._in_flight -= 1
             item.hedged = None
-            self._left(transfer, item)
+            self._end_sending(transfer, item)
             transfer.wake()
             self.pump()
 
@@ -155,40 +155,40 @@ class Dispatcher:
         elif item.is_local:
             transfer.local_in_flight += change
         else:
-            self._turn(item, begins=change > 0)
+            self._count_small(item, begins=change > 0)
 
-    def _turn(self, item: WorkItem, *, begins: bool) -> None:
+    def _count_small(self, item: WorkItem, *, begins: bool) -> None:
         if begins:
             self._small_began_s[item] = time.monotonic()
-            asyncio.get_running_loop().call_later(LATE_S * 1.1, self.pump)  # if it is late, another may begin
+            asyncio.get_running_loop().call_later(OVERTAKEN_AFTER_S * 1.1, self.pump)  # if it is late, another may begin
         else:
             del self._small_began_s[item]
 
     def _small_turns(self) -> int:
-        """Return how many threads send small files, but for those that hang on an answer."""
-        late_s = time.monotonic() - LATE_S
+        """Return the number of threads that send small files, without those that wait for a late answer."""
+        late_s = time.monotonic() - OVERTAKEN_AFTER_S
         return sum(began_s > late_s for began_s in self._small_began_s.values())
 
-    def _leaves(self, transfer: FileTransfer, item: WorkItem) -> None:
-        item.is_leaving = item.is_large
-        if not item.is_leaving:
+    def _begin_sending(self, transfer: FileTransfer, item: WorkItem) -> None:
+        item.is_sending = item.is_large
+        if not item.is_sending:
             return
         loop = asyncio.get_running_loop()
-        item.on_left = functools.partial(loop.call_soon_threadsafe, self._left_early, transfer, item)
-        self._leaving[item] = transfer, Progress()
-        self._count_leaving(transfer, 1)
+        item.on_sent = functools.partial(loop.call_soon_threadsafe, self._all_sent, transfer, item)
+        self._sending[item] = transfer, Progress()
+        self._count_sending(transfer, 1)
 
-    def _left_early(self, transfer: FileTransfer, item: WorkItem) -> None:
-        if item.is_leaving:
-            self._left(transfer, item)
+    def _all_sent(self, transfer: FileTransfer, item: WorkItem) -> None:
+        if item.is_sending:
+            self._end_sending(transfer, item)
             self.pump()
 
-    def _left(self, transfer: FileTransfer, item: WorkItem) -> None:
-        if item.is_leaving:
-            item.is_leaving = False
-            del self._leaving[item]
-            self._count_leaving(transfer, -1)
+    def _end_sending(self, transfer: FileTransfer, item: WorkItem) -> None:
+        if item.is_sending:
+            item.is_sending = False
+            del self._sending[item]
+            self._count_sending(transfer, -1)
 
-    def _count_leaving(self, transfer: FileTransfer, change: int) -> None:
-        self._large_leaving += change
-        transfer.large_leaving += change
+    def _count_sending(self, transfer: FileTransfer, change: int) -> None:
+        self._large_sending += change
+        transfer.large_sending += change

@@ -1,4 +1,4 @@
-"""The queue once the pod is going: what is left is measured, the plan is made of it, and what does not go first is held."""
+"""Flush control: after a termination notice it plans the order of uploads and pauses those of lower priority."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.rate_gate import PauseGate
 from sidecar.upload.send.file_transfer import FileTransfer
 
-PLAN_S = 0.2
-"""How often the plan is made again when nothing but the time has changed."""
+REPLAN_S = 0.2
+"""Interval in seconds at which the plan is computed again if nothing but the time has changed."""
 ROUND_TRIP_S = 0.05
-"""What a request takes beside its bytes, where it was not measured."""
+"""Assumed seconds of a request without its bytes, if no round trip was measured."""
 COMMIT_ROUND_TRIPS = 6
-"""Joining parts, the manifest, reading it with those of others, the listing, the commit."""
+"""Requests from the last part to the commit: completion, manifest, its listing and reading, listing of objects, commit."""
 HOLD_S = 0.25
-"""What is under way and ends within this time is not held."""
-PLACES = 4
-"""Requests that are enough for the first to have the link."""
+"""Requests in flight that end within this time, in seconds, are not paused."""
+REQUESTS_FOR_LINK = 4
+"""Number of requests that suffice for one upload to use the whole link."""
 LEAST_READY_S = 0.2
-"""A save that takes longer than the ones before is expected to end at any moment."""
+"""Minimum expected rest of a save in seconds: a save that takes longer than the ones before may end at any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlushBudget:
-    """How much time is left, and what it has to be enough for."""
+    """Time left for the flush, and the state that a run would resume from without it."""
 
     left_s: float
     newest_durable_step: int | None
     usual: SaveProfile | None
-    """What the latest save was like."""
+    """Profile of the latest save; ``None``: there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Pending:
     tracked: Tracked
     place: Waiting
     transfer: FileTransfer | None
-    """``None`` before and after there is something to send."""
+    """``None`` while there is nothing to send: before the start, and after the last part."""
     is_sent: bool
 
 
@@ -59,7 +59,7 @@ class Writing:
     place: Waiting
     transfer: FileTransfer | None
     seen_bytes: int
-    """Of files that can be sent."""
+    """Size of the files that can be sent now."""
     age_s: float
 
 
@@ -67,54 +67,57 @@ class UnfinishedCheckpoints(Protocol):
     """Checkpoints that the trainer still writes."""
 
     def writing(self, *, alive: bool) -> list[Writing]:
-        """Return those that the trainer is likely to finish. ``alive``: a training process is running."""
+        """Return the checkpoints that the trainer is likely to finish. ``alive``: a training process is running."""
         ...
 
-    def sendings(self) -> list[tuple[Waiting, FileTransfer]]:
-        """Return those of which files are being sent, with their place in the queue."""
+    def transfers(self) -> list[tuple[Waiting, FileTransfer]]:
+        """Return the transfers of checkpoints with an early upload, each with its place in the queue."""
         ...
 
 
 class FlushControl:
-    """Used from the event loop only. ``plan`` is ``None`` as long as the pod stays."""
+    """Plan of the flush, and its pause gates. Used from the event loop only.
+
+    ``plan`` is ``None`` without a termination notice.
+    """
 
     def __init__(self, executor: StoreExecutor, events: Events) -> None:
         self.plan: Plan | None = None
         self._executor = executor
         self._events = events
-        self._turnstiles: dict[str, _Counted] = {}
+        self._gates: dict[str, _Counted] = {}
         self._planned: tuple[frozenset[object], float] = (frozenset(), 0.0)
 
     def pause_gate(self, name: str) -> PauseGate:
-        """Return what the bytes of a checkpoint pass through."""
+        """Return the gate that the bytes of a checkpoint pass through."""
         return self._counted(name).pause_gate
 
     def arrived(self, name: str, size_bytes: int) -> None:
-        """Take note of so many bytes of a checkpoint that the store has confirmed."""
+        """Record ``size_bytes`` of a checkpoint that the store has confirmed."""
         self._counted(name).arrived_bytes += size_bytes
 
     def stay(self) -> None:
-        """The pod stays: there is no plan, and nothing is held."""
+        """Drop the plan and release all gates: there is no termination notice, or it was withdrawn."""
         if self.plan is not None:
             self.plan, self._planned = None, (frozenset(), 0.0)
             self.hold([])
 
     def decide(self, going: FlushBudget, pending: Sequence[Pending], early: UnfinishedCheckpoints, pod: PodState) -> None:
-        """Make the plan, if it is time to.
+        """Compute the plan again if its inputs changed, or ``REPLAN_S`` has passed.
 
         Args:
-            going: How much time is left, and for what.
-            pending: What is finished and not all sent.
-            early: What is not finished, and what of it is being sent.
-            pod: Asked whether the trainer is alive.
+            going: Time left, and the newest durable step.
+            pending: Finished checkpoints that are not durable.
+            early: Unfinished checkpoints with their early uploads.
+            pod: State of the pod: whether the trainer is alive.
         """
-        sent_early = (place.name for place, _ in early.sendings())
+        sent_early = (place.name for place, _ in early.transfers())
         what = frozenset([*((each.place.name, each.place.refused, each.is_sent) for each in pending), *sent_early])
-        if self.plan is not None and what == self._planned[0] and time.monotonic() - self._planned[1] < PLAN_S:
+        if self.plan is not None and what == self._planned[0] and time.monotonic() - self._planned[1] < REPLAN_S:
             return
         before, self._planned = self.plan, (what, time.monotonic())
         self.plan = plan_flush(
-            # What is finished counts, also while its directory is being written anew.
+            # Of equal names the last counts: the finished one, also while its directory is being rewritten.
             [
                 *(self._expected(each, going.usual) for each in early.writing(alive=pod.trainer_alive())),
                 *map(self._load, pending),
@@ -137,45 +140,45 @@ class FlushControl:
         )
 
     def hold(self, ordered: Sequence[FileTransfer], *, next_up: str | None = None) -> None:
-        """Hold what does not go first, in the middle of its requests, while the first is not through.
+        """Pause the transfers behind the first one, in the middle of their requests, until the first one is sent.
 
-        What is under way may take longer than all that is left of the time; where it ends at once, it is let end. As many
-        requests are let through as the first needs places.
+        Their requests in flight might otherwise take all of the time left. Requests that end soon are not paused. Some are
+        exempt if the first transfer needs their slots.
 
         Args:
-            ordered: What is being sent; the first goes first.
-            next_up: A checkpoint that has nothing to send this moment and goes on in the next.
+            ordered: All transfers, in the order of the plan.
+            next_up: A checkpoint that is being handed over: it has nothing to send now, and continues at once.
         """
         first = ordered[0] if ordered else None
         if self.plan is not None and next_up is not None:
             self._hold_behind(self.plan, next_up, places={}, missing=0)
             return
         if self.plan is None or first is None or not first.in_flight or not self._is_worth_holding(ordered[1:]):
-            for counted in self._turnstiles.values():
+            for counted in self._gates.values():
                 counted.pause_gate.hold(False)
             return
         free = self._executor.most - sum(transfer.places for transfer in ordered[1:])
-        missing = max(0, min(self._executor.adapted.limit, PLACES) - free) if first.has_more else 0
+        missing = max(0, min(self._executor.adapted.limit, REQUESTS_FOR_LINK) - free) if first.has_more else 0
         places = {transfer.name: transfer.in_flight for transfer in ordered[1:]}
         self._hold_behind(self.plan, first.name, places=places, missing=missing)
 
     def _hold_behind(self, plan: Plan, first: str, *, places: Mapping[str, int], missing: int) -> None:
         rank = plan.rank()
-        for name, counted in self._turnstiles.items():
-            # What is planned before it is being prepared; only what comes behind is held.
+        for name, counted in self._gates.items():
+            # Transfers planned before it are being prepared; only those behind it are paused.
             is_behind = name != first and rank.get(name, len(rank)) >= rank.get(first, len(rank))
             but = min(missing, places.get(name, 0)) if is_behind else 0
             counted.pause_gate.hold(is_behind, exempt=but)
             missing -= but
 
     def forget(self, names: Iterable[str]) -> None:
-        """Keep count only of these."""
+        """Drop the gates of all other checkpoints."""
         kept = set(names)
-        for name in [name for name in self._turnstiles if name not in kept]:
-            self._turnstiles.pop(name).pause_gate.hold(False)
+        for name in [name for name in self._gates if name not in kept]:
+            self._gates.pop(name).pause_gate.hold(False)
 
     def why(self, name: str) -> str:
-        """Return why a checkpoint does not go first, in words that do not change all the time."""
+        """Return why a checkpoint is not sent first, as a text without numbers, so that the status changes rarely."""
         planned = self.plan.get(name) if self.plan is not None else None
         if self.plan is None or planned is None or planned.verdict is Outcome.FITS or planned.done_in_s is None:
             return "a newer checkpoint goes first"
@@ -185,28 +188,28 @@ class FlushControl:
         )
 
     def _counted(self, name: str) -> _Counted:
-        return self._turnstiles.setdefault(name, _Counted(PauseGate(self._executor.gate)))
+        return self._gates.setdefault(name, _Counted(PauseGate(self._executor.gate)))
 
     def _is_worth_holding(self, behind: Sequence[FileTransfer]) -> bool:
         if self._is_holding:
             return True
-        rate, to_come = self._executor.rate(), sum(map(self._to_come_bytes, behind))
+        rate, to_come = self._executor.rate(), sum(map(self._unsent_bytes, behind))
         return rate is None or to_come > HOLD_S * rate.expected
 
     @property
     def _is_holding(self) -> bool:
-        return any(counted.pause_gate.is_held for counted in self._turnstiles.values())
+        return any(counted.pause_gate.is_held for counted in self._gates.values())
 
-    def _to_come_bytes(self, transfer: FileTransfer) -> int:
-        """Return at most how many bytes of requests under way have not left."""
+    def _unsent_bytes(self, transfer: FileTransfer) -> int:
+        """Return an upper bound of the bytes of requests in flight that are not sent yet."""
         begun_bytes = sum(item.size_bytes for item in transfer.large_in_flight)
-        return max(0, begun_bytes - self._counted(transfer.name).under_way_bytes(transfer))
+        return max(0, begun_bytes - self._counted(transfer.name).on_wire_bytes(transfer))
 
     def _load(self, pending: Pending) -> Load:
         tracked, transfer = pending.tracked, pending.transfer
         size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
         sent_bytes = size_bytes if pending.is_sent else tracked.sent_bytes if transfer is None else transfer.sent_bytes()
-        left_bytes = max(0, size_bytes - sent_bytes - self._under_way_bytes(tracked.name, transfer))
+        left_bytes = max(0, size_bytes - sent_bytes - self._on_wire_bytes(tracked.name, transfer))
         files = len(tracked.checkpoint.files) if tracked.checkpoint else 0
         requests = files * left_bytes // max(1, size_bytes) + left_bytes // self._executor.part_bytes(
             size_bytes // max(1, files)
@@ -215,7 +218,7 @@ class FlushControl:
 
     def _expected(self, writing: Writing, usual: SaveProfile | None) -> Load:
         sent_bytes = 0 if writing.transfer is None else writing.transfer.sent_bytes()
-        sent_bytes += self._under_way_bytes(writing.place.name, writing.transfer)
+        sent_bytes += self._on_wire_bytes(writing.place.name, writing.transfer)
         size_bytes = max(writing.seen_bytes, usual.size_bytes if usual else 0)
         save_s = usual.took_s if usual and usual.took_s is not None else 0.0
         return Load(
@@ -226,8 +229,8 @@ class FlushControl:
             ready_in_s=max(LEAST_READY_S, save_s - writing.age_s),
         )
 
-    def _under_way_bytes(self, name: str, transfer: FileTransfer | None) -> int:
-        return 0 if transfer is None else self._counted(name).under_way_bytes(transfer)
+    def _on_wire_bytes(self, name: str, transfer: FileTransfer | None) -> int:
+        return 0 if transfer is None else self._counted(name).on_wire_bytes(transfer)
 
 
 @dataclass(slots=True)
@@ -235,8 +238,8 @@ class _Counted:
     pause_gate: PauseGate
     arrived_bytes: int = 0
 
-    def under_way_bytes(self, transfer: FileTransfer) -> int:
-        """Return what left of requests that have not ended; nothing of what was sent in vain is counted for long."""
+    def on_wire_bytes(self, transfer: FileTransfer) -> int:
+        """Return the bytes sent but not confirmed. Bytes of failed requests are dropped once no request is in flight."""
         if not transfer.in_flight:
             self.pause_gate.passed_bytes = self.arrived_bytes = 0
         return max(0, self.pause_gate.passed_bytes - self.arrived_bytes)

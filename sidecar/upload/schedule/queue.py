@@ -1,4 +1,4 @@
-"""Which upload goes first. Decided anew whenever something changes: by the order of the queue, or by the plan of a flush."""
+"""Queue of uploads. After each change it is ordered again: by the upload order, or by the plan of a flush."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from sidecar.upload.send.file_transfer import FileTransfer
 
 @dataclass(slots=True, eq=False)
 class Active:
-    """An upload under way. ``transfer`` is ``None`` before and after there is something to send."""
+    """An upload in progress. ``transfer`` is ``None`` while there is nothing to send."""
 
     tracked: Tracked
     transfer: FileTransfer | None = None
     is_sent: bool = False
-    """Manifest and commit are what is left."""
-    hands_over: bool = False
-    """What was sent of it early is being taken over: its next bytes follow at once."""
+    """Only manifest and commit are left."""
+    is_handed_over: bool = False
+    """Its early upload is being taken over: it continues to send at once."""
     is_held: bool = False
-    """It may not be sent yet: what else there is goes first."""
+    """It may not be sent yet: other uploads have priority."""
 
     @property
     def is_ending(self) -> bool:
-        """Whether nothing is left to begin but manifest and commit."""
+        """Whether every work item was started, so that only manifest and commit are left."""
         return self.is_sent or (self.transfer is not None and self.transfer.is_ending)
 
 
 class Queue:
-    """The uploads under way, and those that wait for their turn."""
+    """Uploads in progress, and those that wait for their turn."""
 
     def __init__(self, catalog: Catalog, early: EarlyUploads, flush: FlushControl) -> None:
         self.active: dict[str, Active] = {}
-        """By checkpoint."""
+        """Uploads in progress, by checkpoint."""
         self._catalog = catalog
         self._early = early
         self._flush = flush
         self._first: str | None = None
-        """Name of the upload that is let through before everything that may not overtake it."""
+        """Name of the upload that runs first until another one may preempt it."""
         self._ended = asyncio.Event()
 
     def plan(self, pod: PodState) -> None:
-        """Plan the flush by the time that is left, while the pod is going."""
+        """Plan the flush, if there is a termination notice."""
         left_s = pod.left_s()
         if left_s is None:
             self._flush.stay()
@@ -63,7 +63,7 @@ class Queue:
         self._flush.decide(going, pending, self._early, pod)
 
     def begin(self) -> list[Active]:
-        """Let those in whose turn it is, and return them."""
+        """Start the uploads whose turn it is, and return them."""
         queue, begun = self._pending(), []
         self._let_first_through(queue)
         for tracked in queue:
@@ -72,18 +72,18 @@ class Queue:
                 begun.append(self.active[tracked.name])
             active = self.active[tracked.name]
             if active.tracked is not tracked or (active.transfer is None and not active.is_sent):
-                break  # those behind begin when this one has nothing left to hand out
+                break  # the next one starts when this one has no work items left
             if active.transfer is not None and active.transfer.has_more and not active.transfer.retry_gate.refused:
                 break
         return begun
 
     def all(self) -> dict[str, FileTransfer]:
-        """Return what is being sent, by checkpoint; also what the trainer still writes."""
-        transfer = {place.name: its for place, its in self._early.sendings()}
+        """Return all transfers by checkpoint, early uploads included."""
+        transfer = {place.name: its for place, its in self._early.transfers()}
         return transfer | {a.tracked.name: a.transfer for a in self.active.values() if a.transfer is not None}
 
     def in_order(self) -> list[FileTransfer]:
-        """Return what is being sent, in the order in which it is, and say in the catalog who pauses."""
+        """Return all transfers in sending order, and record in the catalog which ones are paused."""
         transfer = self.all()
         self._flush.forget([*transfer, *self.active])
         ordered = self._sorted(transfer)
@@ -91,37 +91,37 @@ class Queue:
             rank_of = self._flush.plan.rank()
             ordered = [its for its in ordered if rank_of.get(its.name, len(rank_of)) <= rank_of.get(next_up, -1)]
         for rank, its in enumerate(ordered):
-            self._say_whose_turn_it_is(its, is_first=rank == 0 or not ordered[0].has_more)
+            self._report_turn(its, is_first=rank == 0 or not ordered[0].has_more)
         return ordered
 
     def handed_over(self) -> str | None:
-        """Return the name of a checkpoint that is being taken over from what was sent early."""
-        return next((name for name, active in self.active.items() if active.hands_over), None)
+        """Return the name of a checkpoint whose early upload is being taken over; ``None``: there is none."""
+        return next((name for name, active in self.active.items() if active.is_handed_over), None)
 
     def goes_first(self, one: Tracked, other: Tracked) -> bool:
         """Whether one checkpoint is sent before another."""
         return one is not other and upload_order(map(self._waiting, (other, one)))[0].name == one.name
 
-    def ends_ahead(self, tracked: Tracked) -> bool:
-        """Whether an upload that goes before this one has nothing left to begin but manifest and commit."""
+    def has_ending_ahead(self, tracked: Tracked) -> bool:
+        """Whether an upload of higher priority has only manifest and commit left."""
         return any(other.is_ending and self.goes_first(other.tracked, tracked) for other in self.active.values())
 
     def end(self, active: Active) -> None:
-        """An upload ended, whatever came of it."""
+        """Remove an upload that has ended, with any outcome."""
         del self.active[active.tracked.name]
-        self.wake_those_behind()
+        self.wake_waiting()
 
-    def wake_those_behind(self) -> None:
-        """Let uploads that wait in ``something_ended`` look again."""
+    def wake_waiting(self) -> None:
+        """Wake the uploads that wait in ``upload_ended``."""
         self._ended.set()
         self._ended = asyncio.Event()
 
-    async def something_ended(self) -> None:
-        """Wait until an upload ended or rests, or the pod is going."""
+    async def upload_ended(self) -> None:
+        """Wait until an upload has ended or backs off, or there is a termination notice."""
         await self._ended.wait()
 
     def waits_for_others(self, tracked: Tracked) -> bool:
-        """Whether a checkpoint's own part is in the store."""
+        """Whether this node's part of a checkpoint is in the store, and other nodes' parts are awaited."""
         return tracked.state is State.UPLOADED and tracked.name not in self.active
 
     def _pending(self) -> list[Tracked]:
@@ -152,20 +152,20 @@ class Queue:
             rank = self._flush.plan.rank()
             return [transfer[name] for name in sorted(transfer, key=lambda name: rank.get(name, len(rank)))]
         finished = [self._waiting(a.tracked) for a in self.active.values() if a.transfer is not None]
-        unfinished = [place for place, its in self._early.sendings() if transfer[place.name] is its]
+        unfinished = [place for place, its in self._early.transfers() if transfer[place.name] is its]
         return [transfer[place.name] for place in send_order([*finished, *unfinished], running=self._first)]
 
-    def _say_whose_turn_it_is(self, transfer: FileTransfer, *, is_first: bool) -> None:
+    def _report_turn(self, transfer: FileTransfer, *, is_first: bool) -> None:
         active = self.active.get(transfer.name)
         if active is None or active.transfer is not transfer:
             return
         if is_first and active.tracked.state is State.PAUSED:
-            say_uploading(self._catalog, active.tracked, transfer)
+            report_uploading(self._catalog, active.tracked, transfer)
         elif not is_first and active.tracked.state in (State.UPLOADING, State.PAUSED) and transfer.has_more:
             self._catalog.move(active.tracked, State.PAUSED, reason=self._flush.why(active.tracked.name))
 
 
-def say_uploading(catalog: Catalog, tracked: Tracked, transfer: FileTransfer) -> None:
-    """Say that a checkpoint is sent now, and how much of it was before."""
+def report_uploading(catalog: Catalog, tracked: Tracked, transfer: FileTransfer) -> None:
+    """Record that a checkpoint is being sent, with the bytes that were sent before."""
     size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
     catalog.move(tracked, State.UPLOADING, size_bytes=size_bytes, already_sent_bytes=transfer.sent_bytes())

@@ -1,1 +1,1 @@
-"""Files of one checkpoint on their way to the store, and the journal of what arrived."""
+"""Transfer of the files of one checkpoint to the store, and the journal of confirmed files and parts."""

@@ -1,8 +1,9 @@
-"""One checkpoint on its way: which pieces are left, how each is carried, and when all are there."""
+"""Transfer of one checkpoint: hands out its work items, carries them out, and ends when all files are in the store."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
@@ -15,8 +16,9 @@ from sidecar.store.protocol import Stored, Verification
 from sidecar.transfer.executor import CORRUPT_TRIES
 from sidecar.transfer.rate_gate import RetryGate
 from sidecar.upload.send.deduplicate import Known
-from sidecar.upload.send.hedged_request import HedgedRequest
+from sidecar.upload.send.hedged_request import HedgedRequest, SendTry
 from sidecar.upload.send.journal import FileProgress, Journal
+from sidecar.upload.send.observer import TransferObserver
 from sidecar.upload.send.payloads import Payloads
 from sidecar.upload.send.small_batch import SmallBatch
 from sidecar.upload.send.store_link import StoreLink
@@ -38,24 +40,8 @@ class WriteGuard(Protocol):
         ...
 
 
-class TransferObserver:
-    """What happens to a transfer; does nothing. All methods are called from the event loop."""
-
-    def progressed(self, sent_bytes: int) -> None:
-        """So many bytes of the checkpoint are in the store."""
-
-    def changed(self) -> None:
-        """Something happened that may change the order of uploads."""
-
-    def sent_in_vain(self) -> None:
-        """A file turned out to be another one than what was sent of it early."""
-
-    def part_refused(self, number: int) -> None:
-        """The store refused a part by its number."""
-
-
 class FileTransfer:
-    """Hands out pieces and carries them. Once one failed, no others are handed out."""
+    """Hands out work items and carries them out. After a failure no further ones are handed out."""
 
     def __init__(
         self,
@@ -70,23 +56,23 @@ class FileTransfer:
         self.name = name
         self.journal = journal
         self._observer = observer or TransferObserver()
-        self.retry_gate = RetryGate(self._observer.changed)
+        self.retry_gate = RetryGate(self._observer)
         self.in_flight = 0
-        """Pieces that are carried."""
+        """Number of work items in flight."""
         self.places = 0
-        """Requests that they take the place of."""
+        """Number of their requests."""
         self.large_in_flight: set[WorkItem] = set()
-        self.large_leaving = 0
-        """Large ones whose bytes have not all left."""
+        self.large_sending = 0
+        """Number of large work items with bytes left to send."""
         self.local_in_flight = 0
         self.rest_until_s = 0.0
-        """Monotonic: pieces that failed while something else went first are not tried again before."""
+        """End of the backoff, monotonic seconds: set by work items that failed while another upload had priority."""
         self._payloads = payloads
         self._store = link.store
         self._can = link.capabilities
         self._executor = link.executor
         self._guard = guard
-        self._left = WorkPlan(name, link, journal)
+        self._plan = WorkPlan(name, link, journal)
         self._carried: set[WorkItem] = set()
         self._sent_bytes = self.sent_bytes()
         self._error: BaseException | None = None
@@ -96,86 +82,86 @@ class FileTransfer:
     def add(
         self, files: Iterable[FoundFile], *, moved: Mapping[str, str] | None = None, awaited: PartsOf | None = None
     ) -> None:
-        """Send what is missing of these files; arguments as of ``WorkPlan.add``."""
-        self._left.add(files, moved=moved, awaited=awaited)
+        """Send the missing parts of these files; arguments as of ``WorkPlan.add``."""
+        self._plan.add(files, moved=moved, awaited=awaited)
 
     def add_growing(self, file: FoundFile) -> None:
-        """Send the whole parts in the beginning of a file that is still being written, as ``WorkPlan.add_growing``."""
-        self._left.add_growing(file)
+        """Send the complete parts of a file that is still being written, as ``WorkPlan.add_growing``."""
+        self._plan.add_growing(file)
 
     def settle(self, other: Journal) -> None:
-        """What was awaited has ended, and ``other`` knows how: what arrived is compared, the rest is sent."""
-        self._left.settle(other)
+        """Take the outcome of the awaited parts from the journal ``other``, as ``WorkPlan.settle``."""
+        self._plan.settle(other)
         self._observer.changed()
 
     def entries(self) -> list[FileEntry] | None:
-        """Return the entries of all files, or ``None`` while some are not in the store or not confirmed."""
-        return None if self._left.missing else [self.journal.entries[path] for path in self._left.files]
+        """Return the entries of all files; ``None`` while some are not in the store or not confirmed."""
+        return None if self._plan.missing else [self.journal.entries[path] for path in self._plan.files]
 
     def sent_bytes(self) -> int:
-        """Return how much of the checkpoint is in the store."""
+        """Return the number of bytes of the checkpoint in the store."""
         whole = sum(entry.size_bytes for entry in self.journal.entries.values())
         return whole + sum(progress.sent_bytes for progress in self.journal.uploads.values())
 
     @property
     def has_more(self) -> bool:
-        """Whether pieces are left to hand out."""
-        return self._error is None and not self._closed and bool(self._left.items)
+        """Whether work items are left to hand out."""
+        return self._error is None and not self._closed and bool(self._plan.items)
 
     @property
     def is_ending(self) -> bool:
-        """Whether all that is left is under way."""
-        return self._error is None and not self._closed and not self._left.items
+        """Whether every work item left is in flight."""
+        return self._error is None and not self._closed and not self._plan.items
 
     def take(self, *, large: bool, small: bool) -> WorkItem | None:
-        """Return the next piece, one with many bytes, or with few, if those may be sent now."""
+        """Return the next work item; ``None``: there is none now. ``large``, ``small``: whether such items may start."""
         if not self.has_more or time.monotonic() < self.rest_until_s:
             return None
-        item = self._left.items.take(local=self.local_in_flight < LOCAL_AT_ONCE, large=large, small=small)
-        if item is not None and not self._left.items:
+        item = self._plan.items.take(local=self.local_in_flight < LOCAL_AT_ONCE, large=large, small=small)
+        if item is not None and not self._plan.items:
             self._observer.changed()  # others may begin
         return item
 
     def put_back(self, item: WorkItem, *, rest_s: float) -> None:
-        """Take a piece back that could not be carried now."""
+        """Take back a work item that failed, and back off for ``rest_s`` seconds."""
         self.rest_until_s = time.monotonic() + rest_s
-        self._left.items.put_back(item)
+        self._plan.items.put_back(item)
 
     async def finished(self) -> list[FileEntry]:
-        """Wait until all files are in the store, or what was begun has ended after ``close``; return the entries.
+        """Wait until all files are in the store or, after ``close``, nothing is in flight; return the entries.
 
         Raises:
-            CheckpointChanged, CheckpointRejected, StoreError: Why a piece could not be carried. No thread is left behind.
+            CheckpointChanged, CheckpointRejected, StoreError: Raised by a work item. No thread is running then.
         """
-        while self.in_flight or not (self._error or self._closed or not self._left.missing):
+        while self.in_flight or not (self._error or self._closed or not self._plan.missing):
             await self._changed.wait()
         if self._error is not None:
             raise self._error
         return self.entries() or []
 
-    async def only_parts(self) -> dict[str, set[int]]:
-        """Wait until nothing but parts of known uploads is under way; return which. They may end at any time."""
+    async def wait_for_parts(self) -> dict[str, set[int]]:
+        """Wait until only parts of known multipart uploads are in flight; return their numbers by path."""
         while (parts := self._parts_under_way()) is None:
             await self._changed.wait()
         return parts
 
     def close(self) -> None:
-        """Hand out no further pieces, and join no parts."""
+        """Hand out no further work items, and complete no multipart uploads."""
         self._closed = True
         self.wake()
 
     def fail(self, error: BaseException) -> None:
-        """A piece could not be carried: the first reason counts."""
+        """Record the failure of a work item. The first one is raised by ``finished``."""
         self._error = self._error or error
         self.wake()
 
     def wake(self) -> None:
-        """Something changed."""
+        """Wake the waiters of ``finished`` and ``wait_for_parts``."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def carry(self, item: WorkItem) -> None:
-        """Do what a piece is for."""
+        """Carry out a work item."""
         self._carried.add(item)
         try:
             await self._carry(item)
@@ -193,7 +179,7 @@ class FileTransfer:
             case Step.WHOLE if item.is_small:
                 await self._send_small(item)
             case Step.WHOLE:
-                await self._send_whole(item.upload, item.on_left)
+                await self._send_whole(item.upload, item.on_sent)
             case Step.PART:
                 await self._send_part(item)
             case Step.JOIN:
@@ -220,18 +206,18 @@ class FileTransfer:
         if await self._executor.once(self._payloads.is_still, path, places, wanted):
             self.journal.confirmed(path)
         else:
-            self._observer.sent_in_vain()
+            self._observer.sent_wrong_bytes()
             await self._drop(upload)
-        self._left.queue(upload.file, compare=False)
+        self._plan.queue(upload.file, compare=False)
 
     async def _recheck(self, path: str, number: int) -> None:
-        if (late := self._left.take_late(path, number)) is None:
+        if (late := self._plan.take_late(path, number)) is None:
             return
         upload, part, crc = late
         if not await self._executor.once(self._payloads.is_still, path, [upload.ranges[number - 1]], [crc]):
-            self._observer.sent_in_vain()
-            self._left.send_after_all(path, number)
-        elif self._left.arrived_late(path, part, crc):
+            self._observer.sent_wrong_bytes()
+            self._plan.send_again(path, number)
+        elif self._plan.arrived_late(path, part, crc):
             self._sent_bytes += part.size_bytes
             self._observer.progressed(self._sent_bytes)
             if path not in self.journal.unconfirmed:
@@ -242,8 +228,8 @@ class FileTransfer:
         assert known is not None
         wanted = [known.first_crc, *([-1] if len(known.ranges) > 1 else [])]
         crcs = await self._executor.once(self._payloads.checksums, upload.file.path, known.ranges, wanted)
-        if not known.is_it(crcs) or not await self._copy(upload, known):
-            self._left.queue(upload.file, compare=False)
+        if not known.has_checksums(crcs) or not await self._copy(upload, known):
+            self._plan.queue(upload.file, compare=False)
 
     async def _copy(self, upload: Upload, known: Known) -> bool:
         await self._guard.pass_through()
@@ -252,23 +238,23 @@ class FileTransfer:
             stored = await self._executor.once(self._store.copy, known.entry.key, upload.key, etag=known.entry.etag)
             if not await self._verified(upload, stored, crc):
                 return False
-        except StoreError:  # deleted meanwhile, not allowed, not implemented: it can still be sent
+        except StoreError:  # deleted meanwhile, forbidden or not implemented: the file is sent instead
             return False
         self._stored(upload, stored, crc, part_bytes=known.entry.part_bytes, first_crc=known.first_crc)
         return True
 
-    async def _send_whole(self, upload: Upload, on_left: Callable[[], object]) -> None:
+    async def _send_whole(self, upload: Upload, on_sent: Callable[[], object] | None) -> None:
         path, size_bytes = upload.file.path, upload.file.size_bytes
         for _ in range(CORRUPT_TRIES):
             await self._guard.pass_through()
             began_s = time.monotonic()
-            outgoing = self._payloads.outgoing(on_left)
-            stored, crc = await self._persistently(self._payloads.put_file, path, upload.key, size_bytes, outgoing)
+            send_try = SendTry(self._payloads.gate, on_sent)
+            stored, crc = await self._persistently(self._payloads.put_file, path, upload.key, size_bytes, send_try)
             if await self._verified(upload, stored, crc):
                 self._arrived(size_bytes, began_s=began_s)
                 self._stored(upload, stored, crc, part_bytes=0, first_crc=crc)
                 return
-        raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one, each time it was sent")
+        raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one after each try")
 
     async def _send_small(self, item: WorkItem) -> None:
         await self._guard.pass_through()
@@ -286,18 +272,18 @@ class FileTransfer:
         finally:
             if left := files.left:
                 item.upload = left[0]
-                self._left.items.add(WorkItem(upload, Step.WHOLE) for upload in left[1:])
+                self._plan.items.add(WorkItem(upload, Step.WHOLE) for upload in left[1:])
             if files.done:
                 self._arrived(files.sent_bytes, began_s=began_s)
-            self._left.missing.difference_update(upload.file.path for upload in files.done)
+            self._plan.missing.difference_update(upload.file.path for upload in files.done)
             if not self.has_more:
                 self._observer.changed()  # others may begin
 
     def _next_small(self) -> Upload | None:
-        """Return the next small file, unless something else goes first. Called from threads."""
+        """Return the next small file; ``None`` if there is none, or another upload has priority. Called from threads."""
         if self.retry_gate.behind or not self.has_more:
             return None
-        item = self._left.items.take_small()
+        item = self._plan.items.take_small()
         return item.upload if item else None
 
     async def _send_part(self, item: WorkItem) -> None:
@@ -306,13 +292,13 @@ class FileTransfer:
         await self._guard.pass_through()
         progress = await self._begun(upload)
         began_s = time.monotonic()
-        item.hedged = HedgedRequest(lambda: self._payloads.outgoing(item.on_left))
+        item.hedged = HedgedRequest(self._payloads.gate, item.on_sent)
         try:
             part, crc = await item.hedged.run(
-                lambda outgoing: self._persistently(self._payloads.put_part, path, progress, number, place, outgoing)
+                functools.partial(self._persistently, self._payloads.put_part, path, progress, number, place)
             )
         except NotFound:
-            # The store dropped the unfinished upload (a lifecycle rule, an abort): the file begins anew.
+            # The store dropped the multipart upload (a lifecycle rule, an abort): the file is sent again.
             self.journal.dropped(path)
             raise
         except PartRefused:
@@ -342,13 +328,13 @@ class FileTransfer:
             return self.journal.uploads[path]
 
     async def _compare_beginning(self, upload: Upload) -> None:
-        """See whether a file that is being written is still the one of which parts were sent; in the end, all is compared."""
+        """Compare one part of a growing file with its first upload. Once it is finished, all parts are compared."""
         path, progress = upload.file.path, self.journal.uploads[upload.file.path]
         number = min(progress.checksums, default=0)
         if number and not await self._executor.once(
             self._payloads.is_still, path, [upload.ranges[number - 1]], [progress.checksums[number]]
         ):
-            self._left.begin_anew(upload)
+            self._plan.restart(upload)
 
     async def _join(self, upload: Upload, progress: FileProgress) -> None:
         numbers = sorted(progress.parts)
@@ -372,15 +358,15 @@ class FileTransfer:
         return await self._executor.persistently(self._payloads.read_back, upload.key, stored.etag) == crc
 
     async def _drop(self, upload: Upload) -> None:
-        """Forget what was sent of a file, here and in the store."""
+        """Forget the parts of a file, and abort its multipart upload."""
         path = upload.file.path
         progress = self.journal.uploads.get(path)
-        self._left.dropped(path)
+        self._plan.dropped(path)
         if progress is not None:
             await self._executor.persistently(self._store.abort_upload, progress.key, progress.upload_id)
 
     async def _persistently(self, call: Callable[..., T], *args: object) -> T:
-        # The store may have been away for an hour: another attempt may have committed the step meanwhile.
+        # After an outage of the store, another attempt may have committed the step: the guard is passed before each retry.
         return await self._executor.persistently(call, *args, retry_gate=self.retry_gate, before_again=self._guard.pass_through)
 
     def _arrived(self, size_bytes: int, *, began_s: float) -> None:
@@ -390,13 +376,13 @@ class FileTransfer:
 
     def _stored(self, upload: Upload, stored: Stored, crc: int, *, part_bytes: int, first_crc: int) -> None:
         self._record(upload, stored, crc, part_bytes=part_bytes, first_crc=first_crc)
-        self._left.missing.discard(upload.file.path)
+        self._plan.missing.discard(upload.file.path)
 
     def _record_small(self, upload: Upload, stored: Stored, crc: int) -> None:
         self._record(upload, stored, crc, part_bytes=0, first_crc=crc)
 
     def _record(self, upload: Upload, stored: Stored, crc: int, *, part_bytes: int, first_crc: int) -> None:
-        """Write down that a file is in the store. Called from threads, too."""
+        """Record in the journal that a file is in the store. Also called from threads."""
         entry = FileEntry(
             path=upload.file.path,
             key=upload.key,

@@ -1,4 +1,4 @@
-"""A second try beside a request that is slow: whichever arrives first counts."""
+"""Hedged request: a slow request is sent a second time in parallel, and the first try that arrives counts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sidecar.store.slice import FileSlice, Gate
 T = TypeVar("T")
 
 
-class Outgoing:
-    """The body of one try, and the gate that it passes: nothing more passes once the try was given up."""
+class SendTry:
+    """One try to send a body, through a gate. Once the try is cancelled, the gate lets nothing pass."""
 
-    def __init__(self, gate: Gate, on_left: Callable[[], object] = lambda: None) -> None:
-        self.on_left = on_left
-        """Told, from a thread, when the last byte has left."""
+    def __init__(self, gate: Gate, on_sent: Callable[[], object] | None = None) -> None:
+        """Start a try. ``on_sent``: called, from a thread, after the last byte was sent; ``None``: nothing is called."""
+        self._on_sent = on_sent
         self._gate = gate
         self._body: FileSlice | None = None
         self._changing = threading.Lock()
@@ -27,24 +27,29 @@ class Outgoing:
 
     @property
     def left_bytes(self) -> int | None:
-        """What has not left, or ``None`` before it began."""
+        """Bytes not sent yet; ``None`` before the start."""
         return None if self._body is None else self._body.size_bytes - self._body.tell()
 
     @property
-    def is_given_up(self) -> bool:
-        """Whether another try arrived: what becomes of this one is of no interest."""
+    def is_cancelled(self) -> bool:
+        """Whether another try arrived first, so that the outcome of this one is ignored."""
         return self._given_up
 
     def carries(self, body: FileSlice) -> FileSlice:
-        """These are the bytes; sent again, they are other ones."""
+        """Set the body, also of a retry, and return it."""
         self._body, self._is_through = body, False
         return body
+
+    def all_sent(self) -> None:
+        """Report that the last byte was sent. Called from a thread."""
+        if self._on_sent is not None:
+            self._on_sent()
 
     def pass_through(self, size_bytes: int) -> None:
         """Wait until ``size_bytes`` may be sent.
 
         Raises:
-            Stopped: It was given up, or the gate is closed.
+            Stopped: The try was cancelled, or the gate is closed.
         """
         self._gate.pass_through(size_bytes)
         with self._changing:
@@ -52,66 +57,71 @@ class Outgoing:
                 raise Stopped("another try arrived first")
             self._is_through = self.left_bytes is not None and size_bytes >= self.left_bytes
 
-    def give_up(self) -> bool:
-        """Let nothing more pass. Returns whether it will not arrive: the store was not given all of it."""
+    def cancel(self) -> bool:
+        """Let nothing more pass. Returns True if the body is incomplete, so that the store will not keep it."""
         with self._changing:
             self._given_up = True
             return not self._is_through
 
 
 class HedgedRequest:
-    """Carries a request, and carries it a second time when it is told to."""
+    """Carries out a request, and a second time in parallel after ``hedge``."""
 
-    def __init__(self, outgoing: Callable[[], Outgoing]) -> None:
-        self._outgoing = outgoing
-        self._first = outgoing()
-        self._wanted = asyncio.Event()
+    def __init__(self, gate: Gate, on_sent: Callable[[], object] | None = None) -> None:
+        """Prepare the first try. Arguments as of ``SendTry``."""
+        self._gate = gate
+        self._on_sent = on_sent
+        self._first = SendTry(gate, on_sent)
+        self._hedged = asyncio.Event()
 
     @property
     def left_bytes(self) -> int | None:
-        """What has not left of the first try, or ``None`` before it began."""
+        """Bytes of the first try not sent yet; ``None`` before its start."""
         return self._first.left_bytes
 
     @property
-    def has_second(self) -> bool:
+    def is_hedged(self) -> bool:
         """Whether there is a second try."""
-        return self._wanted.is_set()
+        return self._hedged.is_set()
 
-    def try_again(self) -> None:
-        """Begin the second try; the first goes on."""
-        self._wanted.set()
+    def hedge(self) -> None:
+        """Start the second try; the first one continues."""
+        self._hedged.set()
 
-    async def run(self, carry: Callable[[Outgoing], Awaitable[T]]) -> T:
-        """Return what the try that arrives first returned. What the other still has to send does not leave any more.
+    async def run(self, carry: Callable[[SendTry], Awaitable[T]]) -> T:
+        """Return the result of the first try that arrives; the other one stops sending.
+
+        Args:
+            carry: Sends the request with the given try.
 
         Raises:
-            Exception: What a try raised, if none arrived.
+            Exception: Raised by a try, if none arrived.
         """
         first = asyncio.ensure_future(carry(self._first))
-        wanted = asyncio.ensure_future(self._wanted.wait())
-        await asyncio.wait({first, wanted}, return_when=asyncio.FIRST_COMPLETED)
-        wanted.cancel()
+        hedged = asyncio.ensure_future(self._hedged.wait())
+        await asyncio.wait({first, hedged}, return_when=asyncio.FIRST_COMPLETED)
+        hedged.cancel()
         if first.done():
             return first.result()
-        beside = self._outgoing()
+        beside = SendTry(self._gate, self._on_sent)
         second = asyncio.ensure_future(carry(beside))
         await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
         if first.done():
-            return await _judged(first, second, beside)
-        return await _judged(second, first, self._first)
+            return await _settled_result(first, second, beside)
+        return await _settled_result(second, first, self._first)
 
 
-async def _judged(ended: asyncio.Future[T], other: asyncio.Future[T], its: Outgoing) -> T:
+async def _settled_result(ended: asyncio.Future[T], other: asyncio.Future[T], its: SendTry) -> T:
     if ended.exception() is not None:
         return await other
-    if its.give_up():
-        other.add_done_callback(_heard)
+    if its.cancel():
+        other.add_done_callback(_retrieve_exception)
         return ended.result()
-    # The store was given all of it: it arrives, too, and what arrives later is what the store keeps.
+    # The store has the complete body of the other try: it arrives, too, and the store keeps the one that arrives last.
     await asyncio.wait({other})
     return ended.result() if other.exception() is not None else other.result()
 
 
-def _heard(ended: asyncio.Future[T]) -> None:
+def _retrieve_exception(ended: asyncio.Future[T]) -> None:
     if not ended.cancelled():
         ended.exception()

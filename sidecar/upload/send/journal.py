@@ -1,8 +1,8 @@
-"""The sidecar's memory across restarts: which parts and files of a checkpoint are in the store already.
+"""Journal: the parts and files of a checkpoint that are in the store, kept across restarts.
 
-A cache: append-only JSON lines in the state directory, one file per version of a checkpoint, and one for what
-is sent before there is a version. It may be deleted, be cut off in the middle of a line, be written by somebody else or not at
-all because the disk is full; then work is done again and nothing is lost. What of a line is believed says ``core.journal``.
+It is a cache: append-only JSON lines in the state directory, one file per version of a checkpoint, and one per early upload.
+It may be deleted, truncated in the middle of a line, written by another program, or missing because the disk was full. Then
+work is repeated and nothing is lost. ``core.format.journal`` validates each line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from typing import Literal
 import structlog
 
 from sidecar.core.format.found_checkpoint import FoundFile, is_growing
-from sidecar.core.format.journal import MAX_LINE_BYTES, Begun, FileStored, Grown, Line, PartSent, Said, decode_line, encode_line
+from sidecar.core.format.journal import (
+    MAX_LINE_BYTES,
+    Begun,
+    FileChange,
+    FileStored,
+    Grown,
+    Line,
+    PartSent,
+    decode_line,
+    encode_line,
+)
 from sidecar.core.format.manifest import FileEntry
 from sidecar.store.protocol import Part
 from sidecar.volume.opener import Place, opened, write_all
@@ -27,14 +37,14 @@ log = structlog.get_logger()
 
 MAX_BYTES = 32 << 20
 MOST_LINES = 100_000
-"""So much of a journal is read: one line a file sent whole, one a part. What comes after it is sent again."""
+"""Maximum number of lines read, one per small file and one per part. Files and parts beyond it are sent again."""
 MOST_REFUSED = 100
-"""A file with more lines that are not believed is none of ours."""
+"""Number of invalid lines after which the rest of a journal is ignored."""
 
 
 @dataclass(slots=True)
 class FileProgress:
-    """What is known of one file's upload. ``checksums`` are the CRC64NVME of the finished parts, by number."""
+    """Multipart upload of one file. ``checksums`` are the CRC64NVME of the finished parts, by number."""
 
     upload_id: str
     key: str
@@ -44,7 +54,7 @@ class FileProgress:
 
     @property
     def sent_bytes(self) -> int:
-        """Sum of the finished parts."""
+        """Sum of the sizes of the finished parts."""
         return sum(part.size_bytes for part in self.parts.values())
 
 
@@ -52,7 +62,7 @@ class Journal:
     """Progress of one version of a checkpoint. Written from the event loop and from worker threads.
 
     Args:
-        place: The file. Its name begins with the checkpoint's, followed by ``@``: only that one's objects are believed.
+        place: The file. Its name begins with the checkpoint's, followed by ``@``: only objects of that checkpoint are valid.
     """
 
     def __init__(self, place: Place) -> None:
@@ -62,25 +72,25 @@ class Journal:
         self._is_deleted = False
         self._fd: int | None = None
         self._is_cut = False
-        """Whether the last line has no end yet."""
+        """Whether the last line has no line end."""
         self.entries: dict[str, FileEntry] = {}
-        """Files that are in the store whole, by path."""
+        """Complete files in the store, by path."""
         self.uploads: dict[str, FileProgress] = {}
-        """Files of which parts are in the store, by path."""
+        """Multipart uploads of incomplete files, by path."""
         self.void: list[FileProgress] = []
-        """Uploads that nobody continues: to be aborted, if they are there yet."""
+        """Multipart uploads that will not be continued, to be aborted."""
         self.stamps: dict[str, str] = {}
-        """What each file was when it was sent, by path."""
+        """Version of each file when it was sent, by path."""
         self.first_crcs: dict[str, int] = {}
-        """Checksum of the first part of files that are in the store whole, by path."""
+        """Checksum of the first part of complete files, by path."""
         self.unconfirmed: set[str] = set()
-        """Files that were sent before the trainer had finished the checkpoint, and not compared since."""
+        """Files of an early upload that were not yet compared with their finished version."""
         self._read()
 
     def _read(self) -> None:
         name, refused, reason = self.place.name.partition("@")[0], 0, ""
         try:
-            for raw in _lines(self.place):
+            for raw in _read_lines(self.place):
                 self._is_cut = not raw.endswith(b"\n")
                 try:
                     self._apply(decode_line(raw, name=name))
@@ -91,9 +101,9 @@ class Journal:
         except FileNotFoundError:
             return
         except OSError as error:
-            log.warning("journal_not_read", journal=self.place.name, error=str(error), hint="what it knew is sent again")
-        if refused > self._is_cut:  # the last line of a life that was killed is cut off
-            hint = "written by somebody else? What they told is sent again"
+            log.warning("journal_not_read", journal=self.place.name, error=str(error), hint="its parts are sent again")
+        if refused > self._is_cut:  # the last line of a killed process is truncated
+            hint = "written by another program? The parts of these lines are sent again"
             log.warning("journal_lines_ignored", journal=self.place.name, lines=refused, first=reason, hint=hint)
 
     def _apply(self, line: Line) -> None:
@@ -109,15 +119,15 @@ class Journal:
                 progress.checksums[line.number] = line.crc
             case FileStored():
                 self._remember(line)
-            case Said(event="dropped"):
+            case FileChange(event="dropped"):
                 if line.path in self.uploads:
                     self.void.append(self.uploads[line.path])
                 for known in (self.entries, self.uploads, self.stamps, self.first_crcs):
                     known.pop(line.path, None)
                 self.unconfirmed.discard(line.path)
-            case Said(event="unconfirmed"):
+            case FileChange(event="unconfirmed"):
                 self.unconfirmed.add(line.path)
-            case Said(event="confirmed"):
+            case FileChange(event="confirmed"):
                 self.unconfirmed.discard(line.path)
 
     def _remember(self, line: FileStored) -> None:
@@ -132,8 +142,8 @@ class Journal:
         with self._lock:
             for line in lines:
                 self._apply(line)
-            is_taken_back = any(isinstance(line, Said) and line.event == "dropped" for line in lines)
-            if not self._write(*lines) and is_taken_back and not self._is_deleted:
+            is_dropped = any(isinstance(line, FileChange) and line.event == "dropped" for line in lines)
+            if not self._write(*lines) and is_dropped and not self._is_deleted:
                 # The record that an upload was dropped is not on disk: without the journal, no restart continues that upload.
                 self.place.discard()
 
@@ -152,43 +162,43 @@ class Journal:
 
     def _open(self) -> int:
         fd = self.place.open_file(os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        if os.fstat(fd).st_nlink > 1:  # another file, which somebody linked here
+        if os.fstat(fd).st_nlink > 1:  # a hard link to another file
             os.close(fd)
             raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), str(self.place))
         return fd
 
     def begun(self, path: str, stamp: str, *, upload_id: str, key: str, part_bytes: int) -> None:
-        """A multipart upload was begun for a file, which is what its stamp says."""
+        """Record the creation of a multipart upload for a file in the version ``stamp``."""
         self._append(_begun(path, stamp, FileProgress(upload_id, key, part_bytes)))
 
     def part(self, path: str, part: Part, *, crc: int) -> None:
-        """A part is in the store."""
+        """Record a part in the store."""
         self._append(_part(path, part, crc))
 
     def stored(self, entry: FileEntry, *, stamp: str, first_crc: int | None = None) -> None:
-        """A file is in the store whole, and was verified. ``first_crc`` is the checksum of its first part."""
+        """Record a complete and verified file. ``first_crc``: checksum of its first part; ``None``: unknown."""
         self._append(_stored(entry, stamp, first_crc))
 
     def dropped(self, path: str) -> None:
-        """What was known of a file is void: it is sent again from the start."""
-        self._append(_said("dropped", path))
+        """Record that a file is sent again from the start."""
+        self._append(_change("dropped", path))
 
     def confirmed(self, path: str) -> None:
-        """A file that was sent early is still what was sent."""
-        self._append(_said("confirmed", path))
+        """Record that a file equals its early upload."""
+        self._append(_change("confirmed", path))
 
     def take_over(self, early: Journal, files: Iterable[FoundFile]) -> list[FileProgress]:
-        """Continue with what was sent before the checkpoint was finished; each file has to be confirmed.
+        """Merge the journal of the early upload; each file has to be confirmed.
 
         Returns:
-            Unfinished uploads that nobody continues: to be aborted.
+            Multipart uploads that will not be continued, to be aborted.
         """
         ours = {file.path: file for file in files if file.path not in self.stamps}
         for path in early.stamps:
             if path not in ours or not early.is_of(ours[path]):
                 continue
             stamp = ours[path].stamp
-            lines: list[Line] = [_said("unconfirmed", path)]
+            lines: list[Line] = [_change("unconfirmed", path)]
             if path in early.entries:
                 lines.append(_stored(early.entries[path], stamp, early.first_crcs.get(path)))
             if path in early.uploads:
@@ -200,40 +210,40 @@ class Journal:
         return [*stale, *early.void]
 
     def is_of(self, file: FoundFile) -> bool:
-        """Whether what is known of a file's path is of this file, or of what it was while it was being written."""
+        """Whether the record of a file's path belongs to this version of it, or to its growing state before."""
         return self.stamps.get(file.path) == file.stamp or self.has_beginning_of(file)
 
     def has_beginning_of(self, file: FoundFile) -> bool:
-        """Whether a file has become longer, as far as its size tells, since parts of it were sent."""
+        """Whether the parts sent belong to the growing state of this file, and the file is not shorter than they are."""
         progress = self.uploads.get(file.path)
         if progress is None or self.stamps[file.path] != file.growing_stamp:
             return False
         return progress.sent_bytes <= file.size_bytes
 
     def growing(self) -> set[str]:
-        """Return the paths of files of which the beginning was sent while they were being written."""
+        """Return the paths of files that were sent while they were being written."""
         return {path for path in self.uploads if is_growing(self.stamps[path])}
 
     def grown(self, file: FoundFile) -> None:
-        """A file of which the beginning was sent while it was being written is complete."""
+        """Record that a file that was sent while it was being written is complete."""
         self._append(Grown.model_construct(path=file.path, stamp=file.stamp))
 
     def close(self) -> None:
-        """Give the file back; it is opened again when there is more to write."""
+        """Close the file; the next record opens it again."""
         with self._lock:
             if self._fd is not None:
                 os.close(self._fd)
                 self._fd = None
 
     def delete(self) -> None:
-        """Forget everything, also what is still told of it."""
+        """Delete the journal; later records are ignored."""
         self._writable, self._is_deleted = False, True
         self.close()
         self.place.discard()
 
 
-def _lines(place: Place) -> Iterator[bytes]:
-    """Yield the lines of a file, of which only the beginning is read; a line that is longer than any valid one is cut."""
+def _read_lines(place: Place) -> Iterator[bytes]:
+    """Yield the lines of a file up to its limits; a line that is longer than any valid one is truncated."""
     left_bytes, left_lines = MAX_BYTES, MOST_LINES
     with opened(place.open_file()) as fd, os.fdopen(fd, "rb", closefd=False) as file:
         while left_bytes > 0 and left_lines > 0 and (line := file.readline(MAX_LINE_BYTES + 1)):
@@ -241,7 +251,7 @@ def _lines(place: Place) -> Iterator[bytes]:
             yield line
 
 
-# What is written is not checked: it is read again with care.
+# Lines are not validated when they are written: they are validated when they are read.
 
 
 def _begun(path: str, stamp: str, progress: FileProgress) -> Begun:
@@ -258,5 +268,5 @@ def _stored(entry: FileEntry, stamp: str, first_crc: int | None) -> FileStored:
     return FileStored.model_construct(stamp=stamp, first_crc=first_crc, entry=entry)
 
 
-def _said(event: Literal["dropped", "unconfirmed", "confirmed"], path: str) -> Said:
-    return Said.model_construct(event=event, path=path)
+def _change(event: Literal["dropped", "unconfirmed", "confirmed"], path: str) -> FileChange:
+    return FileChange.model_construct(event=event, path=path)

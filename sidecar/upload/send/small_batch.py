@@ -1,4 +1,4 @@
-"""Small files: one thread's share of them, each in the store, and written down, by itself."""
+"""Batch of small files, sent by one thread; each file is confirmed and recorded individually."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ if TYPE_CHECKING:
 
 
 class SmallBatch:
-    """One thread's share. ``stored`` is told of each file as soon as it is in the store; both calls are made in the thread."""
+    """Small files that one thread sends. ``more`` and ``stored`` are called in that thread.
+
+    Args:
+        first: The first file.
+        more: Returns the next file; ``None``: there is none now.
+        at_once: Number of requests in flight.
+        payloads: Sends the files.
+        reads_back: Whether each object is read again to verify it.
+        stored: Called with each file that is in the store, its object and CRC64NVME.
+    """
 
     def __init__(
         self,
@@ -30,29 +39,29 @@ class SmallBatch:
         stored: Callable[[Upload, Stored, int], None],
     ) -> None:
         self.done: list[Upload] = []
-        self._turn = RequestBatch(more, at_once=at_once, taken=[first])
+        self._batch = RequestBatch(more, at_once=at_once, taken=[first])
         self._payloads = payloads
         self._reads_back = reads_back
         self._stored = stored
 
     @property
     def left(self) -> list[Upload]:
-        """What was taken and is not in the store."""
-        return list(self._turn.left)
+        """Files that were taken and are not in the store."""
+        return list(self._batch.left)
 
     @property
     def sent_bytes(self) -> int:
-        """Sum of what is in the store."""
+        """Sum of the sizes of the files sent."""
         return sum(upload.file.size_bytes for upload in self.done)
 
     def send(self) -> None:
-        """Send files until the moment is over. Called again after an error, it sends those that are left, and no others.
+        """Send files until the time of the batch is over. Called again after an error, it takes no further files.
 
         Raises:
-            CorruptObject: The store has something else than what was sent.
-            CheckpointChanged, CheckpointRejected, StoreError: As ``Payloads.put_file`` does.
+            CorruptObject: The object differs from the file.
+            CheckpointChanged, CheckpointRejected, StoreError: As ``Payloads.put_file``.
         """
-        self._turn.run(self._begin, self._end)
+        self._batch.run(self._begin, self._end)
 
     def _begin(self, upload: Upload) -> AbstractContextManager[Callable[[], tuple[Stored, int]]]:
         return self._payloads.putting_file(upload.file.path, upload.key, upload.file.size_bytes)

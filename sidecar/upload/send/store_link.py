@@ -1,4 +1,4 @@
-"""The store as transfers use it: what it can do, who runs its requests, and which files it has already."""
+"""The store as transfers use it: capabilities, executor, and files for deduplication."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sidecar.upload.send.deduplicate import Deduplicator
 
 @dataclass(frozen=True, slots=True)
 class StoreLink:
-    """Shared by all transfers that begin while the capabilities stay what they are."""
+    """Shared by all transfers that start while the capabilities are unchanged."""
 
     store: Store
     capabilities: Capabilities

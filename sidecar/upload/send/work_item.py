@@ -1,4 +1,4 @@
-"""What one request, or one look at a file, is for; and which of them comes next."""
+"""Work items: one request to the store or one read of a file each, and their queue."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from sidecar.upload.send.hedged_request import HedgedRequest
 from sidecar.upload.send.payloads import Range
 
 SMALL_BYTES = 1 << 20
-"""Requests up to this size cost time for their round trip, not for their bytes: many may run at once."""
+"""Maximum size of a small file: its duration is the round trip, not its bytes, so many may be in flight."""
 LOCAL_AT_ONCE = 4
-"""Files that are read to be compared."""
+"""Maximum number of files read concurrently for a comparison."""
 
 
 class Step(Enum):
-    """What is done with a piece."""
+    """Operation of a work item."""
 
     CONFIRM = auto()
-    """Compare a file that was sent early with what it is now."""
+    """Compare a file that was sent early with its finished version."""
     RECHECK = auto()
-    """The same with one part, which arrived after the checkpoint was taken over."""
+    """Compare one part, which arrived after the early upload was taken over."""
     COMPARE = auto()
-    """Compare a file with the one of the newest committed checkpoint, and copy that if they are the same."""
+    """Compare a file with the one of the newest committed checkpoint, and copy the object if they are equal."""
     WHOLE = auto()
     PART = auto()
     JOIN = auto()
@@ -36,7 +36,7 @@ class Step(Enum):
 
 @dataclass(slots=True)
 class Upload:
-    """One file on its way."""
+    """Upload of one file."""
 
     file: FoundFile
     key: str
@@ -44,55 +44,55 @@ class Upload:
     ranges: list[Range]
     known: Known | None = None
     begin: asyncio.Lock | None = None
-    """Of files in parts, while one of them begins the upload."""
+    """Held while the multipart upload is created; ``None`` before the first part."""
     is_growing: bool = False
-    """More is being written: these are only the whole parts in its beginning."""
+    """The trainer still writes the file: ``ranges`` are the complete parts of its beginning."""
     is_continued: bool = False
-    """Parts were sent of it before, perhaps in another life, and nobody has looked since whether they are its beginning."""
+    """Parts were sent before, possibly by an earlier process, and were not compared with the file since."""
     under_way: set[int] = field(default_factory=set)
-    """Numbers of the parts that are queued or carried, also by what sent it early."""
+    """Numbers of the parts that are queued or in flight."""
 
 
 @dataclass(slots=True, eq=False)
 class WorkItem:
-    """What one request carries; a small one stands for those that one thread carries after it, too."""
+    """Work of one request. A small one also stands for the further small files that its thread takes."""
 
     upload: Upload
     step: Step
     number: int = 1
-    """Of the part, from 1 on."""
+    """Number of the part, from 1."""
     at_once: int = 1
-    """Requests that it has under way: a small one stands for several."""
-    is_leaving: bool = False
-    """Its bytes are on their way out; with what only waits for its answer the link has nothing to do."""
-    on_left: Callable[[], object] = lambda: None
-    """Told, from a thread, when the last byte has left."""
+    """Number of requests in flight: a small item stands for several."""
+    is_sending: bool = False
+    """Bytes are left to send. Afterwards the request only waits for its answer and does not use the link."""
+    on_sent: Callable[[], object] | None = None
+    """Called, from a thread, after the last byte was sent."""
     hedged: HedgedRequest | None = None
-    """Of a part that is carried: it may be tried a second time."""
+    """Request of a part in flight; it may be hedged."""
 
     @property
     def size_bytes(self) -> int:
-        """What is sent of it."""
+        """Number of bytes that it sends."""
         return self.upload.ranges[self.number - 1][1] if self.step in (Step.WHOLE, Step.PART) else 0
 
     @property
     def is_small(self) -> bool:
-        """Whether the round trip is what it costs."""
+        """Whether its duration is that of the round trip."""
         return self.step is Step.WHOLE and self.upload.file.size_bytes <= SMALL_BYTES
 
     @property
     def is_local(self) -> bool:
-        """Whether it reads, and sends nothing or nothing yet."""
+        """Whether it reads a file and sends nothing."""
         return self.step in (Step.CONFIRM, Step.RECHECK, Step.COMPARE)
 
     @property
     def is_large(self) -> bool:
-        """Whether its bytes are what it costs."""
+        """Whether its duration is that of its bytes."""
         return not self.is_small and not self.is_local
 
 
 class WorkItems:
-    """Those that nobody carries yet. What is read comes first, what is large next, then what is small."""
+    """Queued work items: local ones first, then large ones, then small ones."""
 
     def __init__(self) -> None:
         self._local: deque[WorkItem] = deque()
@@ -103,23 +103,23 @@ class WorkItems:
         return bool(self._local or self._large or self._small)
 
     def add(self, items: Iterable[WorkItem]) -> None:
-        """Put them behind others of their sort."""
+        """Append items to the queues of their kinds."""
         for item in items:
             self._of(item).append(item)
 
     def put_back(self, item: WorkItem) -> None:
-        """It could not be carried: it is the next of its sort."""
+        """Put an item that failed at the front of the queue of its kind."""
         self._of(item).appendleft(item)
 
     def take(self, *, local: bool, large: bool, small: bool) -> WorkItem | None:
-        """Return the next of those sorts that are allowed now; ``None`` if there is none."""
+        """Return the next item of the kinds that are allowed now; ``None``: there is none."""
         for items, allowed in ((self._local, local), (self._large, large), (self._small, small)):
             if items and allowed:
                 return items.popleft()
         return None
 
     def take_small(self) -> WorkItem | None:
-        """Return the next small one, also from a thread."""
+        """Return the next small item; ``None``: there is none. Also called from threads."""
         with contextlib.suppress(IndexError):
             return self._small.popleft()
         return None

@@ -1,4 +1,4 @@
-"""What is left to send of each file of a checkpoint, given what the journal knows."""
+"""Work plan of a transfer: the files and parts that are not in the store according to the journal."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PartsOf = Mapping[str, Iterable[int]]
 
 
 class WorkPlan:
-    """Turns files into pieces. Used from the event loop only."""
+    """Divides files into work items. Used from the event loop only."""
 
     def __init__(self, name: str, link: StoreLink, journal: Journal) -> None:
-        """Begin without files. ``link`` gives the size and the maximum number of parts."""
+        """Start without files. ``link`` determines the size and the maximum number of parts."""
         self.items = WorkItems()
         self.files: dict[str, FoundFile] = {}
         self.missing: set[str] = set()
@@ -33,22 +33,22 @@ class WorkPlan:
         self._deduplicator = link.deduplicator
         self._moved: Mapping[str, str] = {}
         self._uploads: dict[str, Upload] = {}
-        """What was queued last of each path."""
+        """Latest upload of each path."""
         self._growing: dict[str, Upload] = {}
         self._awaited: dict[str, set[int]] = {}
-        """Parts that another sending of the same files still carries, by path."""
+        """Numbers of the parts that the early upload of the same files still has in flight, by path."""
         self._late: dict[tuple[str, int], tuple[Part, int]] = {}
-        """Of these, those that arrived, with their checksums, until they are compared."""
+        """Awaited parts that arrived and are not compared yet, with their checksums."""
 
     def add(
         self, files: Iterable[FoundFile], *, moved: Mapping[str, str] | None = None, awaited: PartsOf | None = None
     ) -> None:
-        """Queue what is missing of these files.
+        """Queue the missing files and parts.
 
         Args:
             files: Each path once.
-            moved: Paths that must not lie under the name they have on disk, and their keys (I6).
-            awaited: What another sending of these files still carries: ``settle`` says what became of it.
+            moved: Keys of the files that must not use the key of their path, by path (I6).
+            awaited: Parts that the early upload of these files still has in flight; ``settle`` reports their outcome.
         """
         self._moved = moved or {}
         self._awaited = {path: set(numbers) for path, numbers in (awaited or {}).items()}
@@ -57,14 +57,14 @@ class WorkPlan:
             self.queue(file, compare=True)
 
     def add_growing(self, file: FoundFile) -> None:
-        """Queue the whole parts in the beginning of a file that is still being written. ``add`` comes when it is closed.
+        """Queue the complete parts of a file that is still being written. ``add`` follows when it is closed.
 
         Args:
-            file: What it was a while ago: so much of it is not expected to change.
+            file: An earlier state of the file: bytes up to that size are not expected to change.
         """
         path = file.path
         if path not in self._growing:
-            self._drop_what_does_not_fit(file)
+            self._drop_mismatched(file)
             if path in self._journal.stamps and not self._journal.has_beginning_of(file):
                 self._journal.dropped(path)
             self._growing[path] = self._upload(file, keys.shared_file(self._name, path), is_growing=True)
@@ -77,7 +77,7 @@ class WorkPlan:
         self._queue_parts(upload)
 
     def settle(self, other: Journal) -> None:
-        """What was awaited has ended: what arrived is compared, the rest is sent."""
+        """Take the outcome of the awaited parts from the journal ``other``: compare those that arrived, send the others."""
         for path, numbers in self._awaited.items():
             ours, theirs = self._journal.uploads.get(path), other.uploads.get(path)
             is_one = ours is not None and theirs is not None and ours.upload_id == theirs.upload_id
@@ -86,23 +86,23 @@ class WorkPlan:
                     self._late[path, number] = theirs.parts[number], theirs.checksums[number]
                     self.items.add([WorkItem(self._uploads[path], Step.RECHECK, number)])
                 else:
-                    self.send_after_all(path, number)
+                    self.send_again(path, number)
 
     def queue(self, file: FoundFile, *, compare: bool) -> None:
-        """Queue what is missing of a file. ``compare``: it may be the one of the newest committed checkpoint."""
+        """Queue the missing parts of a file. ``compare``: it may be equal to a file of the newest committed checkpoint."""
         path, journal = file.path, self._journal
         key = self._moved.get(path) or keys.shared_file(self._name, path)
         grown = self._growing.pop(path, None)
         if file.size_bytes > largest_file_bytes(self._can.max_parts):
-            self.missing.add(path)  # for ever: its checkpoint is rejected
+            self.missing.add(path)  # permanently: its checkpoint is rejected
             return
         if grown is not None and grown.ranges:
             if self._has_room(grown.part_bytes, file):
                 self._queue_rest(grown, file)
-            else:  # parts of it are under way: the checkpoint's own sending begins it anew, with larger ones
+            else:  # parts of it are in flight: the checkpoint's own upload starts it again, with larger parts
                 self.missing.add(path)
             return
-        self._drop_what_does_not_fit(file)
+        self._drop_mismatched(file)
         if journal.has_beginning_of(file):
             journal.grown(file)
         known = journal.entries.get(path) or journal.uploads.get(path)
@@ -121,9 +121,9 @@ class WorkPlan:
             if compare and upload.known is not None and path not in journal.uploads:
                 self.items.add([WorkItem(upload, Step.COMPARE)])
             else:
-                self._queue_pieces(upload)
+                self._queue_items(upload)
 
-    def _queue_pieces(self, upload: Upload) -> None:
+    def _queue_items(self, upload: Upload) -> None:
         if len(upload.ranges) == 1:
             self.items.add([WorkItem(upload, Step.WHOLE)])
             return
@@ -140,12 +140,12 @@ class WorkPlan:
         upload.under_way.update(left)
 
     def _queue_rest(self, upload: Upload, file: FoundFile) -> None:
-        """The file is closed: its beginning was sent, or is on its way."""
+        """Queue the rest of a closed file whose first parts were sent or are in flight."""
         upload.file, upload.is_growing = file, False
         upload.ranges = self._ranges(file.size_bytes, upload.part_bytes)
         if file.path in self._journal.uploads:
             self._journal.grown(file)
-        self._queue_pieces(upload)
+        self._queue_items(upload)
 
     def _upload(self, file: FoundFile, key: str, *, is_growing: bool = False) -> Upload:
         progress = self._journal.uploads.get(file.path)
@@ -169,8 +169,8 @@ class WorkPlan:
     def _has_room(self, part_bytes: int, file: FoundFile) -> bool:
         return file.size_bytes <= most_bytes(part_bytes=part_bytes, max_parts=self._can.max_parts)
 
-    def _drop_what_does_not_fit(self, file: FoundFile) -> None:
-        """Forget what was sent of a file if the rest of it has no room, or if a part is not what its number stands for."""
+    def _drop_mismatched(self, file: FoundFile) -> None:
+        """Forget the parts of a file if the maximum number of parts does not suffice, or if the size of a part does not fit."""
         progress = self._journal.uploads.get(file.path)
         if progress is None:
             return
@@ -181,24 +181,24 @@ class WorkPlan:
         if is_wrong or not has_room:
             self._journal.dropped(file.path)
 
-    def send_after_all(self, path: str, number: int) -> None:
-        """A part that was awaited is not what it should be: it is sent like the others."""
+    def send_again(self, path: str, number: int) -> None:
+        """Send an awaited part that did not arrive, or differs from the file."""
         self._awaited.get(path, set()).discard(number)
         if path in self._journal.uploads and path not in self._journal.unconfirmed:
             self._queue_parts(self._uploads[path])
 
-    def begin_anew(self, upload: Upload) -> None:
-        """What was sent of a file is of another one: all of it is sent."""
+    def restart(self, upload: Upload) -> None:
+        """Send all of a file: the parts sent before belong to another version."""
         self.dropped(upload.file.path)
         self._queue_parts(upload)
 
     def take_late(self, path: str, number: int) -> tuple[Upload, Part, int] | None:
-        """Return a part that has arrived and is to be compared, and its checksum; ``None``: all of the file is sent again."""
+        """Return an awaited part that arrived, and its checksum; ``None``: the whole file is sent again."""
         late = self._late.pop((path, number), None)
         return None if late is None else (self._uploads[path], *late)
 
     def arrived_late(self, path: str, part: Part, crc: int) -> bool:
-        """A part that was awaited is what it should be. Returns whether it counts."""
+        """Record an awaited part that equals the file. Returns False if the file is sent again anyway."""
         if path not in self._journal.uploads or part.number not in self._awaited.get(path, ()):
             return False
         self._awaited[path].discard(part.number)
@@ -206,7 +206,7 @@ class WorkPlan:
         return True
 
     def dropped(self, path: str) -> None:
-        """What was known of a file is void."""
+        """Forget all parts of a file."""
         for number in self._awaited.pop(path, ()):
             self._late.pop((path, number), None)
         self._journal.dropped(path)

@@ -1,4 +1,4 @@
-"""Calls of the local API."""
+"""Routes of the local API."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ async def flush(services: Running, wanted: models.FlushRequest) -> models.Flushe
     missing = asked.missing()
     if missing:
         trouble = f": {services.health.trouble}" if services.health.trouble else ""
-        when = f"after {wanted.timeout_s} s" if not in_time else "and more will not become of them"
+        when = f"after {wanted.timeout_s} s" if not in_time else "and their state is final"
         names = ", ".join(m.checkpoint for m in missing[:8])
         hint = "uploads go on, ask again" if not in_time else "the log and /v1/checkpoints?where=local say why"
         raise Problem(504, "Not durable", f"{names}: not durable {when}{trouble}; {hint}", missing=missing)
@@ -210,7 +210,11 @@ async def saving(services: Running, identifier: str, wait_s: Annotated[float, Qu
     """Waits up to ``wait_s`` until the save is durable or has failed."""
     asked = services.save_requests.get(identifier)
     if asked is None:
-        raise Problem(404, "No such request", f"{identifier[:40]!r} was not asked for here, or long ago; POST /v1/save again")
+        raise Problem(
+            404,
+            "No such request",
+            f"{identifier[:40]!r} is not a save request of this sidecar, or is too old; POST /v1/save again",
+        )
     await services.state.unless_ended(services.save_requests.settled(asked, timeout_s=wait_s))
     return views.saving(services, asked)
 
@@ -235,7 +239,7 @@ async def make_room(services: Running, wanted: models.RoomRequest) -> models.Roo
         deleted = await services.cleaner.make_room(wanted.bytes)
         return models.Room(free_bytes=services.volume.free_bytes(), deleted=deleted)
     except OSError as error:
-        raise Problem(503, "Volume not readable", f"{error.strerror}: look at the volume's mount, then ask again") from None
+        raise Problem(503, "Volume not readable", f"{error.strerror}: check the volume's mount, then ask again") from None
 
 
 @calls.post("/v1/drain", dependencies=Changing, summary="Termination has begun", responses=responses(401))

@@ -5,10 +5,8 @@ from __future__ import annotations
 from sidecar.api import views
 from sidecar.api.problems import Missing
 from sidecar.catalog.catalog import Tracked
-from sidecar.core.lifecycle.states import PENDING, State
+from sidecar.core.lifecycle.states import MISSING, PENDING, State
 from sidecar.daemon.services import Services
-
-NEVER_DURABLE = frozenset({State.GIVEN_UP, State.LOST, State.REJECTED})
 
 
 class FlushCall:
@@ -54,4 +52,4 @@ class FlushCall:
 
     def _is_missing(self, tracked: Tracked) -> bool:
         now = self._services.catalog.get(tracked.name) or tracked
-        return now.state in NEVER_DURABLE or now.state in PENDING
+        return now.state in MISSING or now.state in PENDING

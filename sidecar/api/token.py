@@ -11,7 +11,7 @@ from sidecar.volume.opener import Place
 
 log = structlog.get_logger()
 
-AGAIN_S = 1.0
+RETRY_S = 1.0
 _MODE = 0o640
 
 
@@ -45,6 +45,6 @@ class TokenFile:
     async def run(self) -> None:
         """Retry until the token is written, then wait until cancelled."""
         while self.is_late:
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
             self.publish()
         await asyncio.Event().wait()

@@ -165,13 +165,13 @@ def _store(services: Services) -> models.StoreStatus:
 
 
 def _trainer(services: Services) -> models.Trainer:
-    held, said = services.volume.held_leases(), services.termination.trainer()
+    held, trainer = services.volume.held_leases(), services.termination.trainer()
     return models.Trainer(
         alive=held > 0,
         ranks=held,
-        state=said.state if said else None,
-        step=said.step if said else None,
-        updated_at=said.updated_at if said else None,
+        state=trainer.state if trainer else None,
+        step=trainer.step if trainer else None,
+        updated_at=trainer.updated_at if trainer else None,
     )
 
 

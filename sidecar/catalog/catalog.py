@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from sidecar.catalog.events import Events
 from sidecar.core.format.attempts import goes_after
@@ -53,6 +52,14 @@ class Tracked:
         return Marked(self.name, step, self.marked_at_s, is_restored)
 
 
+class DurableObserver(Protocol):
+    """Object to notify of durable checkpoints."""
+
+    def became_durable(self, tracked: Tracked) -> None:
+        """Take note of a checkpoint that was committed, or was found committed."""
+        ...
+
+
 class Catalog:
     """Checkpoints by name. Used from the event loop alone. Every change is an event, and wakes the waiters of ``changed``."""
 
@@ -62,8 +69,11 @@ class Catalog:
         self._changed = asyncio.Event()
         self.newest_durable: Tracked | None = None
         self.newest_durable_step: int | None = None
-        self.on_durable: Callable[[Tracked], None] = lambda tracked: None
-        """Called with each checkpoint that was committed, or was found committed."""
+        self._observers: list[DurableObserver] = []
+
+    def observe(self, observer: DurableObserver) -> None:
+        """Notify an observer of each checkpoint that was committed, or was found committed."""
+        self._observers.append(observer)
 
     def get(self, name: str) -> Tracked | None:
         """Return the checkpoint of a name; ``None``: unknown."""
@@ -145,7 +155,8 @@ class Catalog:
         if step is not None and (newest is None or step >= newest or self.is_after_newest_durable(tracked)):
             self.newest_durable, self.newest_durable_step = tracked, step
         self.move(tracked, State.COMMITTED, step=tracked.checkpoint.step if tracked.checkpoint else None, **fields)
-        self.on_durable(tracked)
+        for observer in self._observers:
+            observer.became_durable(tracked)
 
     def is_after_newest_durable(self, tracked: Tracked) -> bool:
         """Whether a checkpoint was finished later than the newest durable one, whatever their steps (after an older resume)."""
@@ -165,9 +176,9 @@ class Catalog:
         await self._changed.wait()
 
     def _tell(self, tracked: Tracked, **fields: Any) -> None:
-        said = {key: value for key, value in (fields | {"reason": tracked.reason}).items() if value is not None}
+        known = {key: value for key, value in (fields | {"reason": tracked.reason}).items() if value is not None}
         event = f"checkpoint_{tracked.state.value.replace('-', '_')}"
-        self._events.happened(event, level=_LEVELS.get(tracked.state, "info"), checkpoint=tracked.name, **said)
+        self._events.happened(event, level=_LEVELS.get(tracked.state, "info"), checkpoint=tracked.name, **known)
         self._wake()
 
     def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""What is known of the checkpoints on the volume, and how completely: whether something finished may not have been seen yet."""
+"""Completeness of the catalog: whether a finished checkpoint on the volume may still be unknown."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Inventory:
     def unseen(self) -> str | None:
         """Return why a finished checkpoint may be unknown; ``None``: all are known."""
         if not self.scanned.is_set():
-            return "the volume was not looked at yet"
+            return "the volume was not scanned yet"
         if self._scanner.unsettled:
-            return "a checkpoint on the volume is still being looked at"
+            return "a checkpoint on the volume is still being examined"
         try:
             self._volume.names()
         except OSError as error:

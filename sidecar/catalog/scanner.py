@@ -26,8 +26,8 @@ log = structlog.get_logger()
 SETTLE_S = 0.25
 """Seconds for which an empty or malformed marker must stay unchanged: a shell's ``echo … > .complete`` is briefly empty."""
 TROUBLE_S = 5.0
-"""So long what the volume does not give us is waited for as if it were being written; afterwards it is shown as rejected.
-It is looked at again in any case, at each scan."""
+"""Seconds for which an unreadable checkpoint counts as being written; afterwards it is shown as rejected. It is examined again
+at each scan in any case."""
 
 
 class _Trouble:
@@ -39,7 +39,7 @@ class _Trouble:
     def met(self, name: str, error: OSError) -> None:
         if name not in self._since_s:
             self._since_s[name] = time.monotonic()
-            log.warning("checkpoint_not_readable_now", checkpoint=name, error=str(error), hint="looked at again at each scan")
+            log.warning("checkpoint_not_readable_now", checkpoint=name, error=str(error), hint="examined again at each scan")
 
     def over(self, name: str) -> None:
         self._since_s.pop(name, None)
@@ -163,7 +163,7 @@ class Scanner:
                     await self._examine(name, signature)
                 finally:
                     self._examining = False
-        for name in [n for n in self._looked_after() if n not in names or signatures.get(n, "") is None]:
+        for name in [n for n in self._examined() if n not in names or signatures.get(n, "") is None]:
             self._disappeared(name)
 
     def _signatures(self, names: set[str]) -> dict[str, str | None]:
@@ -176,7 +176,7 @@ class Scanner:
                 self._trouble.met(name, error)
         return signatures
 
-    def _looked_after(self) -> set[str]:
+    def _examined(self) -> set[str]:
         return {*self._seen, *self._unsettled, *self._again, *self._trouble.names()}
 
     def examine_again(self, name: str) -> None:
@@ -207,7 +207,7 @@ class Scanner:
         self._trouble.met(name, error)
         known = self._catalog.get(name)
         if not self._trouble.is_fresh(name) and known is None:
-            self._reject(name, signature, f"{error.strerror or error}; it is looked at again")
+            self._reject(name, signature, f"{error.strerror or error}; it is examined again at each scan")
 
     def _reject(self, name: str, signature: str, reason: str) -> None:
         self._catalog.rejected(name, signature, reason, marked_at_s=written_at_s(signature))
@@ -242,11 +242,11 @@ class Scanner:
             self._reject(found.name, found.marker.signature, str(error))
         else:
             self._catalog.finished(checkpoint, held=pin is None or pin.held)
-        # Last: what could not be held for trouble of the volume is taken again at the next scan.
+        # Last: a checkpoint that could not be held because the volume failed is taken again at the next scan.
         self._seen[found.name] = found.marker.signature
 
     def _is_taken(self, known: Tracked) -> bool:
-        """Whether this version needs no second look: a lost one may be back, another was asked for again."""
+        """Whether this version need not be examined again; a lost one may be back, another one was requested again."""
         return known.checkpoint is not None and known.state is not State.LOST and known.name not in self._again
 
     def _disappeared(self, name: str) -> None:

@@ -10,8 +10,8 @@ import typer
 from typer.exceptions import TyperException
 
 from sidecar import __version__
-from sidecar.cli.exit_codes import EXIT_CONFIGURATION
 from sidecar.cli.output import PROGRAM, fail
+from sidecar.core.lifecycle.exit_codes import EXIT_CONFIGURATION
 
 COMMANDS = {
     "run": "container",

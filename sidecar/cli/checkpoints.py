@@ -10,10 +10,10 @@ import typer
 
 from sidecar.cli import direct
 from sidecar.cli.client import Client
-from sidecar.cli.exit_codes import EXIT_FAILED
 from sidecar.cli.options import Json, TimeoutS
 from sidecar.cli.output import print_answer
 from sidecar.cli.render import fields_text, resume_text
+from sidecar.core.lifecycle.exit_codes import EXIT_FAILED
 
 
 def ls(

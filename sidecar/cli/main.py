@@ -1,4 +1,4 @@
-"""The command ``checkpoint-sidecar``: runs one, and turns what it raises into one line and an exit code."""
+"""The program ``checkpoint-sidecar``: runs a command, and turns its exceptions into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from sidecar.cli.client import Refused, Unreachable
 from sidecar.cli.direct import DIRECT
-from sidecar.cli.exit_codes import EXIT_CONFIGURATION, EXIT_FAILED
 from sidecar.cli.missing_package import not_installed
 from sidecar.cli.output import fail
+from sidecar.core.lifecycle.exit_codes import EXIT_CONFIGURATION, EXIT_FAILED
 from sidecar.errors import ConfigurationError
 
 

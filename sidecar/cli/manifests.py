@@ -9,8 +9,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from sidecar.cli.exit_codes import EXIT_FAILED
 from sidecar.cli.output import fail
+from sidecar.core.lifecycle.exit_codes import EXIT_FAILED
 from sidecar.kubernetes.inject import command
 from sidecar.kubernetes.inject.options import FLAGS, Flag
 from sidecar.kubernetes.inject.pod_templates import NotInjectable

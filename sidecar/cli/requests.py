@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from sidecar.cli.client import Client, Refused
-from sidecar.cli.exit_codes import EXIT_GIVEN_UP
 from sidecar.cli.options import Json, TimeoutS
 from sidecar.cli.output import fail, print_answer
 from sidecar.cli.render import save_text
+from sidecar.core.lifecycle.exit_codes import EXIT_GIVEN_UP
 
 
 def flush(timeout_s: TimeoutS = 30.0, as_json: Json = False) -> int:

@@ -11,9 +11,9 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from sidecar.cli.exit_codes import EXIT_CONFIGURATION, EXIT_FAILED
 from sidecar.cli.missing_package import not_installed
 from sidecar.cli.output import fail
+from sidecar.core.lifecycle.exit_codes import EXIT_CONFIGURATION, EXIT_FAILED
 from sidecar.daemon.settings import Settings, from_environment
 from sidecar.errors import ConfigurationError
 

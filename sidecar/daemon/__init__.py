@@ -1,1 +1,1 @@
-"""The running process: starts the services, moves through the phases, and ends with a report."""
+"""The sidecar process: starts the services, changes the phase, and ends with a report."""

@@ -1,7 +1,7 @@
-"""The running sidecar: starts every part, reacts to notices, and ends with a report.
+"""Daemon: starts all services, reacts to termination notices, and ends with a report.
 
-Signals: a native sidecar gets SIGTERM after the trainer has ended, a classic one at the same time as the trainer. Both go on
-until no rank holds a lease and everything finished is durable, or the deadline passes. The API answers until the end.
+Signals: a native sidecar gets SIGTERM after the trainer has ended, a classic one at the same time as the trainer. Both run
+until no rank holds a lease and every finished checkpoint is durable, or until the deadline. The API answers until the end.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ log = structlog.get_logger()
 SCAN_S = 1.0
 """Longest time between two scans of the volume."""
 CALLS_END_S = 0.2
-"""Seconds that answers in progress get at the end. The margin before SIGKILL may be half a second."""
+"""Seconds for which answers in progress may delay the exit. The margin before SIGKILL may be half a second."""
 _JOURNALS_HINT = (
-    "the trainer can write to them and CKPT_STATE_DIR is set: removed; what they knew is found out again, or sent again"
+    "the trainer can write to them and CKPT_STATE_DIR is set: removed; their content is determined again, or sent again"
 )
 
 
 class Daemon:
-    """One life of the sidecar."""
+    """The sidecar process."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings = settings
@@ -61,7 +61,7 @@ class Daemon:
         self._token_file = TokenFile(self.services.volume / TOKEN, self.services.token)
 
     async def run(self) -> int:
-        """Run until told to end. Returns the exit code.
+        """Run until the phase is done. Returns the exit code.
 
         Raises:
             ConfigurationError: The volume, the store or the port cannot be used.
@@ -71,7 +71,7 @@ class Daemon:
             return exit_report.ended_waiting(services.volume)
         _on_signals(self._on_sigterm)
         servers = self._servers()
-        gc.freeze()  # objects of imports live as long as the process: later collections skip them
+        gc.freeze()  # collections skip the objects of imports, which live as long as the process
         gc.enable()
         log.info("sidecar_started", store=services.store.url, dir=str(self._settings.dir), api_port=self._settings.api_port)
         work = asyncio.create_task(run_together(self._tasks()))
@@ -100,7 +100,7 @@ class Daemon:
         return code
 
     async def _take_volume(self) -> bool:
-        """Prepare the volume once this process has it alone. Returns false if it was told to end first."""
+        """Lock and prepare the volume. Returns False if a signal to end came first."""
         told_to_end, volume = asyncio.Event(), self.services.volume
         _on_signals(told_to_end.set)
         try:
@@ -186,7 +186,7 @@ class Daemon:
         self._phase_control.decide_now()
 
     async def _finish(self) -> int:
-        """Give up what is not durable, and write the report. Returns the exit code."""
+        """Give up the checkpoints that are not durable, and write the report. Returns the exit code."""
         services = self.services
         self._give_up_pending()
         report = exit_report.exit_report(
@@ -208,7 +208,7 @@ class Daemon:
             why = f"{why}; {services.health.trouble}"
         for tracked in services.catalog.pending():
             planned = services.flush.plan.get(tracked.name) if services.flush.plan else None
-            # Uploaded, it waited for other nodes; finished, it failed or was not begun: the checkpoint's own reason says why.
+            # If uploaded, it waited for other nodes; if finished, it failed or was not started: its own reason is the cause.
             has_reason = tracked.state in (State.UPLOADED, State.FINISHED) and tracked.reason is not None
             more = tracked.reason if has_reason or planned is None else planned.reason or tracked.reason
             reason = f"{why}: {more}" if more else why
@@ -222,7 +222,7 @@ def _on_signals(handler: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in _END_SIGNALS:
         loop.add_signal_handler(number, handler)
-    # Blocked since the start of the process: those that arrived meanwhile are handled now.
+    # Signals were blocked since the start of the process; pending ones are handled now.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _END_SIGNALS)
 
 

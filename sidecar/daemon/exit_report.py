@@ -1,4 +1,4 @@
-"""The exit report: what is durable, what was given up and why. A file, the termination message and one log line."""
+"""Exit report: durable and lost checkpoints with reasons, as a file, as the termination message and as one log line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
-from sidecar.core.lifecycle.states import PENDING, State
+from sidecar.core.lifecycle.exit_codes import EXIT_DONE, EXIT_GIVEN_UP
+from sidecar.core.lifecycle.states import PENDING, REPORTED, State
 from sidecar.lifecycle.termination import LAST_REPORT, Termination
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import EXIT_REPORT, rfc3339
@@ -28,7 +29,6 @@ WRITE_S = 0.25
 """Longest delay of the exit by writing the report; the volume may hang."""
 _LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", "newest_rejected", "unfinished", "unseen", "grace_used_s")
 _IF_ANY = ("newest_rejected", "unfinished", "unseen")
-EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP = 0, 2, 3
 
 
 def exit_report(
@@ -42,14 +42,14 @@ def exit_report(
     """Return the report as it is written to ``.ckpt/exit-report.json``.
 
     Args:
-        catalog: All checkpoints that are known.
-        termination: Since when the pod was known to be going.
-        quarantined: Committed checkpoints that failed verification, and why.
-        unfinished: What the trainer began and did not finish, and what became of it.
-        unseen: Why there may be finished checkpoints that nobody knows of, if there may.
+        catalog: All known checkpoints.
+        termination: The termination notice, with its time.
+        quarantined: Reasons of committed checkpoints that failed verification, by name.
+        unfinished: Reasons of checkpoints that the trainer did not finish, by name.
+        unseen: Why a finished checkpoint may be unknown; ``None``: all are known.
     """
     durable = sorted((t for t in catalog.all() if t.state is State.COMMITTED), key=lambda t: t.name)
-    given_up = [t for t in catalog.all() if t.state in PENDING or t.state in (State.GIVEN_UP, State.LOST)]
+    given_up = [t for t in catalog.all() if t.state in PENDING or t.state in REPORTED]
     newest_rejected = {t.name: t.reason for t in catalog.newest_rejected()}
     going = termination.going
     return {
@@ -70,10 +70,10 @@ def exit_report(
 
 
 def write(volume: Volume, report: dict[str, Any]) -> None:
-    """Write the log line, the termination message and the file on the volume, which may be full, away or hanging: last."""
+    """Write the log line, the termination message and the file; the file last, because its volume may be full or hang."""
     level = log.info if report["exit_code"] == EXIT_DONE else log.error
     level("exit_report", **{key: report[key] for key in _LOGGED if key not in _IF_ANY or report[key]})
-    _tell_kubernetes(_sentence(report))
+    _write_termination_message(_sentence(report))
     content = json.dumps(report, indent=1).encode() + b"\n"
     for place in [volume.state / LAST_REPORT, *([volume / EXIT_REPORT] if volume.has_own_state else [])]:
         try:
@@ -84,7 +84,7 @@ def write(volume: Volume, report: dict[str, Any]) -> None:
 
 async def write_in_time(volume: Volume, report: dict[str, Any]) -> None:
     """Do as ``write``, for at most ``WRITE_S`` seconds."""
-    # A thread of its own: those of the event loop may all be inside calls to a volume that hangs.
+    # An additional thread: all threads of the event loop may be blocked by a volume that hangs.
     writer = ThreadPoolExecutor(1, thread_name_prefix="report")
     writing = asyncio.get_running_loop().run_in_executor(writer, write, volume, report)
     await asyncio.wait({writing}, timeout=WRITE_S)
@@ -92,10 +92,10 @@ async def write_in_time(volume: Volume, report: dict[str, Any]) -> None:
 
 
 def ended_waiting(volume: Volume) -> int:
-    """Return the exit code of a life that ended while another sidecar used the volume, and say why where Kubernetes reads it.
+    """Return the exit code of a process that ended while another sidecar used the volume; write the termination message.
 
-    The other one may have ended by its deadline, so nobody knows whether what is finished on the volume is durable. The exit
-    report there is the other one's.
+    The other sidecar may have ended by its deadline, so it is unknown whether the finished checkpoints on the volume are
+    durable. The exit report on the volume belongs to the other one.
     """
     try:
         finished = [name for name in volume.names() if volume.look_at_marker(name) is not None]
@@ -105,11 +105,11 @@ def ended_waiting(volume: Volume) -> int:
         return EXIT_DONE
     unseen = f"another sidecar used the volume until the end; on it are {', '.join(sorted(finished)[:MOST_NAMED])}"
     log.error("ended_without_the_volume", reason=unseen, hint="the next sidecar on this volume sends what is not durable")
-    _tell_kubernetes(f"not everything finished is known to be durable: {unseen}")
+    _write_termination_message(f"not everything finished is known to be durable: {unseen}")
     return EXIT_GIVEN_UP
 
 
-def _tell_kubernetes(sentence: str) -> None:
+def _write_termination_message(sentence: str) -> None:
     with contextlib.suppress(OSError):
         if TERMINATION_LOG.is_file() and os.access(TERMINATION_LOG, os.W_OK):
             TERMINATION_LOG.write_text(sentence[:2000])

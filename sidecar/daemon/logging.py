@@ -1,4 +1,4 @@
-"""structlog, once, at start: JSON lines for machines or aligned text for people, on standard output."""
+"""Log configuration: structlog writes JSON lines or aligned text to standard output."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import structlog
 
 
 def configure(style: Literal["json", "console"]) -> None:
-    """Set up the log of the process; libraries' own loggers say warnings only."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a name that is no UTF-8 must not fail what only wanted to tell of it
+    """Configure the log of the process. Loggers of libraries write warnings and errors only."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file name that is not UTF-8 must not raise from a log call
         sys.stdout.reconfigure(errors="backslashreplace")
     last: Any = structlog.processors.JSONRenderer(ensure_ascii=False)
     if style == "console":

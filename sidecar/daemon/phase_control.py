@@ -1,4 +1,4 @@
-"""The phase of the sidecar: decided again at each notice and every ``TICK_S`` seconds. Nothing else sets it."""
+"""Phase of the sidecar: decided at each notice and every ``PHASE_POLL_S`` seconds. No other module sets it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sidecar.daemon.services import Services
 
 log = structlog.get_logger()
 
-TICK_S = 0.2
-"""Longest time between two decisions."""
+PHASE_POLL_S = 0.2
+"""Interval of decisions in seconds."""
 LAST_SCAN_S = 1.0
-"""Longest wait for the last scan of the volume, which may hang."""
+"""Maximum seconds to wait for the last scan of the volume, which may hang."""
 
 
 class PhaseControl:
@@ -26,7 +26,7 @@ class PhaseControl:
         self._services = services
         self._noticed = asyncio.Event()
         self._last_scan: asyncio.Task[None] | None = None
-        """The last scan of the volume. On a volume that hangs it is left behind."""
+        """The last scan of the volume; on a volume that hangs it does not end."""
 
     def decide_now(self) -> None:
         """Decide the phase at once: there is a notice."""
@@ -43,9 +43,9 @@ class PhaseControl:
                 services.events.happened("phase_changed", phase=phase.value, before=before.value, left_s=left_s)
             if phase is not Phase.DONE:
                 left_s = services.termination.left_s()
-                await self._rest(TICK_S if left_s is None else min(TICK_S, max(0.01, left_s)))
+                await self._wait(PHASE_POLL_S if left_s is None else min(PHASE_POLL_S, max(0.01, left_s)))
 
-    async def _rest(self, seconds: float) -> None:
+    async def _wait(self, seconds: float) -> None:
         """Return after ``seconds``, or at the next notice."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):

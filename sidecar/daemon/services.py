@@ -1,4 +1,4 @@
-"""The parts that live as long as the process. Made once, at start; none is replaced."""
+"""Services that live as long as the process. All are created at start, and none is replaced."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sidecar.volume.watch import Hints
 
 
 class Services:
-    """Made inside the event loop. The daemon runs them, the API reads them."""
+    """All services. Created inside the event loop; the daemon runs them, the API reads their state."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self.settings: Final = settings

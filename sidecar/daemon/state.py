@@ -1,4 +1,4 @@
-"""What changes during a life of the sidecar. Only the daemon writes it; the API reads it."""
+"""State of the sidecar process. Only the daemon writes it; the API reads it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DaemonState:
         """The exit code is decided: calls of the API that still wait are answered."""
 
     async def unless_ended(self, waiting: Coroutine[Any, Any, T]) -> T | None:
-        """Return what ``waiting`` returns, or ``None`` when the sidecar ends first."""
+        """Return the result of ``waiting``, or ``None`` if the sidecar ends first."""
         task, end = asyncio.create_task(waiting), asyncio.create_task(self.ended.wait())
         try:
             await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What needs the store: reach it, then upload, commit, clean and serve resumes."""
+"""Services that need the store: uploads, retention, orphan cleanup and resumes. They start once it was reached."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from sidecar.upload.uploader import Uploader
 
 log = structlog.get_logger()
 
-REACH_AGAIN_S = 5.0
-"""Seconds until the next try to reach the store."""
+REACH_RETRY_S = 5.0
+"""Seconds between two tries to reach the store."""
 PROBE_TRIES = 3
-"""Tries of the probe whose objects vanish: another pod's sidecar that starts at the same time may remove them as orphans."""
+"""Retries of a probe whose objects vanish: another sidecar that starts at the same time may delete them as orphans."""
 
 
 async def use_store(services: Services) -> None:
-    """Reach the store, then run what needs it until cancelled.
+    """Reach the store, then run the services that need it until cancelled.
 
     Raises:
         ConfigurationError: The store refuses access, or another job holds the prefix.
@@ -79,18 +79,18 @@ async def _open_store(services: Services) -> tuple[Capabilities, Run]:
             if settings.verify_access and not error.transient:
                 raise ConfigurationError(str(error)) from None
             services.health.failed(error)
-            await asyncio.sleep(REACH_AGAIN_S)
+            await asyncio.sleep(REACH_RETRY_S)
         else:
             log.info("store_opened", run_id=run.run_id, verification=capabilities.verification.value)
             return capabilities, run
 
 
 async def _opened(services: Services, capabilities: Capabilities) -> None:
-    """Take note of what the store can do, and let resumes begin once the volume was scanned."""
+    """Record the store's capabilities, and start resumes once the volume was scanned."""
     services.state.capabilities = capabilities
     services.executor.is_away(capabilities.round_trip_s)
     if capabilities.verification is Verification.OFF:
-        log.warning("uploads_are_not_verified", hint="CKPT_VERIFY=off: a store that damages bytes is found out at resume")
+        log.warning("uploads_are_not_verified", hint="CKPT_VERIFY=off: damage by the store is detected at resume only")
     await services.inventory.scanned.wait()
     is_remote = capabilities.round_trip_s is not None
     downloader = Downloader(services.store, services.volume, services.executor, is_remote=is_remote)

@@ -15,7 +15,7 @@ RESTART_AFTER_S = 1.0
 
 
 async def run_forever(name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> NoReturn:
-    """Run a service until cancelled; after an exception, start it again: no bug in one of them ends the uploads."""
+    """Run a service until cancelled. After an exception it is restarted, so that a bug in one service does not end uploads."""
     while True:
         try:
             await service()
@@ -28,7 +28,7 @@ async def run_together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
     """Run coroutines as tasks until one fails or the caller is cancelled; then all are cancelled.
 
     Raises:
-        ExceptionGroup: What failed.
+        ExceptionGroup: Exceptions of the failed coroutines.
     """
     async with asyncio.TaskGroup() as group:
         for coroutine in coroutines:

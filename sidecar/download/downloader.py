@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from sidecar.core.commit.commit_roster import EAGER_NODES
+from sidecar.core.commit.commit_roster import has_bundle
 from sidecar.core.commit.damage import FULL_PATIENCE_S, SHORT_PATIENCE_S, is_content_of
 from sidecar.core.commit.resume import check_listing, check_manifest, check_node_set, check_paths, files_for, unlike_listing
 from sidecar.core.format import checksum, keys
@@ -44,12 +44,12 @@ T = TypeVar("T")
 PARTIAL = "partial"
 """Folder below ``.ckpt/incoming`` for incomplete files."""
 
-SOME = 1000
+LISTING_PAGE = 1000
 """Number of keys in one page of an S3 listing."""
 
 
 class Unproven(ContractError):
-    """The documents received are inconsistent, without proof that the store holds them so."""
+    """The documents received are inconsistent; they may have been damaged in transit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Downloader:
 
     async def some_names(self) -> list[str]:
         """Return some names of ``list_folders`` from another request, so that one damaged answer cannot hide a name."""
-        keys_of_steps = await self._executor.persistently(lambda: list(islice(self._store.list(keys.STEPS), SOME)))
+        keys_of_steps = await self._executor.persistently(lambda: list(islice(self._store.list(keys.STEPS), LISTING_PAGE)))
         return [stored.key.partition("/")[0] for stored in keys_of_steps if "/" in stored.key]
 
     async def list_folders(self) -> list[str]:
@@ -157,7 +157,7 @@ class Downloader:
             entry = next(iter(unlike_listing(manifests, sizes)))
             there = await self._stored(entry.key)
             if (there.size_bytes if there else None) != sizes.get(entry.key):  # neither answer has a checksum
-                raise Unproven(f"{error}, says the listing; asked for alone, the store says something else") from None
+                raise Unproven(f"{error} by the listing, but not by a request for the object alone") from None
             raise
 
     async def _hold(self, commit: Commit, commit_crc: str, raw: Sequence[bytes | None]) -> bool:
@@ -194,7 +194,7 @@ class Downloader:
         For a large job they are read from one bundle.
         """
         gathered: dict[str, bytes] = {}
-        if len(commit.manifests) > EAGER_NODES:
+        if has_bundle(len(commit.manifests)):
             gathered = await bundled_manifests(commit, self._store, self._executor)
         missing = [entry for entry in commit.manifests if entry.key not in gathered]
         read = await self._executor.together(map(self._manifest, missing))

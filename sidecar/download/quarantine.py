@@ -23,7 +23,7 @@ log = structlog.get_logger()
 UNREADABLE = "unreadable"
 """Substitute for the checksum of a commit that could not be read at all."""
 MAX_BYTES = 8 << 20
-SHARE_AGAIN_S = 30.0
+SHARE_RETRY_S = 30.0
 """Seconds until the next try after the store refused a record."""
 
 
@@ -56,9 +56,9 @@ class Quarantine:
         try:
             known = json.loads(place.read(max_bytes=MAX_BYTES)[0])
             entries = {
-                str(name): _Entry(str(said["crc"]), str(said["reason"]), float(said.get("at_s", 0.0)), True)
-                for name, said in known.items()
-                if said.get("shared") is True
+                str(name): _Entry(str(fields["crc"]), str(fields["reason"]), float(fields.get("at_s", 0.0)), True)
+                for name, fields in known.items()
+                if fields.get("shared") is True
             }
             self._known = entries
         except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
@@ -154,8 +154,8 @@ class Sharing:
                 if await self.share():
                     await news
             except StoreError as error:
-                log.warning("quarantine_not_shared", error=str(error), hint=f"tried again in {SHARE_AGAIN_S:.0f} s")
-                await asyncio.sleep(SHARE_AGAIN_S)
+                log.warning("quarantine_not_shared", error=str(error), hint=f"tried again in {SHARE_RETRY_S:.0f} s")
+                await asyncio.sleep(SHARE_RETRY_S)
             finally:
                 news.cancel()
 
@@ -209,6 +209,6 @@ async def check_not_quarantined(
     except NotFound:
         return  # released meanwhile
     except ContractError as error:
-        raise KnownBad(f"{name} is quarantined, and why cannot be read: {error}") from None
+        raise KnownBad(f"{name} is quarantined, and its record cannot be read: {error}") from None
     by = f"node {found.node}" if found.node is not None else "a node"
     raise KnownBad(f"{found.reason} (found by {by}{f' at {found.at}' if found.at else ''})")

@@ -212,7 +212,7 @@ class RequestWorker:
     async def _fetch(self, request: Request, offer: Offer) -> None:
         name, commit, reader = offer.name, offer.commit, await self._reader()
         request.trying(name, commit.step, commit.size_bytes)
-        self._say_if_elastic(offer)
+        self._warn_if_elastic(offer)
         known = self._catalog.get(name)
         unknown = self._volume.marker_signature(name) not in (None, known.version if known else None)
         if unknown or not may_replace(known.checkpoint if known else None, commit):
@@ -256,7 +256,7 @@ class RequestWorker:
         was_spent = any(passed.checkpoint in self._unreadable for passed in request.status.passed_over)
         return reader.patience(is_short=was_spent or name in self._unreadable)
 
-    def _say_if_elastic(self, offer: Offer) -> None:
+    def _warn_if_elastic(self, offer: Offer) -> None:
         if len(offer.manifests) != self._node.count:
             self._events.happened(
                 "resume_with_other_node_count",

@@ -54,7 +54,7 @@ class ResumeService:
         """Reads the store; ``None`` until it was reached."""
         self._ready = asyncio.Event()
         self._quarantine = Quarantine(volume.journal / "quarantine.json")
-        self._answering = RequestWorker(
+        self._worker = RequestWorker(
             volume=volume,
             catalog=catalog,
             events=events,
@@ -64,7 +64,7 @@ class ResumeService:
             inventory=inventory,
             reader=self._reader,
         )
-        catalog.on_durable = self._durable
+        catalog.observe(self)
         self._requests: dict[str, Request] = {}
         """Requests by id, in order of arrival."""
         self._trainers: Request | None = None
@@ -211,9 +211,9 @@ class ResumeService:
 
     async def _answer(self, request: Request) -> None:
         if self._enabled:
-            await self._answering.answer(request)
+            await self._worker.answer(request)
         else:
-            self._answering.end(request, ResumeState.NONE, detail="CKPT_RESUME=off")
+            self._worker.end(request, ResumeState.NONE, detail="CKPT_RESUME=off")
 
     def _forget(self) -> None:
         """Drop old answers, and requests that nobody polls any more."""
@@ -224,7 +224,8 @@ class ResumeService:
             if request is not self._working:
                 del self._requests[request.id]
 
-    def _durable(self, tracked: Tracked) -> None:
+    def became_durable(self, tracked: Tracked) -> None:
+        """Release a checkpoint from quarantine that was committed again."""
         self._quarantine.release(tracked.name, committed_at_s=tracked.committed_at_s)
 
     async def _reader(self) -> Downloader:

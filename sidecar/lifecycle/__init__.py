@@ -1,1 +1,1 @@
-"""What happens to the pod and to the run: termination, spot notices, save requests, the lease on the prefix."""
+"""Life of the pod and of the run: termination, spot notices, save requests, risk, the lease of the prefix."""

@@ -1,4 +1,4 @@
-"""Saves on request: the request to the trainer, its answer, and the durability of the checkpoint."""
+"""Save requests: the request to the trainer, its answer, and the durability of the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
 from sidecar.core.format.plain_text import plain_text
-from sidecar.core.lifecycle.states import State
+from sidecar.core.lifecycle.states import NEVER_DURABLE, State
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import ANSWER, REQUEST, Answer, ContractError, Request, encode_request, parse_answer, parse_request
 
@@ -24,7 +24,6 @@ POLL_S = 0.5
 UNANSWERED_S = 30.0
 """Seconds without an answer after which the request's detail says so."""
 KEPT = 20
-_NEVER = frozenset({State.LOST, State.REJECTED, State.GIVEN_UP, State.SUPERSEDED})
 
 
 @dataclass(slots=True, eq=False)
@@ -109,8 +108,8 @@ class SaveRequests:
                 self._update(save)
                 if save.state != before:
                     level = "warning" if save.state == "failed" else "info"
-                    said = {"checkpoint": save.checkpoint, "reason": save.detail if save.state == "failed" else None}
-                    known: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+                    fields = {"checkpoint": save.checkpoint, "reason": save.detail if save.state == "failed" else None}
+                    known: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
                     self._events.happened(f"save_{save.state}", level=level, id=save.id, **known)
 
     def _update(self, save: SaveRequest) -> None:
@@ -120,7 +119,7 @@ class SaveRequests:
             tracked = self._catalog.get(save.checkpoint)
             if tracked is not None and tracked.state is State.COMMITTED:
                 save.state, save.detail = "durable", None
-            elif tracked is not None and tracked.state in _NEVER:
+            elif tracked is not None and tracked.state in NEVER_DURABLE:
                 save.state, save.detail = "failed", f"{tracked.name} is {tracked.state.value}: {tracked.reason}"
             else:
                 save.detail = "it is on its way to the store"

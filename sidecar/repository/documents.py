@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sidecar.core.commit.commit import Inventory, Object, attempt_of
-from sidecar.core.commit.commit_roster import EAGER_NODES
+from sidecar.core.commit.commit_roster import has_bundle
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
@@ -82,7 +82,7 @@ class Documents:
         return found
 
     async def why_not_whole(self, commit: Commit, crc64nvme: str) -> str | None:
-        """Return why a commit is not whole, or ``None`` if it is. Reads documents and one listing, no data.
+        """Return why a commit is incomplete or damaged; ``None``: it is whole. Reads documents and one listing, no data.
 
         Args:
             commit: The commit.
@@ -104,8 +104,8 @@ class Documents:
     async def _compare(self, commit: Commit, listing: Mapping[str, Object]) -> tuple[list[FileEntry], list[str]]:
         """Return the files that the listing does not prove, and the keys of manifests that do not match the commit."""
         inventory, wrong = Inventory(listing), []
-        many = len(commit.manifests) > EAGER_NODES
-        gathered = await bundled_manifests(commit, self._store, self._executor) if many else {}
+        is_bundled = has_bundle(len(commit.manifests))
+        gathered = await bundled_manifests(commit, self._store, self._executor) if is_bundled else {}
         for named in commit.manifests:
             manifest = await self._manifest(named, gathered.pop(named.key, None))
             if manifest is None:
@@ -141,9 +141,9 @@ class Documents:
 
     async def _named_by(self, name: str, there: StoredCommit) -> list[str]:
         if there.commit is not None:
-            copy = keys.all_manifests(name, there.commit.attempt)
-            many = len(there.commit.manifests) > EAGER_NODES
-            return [e.key for e in there.commit.manifests if attempt_of(e.key, name) is not None] + [copy] * many
+            bundle = keys.all_manifests(name, there.commit.attempt)
+            named = [e.key for e in there.commit.manifests if attempt_of(e.key, name) is not None]
+            return [*named, bundle] if has_bundle(len(there.commit.manifests)) else named
         # Its manifests are unknown; a node that still needs its manifest publishes it again.
         stored = await self._executor.persistently(self._listing, name)
         return [key for key in stored if attempt_of(key, name) is not None]

@@ -22,15 +22,15 @@ from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
 
 log = structlog.get_logger()
 
-INTERVAL_S = 10.0
-STORE_AGAIN_S = 60.0
+CLEAN_INTERVAL_S = 10.0
+STORE_RETRY_S = 60.0
 """Seconds until the next try after the store refused a request."""
 
 
 class Cleaner:
     """Two services, one for the volume and one for the store.
 
-    The first runs after each change and every ``INTERVAL_S`` seconds, the second when newer commits have settled. An
+    The first runs after each change and every ``CLEAN_INTERVAL_S`` seconds, the second when newer commits have settled. An
     unreachable store delays the second alone.
     """
 
@@ -68,7 +68,7 @@ class Cleaner:
             except OSError as error:
                 log.warning("volume_not_cleaned", error=str(error), hint="is the volume still mounted? It is tried again")
             try:
-                async with asyncio.timeout(INTERVAL_S):
+                async with asyncio.timeout(CLEAN_INTERVAL_S):
                     await self._catalog.changed()
             except TimeoutError:
                 continue
@@ -96,8 +96,8 @@ class Cleaner:
         try:
             return await self._retention.run_once()
         except StoreError as error:
-            log.warning("store_not_cleaned", error=str(error), hint=f"tried again in {STORE_AGAIN_S:.0f} s")
-            return STORE_AGAIN_S
+            log.warning("store_not_cleaned", error=str(error), hint=f"tried again in {STORE_RETRY_S:.0f} s")
+            return STORE_RETRY_S
 
     async def clean_volume(self) -> None:
         """Delete the durable local checkpoints that retention does not keep."""

@@ -9,7 +9,7 @@ import structlog
 from sidecar.core.commit.commit import GiveWay, Ready, Reupload, Wait
 from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting
 from sidecar.core.format import keys
-from sidecar.core.lifecycle.states import LET_GO, State
+from sidecar.core.lifecycle.states import DISCARDED, State
 from sidecar.core.schedule.parts import largest_file_bytes
 from sidecar.errors import CheckpointChanged, CheckpointRejected, SidecarError, StoreError, TooLarge, UnreadableFile
 from sidecar.repository.documents import StoredCommit
@@ -64,7 +64,7 @@ class UploadJob:
         except (StoreError, UnreadableFile, OSError) as error:
             # A multipart upload vanished, bytes were corrupted, the disk failed: verified parts are kept.
             await self._back_off(error)
-        if catalog.is_replaced(tracked) or tracked.state in LET_GO:
+        if catalog.is_replaced(tracked) or tracked.state in DISCARDED:
             await self.discard()
         self._queue.end(self._active)
         self._context.news.set()

@@ -17,7 +17,7 @@ log = structlog.get_logger()
 LOCK = f"{SYSTEM_DIR}/lock"
 """On the volume, not in the sidecar's state directory: the two that must not meet share nothing else. A trainer that holds it
 keeps its own sidecar from starting, and one that removes it lets a second one in; it has no other power by it."""
-AGAIN_S = 0.25
+RETRY_S = 0.25
 """Interval of tries to lock a volume in use, in seconds."""
 _CANNOT_LOCK = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 
@@ -31,15 +31,15 @@ async def hold_volume(lock: Place, *, told_to_end: asyncio.Event) -> bool:
     Raises:
         OSError: The lock cannot be opened.
     """
-    is_said = False
+    is_logged = False
     while not _is_ours(lock):
-        if not is_said:
+        if not is_logged:
             log.warning(
                 "volume_in_use", lock=LOCK, hint="another sidecar still flushes; this one starts when that one has ended"
             )
-            is_said = True
+            is_logged = True
         try:
-            async with asyncio.timeout(AGAIN_S):
+            async with asyncio.timeout(RETRY_S):
                 await told_to_end.wait()
         except TimeoutError:
             continue

@@ -1,9 +1,9 @@
-"""The one way to anything on the shared volume, and in the sidecar's own state directory.
+"""Access to the shared volume, and to the sidecar's state directory. No other module opens files there.
 
-The trainer writes to the volume and has fewer rights than the sidecar, so no path on it is believed: everything is reached
-through the descriptor of a directory, no symbolic link is followed, no mount is crossed, and nothing but regular files is
-read or written, without waiting for the other end of a fifo. A path is resolved again by each call, so a
-directory that is replaced meanwhile can change the content found, never lead outside.
+The trainer writes to the volume and has fewer rights than the sidecar, so no path on it is trusted: every access starts at
+the descriptor of a directory, no symbolic link is followed, no mount is crossed, and only regular files are read or written,
+without blocking on a fifo. Each call resolves its path again, so a directory that is replaced meanwhile can change the
+content found, but never lead outside.
 
 Standard library only: the command line uses it, too.
 """
@@ -24,12 +24,12 @@ from pathlib import Path
 from sidecar.volume.resolve import Resolver, open_beneath, open_root
 
 REFUSED = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOTDIR})
-"""Errors that say that a link, a mount or a file stands where a directory should be."""
+"""Errors for a link, a mount or a file in the place of a directory."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _HELD = os.O_PATH | os.O_DIRECTORY
 _FILE = os.O_NONBLOCK | os.O_NOCTTY
 _MOST_PASSES = 4096
-"""How deep a tree is that is removed in one go, at least."""
+"""Depth of a tree that is certainly removed by one call."""
 
 OnRefused = Callable[[str, OSError], None]
 
@@ -100,7 +100,7 @@ class Folder:
         fd = self._open_root(self._real or os.path.realpath(self.path), follow=False)
         with self._opening:
             if self._fd is None or not os.path.samestat(os.fstat(fd), os.fstat(self._fd)):
-                self._hold(fd)  # the one before is closed with this object: somebody may be using it
+                self._hold(fd)  # the previous one may be in use: it is closed with this object
                 return
         os.close(fd)
 
@@ -125,10 +125,9 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path in a folder; whether something is there is another question. ``inside`` is empty for the folder itself.
+    """A path in a folder, which need not exist. ``inside`` is empty for the folder itself.
 
-    Every method raises ``OSError`` with the whole path; ``ELOOP``, ``ENOTDIR`` or ``EXDEV`` where a link or a mount is in
-    the way.
+    Every method raises ``OSError`` with the whole path; ``ELOOP``, ``ENOTDIR`` or ``EXDEV``: a link or a mount is in the way.
     """
 
     folder: Folder

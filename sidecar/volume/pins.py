@@ -36,8 +36,8 @@ class Disappeared(CheckpointRejected):
 class Pin:
     """The files of one finished checkpoint, pinned until they are durable.
 
-    Held by hard links below ``.ckpt/pins``; where links cannot be made (another user's files, another mount), by nothing but
-    the hope that the trainer keeps them: ``held`` is then false, and status says so.
+    Held by hard links below ``.ckpt/pins``. If links are impossible (another user's files, another mount), nothing protects
+    the files from deletion by the trainer: ``held`` is False then, and the status shows it.
     """
 
     def __init__(self, checkpoint: Finished, base: Place, *, held: bool) -> None:
@@ -58,8 +58,8 @@ class Pin:
 class Pins:
     """All pins: one directory of hard links for each version of a checkpoint.
 
-    The trainer can write there. So a pin is believed no more than a checkpoint's directory: it is examined and judged as one,
-    and each file is compared, when it is opened, with what the walk saw.
+    The trainer can write there, so a pin is trusted no more than a checkpoint's directory: it is examined and judged like one,
+    and each file is compared with the walk when it is opened.
 
     Args:
         root: The volume.

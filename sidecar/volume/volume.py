@@ -39,7 +39,7 @@ class Volume:
     def __init__(self, root: Path, state: Path | None = None) -> None:
         self.root = root
         """Path for messages and API answers. For access use ``volume / "its/path"``."""
-        self._folder = Folder(root, on_refused=self._say_refused)
+        self._folder = Folder(root, on_refused=self._log_refused)
         self._refused: set[str] = set()
         self.has_own_state = state is not None
         self.state = self / SYSTEM_DIR if state is None else Folder(state) / ""
@@ -50,7 +50,7 @@ class Volume:
     def __truediv__(self, inside: str) -> Place:
         return self._folder / inside
 
-    def _say_refused(self, path: str, error: OSError) -> None:
+    def _log_refused(self, path: str, error: OSError) -> None:
         if path not in self._refused and len(self._refused) < MOST_REFUSED:
             self._refused.add(path)
             log.warning(
@@ -167,7 +167,7 @@ class Volume:
         return [self.journal / name for name in names if is_checkpoint_name(journal_of(name))]
 
     def early_uploads(self) -> set[str]:
-        """Return the checkpoints with an early-upload journal that no upload has taken over."""
+        """Return the names of checkpoints with the journal of an early upload that was not taken over."""
         try:
             journals = self.journals()
         except OSError:

@@ -85,7 +85,7 @@ def test_a_volume_that_hangs_does_not_hold_the_exit_past_the_deadline(tmp_path: 
         code, took_s = ended_after_s(running)
         assert took_s < 3 + BUSY_S
         assert code == 3
-        assert "still being looked at" in running.report["unseen"]
+        assert "still being examined" in running.report["unseen"]
 
 
 def test_nor_past_a_second_sigterm(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ import pytest
 
 from sidecar.catalog import scanner
 from sidecar.core.format.found_checkpoint import Identity, judge
+from sidecar.core.lifecycle.exit_codes import EXIT_GIVEN_UP
 from sidecar.core.lifecycle.states import State
-from sidecar.daemon.exit_report import EXIT_GIVEN_UP, exit_report
+from sidecar.daemon.exit_report import exit_report
 from sidecar.daemon.services import Services
 from sidecar.daemon.settings import from_environment
 from sidecar.store.memory import MemoryStore

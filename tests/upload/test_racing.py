@@ -133,7 +133,7 @@ async def test_what_was_held_is_not_taken_for_slow(tmp_path: Path) -> None:
         store, pause_gate = OneSlowConnection(), PauseGate(running.gate)
         path = written(tmp_path / "checkpoint-1", parts=PARTS)
         stream, older = Dispatcher(running), transfer(path, store, running, journal=tmp_path / "older")
-        older._payloads._gate = pause_gate
+        older._payloads.gate = pause_gate
         newer_path = written(tmp_path / "checkpoint-2", parts=1)
         newer = transfer(newer_path, MemoryStore(), running, journal=tmp_path / "newer")
         pause_gate.hold(True)

@@ -78,7 +78,7 @@ async def test_strictly_in_order_nothing_begins_before_the_one_before_is_through
         first = begun(tmp_path / "checkpoint-2", store, running, parts=1)
         second = begun(tmp_path / "checkpoint-1", store, running, parts=2)
         gate = StuckGate()
-        first._payloads._gate = gate
+        first._payloads.gate = gate
         stream = Dispatcher(running)
         stream.reorder([first, second], strictly=strictly)
         if strictly:

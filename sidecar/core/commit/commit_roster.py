@@ -16,6 +16,13 @@ from trainer_hook.contract import Node
 
 EAGER_NODES = 16
 """Maximum job size in which every node that sees the last manifest commits at once; concurrent commits cost little there."""
+
+
+def has_bundle(nodes: int) -> bool:
+    """Whether the commit of a job of this many nodes has a bundle of all manifests next to it."""
+    return nodes > EAGER_NODES
+
+
 GROUP = 100
 """Nodes per group: those whose index differs in the last two digits alone, so that one listing finds their manifests."""
 POLL_S = 1.0
@@ -47,7 +54,7 @@ class CommitTurn:
     @property
     def is_eager(self) -> bool:
         """Whether the job is small enough for every node to act at once."""
-        return self.node.count <= EAGER_NODES
+        return not has_bundle(self.node.count)
 
     @property
     def is_grouped(self) -> bool:

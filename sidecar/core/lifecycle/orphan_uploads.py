@@ -15,7 +15,7 @@ ORPHAN_AFTER_S = LONGEST_GRACE_S + MARGIN_S
 does not know: ``CKPT_GRACE_SECONDS`` is this pod's own. Parts kept for a day cost storage; parts aborted in the middle of a
 flush may cost the newest checkpoint."""
 ABANDONED_AFTER_S = 600.0
-"""Seconds without progress after which an upload below a committed step is abandoned."""
+"""Seconds without progress after which a multipart upload below a committed step is abandoned."""
 PROBE_S = 3600.0
 """Seconds without progress after which a start-up probe's upload is an orphan: probes end within seconds."""
 

@@ -35,14 +35,20 @@ SETTLED = frozenset({State.REJECTED, State.COMMITTED, State.SUPERSEDED, State.LO
 PENDING = frozenset({State.FINISHED, State.UPLOADING, State.PAUSED, State.UPLOADED})
 """Finished by the trainer and not durable yet."""
 
-LET_GO = frozenset({State.REJECTED, State.SUPERSEDED, State.LOST})
-"""States in which nothing more is sent."""
+NEVER_DURABLE = SETTLED - {State.COMMITTED}
+"""Final states of checkpoints that are not durable."""
+
+MISSING = NEVER_DURABLE - {State.SUPERSEDED}
+"""Not durable, and not replaced by a newer durable one."""
+
+DISCARDED = NEVER_DURABLE - {State.GIVEN_UP}
+"""States in which nothing more is sent, and sent parts are deleted."""
 
 WANTED = PENDING | {State.GIVEN_UP}
 """States in which sent parts are kept: the next sidecar process may still send a checkpoint that was given up."""
 
 REPORTED = frozenset({State.LOST, State.GIVEN_UP})
-"""Not durable, and never will be: kept for the exit report, also after the directory is deleted."""
+"""Finished, but never durable: kept for the exit report, also after the directory is deleted."""
 
 _FOLLOWING: dict[State, frozenset[State]] = {
     State.WRITING: frozenset({State.FINISHED, State.REJECTED, State.LOST}),

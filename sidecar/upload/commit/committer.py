@@ -25,7 +25,7 @@ from sidecar.core.commit.commit import (
     to_reupload,
     waiting_for,
 )
-from sidecar.core.commit.commit_roster import EAGER_NODES, POLL_S, CommitTurn, groups, members, missing_nodes
+from sidecar.core.commit.commit_roster import POLL_S, CommitTurn, groups, has_bundle, members, missing_nodes
 from sidecar.core.format import keys
 from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
@@ -364,7 +364,7 @@ class Committer(Documents):
                 return await self._later_attempt(checkpoint, listing) or decision
             return decision
         commit = commit_of(manifests, raw, committed_at=rfc3339(self._epoch()))
-        if node.count > EAGER_NODES:
+        if has_bundle(node.count):
             await poll.collector.write_digest(keys.all_manifests(name, attempt), reads)
         try:
             # Written last: without this object the step is invisible (I1).

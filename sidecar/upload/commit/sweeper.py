@@ -8,7 +8,7 @@ from contextlib import suppress
 import structlog
 
 from sidecar.core.commit.commit import Object, attempt_of
-from sidecar.core.commit.commit_roster import EAGER_NODES
+from sidecar.core.commit.commit_roster import has_bundle
 from sidecar.core.format import keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Manifest, decode_manifest
@@ -50,7 +50,7 @@ class Sweeper:
     ) -> None:
         named = {entry.key for manifest in manifests for entry in manifest.files} | {keys.commit(name)}
         named |= {keys.manifest(name, m.attempt, Node(m.node.index, m.node.count)) for m in manifests}
-        named |= {keys.all_manifests(name, attempt)} if len(manifests) > EAGER_NODES else set()
+        named |= {keys.all_manifests(name, attempt)} if has_bundle(len(manifests)) else set()
         foreign = [key for key in before if attempt_of(key, name) not in (None, attempt)]
         for key in foreign:
             named |= {key, *await self._files_named_by(key)}

@@ -33,8 +33,9 @@ from sidecar.daemon.services import Services
 from sidecar.daemon.settings import Settings
 from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Sharing
-from sidecar.errors import ConfigurationError, NotFound, SidecarError, StoreError
-from sidecar.lifecycle.prefix_lease import PrefixLease, claim
+from sidecar.errors import ConfigurationError, Fenced, NotFound, SidecarError, StoreError
+from sidecar.lifecycle.prefix_lease import Holder, PrefixLease
+from sidecar.lifecycle.run_document import claim
 from sidecar.lifecycle.spot import SpotWatch
 from sidecar.lifecycle.termination import POD
 from sidecar.retention.cleaner import Cleaner
@@ -215,20 +216,30 @@ class Daemon:
             await self._hints.wait(timeout_s=SETTLE_S if services.scanner.unsettled else SCAN_S)
 
     async def _use_store(self) -> None:
+        try:
+            await self._use_store_unless_fenced()
+        except* Fenced as group:  # at the start; later on a task sees to it
+            self._on_fenced(str(_first(group)))
+
+    async def _use_store_unless_fenced(self) -> None:
         """Reach the store, then upload, commit, clean and serve resumes until cancelled."""
         services, settings = self.services, self._settings
         with awaited():
             capabilities, run = await self._open_store()
+            prefix_lease = services.lease = self._prefix_lease(run)
+            await prefix_lease.wait_for_ending()
         services.capabilities = capabilities
         services.executor.is_away(capabilities.round_trip_s)
         if capabilities.verification is Verification.OFF:
             log.warning("uploads_are_not_verified", hint="CKPT_VERIFY=off: a store that damages bytes is found out at resume")
         await services.scanned.wait()
+        is_first = settings.node is not None and settings.node.index == 0
+        if is_first and prefix_lease.takes_over_at_once:  # before the resume: no earlier pod commits after it any more
+            await prefix_lease.settle()
         is_remote = capabilities.round_trip_s is not None
         services.resume_service.opened(Downloader(self._store, services.volume, services.executor, is_remote=is_remote))
         if settings.resume == "eager" and not services.volume.held_leases():
             services.resume_service.begin_early()
-        prefix_lease = self._prefix_lease(run)
         uploader = Uploader(
             self._upload_context(capabilities, prefix_lease),
             volume=services.volume,
@@ -244,6 +255,7 @@ class Daemon:
             executor=services.executor,
             resume_service=services.resume_service,
             events=services.events,
+            fence=prefix_lease,
         )
         orphans = OrphanUploads(
             self._store,
@@ -256,12 +268,11 @@ class Daemon:
         services.make_room = cleaner.make_room
         sharing = Sharing(services.resume_service.quarantine, self._store, services.executor, node=settings.node)
         self._opened.set()
-        is_first = settings.node is not None and settings.node.index == 0
-        if is_first:  # see that no other job writes below the prefix at this time, for all nodes
+        if is_first and not prefix_lease.takes_over_at_once:  # see that no other job writes below the prefix, for all nodes
             await prefix_lease.settle()
         await _together(
             [
-                *([_kept_up("tenancy", prefix_lease.keep)] if is_first else []),
+                *([_kept_up("lease", prefix_lease.keep), self._end_when_fenced(prefix_lease)] if is_first else []),
                 _kept_up("uploader", uploader.run),
                 _kept_up("cleaner", cleaner.run),
                 *([_kept_up("retention", cleaner.run_retention)] if settings.keep_store is not None else []),
@@ -277,7 +288,7 @@ class Daemon:
             store=self._store,
             limits=StoreLimits(capabilities),
             executor=services.executor,
-            committer=Committer(self._store, services.executor),
+            committer=Committer(self._store, services.executor, fence=prefix_lease),
             catalog=services.catalog,
             flush=FlushControl(services.executor, on_plan=services.planned),
             pod=services,
@@ -287,17 +298,25 @@ class Daemon:
 
     def _prefix_lease(self, run: Run) -> PrefixLease:
         services, settings = self.services, self._settings
-        me = checksum.to_text(checksum.checksum(services.volume.read_state(POD) or services.token.encode()))
-        return PrefixLease(
-            self._store,
-            services.executor,
-            run,
-            me=f"{settings.pod}/{me[:8]}",
+        volume = checksum.to_text(checksum.checksum(services.volume.read_state(POD) or services.token.encode()))
+        name = settings.pod if settings.pod_is_unique else f"{settings.pod}/{volume[:8]}"
+        holder = Holder(
+            name=name,
+            id=checksum.to_text(checksum.checksum(name.encode())),
             node=settings.node,
             job=settings.job,
-            going=lambda: services.termination.going is not None,
-            attempt=lambda: trainer.attempt if (trainer := services.termination.trainer()) else None,
+            is_of_run=settings.run_id is not None or (settings.job is not None and run.job == settings.job),
+            is_unique=settings.pod_is_unique,
         )
+        return PrefixLease(self._store, services.executor, run, holder=holder, pod=services.termination)
+
+    async def _end_when_fenced(self, prefix_lease: PrefixLease) -> None:
+        await prefix_lease.fenced.wait()
+        self._on_fenced(prefix_lease.fenced_by)
+
+    def _on_fenced(self, reason: str) -> None:
+        self.services.events.happened("fenced", level="error", reason=reason, hint="the trainer is told to stop")
+        self.services.termination.fenced()
 
     async def _open_store(self) -> tuple[Capabilities, Run]:
         vanished = 0
@@ -379,12 +398,16 @@ class Daemon:
             everything_durable=services.everything_durable(),
             deadline_passed=left_s is not None and left_s <= 0,
             cut_short=services.termination.sigterms > 1,
+            fenced=services.termination.is_fenced,
         )
 
     async def _finish(self) -> int:
         """Say what is durable and what is not, to everybody who waits or asks later. Returns the exit code."""
         services = self.services
+        fenced = services.lease.fenced_by if services.lease is not None and services.termination.is_fenced else None
         why = "a second SIGTERM cut the flush short" if services.termination.sigterms > 1 else "the deadline passed first"
+        if fenced is not None:
+            why = fenced
         if services.health.trouble is not None:
             why = f"{why}; {services.health.trouble}"
         for tracked in services.catalog.pending():
@@ -400,15 +423,22 @@ class Daemon:
             quarantined=services.resume_service.quarantined,
             unseen=services.unseen(),
             unfinished=services.unfinished(),
+            fenced=fenced,
         )
         services.ended.set()
         services.resume_service.close()
         # A thread of its own: those of the event loop may all be inside a volume that hangs.
         writer = ThreadPoolExecutor(1, thread_name_prefix="report")
         writing = asyncio.get_running_loop().run_in_executor(writer, exit_report.write, services.volume, written)
-        await asyncio.wait({writing}, timeout=REPORT_S)
+        await asyncio.wait({writing, asyncio.create_task(self._release())}, timeout=REPORT_S)
         writer.shutdown(wait=False)
         return int(written["exit_code"])
+
+    async def _release(self) -> None:
+        """Tell later pods that this one has ended."""
+        with contextlib.suppress(StoreError):
+            if self.services.lease is not None:
+                await self.services.lease.release()
 
     def _on_sigterm(self) -> None:
         # A native sidecar is signalled after the trainer has ended: while it lives it is the sidecar alone that is started
@@ -419,6 +449,8 @@ class Daemon:
     def _on_notice(self) -> None:
         """React to a notice of any source: the uploads hurry; the volume and the phase are checked at once."""
         self.services.executor.hurry()
+        if self.services.lease is not None:
+            self.services.lease.wake()
         going = self.services.termination.going
         source = going.source if going else None
         self.services.events.happened("termination_noticed", source=source, left_s=_rounded(self.services.termination.left_s()))

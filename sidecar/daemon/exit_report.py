@@ -22,9 +22,9 @@ log = structlog.get_logger()
 TERMINATION_LOG = Path("/dev/termination-log")
 """Where Kubernetes reads the reason of a container's end, up to 4,096 bytes."""
 MOST_NAMED = 8
-_LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", "newest_rejected", "unfinished", "unseen", "grace_used_s")
-_IF_ANY = ("newest_rejected", "unfinished", "unseen")
-EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP = 0, 2, 3
+_IF_ANY = ("newest_rejected", "unfinished", "unseen", "fenced")
+_LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", *_IF_ANY, "grace_used_s")
+EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP, EXIT_FENCED = 0, 2, 3, 4
 
 
 def exit_report(
@@ -34,6 +34,7 @@ def exit_report(
     quarantined: dict[str, str],
     unseen: str | None = None,
     unfinished: dict[str, str],
+    fenced: str | None = None,
 ) -> dict[str, Any]:
     """Return the report as it is written to ``.ckpt/exit-report.json``.
 
@@ -42,16 +43,19 @@ def exit_report(
         termination: Since when the pod was known to be going.
         quarantined: Committed checkpoints that failed verification, and why.
         unfinished: What the trainer began and did not finish, and what became of it.
+        fenced: Who has taken the prefix over, as a sentence; ``None``: nobody.
         unseen: Why there may be finished checkpoints that nobody knows of, if there may.
     """
     durable = sorted((t for t in catalog.all() if t.state is State.COMMITTED), key=lambda t: t.name)
     given_up = [t for t in catalog.all() if t.state in PENDING or t.state in (State.GIVEN_UP, State.LOST)]
     newest_rejected = {t.name: t.reason for t in catalog.newest_rejected()}
     going = termination.going
+    exit_code = EXIT_GIVEN_UP if given_up or newest_rejected or unseen else EXIT_DONE
     return {
         "format": 1,
         "written_at": rfc3339(time.time()),
-        "exit_code": EXIT_GIVEN_UP if given_up or newest_rejected or unseen else EXIT_DONE,
+        "exit_code": EXIT_FENCED if fenced else exit_code,
+        "fenced": fenced,
         "notice": None if going is None else {"source": going.source, "at": rfc3339(going.at_s)},
         "grace_used_s": None if going is None else round(time.monotonic() - going.began_s, 3),
         "newest_durable_step": catalog.newest_durable_step,
@@ -125,6 +129,8 @@ def _sentence(report: dict[str, Any]) -> str:
     if report["newest_rejected"]:
         names = "; ".join(_why(name, reason) for name, reason in report["newest_rejected"].items())
         lost.append(f"rejected, so the newest is not in the store: {names}")
+    if report["fenced"]:
+        return f"fenced: {report['fenced']}; this pod made nothing durable after that; {durable}"
     if lost:
         advice = ". Raise terminationGracePeriodSeconds and CKPT_GRACE_SECONDS, or save less" if report["given_up"] else ""
         return f"{'. '.join(lost)}. {durable}{advice}"

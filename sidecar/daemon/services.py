@@ -20,6 +20,7 @@ from sidecar.core.schedule.flush import Outcome, Plan
 from sidecar.core.schedule.throughput import TELLING_BYTES
 from sidecar.daemon.settings import Settings
 from sidecar.download.resume_service import ResumeService
+from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.save_requests import SaveRequests
 from sidecar.lifecycle.termination import Termination
 from sidecar.store.protocol import Capabilities
@@ -50,6 +51,8 @@ class Services:
         """Drops durable checkpoints from the volume until so many bytes are free; ``None`` until the store was reached."""
         self._fits: bool | None = None
         """Whether a just-in-time save fits the grace period, as it was said last."""
+        self.lease: PrefixLease | None = None
+        """This pod's share of the lease of the prefix; ``None`` until the store was reached."""
         self.plan: Plan | None = None
         """What is sent in the time that is left, while the pod is going."""
         self.scanned = asyncio.Event()

@@ -13,10 +13,11 @@ from sidecar.core.commit.retention import Deletion, Kept, plan_local_deletion, t
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.settings import Settings
 from sidecar.download.resume_service import ResumeService
-from sidecar.errors import StoreError
+from sidecar.errors import Fenced, StoreError
 from sidecar.retention.store_retention import StoreRetention
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.commit.committer import Fence
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
 
@@ -47,6 +48,7 @@ class Cleaner:
         executor: StoreExecutor,
         resume_service: ResumeService,
         events: Events,
+        fence: Fence | None = None,
     ) -> None:
         self._settings = settings
         self._volume = volume
@@ -63,6 +65,7 @@ class Cleaner:
                 protected=lambda: dict.fromkeys(resume_service.in_use(), IN_USE),
                 is_quarantined=resume_service.is_quarantined,
                 on_deleted=self._deleted_from_store,
+                fence=fence,
             )
 
     async def run(self) -> None:
@@ -100,6 +103,8 @@ class Cleaner:
         assert self._retention is not None
         try:
             return await self._retention.look()
+        except Fenced:  # a later pod cleans the store now
+            return STORE_AGAIN_S
         except StoreError as error:
             log.warning("store_not_cleaned", error=str(error), hint=f"tried again in {STORE_AGAIN_S:.0f} s")
             return STORE_AGAIN_S

@@ -15,7 +15,7 @@ from sidecar.core.format import keys
 from sidecar.errors import ArchivedObject
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from sidecar.upload.commit.committer import Committer
+from sidecar.upload.commit.committer import Committer, Fence
 from sidecar.upload.commit.post_commit_check import AFTER_S, TICK_S
 from trainer_hook.contract import step_of
 
@@ -43,6 +43,7 @@ class StoreRetention:
         protected: Callable[[], Mapping[str, str]],
         is_quarantined: Callable[[str, str], bool],
         on_deleted: Callable[[Deletion], None],
+        fence: Fence | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without observations.
@@ -55,6 +56,7 @@ class StoreRetention:
             protected: Returns the names that must stay now, with reasons.
             is_quarantined: Whether this node has quarantined a commit, by name and checksum.
             on_deleted: Called with each deleted checkpoint.
+            fence: Asked before each deletion; ``None``: no other pod is there.
             clock: Monotonic seconds.
         """
         self._store = store
@@ -65,7 +67,7 @@ class StoreRetention:
         self._is_quarantined = is_quarantined
         self._on_deleted = on_deleted
         self._clock = clock
-        self._committer = Committer(store, executor)
+        self._committer = Committer(store, executor, fence=fence)
         self._seen_s: dict[Writing, float] = {}
         """Time of each commit's first sight."""
         self._whole_s: dict[Writing, float] = {}

@@ -189,7 +189,7 @@ def test_nodes_of_an_earlier_attempt_commit_nothing_after_the_take_over(job: Job
             for pod in (later_zero, later_one):
                 pod.committed("checkpoint-15")
             part(one, 20, "20270101T000000Z-a")
-            given_up = until(lambda: one.status()["given_up"], what="the commit is refused")
+            given_up = until(lambda: one.status()["given_up"], what=lambda: str(one.status()["queue"]) + one.log()[-3000:], timeout_s=30)
             assert "node 0 of attempt 20270101T000000Z-a does not hold the prefix" in given_up["checkpoint-20"]
             assert one.process.poll() is None, "the pod of node 1 may belong to both attempts"
             assert keys.commit("checkpoint-20") not in place.keys("checkpoint-20/")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ log = structlog.get_logger()
 TERMINATION_LOG = Path("/dev/termination-log")
 """Where Kubernetes reads the reason of a container's end, up to 4,096 bytes."""
 MOST_NAMED = 8
+WRITE_S = 0.25
+"""Longest delay of the exit by writing the report; the volume may hang."""
 _IF_ANY = ("newest_rejected", "unfinished", "unseen", "fenced")
 _LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", *_IF_ANY, "grace_used_s")
 EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP, EXIT_FENCED = 0, 2, 3, 4
@@ -34,7 +38,6 @@ def exit_report(
     quarantined: dict[str, str],
     unseen: str | None = None,
     unfinished: dict[str, str],
-    fenced: str | None = None,
 ) -> dict[str, Any]:
     """Return the report as it is written to ``.ckpt/exit-report.json``.
 
@@ -43,7 +46,6 @@ def exit_report(
         termination: Since when the pod was known to be going.
         quarantined: Committed checkpoints that failed verification, and why.
         unfinished: What the trainer began and did not finish, and what became of it.
-        fenced: Who has taken the prefix over, as a sentence; ``None``: nobody.
         unseen: Why there may be finished checkpoints that nobody knows of, if there may.
     """
     durable = sorted((t for t in catalog.all() if t.state is State.COMMITTED), key=lambda t: t.name)
@@ -54,8 +56,8 @@ def exit_report(
     return {
         "format": 1,
         "written_at": rfc3339(time.time()),
-        "exit_code": EXIT_FENCED if fenced else exit_code,
-        "fenced": fenced,
+        "exit_code": EXIT_FENCED if termination.fenced_by else exit_code,
+        "fenced": termination.fenced_by,
         "notice": None if going is None else {"source": going.source, "at": rfc3339(going.at_s)},
         "grace_used_s": None if going is None else round(time.monotonic() - going.began_s, 3),
         "newest_durable_step": catalog.newest_durable_step,
@@ -80,6 +82,15 @@ def write(volume: Volume, report: dict[str, Any]) -> None:
             place.publish(content)
         except OSError as error:
             log.warning("exit_report_not_written", path=str(place), error=error.strerror)
+
+
+async def write_in_time(volume: Volume, report: dict[str, Any]) -> None:
+    """Do as ``write``, for at most ``WRITE_S`` seconds."""
+    # A thread of its own: those of the event loop may all be inside calls to a volume that hangs.
+    writer = ThreadPoolExecutor(1, thread_name_prefix="report")
+    writing = asyncio.get_running_loop().run_in_executor(writer, write, volume, report)
+    await asyncio.wait({writing}, timeout=WRITE_S)
+    writer.shutdown(wait=False)
 
 
 def ended_waiting(volume: Volume) -> int:

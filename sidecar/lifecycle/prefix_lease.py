@@ -10,7 +10,7 @@ from typing import Protocol
 
 import structlog
 
-from sidecar.core.format import keys
+from sidecar.core.format import checksum, keys
 from sidecar.core.lifecycle.fencing import (
     ENDING_BEAT_S,
     Claim,
@@ -41,6 +41,8 @@ from trainer_hook.contract import FORMAT, Node, TrainerState, encode_json
 log = structlog.get_logger()
 
 TICK_S = 1.0
+RELEASE_S = 0.25
+"""Longest delay of the exit by releasing the lease."""
 UNKNOWN = Node(1, 2)
 """Substitute for one of several nodes whose index only the markers contain."""
 
@@ -63,30 +65,34 @@ class Holder:
 
     name: str
     """Of the pod and its volume."""
-    id: str
-    """16 hexadecimal digits of the name."""
+    is_unique: bool
+    """The pod is named by its UID. Otherwise each start counts as a later pod: a machine may be used again."""
     node: Node | None
     job: str | None
     """Namespace and name of the pod's job; ``None``: unknown."""
-    is_of_run: bool
-    """The pod is known to be of the run that owns the prefix: by the name of its job, or by ``CKPT_RUN_ID``."""
-    is_unique: bool
-    """The name is of one pod alone. Otherwise each start counts as a later pod: a machine may be used again."""
+    run_id: str | None
+    """``CKPT_RUN_ID``; ``None``: not set."""
+
+    @property
+    def id(self) -> str:
+        """16 hexadecimal digits of the name."""
+        return checksum.to_text(checksum.checksum(self.name.encode()))
+
+    def is_of(self, run: Run) -> bool:
+        """Whether the pod is known to be of the run that owns the prefix: by the name of its job, or by ``CKPT_RUN_ID``."""
+        return self.run_id is not None or (self.job is not None and run.job == self.job)
 
 
 class PrefixLease:
     """A pod's share of the lease. Node 0 holds it for all nodes and declares its attempts; the others accept those alone."""
 
-    def __init__(
-        self, store: Store, executor: StoreExecutor, run: Run, *, holder: Holder, pod: Ending, clock: Clock | None = None
-    ) -> None:
-        """Start with the run that ``claim`` returned."""
+    def __init__(self, store: Store, executor: StoreExecutor, pod: Ending, *, clock: Clock | None = None) -> None:
+        """Start without a run; ``begin`` it first."""
         self._store = store
         self._executor = executor
-        self._run = run
-        self._holder = holder
-        self._node = holder.node or UNKNOWN
         self._pod = pod
+        self._run = Run("")
+        self._holder = Holder("", is_unique=False, node=None, job=None, run_id=None)
         self._clock = clock or Clock()
         self._claim: Claim | None = None
         """This pod's claim; ``None``: it has not taken the prefix over."""
@@ -103,6 +109,14 @@ class PrefixLease:
         self.waits_for: str | None = None
         """What the lease waits for at this moment, as a sentence; ``None``: for nothing."""
 
+    def begin(self, run: Run, holder: Holder) -> None:
+        """Take note of this pod, and of the run that ``run_document.claim`` returned."""
+        self._run, self._holder = run, holder
+
+    @property
+    def _node(self) -> Node:
+        return self._holder.node or UNKNOWN
+
     @property
     def fenced_by(self) -> str:
         """Who fenced this pod, as a sentence."""
@@ -111,7 +125,7 @@ class PrefixLease:
     @property
     def takes_over_at_once(self) -> bool:
         """Whether the holder, alive or not, is known to be of the same run: this pod is the later one."""
-        return self._holder.is_of_run
+        return self._holder.is_of(self._run)
 
     @property
     def is_held(self) -> bool:
@@ -129,7 +143,7 @@ class PrefixLease:
             ConfigurationError: Another job holds the prefix.
             Fenced: A later pod of this job holds it already.
         """
-        if not self._holder.is_of_run:
+        if not self.takes_over_at_once:
             await self._watch_unknown_holder()
         await self._take_over()
 
@@ -250,6 +264,12 @@ class PrefixLease:
             return
         async with self._writes:
             await self._executor.once(self._write, replace(self._held(self._run), ends_in_s=None))
+
+    async def release_in_time(self) -> None:
+        """Do as ``release``, for at most ``RELEASE_S`` seconds; a failure costs a later pod some seconds."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(RELEASE_S):
+                await self.release()
 
     async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
         """Return if no later pod of the job has taken the prefix over. Ask it before each commit and each deletion.

@@ -55,7 +55,8 @@ class Termination:
         self._started_at_s = time.time()
         self.going: TerminationNotice | None = None
         self.sigterms = 0
-        self.is_fenced = False
+        self.fenced_by: str | None = None
+        """Who has taken the prefix over, as a sentence; ``None``: nobody."""
         self.on_notice: Callable[[], None] = lambda: None
         """Called on each new notice of any source, and on each SIGTERM."""
         self._trainer_before: bytes | None = None
@@ -122,14 +123,14 @@ class Termination:
 
     def expire(self) -> bool:
         """Withdraw a notice without SIGTERM within its time: the pod stays. Returns whether there was one."""
-        if self.sigterms or self.is_fenced or not self._is_overdue():
+        if self.sigterms or self.fenced_by or not self._is_overdue():
             return False
         self._drop()
         return True
 
-    def fenced(self) -> None:
+    def fenced(self, by: str) -> None:
         """Record that a later pod of the job has taken the prefix over. The trainer is told to stop; no SIGTERM need follow."""
-        self.is_fenced = True
+        self.fenced_by = by
         if not self.notice("fenced") and self._volume.read_small(TERMINATING) is None:
             self._tell_trainer(Notice(rfc3339(time.time()), "fenced"))
 
@@ -194,6 +195,15 @@ class Termination:
             return None if raw is None else parse_trainer_state(raw)
         except ContractError:
             return None
+
+    def trainer_attempt(self) -> str | None:
+        """Return the attempt that the hook reported last, or ``None`` without a hook."""
+        trainer = self.trainer()
+        return trainer.attempt if trainer else None
+
+    def is_going(self) -> bool:
+        """Whether there is a termination notice."""
+        return self.going is not None
 
     def trainer_succeeded(self) -> bool:
         """Whether the trainer of this pod has reported success."""

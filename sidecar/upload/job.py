@@ -75,7 +75,8 @@ class UploadJob:
         context, checkpoint, committer = self._context, self._checkpoint, self._context.committer
         # May we write it?
         self._require_possible_sizes()
-        if not await self._nobody_objects():
+        # A downloaded one is written by nobody: its attempt is an earlier one, which must not be declared this pod's own.
+        if checkpoint.restored_from is None and not await self._nobody_objects():
             return
         guard = OverwriteGuard(
             committer,

@@ -372,9 +372,12 @@ class Committer(Documents):
     async def _commit(self, checkpoint: Finished, look: _Look, *, digests: Sequence[str] = ()) -> Decision:
         """Compare what is there with all manifests, and commit if nothing is missing."""
         name, attempt, node = checkpoint.name, checkpoint.attempt, checkpoint.node
-        asked = asyncio.ensure_future(self.fence.require_held(node, attempt))  # costs no time beside the listing
-        listing = await self._executor.persistently(self._listing, name)
-        await asked
+        # At the same time: the question costs no time beside the listing.
+        asked: list[Coroutine[Any, Any, Any]] = [
+            self._executor.persistently(self._listing, name),
+            self.fence.require_held(node, attempt),
+        ]
+        listing, _ = await self._executor.together(asked)
         if keys.commit(name) in listing and (there := await self.stored_commit(name)) is not None:
             return await self._found(checkpoint, look, there)
         if digests:

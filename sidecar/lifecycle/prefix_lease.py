@@ -226,13 +226,20 @@ class PrefixLease:
             await self._rest(TICK_S)
             try:
                 if not self.fenced.is_set():
-                    await self._tick(tick)
+                    await self.renew(tick)
             except Fenced:
                 log.error("fenced", reason=self.fenced_by, hint="this pod commits and deletes nothing any more")
             except (StoreError, ConfigurationError) as error:
                 log.warning("no_heartbeat", error=str(error))
 
-    async def _tick(self, tick: int) -> None:
+    async def renew(self, tick: int) -> None:
+        """Do what is due ``tick`` seconds after the start: declare the attempt, look for a later pod, give a sign of life.
+
+        Raises:
+            Fenced: A later pod of the job has taken the prefix over.
+            StoreError: The store cannot be asked now.
+            ConfigurationError: ``run.json`` is not this system's.
+        """
         trainer = self._pod.trainer()
         if trainer is not None and trainer.attempt is not None:
             await self.objection(None, trainer.attempt)  # before the first checkpoint: the other nodes wait for it

@@ -58,6 +58,8 @@ class Daemon:
         self.services.executor.on_hurry = store.hurry
         self.services.termination.on_notice = self._on_notice
         self._phase_control = PhaseControl(self.services)
+        self._is_announced = False
+        """The log says that the pod is terminating."""
         self._token_file = TokenFile(self.services.volume / TOKEN, self.services.token)
 
     async def run(self) -> int:
@@ -163,6 +165,7 @@ class Daemon:
             services.inventory.scanned.set()
             if services.termination.expire():
                 services.executor.calm()
+                self._is_announced = False
                 services.events.happened("termination_void", hint="no SIGTERM followed the notice: the pod stays")
             services.termination.look()
             services.save_requests.look()
@@ -181,7 +184,11 @@ class Daemon:
         services, going = self.services, self.services.termination.going
         services.executor.hurry()
         left_s = rounded(services.termination.left_s())
-        services.events.happened("termination_noticed", source=going.source if going else None, left_s=left_s)
+        if self._is_announced:  # a second notice, or SIGTERM after one: the clock runs since the first
+            services.events.happened("termination_confirmed", sigterms=services.termination.sigterms, left_s=left_s)
+        else:
+            services.events.happened("termination_noticed", source=going.source if going else None, left_s=left_s)
+        self._is_announced = True
         services.hints.wake()
         services.lease.wake()
         self._phase_control.decide_now()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from sidecar.errors import Stopped
 from sidecar.repository.documents import StoredCommit
 from sidecar.upload.commit.committer import Committer
+from trainer_hook.contract import Node
 
 VALID_S = 2.0
 """Seconds for which a read of the commit is valid."""
@@ -31,11 +32,13 @@ class OverwriteGuard:
         attempt: str,
         save_id: str | None = None,
         *,
+        node: Node | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._committer = committer
         self._name = name
         self._writing = attempt, save_id
+        self._node = node
         self._clock = clock
         self._checked_s = clock()
         self._checking = asyncio.Lock()
@@ -45,11 +48,13 @@ class OverwriteGuard:
 
         Raises:
             Outdated: It may not.
+            Fenced: A later pod of the job has taken the prefix over.
         """
         async with self._checking:
             if self._clock() - self._checked_s < VALID_S:
                 return
             asked_s = self._clock()  # taken before the request: the answer may be late
+            await self._committer.fence.require_held(self._node, self._writing[0] or None)
             there = await self._committer.stored_commit(self._name)
             if there is not None and not self._is_ours(there):
                 raise Outdated(f"another save of {self._name} was committed meanwhile")

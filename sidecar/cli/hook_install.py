@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trainer_hook
-from sidecar.volume.opener import Folder, Place, opened, write_all
+from sidecar.volume.descriptors import opened, write_all
+from sidecar.volume.opener import Folder, Place
 from trainer_hook import CURRENT, PACKAGE
 from trainer_hook.contract import SYSTEM_DIR
 

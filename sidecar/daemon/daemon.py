@@ -56,7 +56,7 @@ class Daemon:
         self._settings = settings
         self.services = Services(settings, store)
         self.services.executor.on_hurry = store.hurry
-        self.services.termination.on_notice = self._on_notice
+        self.services.termination.observe(self)
         self._phase_control = PhaseControl(self.services)
         self._is_announced = False
         """The log says that the pod is terminating."""
@@ -179,8 +179,8 @@ class Daemon:
         tell = self._settings.mode == "classic" or not self.services.pod.trainer_alive()
         self.services.termination.sigterm(tell_trainer=tell)
 
-    def _on_notice(self) -> None:
-        """React to a notice of any source: the uploads hurry; the volume and the phase are checked at once."""
+    def noticed(self) -> None:
+        """React to a termination notice: requests are hedged earlier; the volume and the phase are checked at once."""
         services, going = self.services, self.services.termination.going
         services.executor.hurry()
         left_s = rounded(services.termination.left_s())

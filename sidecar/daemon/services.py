@@ -57,18 +57,24 @@ class Services:
         self.risk_monitor: Final = RiskMonitor(
             self.catalog, self.events, self.executor, self.termination, grace_s=settings.grace_seconds
         )
-        self.resume_service: Final = ResumeService(
+        self.resume_service: Final = self._resume_service()
+        self.cleaner: Final = self._cleaner()
+
+    def _resume_service(self) -> ResumeService:
+        return ResumeService(
             volume=self.volume,
             catalog=self.catalog,
             events=self.events,
             health=self.health,
-            node=settings.node,
-            enabled=settings.resume != "off",
+            node=self.settings.node,
+            enabled=self.settings.resume != "off",
             inventory=self.inventory,
         )
-        self.cleaner: Final = Cleaner(
-            settings=settings,
-            store=store,
+
+    def _cleaner(self) -> Cleaner:
+        return Cleaner(
+            settings=self.settings,
+            store=self.store,
             volume=self.volume,
             catalog=self.catalog,
             executor=self.executor,

@@ -16,7 +16,8 @@ from sidecar.core.format import checksum
 from sidecar.core.format.manifest import FileEntry
 from sidecar.core.schedule.parts import DEFAULT_PART_BYTES, part_ranges, range_bytes
 from sidecar.store.slice import BLOCK_BYTES
-from sidecar.volume.opener import Place, opened, write_all
+from sidecar.volume.descriptors import opened, write_all
+from sidecar.volume.opener import Place
 
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _MAX_RECORD_BYTES = 4 << 20

@@ -20,7 +20,8 @@ from sidecar.store.protocol import Readable, Store
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.request_batch import OVERTAKEN_AFTER_S, RequestBatch
-from sidecar.volume.opener import Place, opened
+from sidecar.volume.descriptors import opened
+from sidecar.volume.opener import Place
 
 log = structlog.get_logger()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -46,6 +45,14 @@ class TerminationNotice:
     """End of the grace period: of several notices, the earliest end counts."""
 
 
+class NoticeObserver(Protocol):
+    """Object to notify of termination notices."""
+
+    def noticed(self) -> None:
+        """React to a new notice, or to SIGTERM."""
+        ...
+
+
 class Termination:
     """Termination state. All sources of notices (signal, API, spot, hook) are equal; the earliest starts the clock."""
 
@@ -57,8 +64,7 @@ class Termination:
         self.sigterms = 0
         self.fenced_by: str | None = None
         """Who has taken the prefix over, as a sentence; ``None``: nobody."""
-        self.on_notice: Callable[[], None] = lambda: None
-        """Called on each new notice of any source, and on each SIGTERM."""
+        self._observers: list[NoticeObserver] = []
         self._trainer_before: bytes | None = None
         """Content of ``trainer.json`` when this process started."""
         self.pod_since_s = self._started_at_s
@@ -68,6 +74,10 @@ class Termination:
         """A void notice on the volume that could not be deleted."""
         self._absent_s = float("-inf")
         """When the volume was last seen without a notice (monotonic seconds)."""
+
+    def observe(self, observer: NoticeObserver) -> None:
+        """Notify an observer of each new notice of any source, and of each SIGTERM."""
+        self._observers.append(observer)
 
     def begin(self, pod: str) -> None:
         """Read the state that earlier processes of this pod and of earlier pods left on the volume."""
@@ -86,7 +96,7 @@ class Termination:
     def notice(
         self, source: str, *, at_s: float | None = None, ends_in_s: float | None = None, tell_trainer: bool = True
     ) -> bool:
-        """Take a termination notice. Returns whether it is new; ``on_notice`` was called then.
+        """Take a termination notice. Returns whether it is new; the observers were notified then.
 
         Args:
             source: Source of the notice.
@@ -96,13 +106,17 @@ class Termination:
         """
         is_news = self._take(source, at_s=at_s, ends_in_s=ends_in_s, tell_trainer=tell_trainer)
         if is_news:
-            self.on_notice()
+            self._notify()
         return is_news
+
+    def _notify(self) -> None:
+        for observer in self._observers:
+            observer.noticed()
 
     def _take(self, source: str, *, at_s: float | None, ends_in_s: float | None, tell_trainer: bool) -> bool:
         now_s = time.time()
         at_s = now_s if at_s is None else min(at_s, now_s)
-        # Whatever the wall clock did: a file that was missing at the last check is not older than that check.
+        # Independent of the wall clock: a file that was missing at the last check is not older than that check.
         began_s = max(time.monotonic() - (now_s - at_s), self._absent_s)
         until_s = began_s + self._grace_s if ends_in_s is None else time.monotonic() + ends_in_s
         before = self.going
@@ -140,7 +154,7 @@ class Termination:
         if self.sigterms == 1 and self._is_overdue():
             self._drop()  # an old notice must not shorten the time of this one
         self._take("sigterm", at_s=None, ends_in_s=None, tell_trainer=tell_trainer)
-        self.on_notice()
+        self._notify()
 
     def _is_overdue(self) -> bool:
         left_s = self.left_s()

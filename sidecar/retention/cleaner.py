@@ -17,7 +17,7 @@ from sidecar.errors import Fenced, StoreError
 from sidecar.retention.store_retention import IN_USE, StoreRetention
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from sidecar.upload.commit.committer import Fence
+from sidecar.upload.commit.revocation import Fence
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
 

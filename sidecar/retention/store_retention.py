@@ -17,8 +17,9 @@ from sidecar.core.format import keys
 from sidecar.errors import ArchivedObject
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from sidecar.upload.commit.committer import Committer, Fence
+from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.post_commit_check import AFTER_S, POLL_S
+from sidecar.upload.commit.revocation import Fence
 from trainer_hook.contract import step_of
 
 log = structlog.get_logger()

@@ -15,7 +15,7 @@ from sidecar.errors import CheckpointChanged, CheckpointRejected, Fenced, Sideca
 from sidecar.repository.documents import StoredCommit
 from sidecar.upload.commit.committer import manifest_of
 from sidecar.upload.commit.existing_commit import ExistingCommit
-from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
+from sidecar.upload.commit.overwrite_guard import Outdated
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import UploadContext
 from sidecar.upload.schedule.queue import Active, Queue
@@ -78,14 +78,7 @@ class UploadJob:
         # A downloaded checkpoint is not written: its attempt is an earlier one, which must not be declared this pod's own.
         if checkpoint.restored_from is None and not await self._wait_for_permission():
             return
-        guard = OverwriteGuard(
-            committer,
-            checkpoint.name,
-            checkpoint.attempt,
-            checkpoint.save_id,
-            node=checkpoint.node,
-            clock=context.clock.monotonic,
-        )
+        guard = self._overwrite_guard()
         there, before = await committer.existing_commit(checkpoint)
         if checkpoint.restored_from is not None:
             self._recognize_download(checkpoint.restored_from, there)
@@ -160,6 +153,17 @@ class UploadJob:
             catalog.move(tracked, State.GIVEN_UP, reason=reason, sent_bytes=tracked.sent_bytes)
 
     # Permission to write.
+
+    def _overwrite_guard(self) -> OverwriteGuard:
+        checkpoint = self._checkpoint
+        return OverwriteGuard(
+            self._context.committer,
+            checkpoint.name,
+            checkpoint.attempt,
+            checkpoint.save_id,
+            node=checkpoint.node,
+            clock=self._context.clock.monotonic,
+        )
 
     def _require_possible_sizes(self) -> None:
         most = largest_file_bytes(self._context.limits.known.max_parts)

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from sidecar.core.format.found_checkpoint import FoundFile
 from sidecar.errors import CheckpointChanged, CheckpointRejected
-from sidecar.volume.opener import NotRegular, Place, opened
+from sidecar.volume.descriptors import opened
+from sidecar.volume.opener import NotRegular, Place
 
 LASTING = frozenset(
     {

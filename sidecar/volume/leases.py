@@ -6,7 +6,8 @@ import fcntl
 import os
 import struct
 
-from sidecar.volume.opener import Place, opened
+from sidecar.volume.descriptors import opened
+from sidecar.volume.opener import Place
 
 _FLOCK = struct.Struct("hhqqi0q")
 """``struct flock`` of 64-bit Linux: type, whence, start, length, process."""

@@ -16,20 +16,18 @@ import stat
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from sidecar.volume.descriptors import FOLDER, empty, opened, write_all
 from sidecar.volume.resolve import Resolver, open_beneath, open_root
 
 REFUSED = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOTDIR})
 """Errors for a link, a mount or a file in the place of a directory."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY
-_HELD = os.O_PATH | os.O_DIRECTORY
+HELD = os.O_PATH | os.O_DIRECTORY
 _FILE = os.O_NONBLOCK | os.O_NOCTTY
-_MOST_PASSES = 4096
-"""Depth of a tree that is certainly removed by one call."""
 
 OnRefused = Callable[[str, OSError], None]
 
@@ -252,8 +250,8 @@ class Place:
             try:
                 os.unlink(name, dir_fd=folder)
             except IsADirectoryError:
-                with opened(open_beneath(folder, name, _FOLDER)) as fd:
-                    _empty(fd)
+                with opened(open_beneath(folder, name, FOLDER)) as fd:
+                    empty(fd)
                 os.rmdir(name, dir_fd=folder)
 
     # Directories.
@@ -289,14 +287,14 @@ class Place:
     @contextmanager
     def listed(self) -> Iterator[int]:
         """Open a directory for reading and fsync, and yield its descriptor."""
-        with opened(self.folder.open(self.inside, _FOLDER)) as fd:
+        with opened(self.folder.open(self.inside, FOLDER)) as fd:
             yield fd
 
     @contextmanager
     def held(self) -> Iterator[Folder]:
         """Hold a directory open: access through it stays in this directory, also after its name is given to another one."""
         above = self.folder
-        fd = above.open(self.inside, _HELD)
+        fd = above.open(self.inside, HELD)
         folder = Folder(Path(str(self)), fd, on_refused=above.on_refused, resolve=above.resolve)
         try:
             yield folder
@@ -351,7 +349,7 @@ class Place:
         if not above:
             yield self.folder.fd, name or "."
             return
-        with opened(self.folder.open(above, _HELD)) as fd:
+        with opened(self.folder.open(above, HELD)) as fd:
             yield fd, name
 
     @contextmanager
@@ -368,58 +366,10 @@ class Place:
         return NotRegular(errno.EINVAL, "not a regular file", str(self))
 
 
-@contextmanager
-def opened(fd: int) -> Iterator[int]:
-    """Close a descriptor at the end of the block."""
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def write_all(fd: int, content: bytes) -> None:
-    """Write all of ``content`` at the descriptor's position."""
-    left = memoryview(content)
-    while left:
-        left = left[os.write(fd, left) :]
-
-
-def link_files(source: Place, target: Place, paths: Iterable[str]) -> None:
-    """Hard-link files of one directory, at the same paths, into another one, which is created.
-
-    One system call per file. The entry that has the name now is linked, even a symbolic link: verify it when it is opened.
-    """
-    target.make_folder()
-    with source.held() as here, target.held() as there:
-        for inside, names in _by_folder(paths):
-            if inside:
-                (there / inside).make_folder()
-            with opened(here.open(inside, _HELD)) as from_fd, opened(there.open(inside, _HELD)) as to_fd:
-                for name in names:
-                    os.link(name, name, src_dir_fd=from_fd, dst_dir_fd=to_fd, follow_symlinks=False)
-
-
-def statuses(place: Place, paths: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield the path and status of files below one directory, in any order, with one system call per file."""
-    with place.held() as here:
-        for inside, names in _by_folder(paths):
-            with opened(here.open(inside, _HELD)) as fd:
-                for name in names:
-                    yield f"{inside}/{name}" if inside else name, os.stat(name, dir_fd=fd, follow_symlinks=False)
-
-
-def _by_folder(paths: Iterable[str]) -> Iterable[tuple[str, list[str]]]:
-    found: dict[str, list[str]] = {}
-    for path in paths:
-        above, _, name = path.rpartition("/")
-        found.setdefault(above, []).append(name)
-    return found.items()
-
-
 def _look_into(folder: Folder, inside: str, *, lenient: bool) -> list[tuple[str, os.stat_result]]:
     found = []
     try:
-        with opened(folder.open(inside, _FOLDER)) as fd, os.scandir(fd) as entries:
+        with opened(folder.open(inside, FOLDER)) as fd, os.scandir(fd) as entries:
             for entry in entries:
                 try:
                     status = entry.stat(follow_symlinks=False)
@@ -432,38 +382,3 @@ def _look_into(folder: Folder, inside: str, *, lenient: bool) -> list[tuple[str,
         if not lenient:
             raise
     return found
-
-
-def _empty(top: int) -> None:
-    """Remove all entries of a directory, two levels at a time: deeper directories are moved up before they are removed."""
-    for _ in range(_MOST_PASSES):
-        is_changed = False
-        for name, is_folder in _names(top):
-            with suppress(OSError):
-                if is_folder:
-                    _remove_folder(top, name)
-                else:
-                    os.unlink(name, dir_fd=top)
-                is_changed = True
-        if not is_changed:
-            return
-
-
-def _remove_folder(top: int, name: str) -> None:
-    with suppress(OSError):  # it is empty
-        os.rmdir(name, dir_fd=top)
-        return
-    with opened(open_beneath(top, name, _FOLDER)) as fd:
-        for inner, is_folder in _names(fd):
-            with suppress(OSError):
-                if is_folder:
-                    os.rename(inner, f".{uuid.uuid4().hex}", src_dir_fd=fd, dst_dir_fd=top)
-                else:
-                    os.unlink(inner, dir_fd=fd)
-    os.rmdir(name, dir_fd=top)
-
-
-def _names(fd: int) -> list[tuple[str, bool]]:
-    # Another descriptor: reading a directory moves the position that all copies of one share.
-    with opened(open_beneath(fd, "", _FOLDER)) as own, os.scandir(own) as entries:
-        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]

@@ -11,8 +11,9 @@ import structlog
 
 from sidecar.core.format.found_checkpoint import Finished, FoundCheckpoint
 from sidecar.errors import CheckpointRejected
+from sidecar.volume.bulk import link_files
 from sidecar.volume.files import opened_as_seen
-from sidecar.volume.opener import REFUSED, Place, link_files
+from sidecar.volume.opener import REFUSED, Place
 from sidecar.volume.walk import examine
 from trainer_hook.contract import MARKER, is_checkpoint_name
 

@@ -11,7 +11,8 @@ import os
 import socket
 import stat
 
-from sidecar.volume.opener import Place, opened
+from sidecar.volume.descriptors import opened
+from sidecar.volume.opener import Place
 
 _BACKLOG = 64
 _MODE = 0o660

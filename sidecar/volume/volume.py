@@ -11,9 +11,10 @@ import structlog
 
 from sidecar.core.format.found_checkpoint import Finished, FoundCheckpoint
 from sidecar.errors import CheckpointChanged, CheckpointRejected
+from sidecar.volume.bulk import statuses
 from sidecar.volume.files import LASTING, is_as_seen, read_regular
 from sidecar.volume.leases import held_leases
-from sidecar.volume.opener import Folder, Place, statuses
+from sidecar.volume.opener import Folder, Place
 from sidecar.volume.pins import Pins, held_as
 from sidecar.volume.walk import examine, newest_mtime, signature
 from trainer_hook.contract import INCOMING, JOURNAL, LEASES, MARKER, MAX_MARKER_BYTES, PINS, SYSTEM_DIR, is_checkpoint_name

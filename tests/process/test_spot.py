@@ -222,7 +222,12 @@ async def test_each_notice_and_each_hint_is_told_once(tmp_path: Path, monkeypatc
         "aws", None, termination=services.termination, save_requests=services.save_requests, events=services.events
     )
     notices: list[float | None] = []
-    services.termination.on_notice = lambda: notices.append(services.termination.left_s())
+
+    class Observer:
+        def noticed(self) -> None:
+            notices.append(services.termination.left_s())
+
+    services.termination.observe(Observer())
     rests = [await watch._poll() for _ in range(5)]
     [left_s] = notices
     assert left_s == pytest.approx(5.0 - margin_s(30.0), abs=0.5)

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from sidecar.volume import opener, resolve
-from sidecar.volume.opener import Folder, NotRegular, Place, link_files, statuses
+from sidecar.volume.bulk import link_files, statuses
+from sidecar.volume.opener import Folder, NotRegular, Place
 
 SIDECAR = Path(opener.__file__).parents[1]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -31,10 +30,12 @@ from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry, Manifest, NodeOf, decode_manifest, encode
 from sidecar.errors import AlreadyExists, CheckpointRejected, NotFound
-from sidecar.repository.documents import Documents, StoredCommit, named_in
+from sidecar.repository.documents import StoredCommit, named_in
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.commit.commit_poll import CommitPoll
 from sidecar.upload.commit.manifest_collector import ManifestCollector, Read
+from sidecar.upload.commit.revocation import Fence, Revocation
 from sidecar.upload.commit.sweeper import Sweeper
 from sidecar.upload.send.journal import Journal
 from trainer_hook.contract import ContractError, Node, rfc3339
@@ -63,47 +64,7 @@ def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:
     )
 
 
-@dataclass(slots=True)
-class _Poll:
-    """Observations of a node that has published its part and waits for the commit. Times are of the committer's clock."""
-
-    collector: ManifestCollector
-    turn: CommitTurn
-    polled_s: float
-    listed_s: float
-    ready_since_s: dict[str, float] = field(default_factory=dict)
-    """Since when a stage of the commit could be done, by stage: nodes of a lower position act first."""
-    digested: dict[str, str] = field(default_factory=dict)
-    """Etags of the manifests of the digest that this node wrote."""
-    reads_reuploads: bool = False
-    """Whether this poll also reads the reupload requests."""
-    last: Decision = Wait("its manifest was published")  # noqa: RUF009 - frozen
-
-    def is_our_turn(self, stage: str, position: int, now_s: float) -> bool:
-        """Whether the nodes of lower positions had their time for a stage."""
-        return now_s - self.ready_since_s.setdefault(stage, now_s) >= self.turn.patience_s(position)
-
-
-class Fence(Protocol):
-    """The lease of the prefix, as commits and deletions ask it."""
-
-    async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
-        """Return if no later pod of the job has taken the prefix over.
-
-        Raises:
-            Fenced: One has.
-        """
-        ...
-
-
-class Unfenced:
-    """Fence of a store that nobody else uses."""
-
-    async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
-        """Return at once."""
-
-
-class Committer(Documents):
+class Committer(Revocation):
     """Writes manifests and commits, and revokes commits."""
 
     def __init__(
@@ -117,12 +78,11 @@ class Committer(Documents):
         epoch: Callable[[], float] = time.time,
     ) -> None:
         """Start with nothing seen. ``fence``: asked before each commit and each deletion; ``None``: no other pod is there."""
-        super().__init__(store, executor)
-        self.fence = fence or Unfenced()
+        super().__init__(store, executor, fence=fence)
         self._clock = clock
         self._epoch = epoch
         self._sleep = sleep
-        self._polls: dict[tuple[str, str, str | None], _Poll] = {}
+        self._polls: dict[tuple[str, str, str | None], CommitPoll] = {}
         self._written: set[tuple[str, str, str | None]] = set()
         """Saves whose commit this node wrote; it checks them afterwards."""
         self._equal: dict[tuple[str, str, str | None], str] = {}
@@ -197,40 +157,6 @@ class Committer(Documents):
         if sent.entries and whole_files:
             await self._executor.once(self._store.delete, [entry.key for entry in sent.entries.values()])
 
-    async def revoke_commit(self, name: str, *, judged: StoredCommit | None = None) -> bool:
-        """Revoke a commit, so that the step can be written again: delete the commit, then the manifests it names (I4).
-
-        Other manifests stay: other nodes of our attempt may be publishing theirs.
-
-        Args:
-            name: The checkpoint.
-            judged: The commit to revoke. If another commit has replaced it meanwhile, that one stays. ``None``: any.
-
-        Returns:
-            Whether there is no commit now.
-
-        Raises:
-            Fenced: A later pod of the job has taken the prefix over.
-        """
-        await self.fence.require_held()
-        there = await self.stored_commit(name)
-        if there is None:
-            return True
-        if judged is not None and judged.crc64nvme != there.crc64nvme:
-            return False
-
-        async def check() -> None:  # an earlier try may have succeeded, and another node may have committed since
-            now = await self.stored_commit(name)
-            if now is not None and now.crc64nvme != there.crc64nvme:
-                raise AlreadyExists(keys.commit(name))
-
-        try:
-            await self._executor.persistently(self._store.delete, [keys.commit(name)], before_again=check)
-        except AlreadyExists:
-            return False
-        await self.delete_while_uncommitted(name, await self._named_by(name, there))
-        return True
-
     async def withdraw_earlier(self, checkpoint: Finished, before: Manifest | None) -> bool:
         """Delete this node's manifest of an earlier save of the step, before its files are overwritten (I4).
 
@@ -247,19 +173,6 @@ class Committer(Documents):
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
         await self.delete_while_uncommitted(checkpoint.name, [key])
         return True
-
-    async def delete_while_uncommitted(self, name: str, objects: Sequence[str]) -> None:
-        """Delete objects of a checkpoint. Each retry reads the commit first: objects of a new commit stay.
-
-        Raises:
-            AlreadyExists: The step was committed again meanwhile.
-        """
-
-        async def check() -> None:
-            if await self.stored_commit(name) is not None:  # committed while the store did not answer
-                raise AlreadyExists(keys.commit(name))
-
-        await self._executor.persistently(self._store.delete, objects, before_again=check)
 
     async def publish_manifest(self, manifest: Manifest) -> None:
         """Write this node's manifest: from then on its part counts as uploaded.
@@ -281,14 +194,14 @@ class Committer(Documents):
         poll = self._start_poll(manifest.name, manifest.attempt, manifest.save_id, node)
         poll.collector.published(key, Read(stored.etag, raw, manifest))
 
-    def _start_poll(self, name: str, attempt: str, save_id: str | None, node: Node) -> _Poll:
+    def _start_poll(self, name: str, attempt: str, save_id: str | None, node: Node) -> CommitPoll:
         collector = ManifestCollector(self._store, self._executor, name=name, attempt=attempt, node=node)
         while len(self._polls) >= MAX_POLLS:  # of checkpoints that were superseded while they waited
             del self._polls[next(iter(self._polls))]
         turn, now_s = CommitTurn(node), self._clock()
         # The node that acts first lists at once; the others list when it is their turn.
         listed_s = float("-inf") if turn.is_eager or turn.position == 0 else now_s
-        poll = self._polls[name, attempt, save_id] = _Poll(collector, turn, polled_s=now_s, listed_s=listed_s)
+        poll = self._polls[name, attempt, save_id] = CommitPoll(collector, turn, polled_s=now_s, listed_s=listed_s)
         return poll
 
     async def try_commit(self, checkpoint: Finished, *, hurried: bool = False) -> Decision:
@@ -308,7 +221,7 @@ class Committer(Documents):
             self._polls.pop(of, None)
         return poll.last
 
-    async def _poll(self, checkpoint: Finished, poll: _Poll, now_s: float, *, poll_s: float) -> Decision:
+    async def _poll(self, checkpoint: Finished, poll: CommitPoll, now_s: float, *, poll_s: float) -> Decision:
         if checkpoint.node.count == 1:
             return await self._commit(checkpoint, poll)
         if now_s - poll.polled_s >= poll_s:
@@ -324,11 +237,11 @@ class Committer(Documents):
         poll.listed_s = now_s
         return await self._poll_group(checkpoint, poll, now_s)
 
-    async def _reupload_request(self, checkpoint: Finished, poll: _Poll) -> Reupload | None:
+    async def _reupload_request(self, checkpoint: Finished, poll: CommitPoll) -> Reupload | None:
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
         return await poll.collector.reupload_request(await poll.collector.own(key))
 
-    async def _poll_group(self, checkpoint: Finished, poll: _Poll, now_s: float) -> Decision:
+    async def _poll_group(self, checkpoint: Finished, poll: CommitPoll, now_s: float) -> Decision:
         """List the manifests of the group, and merge or commit them if it is this node's turn."""
         name, attempt, node, turn = checkpoint.name, checkpoint.attempt, checkpoint.node, poll.turn
         prefix = keys.manifests_of_group(name, attempt, turn.group)
@@ -347,7 +260,7 @@ class Committer(Documents):
             return await self._commit(checkpoint, poll)
         return await self._merge_group(checkpoint, poll, listed, now_s)
 
-    async def _merge_group(self, checkpoint: Finished, poll: _Poll, listed: Mapping[str, str], now_s: float) -> Decision:
+    async def _merge_group(self, checkpoint: Finished, poll: CommitPoll, listed: Mapping[str, str], now_s: float) -> Decision:
         """Write the digest of our group; commit once all groups have theirs."""
         name, attempt, count, turn = checkpoint.name, checkpoint.attempt, checkpoint.node.count, poll.turn
         own = keys.digest(name, attempt, turn.group, count)
@@ -369,7 +282,7 @@ class Committer(Documents):
             return Wait(f"waiting for nodes {first[0]} to {first[-1]} of {count}" if missing else "node 0 commits")
         return await self._commit(checkpoint, poll, digests=[key for key in digests if key in there])
 
-    async def _commit(self, checkpoint: Finished, poll: _Poll, *, digests: Sequence[str] = ()) -> Decision:
+    async def _commit(self, checkpoint: Finished, poll: CommitPoll, *, digests: Sequence[str] = ()) -> Decision:
         """Compare the listing of the objects with all manifests, and commit if nothing is missing."""
         name, attempt, node = checkpoint.name, checkpoint.attempt, checkpoint.node
         # At the same time: the question costs no time beside the listing.
@@ -426,7 +339,7 @@ class Committer(Documents):
         return None
 
     async def _request_reuploads(
-        self, poll: _Poll, manifests: Sequence[Manifest], listing: Mapping[str, Object], etags: Mapping[str, str]
+        self, poll: CommitPoll, manifests: Sequence[Manifest], listing: Mapping[str, Object], etags: Mapping[str, str]
     ) -> None:
         save_ids = {m.save_id for m in manifests}
         if poll.turn.is_eager or len(save_ids) != 1 or len(manifests) < poll.turn.node.count:
@@ -434,7 +347,7 @@ class Committer(Documents):
         if reuploads := to_reupload(manifests, listing):
             await poll.collector.request_reuploads(reuploads, etags)
 
-    async def _compare_commit(self, checkpoint: Finished, poll: _Poll, there: StoredCommit) -> Ready | Reupload:
+    async def _compare_commit(self, checkpoint: Finished, poll: CommitPoll, there: StoredCommit) -> Ready | Reupload:
         """Return ``Ready`` if an existing commit names this node's part as published."""
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
         own = await poll.collector.own(key)

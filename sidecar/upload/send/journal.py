@@ -30,7 +30,8 @@ from sidecar.core.format.journal import (
 )
 from sidecar.core.format.manifest import FileEntry
 from sidecar.store.protocol import Part
-from sidecar.volume.opener import Place, opened, write_all
+from sidecar.volume.descriptors import opened, write_all
+from sidecar.volume.opener import Place
 from trainer_hook.contract import ContractError
 
 log = structlog.get_logger()

@@ -1,0 +1,88 @@
+"""Revocation of commits, in the order of I4, and deletion of objects that no commit names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sidecar.core.format import keys
+from sidecar.errors import AlreadyExists
+from sidecar.repository.documents import Documents, StoredCommit
+from sidecar.store.protocol import Store
+from sidecar.transfer.executor import StoreExecutor
+from trainer_hook.contract import Node
+
+
+class Fence(Protocol):
+    """Lease of the prefix, checked before commits and deletions."""
+
+    async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
+        """Return if no later pod of the job has taken the prefix over.
+
+        Raises:
+            Fenced: One has.
+        """
+        ...
+
+
+class Unfenced:
+    """Fence of a store without other pods."""
+
+    async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
+        """Return at once."""
+
+
+class Revocation(Documents):
+    """Revokes commits, so that their steps can be written again or deleted."""
+
+    def __init__(self, store: Store, executor: StoreExecutor, *, fence: Fence | None = None) -> None:
+        """Start. ``fence``: checked before each revocation; ``None``: there is no other pod."""
+        super().__init__(store, executor)
+        self.fence = fence or Unfenced()
+
+    async def revoke_commit(self, name: str, *, judged: StoredCommit | None = None) -> bool:
+        """Revoke a commit, so that the step can be written again: delete the commit, then the manifests it names (I4).
+
+        Other manifests stay: other nodes of our attempt may be publishing theirs.
+
+        Args:
+            name: The checkpoint.
+            judged: The commit to revoke. If another commit has replaced it meanwhile, that one stays. ``None``: any.
+
+        Returns:
+            Whether there is no commit now.
+
+        Raises:
+            Fenced: A later pod of the job has taken the prefix over.
+        """
+        await self.fence.require_held()
+        there = await self.stored_commit(name)
+        if there is None:
+            return True
+        if judged is not None and judged.crc64nvme != there.crc64nvme:
+            return False
+
+        async def check() -> None:  # an earlier try may have succeeded, and another node may have committed since
+            now = await self.stored_commit(name)
+            if now is not None and now.crc64nvme != there.crc64nvme:
+                raise AlreadyExists(keys.commit(name))
+
+        try:
+            await self._executor.persistently(self._store.delete, [keys.commit(name)], before_again=check)
+        except AlreadyExists:
+            return False
+        await self.delete_while_uncommitted(name, await self._named_by(name, there))
+        return True
+
+    async def delete_while_uncommitted(self, name: str, objects: Sequence[str]) -> None:
+        """Delete objects of a checkpoint. Each retry reads the commit first: objects of a new commit stay.
+
+        Raises:
+            AlreadyExists: The step was committed again meanwhile.
+        """
+
+        async def check() -> None:
+            if await self.stored_commit(name) is not None:  # committed while the store did not answer
+                raise AlreadyExists(keys.commit(name))
+
+        await self._executor.persistently(self._store.delete, objects, before_again=check)

@@ -1,0 +1,74 @@
+"""Limits on the size of modules and functions. The lists of exceptions may only shrink."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("sidecar", "trainer_hook")
+MOST_LINES = 400
+MOST_FUNCTION_LINES = 40
+"""Without the docstring."""
+
+LONG_FILES = {
+    "sidecar/lifecycle/prefix_lease.py": 401,
+    "sidecar/store/http/exchange.py": 436,
+    "sidecar/store/s3/store.py": 480,
+}
+LONG_FUNCTIONS = {
+    "sidecar/kubernetes/inject/shell.py::_parsed": 49,
+    "trainer_hook/libraries/transformers/trainer.py::_callback_class": 81,
+    "trainer_hook/lightning.py::_callback_class": 41,
+}
+
+
+def modules() -> dict[str, str]:
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+
+
+def functions() -> dict[str, int]:
+    """Lines of each function, by module and name; of functions with equal names the longest."""
+    found: dict[str, int] = {}
+    for path, text in modules().items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                name = f"{path}::{node.name}"
+                found[name] = max(found.get(name, 0), lines(node))
+    return found
+
+
+def lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    assert function.end_lineno is not None
+    count = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is None:
+        return count
+    assert first.end_lineno is not None
+    return count - (first.end_lineno - first.lineno + 1)
+
+
+LIMITS = pytest.mark.parametrize(
+    ("sizes", "limit", "exceptions"),
+    [
+        ({path: text.count("\n") for path, text in modules().items()}, MOST_LINES, LONG_FILES),
+        (functions(), MOST_FUNCTION_LINES, LONG_FUNCTIONS),
+    ],
+    ids=["files", "functions"],
+)
+
+
+@LIMITS
+def test_nothing_is_longer_than_its_limit(sizes: dict[str, int], limit: int, exceptions: dict[str, int]) -> None:
+    assert len(sizes) > 200
+    too_long = {name: size for name, size in sizes.items() if size > exceptions.get(name, limit)}
+    assert not too_long, "split it by what has a name of its own"
+
+
+@LIMITS
+def test_no_exception_is_left_that_is_not_needed(sizes: dict[str, int], limit: int, exceptions: dict[str, int]) -> None:
+    stale = {name: size for name, size in exceptions.items() if sizes.get(name, 0) <= limit}
+    assert not stale, "remove it from the list"

@@ -19,6 +19,8 @@ EPOCH_S = 4.0e9
 """Wall clock when time begins. Later than any real clock, so that change times of real files count as long past."""
 
 
+MOST_AT_ONCE = 20_000
+"""Callbacks at one instant, beyond which a schedule counts as stuck."""
 ENDING_ROUNDS = 20
 """How often tasks that go on after they were cancelled are cancelled again."""
 
@@ -101,10 +103,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         try:
             while True:
+                most = self.events + MOST_AT_ONCE
                 while ready:
                     self._run(ready.popleft())
                     if self.stop_reason is not None:
                         raise self.stop_reason
+                    if self.events > most:
+                        raise RuntimeError(f"{MOST_AT_ONCE} callbacks at one instant: something goes round and round")
                 if not timers or timers[0][0] > until_s:
                     break
                 self.now_s, _, handle = heapq.heappop(timers)
@@ -145,7 +150,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                     break
                 for task in left:
                     task.cancel()
-                while self._ready:
+                most = self.events + MOST_AT_ONCE
+                while self._ready and self.events < most:
                     self._run(self._ready.popleft())
                 timers, self._timers = self._timers, []
                 for _, _, handle in timers:

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,14 @@ GIVEN_UP_AFTER_S = 1.0
 
 class Killed(BaseException):
     """The process that this simulated thread belongs to is dead: nothing more of it runs."""
+
+
+class Held(BaseException):
+    """A simulated thread that would wait for its turn to send: it begins again later."""
+
+
+HELD_S = 0.2
+"""How long until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +98,6 @@ class World:
             loop.call_soon(self._carry_out, process, call, future, loop.now_s, False)
             return future
         # It arrives also if its sender is killed meanwhile: so without the sender's context.
-        from contextvars import Context
-
         loop.call_at(
             loop.now_s + self._way_s(), self._carry_out, process, call, future, loop.now_s, True, context=Context()
         )
@@ -107,6 +114,10 @@ class World:
         try:
             value = call()
         except Killed:
+            return
+        except Held:
+            again = (process, call, future, loop.now_s + HELD_S, answers_late)
+            loop.call_at(loop.now_s + HELD_S, self._carry_out, *again, context=Context())
             return
         except Exception as raised:
             error = raised

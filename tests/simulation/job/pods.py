@@ -14,7 +14,6 @@ from typing import Any
 
 from sidecar.catalog.catalog import Tracked
 from sidecar.core.format.attempts import goes_after
-from sidecar.core.lifecycle.phases import Phase
 from sidecar.core.lifecycle.states import PENDING, State
 from sidecar.daemon.daemon import Daemon
 from sidecar.daemon.settings import Settings
@@ -84,7 +83,7 @@ class Life(Process):
     def _make(self, store: PodStore) -> None:
         self.daemon = Daemon(self.pod.settings(), store)
         self.services = self.daemon.services
-        self.hints = self.daemon._hints = SimulatedHints(self.services.volume)
+        self.hints = self.services.hints = SimulatedHints(self.services.volume)  # type: ignore[misc]
         # Locks of other processes cannot be simulated in one.
         self.services.volume.held_leases = lambda: int(self.pod.trains)  # type: ignore[method-assign]
 
@@ -109,7 +108,7 @@ class Life(Process):
             pass
 
     async def _until_done(self) -> None:
-        await self.daemon._until_done()
+        await self.daemon._phase_control.run()
         self.exit_code = await self.daemon._finish()
         self.pod.ended(self.exit_code)
         raise _Ended
@@ -129,7 +128,7 @@ class Life(Process):
     @property
     def is_quiet(self) -> bool:
         services = self.services
-        return services.scanned.is_set() and not services.catalog.pending() and services.unseen() is None
+        return services.inventory.scanned.is_set() and services.inventory.everything_durable()
 
 
 class _Ended(Exception):
@@ -447,4 +446,4 @@ class Save:
         return files
 
 
-__all__ = ["Choices", "Life", "Phase", "Pod", "Save", "Version"]
+__all__ = ["Choices", "Life", "Pod", "Save", "Version"]

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from sidecar.store.protocol import Verification
 from sidecar.core.format.attempts import goes_after
-from sidecar.daemon import daemon
+from sidecar.daemon import phase_control
 from sidecar.transfer.rate_gate import RateGate
 from sidecar.upload import uploader
 from sidecar.upload.early import early_upload
@@ -33,7 +33,7 @@ PATIENCE_S = 240.0
 SMALL = 8
 """Bytes from which a file is large, where the sidecar says MiB: early uploads and copies happen with files of 100 bytes."""
 
-SLOWER = ((daemon, "TICK_S", 1.0), (uploader, "PLAN_S", 1.0), (early_upload, "LOOK_S", 1.0))
+SLOWER = ((phase_control, "TICK_S", 1.0), (uploader, "PLAN_S", 1.0), (early_upload, "LOOK_S", 1.0))
 """What is looked at several times a second: most of the looks at nothing are left out."""
 
 

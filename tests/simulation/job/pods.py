@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import traceback
 from collections.abc import Mapping
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -106,6 +107,8 @@ class Life(Process):
             self.pod.refused()
         except* _Ended:
             pass
+        except* Exception:
+            self.pod.world.violate(f"{self} ends with an error: {traceback.format_exc()[-1500:]}")
 
     async def _until_done(self) -> None:
         await self.daemon._phase_control.run()

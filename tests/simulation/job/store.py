@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from sidecar.errors import AlreadyExists, NotFound
 from sidecar.retention.store_retention import SETTLED_S
 from sidecar.store.memory import MemoryStore
-from sidecar.store.protocol import Capabilities, Part, PendingUpload, Stored, Verification
+from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.upload.commit.overwrite_guard import LOOK_S
 from tests.simulation.job import reader
 from tests.simulation.job.world import SLOWEST_S, World
@@ -103,15 +104,27 @@ class JobStore(MemoryStore):
         until_s = self._hidden.get(key)
         return until_s is not None and until_s > self.world.now_s
 
-    def _object(self, key: str) -> Any:
+    def _refuse_hidden(self, key: str) -> None:
         if self._is_hidden(key):
             self.world.counts["hidden"] += 1
             raise NotFound(key)
-        return super()._object(key)
+
+    def stat(self, key: str) -> Stored:
+        self._refuse_hidden(key)
+        return super().stat(key)
+
+    @contextmanager
+    def read(
+        self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
+    ) -> Iterator[Readable]:
+        self._refuse_hidden(key)
+        with super().read(key, offset=offset, length=length, etag=etag) as body:
+            yield body
 
     def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         if key.endswith("/.complete") and not self.world.is_stray:
             self._read_s[self.world.acting, key.partition("/")[0]] = self.world.now_s
+        self._refuse_hidden(key)
         return super().get(key, most_bytes=most_bytes)
 
     def list(self, prefix: str) -> Iterator[Stored]:

@@ -231,6 +231,7 @@ class AuditedStore(MemoryStore):
         """Forget who looked when."""
         self.listed_s.clear()
         self.read_s.clear()
+        self.stored_commit = None
 
 
 # Documents are frozen, and read the same each time: the sidecar and the audit read equal ones once.

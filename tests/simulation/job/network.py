@@ -128,7 +128,9 @@ class PodStore:
         return self._request(lambda: self._store.copy(source, target, etag=etag), writes=True)
 
     def begin_upload(self, key: str) -> str:
-        return self._request(lambda: self._store.begin_upload(key), writes=True)
+        upload_id = self._request(lambda: self._store.begin_upload(key), writes=True)
+        self._store.known_uploads[upload_id] = self._process
+        return upload_id
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> Part:
         content = _read_all(body)

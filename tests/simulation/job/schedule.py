@@ -25,7 +25,7 @@ from tests.simulation.job.loop import EPOCH_S, simulated_time
 from tests.simulation.job.pods import Choices, Pod, Save
 from tests.simulation.job.store import Ability, JobStore
 from tests.simulation.job.world import Faults, Held, World
-from trainer_hook.contract import Node
+from trainer_hook.contract import PINS, Node
 
 FAULTS_END_S = 30.0
 PATIENCE_S = 240.0
@@ -127,7 +127,7 @@ class JobSchedule:
         per_file_s = luck.choice((0.0, 0.0, luck.random() * 2))
         at_s, saves = luck.random() * 2, []
         for number in range(luck.choice((1, 2, 3, 4))):
-            again = number and luck.random() < 0.1  # the same step once more, as a second writing
+            again = number and luck.random() < 0.15  # the same step once more, as a second writing
             step = saves[-1].step if again else (number + 1) * 10
             save_id = f"{label}-{number}" if again or luck.random() < 0.7 else None
             seed = "same" if self._deterministic and not again else f"{label}-{number}"
@@ -206,6 +206,18 @@ class JobSchedule:
             if self._is_whole(attempt):
                 self._check_whole(attempt, is_last=attempt == attempts[-1])
         self._check_durable(attempts)
+        for pod in self.pods:
+            if pod.is_alive and pod.is_quiet:
+                self._check_nothing_is_left(pod)
+
+    def _check_nothing_is_left(self, pod: Pod) -> None:
+        """What is decided is neither held nor remembered on the volume, and none of its uploads is unfinished in the store."""
+        pins = [pin.name for pin in (pod.root / PINS).iterdir()]
+        if pins:
+            raise Violation(f"{pod.name} holds {pins}, of what is decided: {pod.states()}")
+        uploads = [self.store._uploads[i].key for i, life in self.store.known_uploads.items() if life is pod.life and i in self.store._uploads]
+        if uploads:
+            raise Violation(f"{pod.name} left unfinished uploads of {uploads}: {pod.states()}")
 
     def _check_whole(self, attempt: str, *, is_last: bool) -> None:
         pods = [pod for pod in self.pods if pod.attempt == attempt]

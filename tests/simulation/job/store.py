@@ -15,6 +15,7 @@ from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.upload.commit.overwrite_guard import LOOK_S
 from tests.simulation.job import reader
+from tests.simulation.job.loop import Process
 from tests.simulation.job.world import SLOWEST_S, World
 
 FLIGHT_S = 60.0
@@ -76,6 +77,8 @@ class JobStore(MemoryStore):
     standing: dict[str, Standing] = field(default_factory=dict)
     """The present commits, by step."""
     history: list[Standing] = field(default_factory=list)
+    known_uploads: dict[str, Process] = field(default_factory=dict)
+    """Who began which upload, and knows it."""
     hits: int = 0
     """Changes of what a whole commit names that nobody could have withdrawn in time."""
     overtaken: int = 0

@@ -16,11 +16,15 @@ from tests.simulation.run import KINDS, play, search
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("kind", choices=KINDS, help="step: nodes that commit one step; job: whole pods; retention: of many nodes")
+    parser.add_argument(
+        "kind", choices=KINDS, help="step: nodes that commit one step; job: whole pods; retention: of many nodes"
+    )
     parser.add_argument("seeds", help="one seed: its story; FIRST:AFTER: a search")
     parser.add_argument("--mutant", choices=MUTANTS, help="a rule that is broken on purpose")
     parser.add_argument("--logs", action="store_true", help="the story has what the sidecars log")
-    parser.add_argument("--until-broken", action="store_true", help="end the search at the first schedule that breaks an invariant")
+    parser.add_argument(
+        "--until-broken", action="store_true", help="end the search at the first schedule that breaks an invariant"
+    )
     parser.add_argument("--json", action="store_true", help="the result of a search as JSON")
     given = parser.parse_args()
     first, _, after = given.seeds.partition(":")
@@ -62,5 +66,7 @@ def _tell(kind: str, seed: int, mutant: str | None, *, logs: bool) -> int:
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of strings is part of a schedule
-        os.execve(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
+        )
     sys.exit(main())

@@ -100,7 +100,9 @@ def play(kind: str, seed: int, *, tell: bool = False, logs: bool = False) -> tup
     with quiet(listen):
         try:
             outcome = schedule.run()
-            counts.update({name: int(value) for name, value in (outcome if isinstance(outcome, dict) else vars(outcome)).items()})
+            counts.update(
+                {name: int(value) for name, value in (outcome if isinstance(outcome, dict) else vars(outcome)).items()}
+            )
         except Exception as error:
             broken = f"{type(error).__name__}: {error}"
     if broken is None and failed:

@@ -230,7 +230,9 @@ def simulated_time(loop: SimulatedLoop) -> Iterator[None]:
     with patch.object(time, "monotonic", loop.time), patch.object(time, "time", epoch):
         try:
             for function, defaults, named in before:
-                function.__defaults__ = defaults and tuple(real.get(value, value) if callable(value) else value for value in defaults)
+                function.__defaults__ = defaults and tuple(
+                    real.get(value, value) if callable(value) else value for value in defaults
+                )
                 function.__kwdefaults__ = named and {
                     name: real.get(value, value) if callable(value) else value for name, value in named.items()
                 }

@@ -1,9 +1,9 @@
-"""The store as one life of a sidecar reaches it: requests are lost, answered with errors, repeated, and outlive their sender."""
+"""The store as one life of a sidecar reaches it: requests are lost, repeated, answered with errors, and outlive it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
@@ -47,10 +47,8 @@ class PodStore:
             loop.call_at(loop.now_s + SLOWEST_S * draw(), self._again, call, world.issued_s)
         if luck >= faults.lost + faults.unanswered:
             return call()
-        try:
+        with suppress(StoreError):
             call()
-        except StoreError:
-            pass
         world.counts["unanswered"] += 1
         raise StoreUnavailable("500 after the fact")
 
@@ -88,9 +86,7 @@ class PodStore:
         return self._request(lambda: self._store.list_parts(key, upload_id))
 
     @contextmanager
-    def read(
-        self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
-    ) -> Iterator[Readable]:
+    def read(self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None) -> Iterator[Readable]:
         with self._request(lambda: self._store.read(key, offset=offset, length=length, etag=etag)) as body:
             yield body
 

@@ -272,6 +272,11 @@ class Pod:
     def is_quiet(self) -> bool:
         return self.life is not None and self.life.is_quiet
 
+    def gave_up(self, name: str) -> bool:
+        """Whether its sidecar ended before a checkpoint was durable: the next one may still send it."""
+        tracked = self.life.services.catalog.get(name) if self.life is not None else None
+        return tracked is not None and tracked.state is State.GIVEN_UP
+
     def states(self) -> dict[str, str]:
         if self.life is None:
             return {}

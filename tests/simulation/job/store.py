@@ -117,9 +117,7 @@ class JobStore(MemoryStore):
         return super().stat(key)
 
     @contextmanager
-    def read(
-        self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
-    ) -> Iterator[Readable]:
+    def read(self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None) -> Iterator[Readable]:
         self._refuse_hidden(key)
         with super().read(key, offset=offset, length=length, etag=etag) as body:
             yield body
@@ -196,9 +194,7 @@ class JobStore(MemoryStore):
         return upload_id
 
     def write_part(self, key: str, upload_id: str, number: int, content: bytes) -> Part:
-        part = Part(
-            number, len(content), hashlib.blake2b(content, digest_size=8).hexdigest(), stored_at_s=self.world.epoch()
-        )
+        part = Part(number, len(content), hashlib.blake2b(content, digest_size=8).hexdigest(), stored_at_s=self.world.epoch())
         self._upload(key, upload_id).parts[number] = part, content
         return part
 
@@ -305,7 +301,7 @@ class JobStore(MemoryStore):
         wanted = self.written.get((loaded.name, loaded.attempt, loaded.save_id))
         if wanted != loaded.files:
             self.world.violate(
-                f"a resume would load {loaded.files} as {loaded.name}, and {loaded.attempt} save {loaded.save_id} wrote {wanted}"
+                f"a resume would load {loaded.files} as {loaded.name}, {loaded.attempt} save {loaded.save_id} wrote {wanted}"
             )
 
     # What pods say is checked against it.

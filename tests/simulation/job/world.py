@@ -98,9 +98,7 @@ class World:
             loop.call_soon(self._carry_out, process, call, future, loop.now_s, False)
             return future
         # It arrives also if its sender is killed meanwhile: so without the sender's context.
-        loop.call_at(
-            loop.now_s + self._way_s(), self._carry_out, process, call, future, loop.now_s, True, context=Context()
-        )
+        loop.call_at(loop.now_s + self._way_s(), self._carry_out, process, call, future, loop.now_s, True, context=Context())
         return future
 
     def _carry_out(

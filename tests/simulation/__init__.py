@@ -12,7 +12,7 @@ Three kinds of schedules. One seed gives one schedule, always the same:
 What a resume finds is judged by a reader that shares no code with the sidecar (``job/reader.py``). ``mutants.py`` is the table
 of rules that are broken on purpose, each of which a schedule must find.
 
-    python -m tests.simulation job 4711                 prints what happened, request by request (--logs: with the sidecars' log)
+    python -m tests.simulation job 4711                 what happened, request by request (--logs: with the sidecars' log)
     python -m tests.simulation step 0:100000            looks for seeds that break an invariant
     python -m tests.simulation job 0:200 --mutant NAME  the same with a broken rule
 """

@@ -205,12 +205,12 @@ class JobSchedule:
                 self._check_whole(attempt, is_last=attempt == attempts[-1])
         self._check_durable(attempts)
         for pod in self.pods:
-            if pod.is_alive and pod.is_quiet:
+            if pod.is_alive and pod.is_quiet and not any(pod.gave_up(version.name) for version in pod.versions):
                 self._check_nothing_is_left(pod)
 
     def _check_nothing_is_left(self, pod: Pod) -> None:
         """What is decided is neither held nor remembered on the volume, and none of its uploads is unfinished in the store."""
-        pins = [pin.name for pin in (pod.root / PINS).iterdir() if not pod.gave_up(pin.name.partition("@")[0])]
+        pins = [pin.name for pin in (pod.root / PINS).iterdir()]
         if pins:
             raise Violation(f"{pod.name} holds {pins}, of what is decided: {pod.states()}")
         uploads = [

@@ -14,7 +14,6 @@ from sidecar.core.commit import retention as retention_rules
 from sidecar.core.commit.commit import Ready
 from sidecar.core.commit.rewrite import Replace
 from sidecar.core.commit.training_line import Committed
-from sidecar.download.downloader import Downloader
 from sidecar.retention import store_retention
 from sidecar.upload.commit import committer, existing_commit
 from sidecar.upload.commit.committer import Committer
@@ -136,6 +135,5 @@ MUTANTS: dict[str, Mutant] = {
     "deletes nothing": Mutant("retention", _set(store_retention, "is_surplus", lambda *_, **__: False)),
     "does not look again after the commit": Mutant("step", _set(PostCommitCheck, "_look", _looks_at_nothing_again), 1800),
     "an upload is always current": Mutant("job", _set(Catalog, "is_current", lambda *_: True)),
-    "an upload is never replaced": Mutant("job", _set(Catalog, "is_replaced", lambda *_: False)),
-    "resumes without a look at the manifests": Mutant("job", _set(Downloader, "_check_listing", _finds_nothing)),
+    "an upload is never replaced": Mutant("job", _set(Catalog, "is_replaced", lambda *_: False), 30),
 }

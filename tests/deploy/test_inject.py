@@ -176,7 +176,7 @@ def test_lists_and_wrappers_are_looked_into_and_each_run_has_its_own_prefix() ->
     assert stores == ["s3://bucket/runs/one", "s3://bucket/runs/inner"]
     trainers = named(next(iter(pod_templates(wrapper)))["spec"]["containers"], "pytorch")
     assert values(trainers)["CKPT_DIR"] == "/checkpoints"
-    assert plain["spec"]["podReplacementPolicy"] == "Failed"
+    assert "podReplacementPolicy" not in plain["spec"]  # fencing parts two pods; Failed would hold up the one that replaces
     paths = {
         warning.path.removeprefix("List: ").rpartition(".spec.template" if "items[1]" in warning.path else ".spec.pytorch")[0]
         for warning in done.warnings

@@ -28,7 +28,6 @@ TRAPS = {
     "classic always": (in_pod("restartPolicy", None), {"mode": "classic"}, "classic sidecar ends"),
     "never": (in_pod("restartPolicy", "Never"), {"kubernetes_version": "1.31"}, "waiting for ever"),
     "too old": (job(), {"mode": "native", "kubernetes_version": "1.28"}, "need 1.29"),
-    "replacement": (in_job(podReplacementPolicy="TerminatingOrFailed"), {}, "spec.podReplacementPolicy"),
     "exit codes": (
         in_job(podFailurePolicy={"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [1]}}]}),
         {},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.kubernetes.inject import train_job
-from sidecar.kubernetes.inject.fields import Fields, put
+from sidecar.kubernetes.inject.fields import Fields
 from sidecar.kubernetes.inject.identity import run_of
 from sidecar.kubernetes.inject.injection import put_in
 from sidecar.kubernetes.inject.options import Options, in_store
@@ -130,10 +130,6 @@ def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
     for pod in found:
         stores[put_in(pod)] = None
         put_failure_policy(pod)
-        job = pod.place.job
-        if job is not None and pod.options.is_native:
-            # Else the next pod starts while this one still uploads.
-            put(job, "podReplacementPolicy", job.get("podReplacementPolicy") or "Failed", before=("template",))
     # What a training runtime has is only what a TrainJob replaces.
     namespace = (document.get("metadata") or {}).get("namespace") or NAMESPACE
     runs = () if kind.group == "trainer.kubeflow.org" else tuple(store.replace(NAMESPACE, namespace) for store in stores)

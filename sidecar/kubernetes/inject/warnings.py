@@ -139,16 +139,10 @@ def _replica(pod: Pod) -> Iterator[InjectWarning]:
 
 
 def _job(pod: Pod) -> Iterator[InjectWarning]:
-    job, path = pod.place.job, pod.place.job_path
-    if job is None:
-        return
-    if job.get("podReplacementPolicy") == "TerminatingOrFailed":
-        yield InjectWarning(f"{path}.podReplacementPolicy", "the next pod starts while the last one still uploads: use Failed")
-    if pod.place.kind.group != "batch":
-        return
-    if job.get("completionMode") != "Indexed" and (pod.node_count or 1) > 1:
+    job = pod.place.job if pod.place.kind.group == "batch" else None
+    if job is not None and job.get("completionMode") != "Indexed" and (pod.node_count or 1) > 1:
         text = "several pods without an index write to one prefix: use completionMode: Indexed"
-        yield InjectWarning(f"{path}.completionMode", text)
+        yield InjectWarning(f"{pod.place.job_path}.completionMode", text)
 
 
 def _rollout(pod: Pod) -> Iterator[InjectWarning]:

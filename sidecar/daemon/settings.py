@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sidecar.errors import ConfigurationError
+from sidecar.store_url import shown
 from trainer_hook.contract import (
     DEFAULT_API_PORT,
     DEFAULT_DIR,
@@ -31,6 +32,8 @@ _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)(?:/s)?", re.ASCII)
 _DATA_CONNECTION = ("AWS_S3_ENDPOINT", "AWS_S3_BUCKET", "AWS_DEFAULT_REGION")
 """Names of a data connection: read from the mounted secret, too, which wins over the environment."""
+_NAMES_OF_RUN = ("POD_NAMESPACE", "JOBSET_NAME", "LWS_NAME", "LWS_GROUP", "JOB_NAME")
+"""Variables of the downward API that a store may refer to."""
 _READ_NAMES = (SIDECAR_SETTINGS - {"CKPT_NODE_INDEX", "CKPT_NODE_COUNT"}).union(
     _DATA_CONNECTION, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION")
 )
@@ -196,6 +199,7 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
         ConfigurationError: One line that names the variable and what it may be.
     """
     given = {name: value.strip() for name, value in environ.items() if value.strip()}
+    _check_filled_in(environ, given.get("CKPT_STORE", ""))
     pod = _safe(given.get("POD_UID") or pod_uid(mountinfo) or hostname)
     sources = (_MountedSecret(given), _Environment(given), _Place(given, pod))
     try:
@@ -263,6 +267,22 @@ class _Place(_Source):
 def _job(environ: Mapping[str, str]) -> str | None:
     name = environ.get("JOBSET_NAME") or environ.get("JOB_NAME")
     return f"{environ.get('POD_NAMESPACE', 'default')}/{name}"[:200] if name else None
+
+
+def _check_filled_in(environ: Mapping[str, str], store: str) -> None:
+    """Refuse a store whose variable was filled in with nothing: all runs would have one prefix.
+
+    Kubernetes takes the empty text for a label that the pod does not have.
+    """
+    _, _, path = store.partition("://")
+    if all(part and part == part.strip("-") for part in path.removeprefix("/").split("/")):
+        return
+    empty = [name for name in _NAMES_OF_RUN if name in environ and not environ[name].strip(" -")]
+    if empty:
+        raise ConfigurationError(
+            f"CKPT_STORE={shown(store)}: {empty[0]}, which names the run there, is empty: the pod does not have the label or the field "
+            "that it is taken from (kubectl get pod -o yaml); add that, or write the name into CKPT_STORE"
+        )
 
 
 def _restart(environ: Mapping[str, str]) -> tuple[int, str] | None:

@@ -157,6 +157,10 @@ def test_auto_is_native_where_the_cluster_knows_that(version: str, where: str) -
     pod = pod_of(inject(job(), asked(kubernetes_version=version)))
     assert "checkpoint-sidecar" in [container["name"] for container in pod[where]]
 
+ALONE = {"template": POD}
+PARTIAL = "kueue.x-k8s.io/job-min-parallelism"
+FEWER = {PARTIAL: "2", "kueue.x-k8s.io/job-completions-equal-parallelism": "true"}
+
 
 @pytest.mark.parametrize(
     ("document", "count", "has_index"),
@@ -168,6 +172,8 @@ def test_auto_is_native_where_the_cluster_knows_that(version: str, where: str) -
         (several("Job", {"parallelism": 3, "template": POD}), "3", False),
         (several("JobSet", {"replicatedJobs": [{"name": "a", "template": {"spec": INDEXED}}]}), "4", False),
         (several("JobSet", {"replicatedJobs": [{"name": "a", "replicas": 2, "template": {"spec": INDEXED}}]}), None, False),
+        (several("JobSet", {"replicatedJobs": [{"name": "a", "replicas": 2, "template": {"spec": ALONE}}]}), "2", True),
+        (several("Job", INDEXED) | {"metadata": {"name": "x", "annotations": FEWER}}, None, False),
         (several("StatefulSet", {"replicas": 3, "template": POD}), "3", True),
         (several("StatefulSet", {"template": POD}), None, False),
         (several("Deployment", {"replicas": 2, "template": POD}), "2", False),
@@ -189,6 +195,14 @@ def test_the_sidecar_knows_of_how_many_it_is_one_wherever_the_document_tells(
         env = values(sidecar_of(template["spec"]))
         assert env.get("CKPT_NODE_COUNT") == count
         assert ("CKPT_NODE_INDEX" in env) == has_index
+
+
+def test_a_job_that_kueue_may_start_with_fewer_pods_must_have_as_many_indices_as_pods() -> None:
+    document = several("Job", INDEXED) | {"metadata": {"name": "x", "annotations": {PARTIAL: "2"}}}
+    said = [warning for warning in inject(document, STORE).warnings if "Kueue" in warning.text]
+    assert [warning.path for warning in said] == ["metadata.annotations"]
+    document["metadata"] = {"name": "x", "annotations": FEWER}
+    assert not [warning for warning in inject(document, STORE).warnings if "Kueue" in warning.text]
 
 
 INDEX = {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/x']"}}}

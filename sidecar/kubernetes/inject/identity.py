@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from sidecar.kubernetes.inject.fields import Fields, entries
@@ -15,6 +14,11 @@ _OF_SEVERAL = (
     "kueue.x-k8s.io/pod-group-name",
 )
 """Labels of pods that may be several although nothing in them says how many."""
+_STARTED_WITH_FEWER = ("kueue.x-k8s.io/job-min-parallelism", "kueue.x-k8s.io/elastic-job")
+"""Annotations of a Job that Kueue may start with fewer pods than its spec has."""
+_FEWER_INDICES = "kueue.x-k8s.io/job-completions-equal-parallelism"
+_JOB_INDEX = "metadata.labels['jobset.sigs.k8s.io/job-index']"
+"""Of a Job among those of one replicated job."""
 
 
 def told(place: Place, trainer: Fields, trainer_path: str, *, count: int | None) -> dict[str, Any]:
@@ -63,33 +67,41 @@ def _replicas(place: Place, *, scaled: bool) -> int:
 
 
 def _run_of_jobs(kind: Kind, chosen: list[Place]) -> tuple[int | None, str | None, list[InjectWarning]]:
-    jobs = [(place, place.job or {}) for place in chosen]
     if kind.group == "trainer.kubeflow.org":
         return None, None, []  # the TrainJob says how many
     if kind.group == "batch":
-        place, job = jobs[0]
-        parallel, wanted = _whole(job.get("parallelism"), 1), _whole(job.get("completions"), 1)
-        if job.get("completionMode") != "Indexed":
-            return (parallel if parallel > 1 else None), None, []
-        if parallel < wanted:
-            return None, None, list(_of_several("indices that do not run at once", wanted, f"{place.job_path}.completions"))
-        return wanted, None, []
-    if len(jobs) > 1:
+        return _run_of_job(chosen[0])
+    if len(chosen) > 1:
         names = ", ".join(place.name for place in chosen)
         text = f"{names}: all of their pods write to one prefix, as one run; where only some train, name those with --pods"
         return None, None, [InjectWarning(chosen[0].path.partition("[")[0], text)]
-    [(place, job)] = jobs
-    if _whole(place.replicated_job.get("replicas"), 1) == 1:
-        return _whole(job.get("completions") or job.get("parallelism"), 1), None, []
+    [place] = chosen
+    job = place.job or {}
+    replicas, pods = _whole(place.replicated_job.get("replicas"), 1), _whole(job.get("completions") or job.get("parallelism"), 1)
+    if replicas == 1:
+        return pods, None, []
     # Every Job of the set counts its pods from 0: an index means nothing beyond it.
-    return None, None, []
+    return (replicas, _JOB_INDEX, []) if pods == 1 else (None, None, [])
+
+
+def _run_of_job(place: Place) -> tuple[int | None, str | None, list[InjectWarning]]:
+    job, annotations = place.job or {}, (place.document.get("metadata") or {}).get("annotations") or {}
+    parallel, wanted = _whole(job.get("parallelism"), 1), _whole(job.get("completions"), 1)
+    if job.get("completionMode") != "Indexed":
+        return (parallel if parallel > 1 else None), None, []
+    if any(annotations.get(name) for name in _STARTED_WITH_FEWER):
+        # Kueue changes the numbers when it admits the Job: the hook counts the pods that are there.
+        said = []
+        if str(annotations.get(_FEWER_INDICES)) != "true":
+            text = f"Kueue may run fewer pods at once than there are indices: set the annotation {_FEWER_INDICES}"
+            said = [InjectWarning("metadata.annotations", text)]
+        return None, None, said
+    if parallel < wanted:
+        text = f"{wanted} indices that do not run at once: each is a run of its own and needs its own prefix in --store"
+        return None, None, [InjectWarning(f"{place.job_path}.completions", text)]
+    return wanted, None, []
 
 
 def _whole(value: Any, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
-
-def _of_several(name: str, pods: Any, path: str) -> Iterator[InjectWarning]:
-    """Yield what is known of pods that are several but not one run."""
-    if isinstance(pods, int) and pods > 1:
-        yield InjectWarning(path, f"{pods} {name}: each is a run of its own and needs its own prefix in --store")

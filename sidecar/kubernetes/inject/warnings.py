@@ -210,22 +210,26 @@ def warning_of_name(document: Fields, store: str) -> Iterator[InjectWarning]:
         yield InjectWarning("metadata.generateName", text)
 
 
-def _schedule(pod: Pod) -> Iterator[InjectWarning]:
-    kind, path = pod.place.kind, "spec.concurrencyPolicy"
-    if kind.name not in ("CronJob", "RayCronJob"):
+def _several_runs(pod: Pod) -> Iterator[InjectWarning]:
+    """Yield what one prefix means where several runs are made from the document."""
+    kind = pod.place.kind
+    if names_each_run(_store_of(pod)):
+        if kind.name == "RayCronJob":
+            text = "only its cluster's name tells a run from others, so it is the prefix: a retry with a new cluster begins anew"
+            yield InjectWarning("spec.jobTemplate.backoffLimit", text)
         return
-    if not names_each_run(_store_of(pod)):
+    if kind.group == "trainer.kubeflow.org":
+        text = "all TrainJobs of the runtime have one prefix, and only one at a time may write there: put {name} into --store"
+        yield InjectWarning("metadata.name", f"{text}, or give each TrainJob its own by inject")
+    elif kind.name == "PodTemplate":
+        yield InjectWarning("metadata.name", "all pods that are made from it have one prefix: give each its own --store")
+    elif kind.name in ("CronJob", "RayCronJob"):
         text = "all runs of the schedule have one prefix, so each resumes the last one, even when that has finished"
         yield InjectWarning("spec.schedule", f"{text}: put {{name}} into --store unless that is meant")
-        if at(pod.place.document, path) in (None, "Allow"):
-            yield InjectWarning(path, "two runs at once would write to one prefix: use Forbid or Replace")
-    elif kind.name == "RayCronJob":
-        text = "only its cluster's name tells a run from others, so it is the prefix: a retry with a new cluster begins anew"
-        yield InjectWarning("spec.jobTemplate.backoffLimit", text)
-
-
-def _groups(pod: Pod) -> Iterator[InjectWarning]:
-    if pod.place.kind.name == "LeaderWorkerSet" and has_groups(pod.place.document) and not names_each_run(_store_of(pod)):
+        if at(pod.place.document, "spec.concurrencyPolicy") in (None, "Allow"):
+            text = "two runs at once would write to one prefix: use Forbid or Replace"
+            yield InjectWarning("spec.concurrencyPolicy", text)
+    elif kind.name == "LeaderWorkerSet" and has_groups(pod.place.document):
         text = "each group is a run of its own and needs its own prefix: put {name} into --store"
         yield InjectWarning("spec.replicas", text)
 
@@ -266,5 +270,5 @@ def _image(pod: Pod) -> Iterator[InjectWarning]:
 
 _TRAPS: tuple[Trap, ...] = (
     *(_image, _name, _grace, _volume, _ephemeral_storage, _user, _access, _credentials, _network),
-    *(_schedule, _groups, _restart, _replica, _job, warnings_of_policies, _rollout, _hook, _shell),
+    *(_several_runs, _restart, _replica, _job, warnings_of_policies, _rollout, _hook, _shell),
 )

@@ -157,6 +157,7 @@ def test_auto_is_native_where_the_cluster_knows_that(version: str, where: str) -
     pod = pod_of(inject(job(), asked(kubernetes_version=version)))
     assert "checkpoint-sidecar" in [container["name"] for container in pod[where]]
 
+
 ALONE = {"template": POD}
 PARTIAL = "kueue.x-k8s.io/job-min-parallelism"
 FEWER = {PARTIAL: "2", "kueue.x-k8s.io/job-completions-equal-parallelism": "true"}

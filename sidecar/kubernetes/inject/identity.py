@@ -77,7 +77,10 @@ def _run_of_jobs(kind: Kind, chosen: list[Place]) -> tuple[int | None, str | Non
         return None, None, [InjectWarning(chosen[0].path.partition("[")[0], text)]
     [place] = chosen
     job = place.job or {}
-    replicas, pods = _whole(place.replicated_job.get("replicas"), 1), _whole(job.get("completions") or job.get("parallelism"), 1)
+    replicas, pods = (
+        _whole(place.replicated_job.get("replicas"), 1),
+        _whole(job.get("completions") or job.get("parallelism"), 1),
+    )
     if replicas == 1:
         return pods, None, []
     # Every Job of the set counts its pods from 0: an index means nothing beyond it.
@@ -104,4 +107,3 @@ def _run_of_job(place: Place) -> tuple[int | None, str | None, list[InjectWarnin
 
 def _whole(value: Any, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
-

@@ -215,7 +215,9 @@ def _several_runs(pod: Pod) -> Iterator[InjectWarning]:
     kind = pod.place.kind
     if names_each_run(_store_of(pod)):
         if kind.name == "RayCronJob":
-            text = "only its cluster's name tells a run from others, so it is the prefix: a retry with a new cluster begins anew"
+            text = (
+                "only its cluster's name tells a run from others, so it is the prefix: a retry with a new cluster begins anew"
+            )
             yield InjectWarning("spec.jobTemplate.backoffLimit", text)
         return
     if kind.group == "trainer.kubeflow.org":

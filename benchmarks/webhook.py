@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ _DEFAULTS = {
     "CKPT_INJECT_METRICS_PORT": "9471",
 }
 _BURST, _PER_S = 30, 20.0
+Ask = Callable[[bytes], Coroutine[Any, Any, float]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,12 @@ def review(index: int, *, variables: int) -> bytes:
     labels = {"checkpoint-sidecar/inject": "true", "batch.kubernetes.io/job-name": "llama"}
     env: list[dict[str, Any]] = [{"name": f"SETTING_{number}", "value": "x" * 20} for number in range(variables)]
     env.append({"name": "JOB_COMPLETION_INDEX", "value": str(index)})
-    container = {"name": "trainer", "image": "registry.example/trainer:1", "command": ["torchrun", "train.py"], "env": env}
+    container: dict[str, Any] = {
+        "name": "trainer",
+        "image": "registry.example/trainer:1",
+        "command": ["torchrun", "train.py"],
+        "env": env,
+    }
     container["resources"] = {"limits": {"nvidia.com/gpu": 8, "cpu": "32", "memory": "512Gi"}}
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "llama", "uid": "u", "controller": True}
     found = {
@@ -117,7 +123,7 @@ class Connections:
         self._idle.clear()
 
 
-async def _as_a_job(ask: Callable[[bytes], Awaitable[float]], bodies: list[bytes]) -> list[float]:
+async def _as_a_job(ask: Ask, bodies: list[bytes]) -> list[float]:
     tasks = [asyncio.create_task(ask(body)) for body in bodies[:_BURST]]
     began_s = time.monotonic()
     for number, body in enumerate(bodies[_BURST:], 1):
@@ -126,7 +132,7 @@ async def _as_a_job(ask: Callable[[bytes], Awaitable[float]], bodies: list[bytes
     return list(await asyncio.gather(*tasks))
 
 
-async def _in_batches(ask: Callable[[bytes], Awaitable[float]], bodies: list[bytes]) -> list[float]:
+async def _in_batches(ask: Ask, bodies: list[bytes]) -> list[float]:
     took: list[float] = []
     size = 1
     while len(took) < len(bodies):
@@ -135,7 +141,7 @@ async def _in_batches(ask: Callable[[bytes], Awaitable[float]], bodies: list[byt
     return took
 
 
-async def _at_once(ask: Callable[[bytes], Awaitable[float]], bodies: list[bytes]) -> list[float]:
+async def _at_once(ask: Ask, bodies: list[bytes]) -> list[float]:
     return list(await asyncio.gather(*map(ask, bodies)))
 
 

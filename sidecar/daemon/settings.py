@@ -13,7 +13,6 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sidecar.errors import ConfigurationError
-from sidecar.store_url import shown
 from trainer_hook.contract import (
     DEFAULT_API_PORT,
     DEFAULT_DIR,
@@ -280,8 +279,8 @@ def _check_filled_in(environ: Mapping[str, str], store: str) -> None:
     empty = [name for name in _NAMES_OF_RUN if name in environ and not environ[name].strip(" -")]
     if empty:
         raise ConfigurationError(
-            f"CKPT_STORE={shown(store)}: {empty[0]}, which names the run there, is empty: the pod does not have the label or the field "
-            "that it is taken from (kubectl get pod -o yaml); add that, or write the name into CKPT_STORE"
+            f"CKPT_STORE: {empty[0]}, which names the run there, is empty: the pod does not have the label that it is taken from "
+            "(kubectl get pod -o yaml); add that, or write the name of the run into CKPT_STORE"
         )
 
 

@@ -19,7 +19,7 @@ REQUEST_S = 10.0
 MAX_CONNECTIONS = 1024
 """Of all API servers together: each has at most 200 changing requests under way (``--max-mutating-requests-inflight``)."""
 IDLE_S = 120
-"""For the next request on a connection. More than the 90 s of Go's client: the side that closes must not be the one that is asked."""
+"""For the next request on a connection. An API server closes it after 90 s; what this side closes may just be in use."""
 
 
 class BodyLimit:

@@ -279,7 +279,7 @@ def _check_filled_in(environ: Mapping[str, str], store: str) -> None:
     empty = [name for name in _NAMES_OF_RUN if name in environ and not environ[name].strip(" -")]
     if empty:
         raise ConfigurationError(
-            f"CKPT_STORE: {empty[0]}, which names the run there, is empty: the pod does not have the label that it is taken from "
+            f"CKPT_STORE: {empty[0]}, which names the run there, is empty: the pod does not have the label that it comes from "
             "(kubectl get pod -o yaml); add that, or write the name of the run into CKPT_STORE"
         )
 

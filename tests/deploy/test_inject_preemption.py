@@ -153,12 +153,16 @@ def test_a_set_that_begins_anew_as_a_whole_does_so_without_counting_preemptions(
     assert inject(done.document, asked(**GIVEN)).document == done.document
 
 
-def test_every_part_of_such_a_set_is_a_target() -> None:
-    document = jobset(backoffLimit=0)
+@pytest.mark.parametrize("policy", [None, {"rules": [{"name": "preempted", "action": "FailJobSet"}]}])
+def test_every_part_of_such_a_set_is_a_target(policy: dict[str, Any] | None) -> None:
+    document = jobset(policy, backoffLimit=0)
     other = copy.deepcopy(document["spec"]["replicatedJobs"][0]) | {"name": "other"}
     document["spec"]["replicatedJobs"].append(other)
-    [rule] = inject(document, asked(**GIVEN)).document["spec"]["failurePolicy"]["rules"]
+    done = inject(document, asked(**GIVEN)).document
+    rule, *theirs = done["spec"]["failurePolicy"]["rules"]
     assert rule["targetReplicatedJobs"] == ["node", "other"]
+    assert theirs == (policy or {"rules": []})["rules"]
+    assert inject(done, asked(**GIVEN)).document == done
 
 
 @pytest.mark.parametrize("made", [jobset, runtime], ids=["JobSet", "ClusterTrainingRuntime"])
@@ -208,8 +212,10 @@ RULES = {"rules": [{"name": "preempted", "action": "FailJobSet"}], "maxRestarts"
 
 
 def test_the_rule_of_a_set_stands_in_front_of_those_that_people_wrote() -> None:
-    [ours, theirs] = inject(jobset(RULES, backoffLimit=0), asked(**GIVEN)).document["spec"]["failurePolicy"]["rules"]
-    assert (ours["name"], ours["onJobFailureReasons"]) == ("preempted-node", ["PodFailurePolicy"])
+    done = inject(jobset(RULES, backoffLimit=0), asked(**GIVEN)).document
+    assert complaints(done, VERSIONS[-1]) == []
+    [ours, theirs] = done["spec"]["failurePolicy"]["rules"]
+    assert (ours["name"], ours["onJobFailureReasons"]) == ("preempted_pods", ["PodFailurePolicy"])
     assert theirs == RULES["rules"][0]
 
 

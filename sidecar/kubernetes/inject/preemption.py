@@ -18,8 +18,8 @@ _SETTING = "CKPT_PREEMPTED_EXIT_CODE"
 _RESTART_FREELY = "RestartJobSetAndIgnoreMaxRestarts"
 _BY_POLICY = "PodFailurePolicy"
 """Reason of a Job that failed by its podFailurePolicy."""
-_RULE = "preempted"
-"""Name of the set's rule."""
+_RULES = ("preempted", "preempted_pods", "preempted_by_the_cluster")
+"""Names of the set's rule: the first that no other rule has."""
 _FAILS = ("FailJob", "FailIndex")
 _DEFAULT_BACKOFF_LIMIT = 6
 _MANY_RETRIES = 100
@@ -110,13 +110,18 @@ def _put_set_rule(place: Place) -> None:
         return
     policy = section(_set_of(place), "failurePolicy", "spec", before=("replicatedJobs",))
     rules = growing(policy, "rules", "spec.failurePolicy")
-    there = named(rules, _RULE)
-    if there is not None and there.get("action") == _RESTART_FREELY and there.get("onJobFailureReasons") == [_BY_POLICY]:
-        there["targetReplicatedJobs"].append(place.name)
+    ours = next(filter(_is_ours, rules), None)
+    if ours is not None:
+        ours["targetReplicatedJobs"].append(place.name)
         return
-    name = _RULE if there is None else f"{_RULE}-{place.name}"
+    name = next(name for name in _RULES if named(rules, name) is None)
     rule = {"name": name, "action": _RESTART_FREELY, "onJobFailureReasons": [_BY_POLICY]}
     rules.insert(0, {**rule, "targetReplicatedJobs": [place.name]})
+
+
+def _is_ours(rule: Fields) -> bool:
+    is_free = rule.get("action") == _RESTART_FREELY and rule.get("onJobFailureReasons") == [_BY_POLICY]
+    return rule.get("name") in _RULES and is_free and bool(rule.get("targetReplicatedJobs"))
 
 
 def _set_of(place: Place) -> Fields:

@@ -10,10 +10,10 @@ import pytest
 
 from sidecar.cli.main import main
 from sidecar.daemon.settings import from_environment as sidecar_settings
-from sidecar.kubernetes.inject import Options, inject
+from sidecar.kubernetes.inject import Options, inject, inject_text
 from sidecar.kubernetes.inject.options import with_given
 from tests.deploy.building import INDEXED, POD, STORE, asked, job, named, pod_of, several, sidecar_of, values
-from tests.deploy.schemas import pod_templates
+from tests.deploy.schemas import KUBERNETES, VERSIONS, complaints, documents, pod_templates
 from trainer_hook.contract import Node
 from trainer_hook.process.settings import from_environment as hook_settings
 
@@ -204,6 +204,24 @@ def test_a_job_that_kueue_may_start_with_fewer_pods_must_have_as_many_indices_as
     assert [warning.path for warning in said] == ["metadata.annotations"]
     document["metadata"] = {"name": "x", "annotations": FEWER}
     assert not [warning for warning in inject(document, STORE).warnings if "Kueue" in warning.text]
+
+
+RUNTIME = (KUBERNETES / "plain/runtime.yaml").read_text()
+
+
+@pytest.mark.parametrize("given", ["{}", "{targets: []}", "{targets: [{jobName: node, containerNames: [check]}]}"])
+def test_a_runtime_of_trainer_2_3_tells_the_sidecar_the_number_of_nodes_where_it_is_asked_for(given: str) -> None:
+    text = RUNTIME.replace("torch: {}", f"torch: {{envInjection: {given}}}")
+    assert text != RUNTIME
+    once = inject_text(text, STORE).text
+    [document] = documents(once)
+    [target] = document["spec"]["mlPolicy"]["torch"]["envInjection"]["targets"]
+    names = ["check", "checkpoint-sidecar"] if "check" in given else ["checkpoint-sidecar"]
+    assert target == {"jobName": "node", "containerNames": names}
+    assert complaints(document, VERSIONS[-1]) == []
+    assert inject_text(once, STORE).text == once
+    [plain] = documents(inject_text(RUNTIME, STORE).text)
+    assert plain["spec"]["mlPolicy"]["torch"] == {}
 
 
 INDEX = {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/x']"}}}

@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.kubernetes.inject import train_job
 from sidecar.kubernetes.inject.fields import Fields
-from sidecar.kubernetes.inject.identity import run_of
+from sidecar.kubernetes.inject.identity import put_env_injection, run_of
 from sidecar.kubernetes.inject.injection import put_in
 from sidecar.kubernetes.inject.options import Options, in_store
 from sidecar.kubernetes.inject.pod_templates import (
@@ -130,6 +130,7 @@ def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
     for pod in found:
         stores[put_in(pod)] = None
         put_failure_policy(pod)
+        put_env_injection(pod.place)
     # What a training runtime has is only what a TrainJob replaces.
     namespace = (document.get("metadata") or {}).get("namespace") or NAMESPACE
     runs = () if kind.group == "trainer.kubeflow.org" else tuple(store.replace(NAMESPACE, namespace) for store in stores)

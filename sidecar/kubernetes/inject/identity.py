@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sidecar.kubernetes.inject.fields import Fields, entries
+from sidecar.kubernetes.inject.containers import SIDECAR
+from sidecar.kubernetes.inject.fields import Fields, entries, growing, named, section
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, Kind, Place, at
 
 _TOLD = ("JOB_COMPLETION_INDEX", "PET_NNODES", "PET_NODE_RANK")
@@ -107,3 +108,20 @@ def _run_of_job(place: Place) -> tuple[int | None, str | None, list[InjectWarnin
 
 def _whole(value: Any, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def put_env_injection(place: Place) -> None:
+    """Let Trainer 2.3 tell the sidecar how many nodes a TrainJob has, where its runtime has the field ``envInjection``.
+
+    Older versions do not know the field and refuse it, so it is filled in only where it stands already, empty or not.
+    """
+    torch = at(place.document, "spec.mlPolicy.torch") if place.kind.group == "trainer.kubeflow.org" else None
+    if torch is None or "envInjection" not in torch:
+        return
+    path = "spec.mlPolicy.torch.envInjection"
+    targets = growing(section(torch, "envInjection", "spec.mlPolicy.torch"), "targets", path)
+    target = named(targets, place.name, key="jobName")
+    if target is None:
+        targets.append({"jobName": place.name, "containerNames": [SIDECAR]})
+    elif SIDECAR not in target["containerNames"]:
+        target["containerNames"].append(SIDECAR)

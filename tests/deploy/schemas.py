@@ -158,7 +158,8 @@ def _job_rules(node: Any) -> Iterator[str]:
     elif isinstance(node, dict):
         for value in node.values():
             yield from _job_rules(value)
-        for rule in (node.get("failurePolicy") or {}).get("rules") or ():  # JobSet's webhook
+        of_set = node["failurePolicy"] if isinstance(node.get("failurePolicy"), dict) else {}
+        for rule in of_set.get("rules") or ():  # JobSet's webhook
             if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"]):
                 yield f"no name of a rule: {rule['name']}"
         if "podFailurePolicy" in node:

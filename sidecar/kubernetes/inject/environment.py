@@ -64,9 +64,9 @@ def put_variables(env: MutableSequence[Any], wanted: Mapping[str, Any]) -> None:
     put_environment(env, wanted)
     names = [str(entry.get("name")) for entry in env]
     needed = [names.index(variable[2:-1]) for variable in VARIABLE.findall(wanted["CKPT_STORE"]) if variable[2:-1] in names]
-    if (place := names.index("CKPT_STORE")) < max(needed, default=0):
-        entry = env[place]
-        del env[place]
+    if (position := names.index("CKPT_STORE")) < max(needed, default=0):
+        entry = env[position]
+        del env[position]
         env.insert(max(needed), entry)
 
 
@@ -77,12 +77,12 @@ def put_environment(env: MutableSequence[Any], wanted: Mapping[str, Any]) -> Non
 
 
 def _of_sidecar(pod: Pod, store: str, state_dir: str) -> dict[str, Any]:
-    options, place = pod.options, pod.place
-    several = told(place, pod.trainer, pod.trainer_path, count=pod.node_count)
+    options, template = pod.options, pod.template
+    several = told(template, pod.trainer, pod.trainer_path, count=pod.nodes.count)
     is_alone = not several and "CKPT_NODE_COUNT" not in options.settings
     version = options.kubernetes_version
     has_old_labels = version is not None and version < (1, 27)
-    wanted = run_variables(place.document, place.kind, store, is_alone=is_alone, has_old_labels=has_old_labels)
+    wanted = run_variables(template.document, template.kind, store, is_alone=is_alone, has_old_labels=has_old_labels)
     wanted |= {"CKPT_STORE": store} | _shared(pod)
     wanted["CKPT_STATE_DIR"] = state_dir
     if not options.is_native:
@@ -92,10 +92,10 @@ def _of_sidecar(pod: Pod, store: str, state_dir: str) -> dict[str, Any]:
     if options.metrics_port:
         wanted["CKPT_METRICS_BIND"] = f"0.0.0.0:{options.metrics_port}"
     wanted |= several
-    if pod.node_count is not None:
-        wanted["CKPT_NODE_COUNT"] = str(pod.node_count)
+    if pod.nodes.count is not None:
+        wanted["CKPT_NODE_COUNT"] = str(pod.nodes.count)
     wanted |= options.sidecar_settings()
     wanted["POD_UID"] = {"fieldRef": {"fieldPath": "metadata.uid"}}
-    if pod.node_index_field:
-        wanted["CKPT_NODE_INDEX"] = {"fieldRef": {"fieldPath": pod.node_index_field}}
+    if pod.nodes.index_field:
+        wanted["CKPT_NODE_INDEX"] = {"fieldRef": {"fieldPath": pod.nodes.index_field}}
     return wanted

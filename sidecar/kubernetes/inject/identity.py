@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from sidecar.kubernetes.inject.containers import SIDECAR
-from sidecar.kubernetes.inject.fields import Fields, entries, growing, named, section
-from sidecar.kubernetes.inject.pod_templates import InjectWarning, Kind, Place, at
+from sidecar.kubernetes.inject.fields import Fields, annotations_of, entries, growing, labels_of, named, section
+from sidecar.kubernetes.inject.pod_templates import InjectWarning, Kind, PodTemplate, at
 
 _TOLD = ("JOB_COMPLETION_INDEX", "PET_NNODES", "PET_NODE_RANK")
 """What controllers and people give the trainer, and the sidecar understands, too."""
@@ -22,7 +23,7 @@ _JOB_INDEX = "metadata.labels['jobset.sigs.k8s.io/job-index']"
 """Of a Job among those of one replicated job."""
 
 
-def told(place: Place, trainer: Fields, trainer_path: str, *, count: int | None) -> dict[str, Any]:
+def told(template: PodTemplate, trainer: Fields, trainer_path: str, *, count: int | None) -> dict[str, Any]:
     """Return the variables of the trainer's own environment that say which pod this is; a value, or where it comes from.
 
     A webhook sees pods, not workloads: by then a controller has told the trainer, but a container that is added later not.
@@ -30,98 +31,108 @@ def told(place: Place, trainer: Fields, trainer_path: str, *, count: int | None)
     found = {str(entry["name"]): entry for entry in entries(trainer, "env", trainer_path) if entry.get("name") in _TOLD}
     usable = {name: entry for name, entry in found.items() if "$(" not in str(entry.get("value", ""))}
     said = {name: entry.get("valueFrom", str(entry.get("value", ""))) for name, entry in usable.items()}
-    labels = (place.template.get("metadata") or {}).get("labels") or {}
-    if not said and count is None and place.kind.name == "Pod" and any(label in labels for label in _OF_SEVERAL):
+    labels = labels_of(template.fields)
+    if not said and count is None and template.kind.name == "Pod" and any(label in labels for label in _OF_SEVERAL):
         said["PET_NNODES"] = "1:2"  # torchrun's way to leave it open: one or more
     return said
 
 
-def run_of(document: Fields, kind: Kind, chosen: list[Place]) -> tuple[int | None, str | None, list[InjectWarning]]:
-    """Return how many pods make one run and which field tells a pod its index, where the document alone can say.
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The pods that make one run, as far as the document alone says it."""
+
+    count: int | None = None
+    """``None``: the document does not say."""
+    index_field: str | None = None
+    """Field of a pod that holds its index among them; ``None``: no field certainly does."""
+
+
+def nodes_of(document: Fields, kind: Kind, chosen: list[PodTemplate]) -> tuple[Nodes, list[InjectWarning]]:
+    """Return the nodes of a run.
 
     A sidecar that takes itself for the only one may do what would harm others, so more than one is always said. The index is
     said only where it cannot be wrong; without it the hook's markers say it.
     """
     spec = document.get("spec") or {}
     if kind.is_job:
-        return _run_of_jobs(kind, chosen)
+        return _nodes_of_jobs(kind, chosen)
     if kind.name == "StatefulSet":
         count = _whole(spec.get("replicas"), 1)
-        return (count, "metadata.labels['apps.kubernetes.io/pod-index']", []) if count > 1 else (None, None, [])
+        return (Nodes(count, "metadata.labels['apps.kubernetes.io/pod-index']") if count > 1 else Nodes()), []
     if kind.name == "LeaderWorkerSet":
         size = _whole((spec.get("leaderWorkerTemplate") or {}).get("size"), 1)
-        return (size, "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']", []) if size > 1 else (None, None, [])
+        return (Nodes(size, "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']") if size > 1 else Nodes()), []
     if kind.group == "apps":
         count = _whole(spec.get("replicas"), 1)
     elif kind.group in ("kubeflow.org", "ray.io", "batch.volcano.sh"):
-        scaled = any(above.get("enableInTreeAutoscaling") for place in chosen for above in place.above)
-        count = sum(_replicas(place, scaled=scaled) for place in chosen)
+        scaled = any(above.get("enableInTreeAutoscaling") for template in chosen for above in template.above)
+        count = sum(_replicas(template, scaled=scaled) for template in chosen)
     else:
         count = 1
-    return (count if count > 1 else None), None, []
+    return Nodes(count if count > 1 else None), []
 
 
-def _replicas(place: Place, *, scaled: bool) -> int:
-    above, elastic = place.above[-1], at(place.document, "spec.elasticPolicy.maxReplicas")
+def _replicas(template: PodTemplate, *, scaled: bool) -> int:
+    above, elastic = template.above[-1], at(template.document, "spec.elasticPolicy.maxReplicas")
     most = max(_whole(above.get("replicas"), 1), _whole(above.get("maxReplicas"), 0) if scaled else 0, _whole(elastic, 0))
     return most * _whole(above.get("numOfHosts"), 1)
 
 
-def _run_of_jobs(kind: Kind, chosen: list[Place]) -> tuple[int | None, str | None, list[InjectWarning]]:
+def _nodes_of_jobs(kind: Kind, chosen: list[PodTemplate]) -> tuple[Nodes, list[InjectWarning]]:
     if kind.group == "trainer.kubeflow.org":
-        return None, None, []  # the TrainJob says how many
+        return Nodes(), []  # the TrainJob says how many
     if kind.group == "batch":
-        return _run_of_job(chosen[0])
+        return _nodes_of_job(chosen[0])
     if len(chosen) > 1:
-        names = ", ".join(place.name for place in chosen)
+        names = ", ".join(template.name for template in chosen)
         text = f"{names}: all of their pods write to one prefix, as one run; where only some train, name those with --pods"
-        return None, None, [InjectWarning(chosen[0].path.partition("[")[0], text)]
-    [place] = chosen
-    job = place.job or {}
+        return Nodes(), [InjectWarning(chosen[0].path.partition("[")[0], text)]
+    [template] = chosen
+    job = template.job or {}
     replicas, pods = (
-        _whole(place.replicated_job.get("replicas"), 1),
+        _whole(template.replicated_job.get("replicas"), 1),
         _whole(job.get("completions") or job.get("parallelism"), 1),
     )
     if replicas == 1:
-        return pods, None, []
+        return Nodes(pods), []
     # Every Job of the set counts its pods from 0: an index means nothing beyond it.
-    return (replicas, _JOB_INDEX, []) if pods == 1 else (None, None, [])
+    return (Nodes(replicas, _JOB_INDEX) if pods == 1 else Nodes()), []
 
 
-def _run_of_job(place: Place) -> tuple[int | None, str | None, list[InjectWarning]]:
-    job, annotations = place.job or {}, (place.document.get("metadata") or {}).get("annotations") or {}
+def _nodes_of_job(template: PodTemplate) -> tuple[Nodes, list[InjectWarning]]:
+    job, annotations = template.job or {}, annotations_of(template.document)
     parallel, wanted = _whole(job.get("parallelism"), 1), _whole(job.get("completions"), 1)
     if job.get("completionMode") != "Indexed":
-        return (parallel if parallel > 1 else None), None, []
+        return Nodes(parallel if parallel > 1 else None), []
     if any(annotations.get(name) for name in _STARTED_WITH_FEWER):
         # Kueue changes the numbers when it admits the Job: the hook counts the pods that are there.
         said = []
         if str(annotations.get(_FEWER_INDICES)) != "true":
             text = f"Kueue may run fewer pods at once than there are indices: set the annotation {_FEWER_INDICES}"
             said = [InjectWarning("metadata.annotations", text)]
-        return None, None, said
+        return Nodes(), said
     if parallel < wanted:
         text = f"{wanted} indices that do not run at once: each is a run of its own and needs its own prefix in --store"
-        return None, None, [InjectWarning(f"{place.job_path}.completions", text)]
-    return wanted, None, []
+        return Nodes(), [InjectWarning(f"{template.job_path}.completions", text)]
+    return Nodes(wanted), []
 
 
 def _whole(value: Any, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
-def put_env_injection(place: Place) -> None:
+def put_env_injection(template: PodTemplate) -> None:
     """Let Trainer 2.3 tell the sidecar how many nodes a TrainJob has, where its runtime has the field ``envInjection``.
 
     Older versions do not know the field and refuse it, so it is filled in only where it stands already, empty or not.
     """
-    torch = at(place.document, "spec.mlPolicy.torch") if place.kind.group == "trainer.kubeflow.org" else None
+    torch = at(template.document, "spec.mlPolicy.torch") if template.kind.group == "trainer.kubeflow.org" else None
     if torch is None or "envInjection" not in torch:
         return
     path = "spec.mlPolicy.torch.envInjection"
     targets = growing(section(torch, "envInjection", "spec.mlPolicy.torch"), "targets", path)
-    target = named(targets, place.name, key="jobName")
+    target = named(targets, template.name, key="jobName")
     if target is None:
-        targets.append({"jobName": place.name, "containerNames": [SIDECAR]})
+        targets.append({"jobName": template.name, "containerNames": [SIDECAR]})
     elif SIDECAR not in target["containerNames"]:
         target["containerNames"].append(SIDECAR)

@@ -13,6 +13,7 @@ from typing import Any
 
 from sidecar.errors import ConfigurationError
 from sidecar.kubernetes.inject.documents import Injected, inject, inject_in_place
+from sidecar.kubernetes.inject.fields import metadata_of
 from sidecar.kubernetes.inject.kyaml import kyaml
 from sidecar.kubernetes.inject.merging import merged
 from sidecar.kubernetes.inject.options import Options
@@ -129,7 +130,7 @@ def _same(text: str, done: Injected) -> bool:
 
 
 def _called(document: Any) -> str:
-    name = (document.get("metadata") or {}).get("name") if hasattr(document, "get") else None
+    name = metadata_of(document).get("name") if hasattr(document, "get") else None
     return f"{document.get('kind')}/{name}" if name else str(document.get("kind"))
 
 

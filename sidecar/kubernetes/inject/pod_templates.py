@@ -84,12 +84,12 @@ _STEP = re.compile(r"[^.\[\]{}]+|\[\]|\{\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PodTemplate:
     """One pod template of a document."""
 
     kind: Kind
     path: str
-    template: Fields
+    fields: Fields
     """``metadata`` and ``spec``; of a Pod, the document itself."""
     above: tuple[Fields, ...]
     """What stands above the template, the document first."""
@@ -114,7 +114,7 @@ class Place:
     @property
     def document(self) -> Fields:
         """The whole of it."""
-        return self.above[0] if self.above else self.template
+        return self.above[0] if self.above else self.fields
 
     @property
     def job_path(self) -> str:
@@ -134,7 +134,7 @@ def kind_of(document: Mapping[str, Any]) -> Kind | None:
     return next((kind for kind in KINDS if (kind.group, kind.name) == here), None)
 
 
-def places(document: Fields, kind: Kind) -> list[Place]:
+def pod_templates_of(document: Fields, kind: Kind) -> list[PodTemplate]:
     """Return the pod templates of a document, in its order.
 
     Raises:
@@ -145,7 +145,7 @@ def places(document: Fields, kind: Kind) -> list[Place]:
         paths = _ray_paths(document, kind)
     elif kind.name == "LeaderWorkerSet" and at(document, _OPTIONAL_LEADER):
         paths = (_OPTIONAL_LEADER, *kind.pods)
-    return [place for path in paths for place in _walk(kind, document, _STEP.findall(path), "", (), kind.name.lower())]
+    return [template for path in paths for template in _walk(kind, document, _STEP.findall(path), "", (), kind.name.lower())]
 
 
 def _ray_paths(document: Fields, kind: Kind) -> tuple[str, ...]:
@@ -164,11 +164,11 @@ def at(document: Any, path: str) -> Any:
     return document
 
 
-def _walk(kind: Kind, here: Any, steps: list[str], path: str, above: tuple[Fields, ...], name: str) -> Iterator[Place]:
+def _walk(kind: Kind, here: Any, steps: list[str], path: str, above: tuple[Fields, ...], name: str) -> Iterator[PodTemplate]:
     if not steps:
         if not isinstance(here, MutableMapping):
             raise NotInjectable(path, "must be a pod template")
-        yield Place(kind, path, here, above, name)
+        yield PodTemplate(kind, path, here, above, name)
         return
     step, rest = steps[0], steps[1:]
     for key, value in _children(here, step, path):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sidecar.kubernetes.inject.fields import Fields, growing, named, put, section
-from sidecar.kubernetes.inject.pod_templates import InjectWarning, Place
+from sidecar.kubernetes.inject.pod_templates import InjectWarning, PodTemplate
 from sidecar.kubernetes.inject.pods import Pod
 
 _PREEMPTED = 143
@@ -43,7 +43,7 @@ def put_failure_policy(pod: Pod) -> None:
     In a JobSet whose Jobs fail with their first pod (``backoffLimit: 0``) all pods begin anew together. That stays so for pods
     that are lost: the Job fails by its policy, and a rule of the set restarts it without counting.
     """
-    job = pod.place.job
+    job = pod.template.job
     if job is None or not _gets_policy(pod):
         return
     put(pod.spec, "restartPolicy", "Never", before=("securityContext", "initContainers", "containers"))
@@ -52,7 +52,7 @@ def put_failure_policy(pod: Pod) -> None:
         ignored["onPodConditions"] = []  # which schemas before 1.29 want beside exit codes
     action = "Ignore"
     if _restarts_as_a_whole(pod):
-        _put_set_rule(pod.place)
+        _put_set_rule(pod.template)
         action = "FailJob"
     rules = [{"action": action, "onPodConditions": _disrupted()}, ignored]
     put(job, "podFailurePolicy", {"rules": rules}, before=("podReplacementPolicy", "template"))
@@ -64,7 +64,7 @@ def _gets_policy(pod: Pod) -> bool:
 
 def _obstacle(pod: Pod) -> str | None:
     """Return why no ``podFailurePolicy`` can be written into a pod's Job, by the rules of the API; ``None``: it can."""
-    job, version = pod.place.job or {}, pod.options.kubernetes_version
+    job, version = pod.template.job or {}, pod.options.kubernetes_version
     if "podFailurePolicy" in job:
         return f"no rule of the podFailurePolicy ignores exit code {preempted_exit_code(pod)} or DisruptionTarget"
     if version is not None and version < (1, 26):
@@ -84,11 +84,11 @@ def _restart_policy(pod: Pod) -> str:
     there = pod.spec.get("restartPolicy")
     if there:
         return str(there)
-    return "Never" if pod.place.kind.has_replicated_jobs and pod.options.is_native else "OnFailure"
+    return "Never" if pod.template.kind.has_replicated_jobs and pod.options.is_native else "OnFailure"
 
 
 def _restarts_as_a_whole(pod: Pod) -> bool:
-    return pod.place.kind.has_replicated_jobs and (pod.place.job or {}).get("backoffLimit") == 0
+    return pod.template.kind.has_replicated_jobs and (pod.template.job or {}).get("backoffLimit") == 0
 
 
 def _may_be_old(pod: Pod) -> bool:
@@ -100,23 +100,23 @@ def _exit_codes(pod: Pod) -> dict[str, Any]:
     return {"containerName": str(pod.trainer.get("name")), "operator": "In", "values": [preempted_exit_code(pod)]}
 
 
-def _put_set_rule(place: Place) -> None:
+def _put_set_rule(template: PodTemplate) -> None:
     """Let the set restart without counting when the Job fails by its ``podFailurePolicy``.
 
     The rule stands in front of others, as the first that matches decides. Only the policy that is written here can make the Job
     fail so, which means that no other rule loses anything.
     """
-    if _restarts_freely(place):
+    if _restarts_freely(template):
         return
-    policy = section(_set_of(place), "failurePolicy", "spec", before=("replicatedJobs",))
+    policy = section(_set_of(template), "failurePolicy", "spec", before=("replicatedJobs",))
     rules = growing(policy, "rules", "spec.failurePolicy")
     ours = next(filter(_is_ours, rules), None)
     if ours is not None:
-        ours["targetReplicatedJobs"].append(place.name)
+        ours["targetReplicatedJobs"].append(template.name)
         return
     name = next(name for name in _RULES if named(rules, name) is None)
     rule = {"name": name, "action": _RESTART_FREELY, "onJobFailureReasons": [_BY_POLICY]}
-    rules.insert(0, {**rule, "targetReplicatedJobs": [place.name]})
+    rules.insert(0, {**rule, "targetReplicatedJobs": [template.name]})
 
 
 def _is_ours(rule: Fields) -> bool:
@@ -124,25 +124,25 @@ def _is_ours(rule: Fields) -> bool:
     return rule.get("name") in _RULES and is_free and bool(rule.get("targetReplicatedJobs"))
 
 
-def _set_of(place: Place) -> Fields:
+def _set_of(template: PodTemplate) -> Fields:
     """Return the spec of the JobSet."""
-    return place.above[-4]
+    return template.above[-4]
 
 
-def _restarts_freely(place: Place) -> bool:
+def _restarts_freely(template: PodTemplate) -> bool:
     """Whether the set restarts without counting when one of its Jobs fails by its podFailurePolicy."""
-    if not place.kind.has_replicated_jobs:
+    if not template.kind.has_replicated_jobs:
         return False
-    for rule in (_set_of(place).get("failurePolicy") or {}).get("rules") or ():
-        targets, reasons = rule.get("targetReplicatedJobs") or [place.name], rule.get("onJobFailureReasons")
-        if place.name in targets and (not reasons or _BY_POLICY in reasons):
+    for rule in (_set_of(template).get("failurePolicy") or {}).get("rules") or ():
+        targets, reasons = rule.get("targetReplicatedJobs") or [template.name], rule.get("onJobFailureReasons")
+        if template.name in targets and (not reasons or _BY_POLICY in reasons):
             return bool(rule.get("action") == _RESTART_FREELY)
     return False
 
 
 def warnings_of_policies(pod: Pod) -> Iterator[InjectWarning]:
     """Yield what makes a preemption a failure of the Job, or its success."""
-    job, path, code = pod.place.job, pod.place.job_path, preempted_exit_code(pod)
+    job, path, code = pod.template.job, pod.template.job_path, preempted_exit_code(pod)
     if code == 0:
         text = f"{_SETTING} is 0: a preempted pod counts as succeeded, and the Job is complete before the training is"
         yield InjectWarning(f"{pod.trainer_path}.env", text)
@@ -154,7 +154,7 @@ def warnings_of_policies(pod: Pod) -> Iterator[InjectWarning]:
         where = f"{path}.podFailurePolicy.rules[{index}]"
         if rule.get("onExitCodes") and "containerName" not in rule["onExitCodes"]:
             yield InjectWarning(f"{where}.onExitCodes", "without containerName it matches the sidecar's exit codes, too")
-        if index in failing and not _restarts_freely(pod.place):
+        if index in failing and not _restarts_freely(pod.template):
             yield InjectWarning(where, failing[index])
     if code != 0 and not failing:
         yield from _of_limits(pod, job, rules)
@@ -196,19 +196,19 @@ def _first_rule_of_disruptions(rules: list[Fields]) -> int | None:
 
 def _of_limits(pod: Pod, job: Fields, rules: list[Fields]) -> Iterator[InjectWarning]:
     """Yield which limit preemptions use up, and why that cannot be changed here."""
-    path, why, limit = f"{pod.place.job_path}.backoffLimit", _obstacle(pod), job.get("backoffLimit", _DEFAULT_BACKOFF_LIMIT)
+    path, why, limit = f"{pod.template.job_path}.backoffLimit", _obstacle(pod), job.get("backoffLimit", _DEFAULT_BACKOFF_LIMIT)
     if why is None:
         yield from _of_changes(pod)
         return
     decided = (_first_rule_of_exit_code(pod, rules, preempted_exit_code(pod)), _first_rule_of_disruptions(rules))
     is_ignored = any(rules[index].get("action") == "Ignore" for index in decided if index is not None)
-    if is_ignored or not isinstance(limit, int) or limit >= _MANY_RETRIES or _restarts_freely(pod.place):
+    if is_ignored or not isinstance(limit, int) or limit >= _MANY_RETRIES or _restarts_freely(pod.template):
         return
-    policy = _set_of(pod.place).get("failurePolicy") or {} if pod.place.kind.has_replicated_jobs else {}
+    policy = _set_of(pod.template).get("failurePolicy") or {} if pod.template.kind.has_replicated_jobs else {}
     if limit == 0 and policy.get("maxRestarts"):
         text = f"0: each preempted pod costs the set one of its {policy['maxRestarts']} restarts (maxRestarts): {why}"
     elif limit == 0:
-        text = f"0: the first preempted pod fails the {'whole set' if pod.place.kind.has_replicated_jobs else 'job'}: {why}"
+        text = f"0: the first preempted pod fails the {'whole set' if pod.template.kind.has_replicated_jobs else 'job'}: {why}"
     else:
         text = f"each preemption counts as a failure, and the job fails after {limit}: {why}"
     yield InjectWarning(path, text)
@@ -216,15 +216,15 @@ def _of_limits(pod: Pod, job: Fields, rules: list[Fields]) -> Iterator[InjectWar
 
 def _of_changes(pod: Pod) -> Iterator[InjectWarning]:
     """Yield what the policy that is written changes in the behaviour of a set."""
-    if _restarts_as_a_whole(pod) and not _restarts_freely(pod.place):
+    if _restarts_as_a_whole(pod) and not _restarts_freely(pod.template):
         text = (
             "0: a lost pod restarts the whole set; failurePolicy.rules says from now on that a preemption does not count "
             "against maxRestarts (JobSet 0.6 or later)"
         )
-        yield InjectWarning(f"{pod.place.job_path}.backoffLimit", text)
+        yield InjectWarning(f"{pod.template.job_path}.backoffLimit", text)
     if "restartPolicy" not in pod.spec:
         text = (
             "Never is written, where JobSet would take OnFailure: only beside it a preemption need not count as a failure. A "
             "trainer that fails gets a new pod; OnFailure, written here, restarts it in its pod and counts preemptions"
         )
-        yield InjectWarning(f"{pod.place.spec_path}.restartPolicy", text)
+        yield InjectWarning(f"{pod.template.spec_path}.restartPolicy", text)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from sidecar.kubernetes.inject import containers as made
-from sidecar.kubernetes.inject.fields import Fields, named, put, section
+from sidecar.kubernetes.inject.fields import Fields, annotations_of, named, put, section
 from sidecar.kubernetes.inject.options import ANNOTATION, Options
-from sidecar.kubernetes.inject.pod_templates import Place
+from sidecar.kubernetes.inject.pod_templates import PodTemplate
 from sidecar.kubernetes.inject.trainer import TRAINER_ANNOTATION
 
 PODS_ANNOTATION = f"{ANNOTATION}pods"
@@ -19,14 +19,14 @@ _USER_ANNOTATION = f"{ANNOTATION}run-as-user"
 SKIP_CONTAINERS = "eks.amazonaws.com/skip-containers"
 
 
-def with_recalled(place: Place, options: Options) -> Options:
+def with_recalled(template: PodTemplate, options: Options) -> Options:
     """Return the options of one pod, those that are not given as an earlier injection had them."""
-    spec = place.template.get("spec") or {}
+    spec = template.fields.get("spec") or {}
     init, main = spec.get("initContainers") or [], spec.get("containers") or []
     ours = named(init, made.SIDECAR) or named(main, made.SIDECAR)
     if ours is None:
         return options
-    annotations = _annotations(place.template)
+    annotations = annotations_of(template.fields)
     recalled: dict[str, Any] = {}
     if options.mode == "auto" and options.kubernetes_version is None:
         recalled["mode"] = "classic" if named(main, made.SIDECAR) else "native"
@@ -39,10 +39,6 @@ def with_recalled(place: Place, options: Options) -> Options:
     if not options.secret and made.SIDECAR not in skipped and _are_all_skipped(main, skipped):
         recalled["cloud_identity"] = True
     return replace(options, **recalled)
-
-
-def _annotations(owner: Fields) -> Fields:
-    return (owner.get("metadata") or {}).get("annotations") or {}
 
 
 def _ports(ours: Fields, options: Options) -> dict[str, int]:
@@ -59,7 +55,7 @@ def _are_all_skipped(containers: Sequence[Fields], skipped: Sequence[str]) -> bo
     return bool(names) and names <= set(skipped)
 
 
-def remember(place: Place, options: Options, trainer: str, *, is_guess: bool) -> None:
+def remember(template: PodTemplate, options: Options, trainer: str, *, is_guess: bool) -> None:
     """Write down in the pod template's annotations what nothing else there will tell the next injection."""
     said = {
         TRAINER_ANNOTATION: trainer if options.trainer_container or is_guess else None,
@@ -67,15 +63,15 @@ def remember(place: Place, options: Options, trainer: str, *, is_guess: bool) ->
     }
     wanted = {name: value for name, value in said.items() if value is not None}
     if wanted:
-        metadata = section(place.template, "metadata", place.path, before=("spec",))
-        annotations = section(metadata, "annotations", f"{place.path}.metadata")
+        metadata = section(template.fields, "metadata", template.path, before=("spec",))
+        annotations = section(metadata, "annotations", f"{template.path}.metadata")
         for name, value in wanted.items():
             put(annotations, name, value)
 
 
 def chosen_pods(document: Fields, options: Options) -> tuple[str, ...]:
     """Return the names of the pods that get a sidecar, said now or at an earlier injection; none: all that train."""
-    recorded = str(_annotations(document).get(PODS_ANNOTATION, ""))
+    recorded = str(annotations_of(document).get(PODS_ANNOTATION, ""))
     return options.pods or tuple(filter(None, (name.strip() for name in recorded.split(","))))
 
 

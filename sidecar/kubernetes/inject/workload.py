@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar.kubernetes.inject.fields import Fields
+from sidecar.kubernetes.inject.fields import Fields, metadata_of
 from sidecar.kubernetes.inject.pod_templates import Kind, NotInjectable
 
 NAMESPACE, JOB, JOBSET = "$(POD_NAMESPACE)", "$(JOB_NAME)", "$(JOBSET_NAME)"
@@ -40,7 +40,7 @@ def name_in_store(document: Fields, kind: Kind | None) -> str | None:
         document: The workload.
         kind: ``None``: a TrainJob.
     """
-    metadata = document.get("metadata") or {}
+    metadata = metadata_of(document)
     if kind is not None and (variable := _of_several_runs(document, kind)):
         return variable
     if metadata.get("name"):
@@ -100,7 +100,7 @@ def run_variables(document: Fields, kind: Kind, store: str, *, is_alone: bool, h
         has_old_labels: Whether the cluster is older than 1.27, where the label of a Job's name had no prefix.
     """
     namespace = {"POD_NAMESPACE": _field("metadata.namespace")}
-    metadata = document.get("metadata") or {}
+    metadata = metadata_of(document)
     if kind.has_replicated_jobs:
         return namespace | _jobset_variables()
     if kind.name == "LeaderWorkerSet":
@@ -122,7 +122,7 @@ def referred_to(store: str) -> dict[str, Any]:
 
 def as_checked(store: str, document: Fields) -> str:
     """Return a store with names in the place of variables, to be held against the rule for stores."""
-    namespace = str((document.get("metadata") or {}).get("namespace") or "namespace")
+    namespace = str(metadata_of(document).get("namespace") or "namespace")
     return VARIABLE.sub("name", store.replace(NAMESPACE, namespace))
 
 

@@ -1,4 +1,4 @@
-"""A document in, the document with the sidecar and what would bite out. Nothing here reads or writes anything."""
+"""Injection into one parsed document. No I/O."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sidecar.kubernetes.inject.workload import NAMESPACE, name_in_store
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """The new document, what would bite, how many pod templates got the sidecar, and where each run of it goes."""
+    """The new document, warnings, the number of pod templates with the sidecar, and the store of each run."""
 
     document: Any
     warnings: tuple[InjectWarning, ...] = ()
@@ -43,11 +43,11 @@ class Injected:
 
 
 def inject(document: Any, options: Options) -> Injected:
-    """Put the sidecar into every pod of a document that trains. Doing it again changes nothing.
+    """Put the sidecar into every pod template of a document that trains. A second injection changes nothing.
 
     Args:
         document: Parsed YAML or JSON. It is not changed.
-        options: What is asked for.
+        options: The requested options.
 
     Returns:
         The document itself where its kind has no pods, such as a Service.
@@ -59,11 +59,11 @@ def inject(document: Any, options: Options) -> Injected:
 
 
 def inject_in_place(document: Any, options: Options, *, inside: str = "", only_again: bool = False) -> Injected:
-    """Do the same to the document itself, which is left half changed when that is refused.
+    """Inject into the document itself; a refused one is left half changed.
 
     Args:
         document: Parsed YAML or JSON. A copy of ruamel's would lose its merge keys.
-        options: What is asked for.
+        options: The requested options.
         inside: Path of this document within another that carries it.
         only_again: Leave a document without a sidecar as it is: no store is given, and others beside it have one.
 
@@ -131,7 +131,7 @@ def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
         stores[put_in(pod)] = None
         put_failure_policy(pod)
         put_env_injection(pod.template)
-    # What a training runtime has is only what a TrainJob replaces.
+    # A training runtime's store is a default: TrainJobs replace it.
     namespace = metadata_of(document).get("namespace") or NAMESPACE
     runs = () if kind.group == "trainer.kubeflow.org" else tuple(store.replace(NAMESPACE, namespace) for store in stores)
     return Injected(document, tuple(dict.fromkeys(warnings)), len(found), runs)

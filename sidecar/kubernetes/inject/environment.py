@@ -1,4 +1,4 @@
-"""The variables that an injection gives to the trainer and to the sidecar."""
+"""Environment variables of the trainer and of the sidecar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _shared(pod: Pod) -> dict[str, Any]:
 
 
 def put_trainer_environment(pod: Pod) -> None:
-    """Tell the trainer where the volume is, how long its grace period is, and with the hook what activates it.
+    """Give the trainer the volume's directory, the grace period and, with the hook, the variables that activate it.
 
     Raises:
         NotInjectable: ``PYTHONPATH`` cannot be prefixed.
@@ -45,7 +45,7 @@ def put_trainer_environment(pod: Pod) -> None:
         paths = str((there or {}).get("value") or "").split(":")
         wanted["PYTHONPATH"] = ":".join(dict.fromkeys([hook, *filter(None, paths)]))
         wanted["CKPT_HOOK"] = "auto"
-        # torchrun kills its workers this long after SIGTERM. A value of its own that a person gave it stays.
+        # torchrun kills its workers this long after SIGTERM. A value that a person chose stays.
         before = [(named(env, name) or {}).get("value") for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "CKPT_GRACE_SECONDS")]
         if before[0] in (None, before[1]):
             wanted["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(pod.grace_s)
@@ -53,7 +53,7 @@ def put_trainer_environment(pod: Pod) -> None:
 
 
 def put_sidecar_environment(pod: Pod, env: MutableSequence[Any], store: str, *, state_dir: str) -> None:
-    """Give the sidecar its variables. Those that the store refers to stand in front of it, else Kubernetes ignores them."""
+    """Give the sidecar its variables, those that the store refers to in front of it: Kubernetes expands no others."""
     if pod.options.is_native and (mode := named(env, "CKPT_MODE")) is not None:
         env.remove(mode)
     put_variables(env, _of_sidecar(pod, store, state_dir))
@@ -71,7 +71,7 @@ def put_variables(env: MutableSequence[Any], wanted: Mapping[str, Any]) -> None:
 
 
 def put_environment(env: MutableSequence[Any], wanted: Mapping[str, Any]) -> None:
-    """Set variables: a value, or where it comes from."""
+    """Set variables: a value, or its source (``valueFrom``)."""
     for name, value in wanted.items():
         put_named(env, {"name": name, "value": value} if isinstance(value, str) else {"name": name, "valueFrom": value})
 

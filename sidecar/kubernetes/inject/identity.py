@@ -1,4 +1,4 @@
-"""Which of how many pods of a run a pod is. The sidecar must be told: it decides more freely when it is the only one."""
+"""Number and index of a run's nodes. A sidecar of several nodes must know that it is not the only one."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from sidecar.kubernetes.inject.fields import Fields, annotations_of, entries, gr
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, Kind, PodTemplate, at
 
 _TOLD = ("JOB_COMPLETION_INDEX", "PET_NNODES", "PET_NODE_RANK")
-"""What controllers and people give the trainer, and the sidecar understands, too."""
+"""Variables of the trainer's container that the sidecar understands, too."""
 _OF_SEVERAL = (
     *("ray.io/cluster", "training.kubeflow.org/job-name", "leaderworkerset.sigs.k8s.io/name", "volcano.sh/job-name"),
     "kueue.x-k8s.io/pod-group-name",
 )
-"""Labels of pods that may be several although nothing in them says how many."""
+"""Labels of pods that may be one of several, without their number."""
 _STARTED_WITH_FEWER = ("kueue.x-k8s.io/job-min-parallelism", "kueue.x-k8s.io/elastic-job")
-"""Annotations of a Job that Kueue may start with fewer pods than its spec has."""
+"""Annotations of a Job that Kueue may start with fewer pods than its spec says."""
 _FEWER_INDICES = "kueue.x-k8s.io/job-completions-equal-parallelism"
 _JOB_INDEX = "metadata.labels['jobset.sigs.k8s.io/job-index']"
-"""Of a Job among those of one replicated job."""
+"""Index of a Job among those of one replicated job."""
 
 
 def told(template: PodTemplate, trainer: Fields, trainer_path: str, *, count: int | None) -> dict[str, Any]:
-    """Return the variables of the trainer's own environment that say which pod this is; a value, or where it comes from.
+    """Return the trainer's variables for number and index of nodes: a value, or its source.
 
-    A webhook sees pods, not workloads: by then a controller has told the trainer, but a container that is added later not.
+    A webhook sees pods, not workloads: the controller has given these variables to the trainer, not to containers added later.
     """
     found = {str(entry["name"]): entry for entry in entries(trainer, "env", trainer_path) if entry.get("name") in _TOLD}
     usable = {name: entry for name, entry in found.items() if "$(" not in str(entry.get("value", ""))}
     said = {name: entry.get("valueFrom", str(entry.get("value", ""))) for name, entry in usable.items()}
     labels = labels_of(template.fields)
     if not said and count is None and template.kind.name == "Pod" and any(label in labels for label in _OF_SEVERAL):
-        said["PET_NNODES"] = "1:2"  # torchrun's way to leave it open: one or more
+        said["PET_NNODES"] = "1:2"  # torchrun's range: one or more
     return said
 
 
@@ -50,8 +50,8 @@ class Nodes:
 def nodes_of(document: Fields, kind: Kind, chosen: list[PodTemplate]) -> tuple[Nodes, list[InjectWarning]]:
     """Return the nodes of a run.
 
-    A sidecar that takes itself for the only one may do what would harm others, so more than one is always said. The index is
-    said only where it cannot be wrong; without it the hook's markers say it.
+    More than one is always written, because a lone sidecar decides what several must agree on. The index is written only where
+    it cannot be wrong; else the hook's markers have it.
     """
     spec = document.get("spec") or {}
     if kind.is_job:

@@ -61,7 +61,7 @@ def _label(pod: Pod) -> None:
 
 
 def _security(pod: Pod) -> dict[str, Any]:
-    """The trainer's user and group where they are known: one user can link and delete what the other wrote.
+    """Return a security context with the trainer's user and group, so that both can link and delete each other's files.
 
     Else the user of an earlier injection.
     """
@@ -101,7 +101,7 @@ def _first_folder(store: str) -> str:
 
 
 def _private_state(pod: Pod, ours: Fields, store: str) -> str:
-    """Give the sidecar a volume that the trainer cannot write to, and return where it is; one that a person chose stays."""
+    """Give the sidecar a volume that the trainer cannot write to, and return its path; one that a person chose stays."""
     mounts = growing(ours, "volumeMounts", made.SIDECAR)
     there = (named(entries(ours, "env", made.SIDECAR), "CKPT_STATE_DIR") or {}).get("value")
     mounted = named(mounts, str(there), key="mountPath") or {}
@@ -116,7 +116,7 @@ def _private_state(pod: Pod, ours: Fields, store: str) -> str:
 
 
 def _sub_path(pod: Pod) -> dict[str, Any]:
-    """Both containers must see the same directory, also where that is one which links do not work in."""
+    """Return the sub-path of the trainer's mount: both containers must see the same directory."""
     mount = pod.shared.mount or {}
     return {key: mount[key] for key in ("subPath", "subPathExpr") if key in mount}
 
@@ -134,7 +134,7 @@ def _our_container(pod: Pod, wanted: dict[str, Any]) -> Fields:
             if not spec[wrong]:
                 del spec[wrong]
         where = growing(spec, right, path, before=("containers",))
-        # The first of the init containers: what it downloads for the resume is on its way while the others work.
+        # The first init container: its download for the resume overlaps with the others' work.
         where.insert(_first_position(where), there) if pod.options.is_native else where.append(there)
     if "restartPolicy" not in wanted:
         there.pop("restartPolicy", None)
@@ -182,5 +182,5 @@ def _store(pod: Pod) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A copy in which nothing is shared: YAML would show shared parts as anchors."""
+    """Return a copy without shared parts, which YAML would write as anchors."""
     return json.loads(json.dumps(value))

@@ -1,4 +1,4 @@
-"""What is found in a pod that is to get a sidecar."""
+"""A pod template that gets a sidecar, with everything that the injection needs of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pod:
 
 
 def look_at(template: PodTemplate, options: Options, nodes: Nodes) -> Pod:
-    """Return what is needed to put the sidecar into a pod that has a trainer.
+    """Find trainer, shared volume and grace period of a pod that has a trainer.
 
     Args:
         template: The pod template.
@@ -40,7 +40,7 @@ def look_at(template: PodTemplate, options: Options, nodes: Nodes) -> Pod:
         nodes: The pods that make one run.
 
     Raises:
-        NotInjectable: The pod has something that is not understood, or that the sidecar cannot live with.
+        NotInjectable: The pod has a field of an unknown form, or one that excludes the sidecar.
     """
     spec = section(template.fields, "spec", template.path)
     path = template.spec_path

@@ -49,7 +49,7 @@ def put_failure_policy(pod: Pod) -> None:
     put(pod.spec, "restartPolicy", "Never", before=("securityContext", "initContainers", "containers"))
     ignored: dict[str, Any] = {"action": "Ignore", "onExitCodes": _exit_codes(pod)}
     if _may_be_old(pod):
-        ignored["onPodConditions"] = []  # which schemas before 1.29 want beside exit codes
+        ignored["onPodConditions"] = []  # required by schemas before 1.29
     action = "Ignore"
     if _restarts_as_a_whole(pod):
         _put_set_rule(pod.template)
@@ -141,7 +141,7 @@ def _restarts_freely(template: PodTemplate) -> bool:
 
 
 def warnings_of_policies(pod: Pod) -> Iterator[InjectWarning]:
-    """Yield what makes a preemption a failure of the Job, or its success."""
+    """Yield warnings about policies and limits by which a preemption counts as a failure, or as a success."""
     job, path, code = pod.template.job, pod.template.job_path, preempted_exit_code(pod)
     if code == 0:
         text = f"{_SETTING} is 0: a preempted pod counts as succeeded, and the Job is complete before the training is"
@@ -195,7 +195,7 @@ def _first_rule_of_disruptions(rules: list[Fields]) -> int | None:
 
 
 def _of_limits(pod: Pod, job: Fields, rules: list[Fields]) -> Iterator[InjectWarning]:
-    """Yield which limit preemptions use up, and why that cannot be changed here."""
+    """Yield a warning about the limit that preemptions use up, with the reason why no policy is written."""
     path, why, limit = f"{pod.template.job_path}.backoffLimit", _obstacle(pod), job.get("backoffLimit", _DEFAULT_BACKOFF_LIMIT)
     if why is None:
         yield from _of_changes(pod)
@@ -215,7 +215,7 @@ def _of_limits(pod: Pod, job: Fields, rules: list[Fields]) -> Iterator[InjectWar
 
 
 def _of_changes(pod: Pod) -> Iterator[InjectWarning]:
-    """Yield what the policy that is written changes in the behaviour of a set."""
+    """Yield warnings about changes in the behaviour of a set by the policy that is written."""
     if _restarts_as_a_whole(pod) and not _restarts_freely(pod.template):
         text = (
             "0: a lost pod restarts the whole set; failurePolicy.rules says from now on that a preemption does not count "

@@ -1,4 +1,4 @@
-"""What an earlier injection was asked for: where it is not said again, it stays."""
+"""Options of an earlier injection: they stay unless they are given again."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sidecar.kubernetes.inject.pod_templates import PodTemplate
 from sidecar.kubernetes.inject.trainer import TRAINER_ANNOTATION
 
 PODS_ANNOTATION = f"{ANNOTATION}pods"
-"""On the workload: which of its pods get a sidecar, where only some were asked for."""
+"""On the workload: the chosen pods (``--pods``)."""
 _USER_ANNOTATION = f"{ANNOTATION}run-as-user"
 SKIP_CONTAINERS = "eks.amazonaws.com/skip-containers"
 
 
 def with_recalled(template: PodTemplate, options: Options) -> Options:
-    """Return the options of one pod, those that are not given as an earlier injection had them."""
+    """Return the options of one pod; options that are not given are those of an earlier injection."""
     spec = template.fields.get("spec") or {}
     init, main = spec.get("initContainers") or [], spec.get("containers") or []
     ours = named(init, made.SIDECAR) or named(main, made.SIDECAR)
@@ -56,7 +56,7 @@ def _are_all_skipped(containers: Sequence[Fields], skipped: Sequence[str]) -> bo
 
 
 def remember(template: PodTemplate, options: Options, trainer: str, *, is_guess: bool) -> None:
-    """Write down in the pod template's annotations what nothing else there will tell the next injection."""
+    """Record in the pod template's annotations the options that the next injection cannot find elsewhere."""
     said = {
         TRAINER_ANNOTATION: trainer if options.trainer_container or is_guess else None,
         _USER_ANNOTATION: None if options.run_as_user is None else str(options.run_as_user),
@@ -70,13 +70,13 @@ def remember(template: PodTemplate, options: Options, trainer: str, *, is_guess:
 
 
 def chosen_pods(document: Fields, options: Options) -> tuple[str, ...]:
-    """Return the names of the pods that get a sidecar, said now or at an earlier injection; none: all that train."""
+    """Return the chosen pods, of this injection or an earlier one; none: all that train."""
     recorded = str(annotations_of(document).get(PODS_ANNOTATION, ""))
     return options.pods or tuple(filter(None, (name.strip() for name in recorded.split(","))))
 
 
 def remember_pods(document: Fields, options: Options) -> None:
-    """Write down in the workload's annotations which of its pods were chosen."""
+    """Record the chosen pods in the workload's annotations."""
     if options.pods:
         metadata = section(document, "metadata", "", before=("spec",))
         put(section(metadata, "annotations", "metadata"), PODS_ANNOTATION, ",".join(options.pods))

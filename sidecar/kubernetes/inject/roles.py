@@ -1,4 +1,4 @@
-"""Which pods of a workload train, where the document says so: others prepare, or only start what runs elsewhere."""
+"""Pods of a workload that do not train: they prepare, or launch ranks on other pods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TAKE_IT = "name it with --pods if it trains"
 def without_helpers(document: Fields, kind: Kind, chosen: list[PodTemplate]) -> tuple[list[PodTemplate], list[InjectWarning]]:
     """Return the pod templates that may train, and warnings about those that are left out.
 
-    A helper's sidecar would take part in a run that it has nothing of. Where nothing but helpers would be left, all stay.
+    A helper has no part of the run's checkpoints. Where all pods are helpers, all stay.
     """
     said = dict(_helpers(document, kind, chosen))
     trains = [template for template in chosen if template.name not in said]
@@ -27,7 +27,7 @@ def without_helpers(document: Fields, kind: Kind, chosen: list[PodTemplate]) -> 
 
 
 def _of_launcher(template: PodTemplate) -> Iterator[InjectWarning]:
-    """Yield what the launcher's shell makes of the exit code of mpirun, which is the job's."""
+    """Yield warnings about the launcher's shell: the exit code of mpirun is the job's."""
     containers = (template.fields.get("spec") or {}).get("containers") or () if template.name == "launcher" else ()
     for index, container in enumerate(containers):
         yield from warnings_of_shell(container, f"{template.spec_path}.containers[{index}]", gets_signals=False)

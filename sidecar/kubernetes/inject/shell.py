@@ -1,4 +1,4 @@
-"""What a shell makes of its trainer's exit code and of SIGTERM, read from the script's words. Nothing is expanded or run.
+"""Parser of shell scripts, for warnings about exit codes and SIGTERM. Nothing is expanded or run.
 
 An exit code that is swallowed makes a preempted Job *Complete*; a shell that keeps SIGTERM to itself takes the notice away.
 """
@@ -22,12 +22,12 @@ _TRIVIAL = """
     hostname nvidia-smi
 """
 TRIVIAL = frozenset(_TRIVIAL.split())
-"""Programs that nobody trains with."""
+"""Programs that are no trainers."""
 _OPENERS, _CLOSERS = ("if", "while", "until", "for", "case", "{", "("), ("fi", "done", "esac", "}", ")")
 _MOST_CALLS = 4
-"""Functions that call each other are followed so deep."""
+"""Maximum depth of calls between functions."""
 _MOST_INLINED = 1000
-"""Commands of functions' bodies, all calls together."""
+"""Maximum number of commands of functions' bodies, over all calls."""
 _LIST_ENDS = (";", "\n", "&", ";;")
 
 
@@ -37,7 +37,7 @@ class Shell:
 
     script: str
     options: frozenset[str]
-    """Names of what is on from the start: ``errexit``, ``pipefail``."""
+    """Options of its command line: ``errexit``, ``pipefail``."""
 
 
 @dataclass(frozen=True, slots=True)

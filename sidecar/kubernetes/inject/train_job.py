@@ -1,4 +1,4 @@
-"""A TrainJob cannot add containers: its runtime has the sidecar. What differs from run to run is patched into that."""
+"""A TrainJob cannot add containers: its runtime has the sidecar, and the TrainJob patches the variables of its own run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def put_in(document: Fields, options: Options) -> list[InjectWarning]:
 
 
 def _with_recalled(document: Fields, spec: Fields, options: Options) -> Options:
-    """Return the options, those that are not given as an earlier injection of this TrainJob had them."""
+    """Return the options; options that are not given are those of an earlier injection of this TrainJob."""
     where = ("runtimePatches", "podTemplateOverrides")
     ours = [found for key in where for found in _sidecars(spec.get(key))]
     if not ours:

@@ -11,7 +11,7 @@ from sidecar.kubernetes.inject.options import ANNOTATION, Options
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, NotInjectable, PodTemplate
 
 TRAINER_ANNOTATION = f"{ANNOTATION}trainer-container"
-"""On the pod template: what was chosen, so that it need not be said again. The webhook reads it as the flag of that name."""
+"""On the pod template: the chosen container. The webhook reads it as the flag of that name."""
 _DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
 _ACCELERATOR = re.compile(
     r"(^|[./-])(gpu|tpu|npu|xpu|dcu|mlu|mig-.*|neuron.*|gaudi.*|i915|xe|ascend.*)([./-]|$)", re.IGNORECASE
@@ -19,7 +19,7 @@ _ACCELERATOR = re.compile(
 
 
 def has_trainer(template: PodTemplate, options: Options) -> bool:
-    """Whether the pod has the container that is said to train; any will do where nothing says which."""
+    """Whether the pod has the named trainer; where none is named, any container may be it."""
     wanted = _said(template, options)
     return wanted is None or named(_containers(template), wanted) is not None
 
@@ -27,8 +27,8 @@ def has_trainer(template: PodTemplate, options: Options) -> bool:
 def trainer_index(template: PodTemplate, options: Options) -> int:
     """Return the trainer's index among the containers.
 
-    By what is said, now or at an earlier injection; by what that left in the containers; by the kind's convention; by what
-    Kubernetes is told of the containers.
+    By its name (flag, earlier injection, convention of the kind); else by the variables of an earlier injection; else by an
+    accelerator or kubectl's default container.
 
     Raises:
         NotInjectable: There is none, or several that could be it.
@@ -68,7 +68,7 @@ def _said(template: PodTemplate, options: Options) -> str | None:
 
 
 def _left_by_injection(template: PodTemplate, containers: Sequence[Fields]) -> list[str]:
-    """Return who has the volume and the variables that an injection without the annotation gave to the trainer alone."""
+    """Return the containers with volume and variables that an earlier version gave to the trainer, without an annotation."""
     spec = section(template.fields, "spec", template.path)
     ours = named([container for _, container in containers_of(spec, template.spec_path)], made.SIDECAR)
     if ours is None:

@@ -24,7 +24,7 @@ class Shared:
     mount: Fields | None
     """The trainer's, where it has one already."""
     volume: Fields | None
-    """``None``: to be made, or a claim that the workload makes."""
+    """``None``: not there yet, or a claim that the workload makes."""
 
     @property
     def is_claim_template(self) -> bool:
@@ -33,7 +33,7 @@ class Shared:
 
 
 def shared_volume(template: PodTemplate, spec: Fields, trainer: Fields, trainer_path: str, options: Options) -> Shared:
-    """Return the volume that is mounted where the trainer writes, or the one to be made there.
+    """Return the volume at the trainer's checkpoint directory; where there is none, the one to make.
 
     Raises:
         NotInjectable: It cannot hold checkpoints, or no name is left for one.

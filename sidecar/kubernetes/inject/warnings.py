@@ -47,7 +47,7 @@ def _volume(pod: Pod) -> Iterator[InjectWarning]:
             yield InjectWarning(f"{pod.trainer_path}.volumeMounts", f"{key}: {text}")
     empty = (shared.volume or {}).get("emptyDir") or {}
     if "sizeLimit" in empty:
-        text = "beyond it the pod is evicted with a second's notice, instead of the trainer seeing a full disk: leave it out"
+        text = "beyond it the pod is evicted with a second's notice, where the trainer would survive a full disk: leave it out"
         yield InjectWarning(f"{path}.volumes", f"{shared.name}: sizeLimit: {text}")
     if empty.get("medium") == "Memory":
         yield InjectWarning(
@@ -178,7 +178,7 @@ def _shell(pod: Pod) -> Iterator[InjectWarning]:
 
 
 def warnings_of_shell(container: Fields, path: str, *, gets_signals: bool = True) -> Iterator[InjectWarning]:
-    """Yield what the shell of a container's command and arguments does to the exit code, and to a SIGTERM that matters."""
+    """Yield warnings about the shell of a container's command: lost exit codes, and SIGTERM that stays with the shell."""
     words = [str(word) for key in ("command", "args") for word in container.get(key) or ()]
     shell = shell_of(words)
     if shell is not None:
@@ -205,7 +205,7 @@ def _name(pod: Pod) -> Iterator[InjectWarning]:
 
 
 def warning_of_name(document: Fields, store: str) -> Iterator[InjectWarning]:
-    """Yield what a name that the API server makes means for the prefix."""
+    """Yield a warning about a prefix that all runs of a ``generateName`` share."""
     metadata = metadata_of(document)
     if metadata.get("generateName") and not metadata.get("name") and not names_each_run(store):
         text = "all that is made from this has one prefix, which is the first one's: give each its own --store"
@@ -213,7 +213,7 @@ def warning_of_name(document: Fields, store: str) -> Iterator[InjectWarning]:
 
 
 def _several_runs(pod: Pod) -> Iterator[InjectWarning]:
-    """Yield what one prefix means where several runs are made from the document."""
+    """Yield a warning about a prefix that all runs of one document share."""
     kind = pod.template.kind
     if names_each_run(_store_of(pod)):
         if kind.name == "RayCronJob":

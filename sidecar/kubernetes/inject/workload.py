@@ -1,8 +1,8 @@
-"""Which run a pod belongs to: what ``{name}`` in a store stands for, and what tells the sidecar its namespace and job.
+"""The run that a pod belongs to: ``{name}`` in a store, and the variables for the sidecar's namespace and job.
 
-Two workloads must never take each other's prefix for their own, also those of two namespaces and those made from one template.
-What only the cluster knows stays a variable, ``$(POD_NAMESPACE)`` or ``$(JOB_NAME)``, which Kubernetes fills in from the
-container's environment as far as it stands in front of ``CKPT_STORE``.
+Two workloads must never share a prefix, also those of two namespaces and those made from one template. Names that only the
+cluster knows stay variables, ``$(POD_NAMESPACE)`` or ``$(JOB_NAME)``, which Kubernetes expands if they are defined in front of
+``CKPT_STORE``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sidecar.kubernetes.inject.pod_templates import Kind, NotInjectable
 
 NAMESPACE, JOB, JOBSET = "$(POD_NAMESPACE)", "$(JOB_NAME)", "$(JOBSET_NAME)"
 VARIABLE = re.compile(r"\$\([A-Za-z_][A-Za-z0-9_]*\)")
-"""What Kubernetes fills in when the container starts."""
+"""A variable that Kubernetes expands when the container starts."""
 
 JOB_LABEL = "batch.kubernetes.io/job-name"
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -32,9 +32,9 @@ _MADE_BY_RAY = re.compile(r".+-[bcdfghjklmnpqrstvwxz2456789]{5}")
 
 
 def name_in_store(document: Fields, kind: Kind | None) -> str | None:
-    """Return what ``{name}`` stands for; ``None`` where nothing names the run.
+    """Return the text for ``{name}``; ``None``: nothing names the run.
 
-    It is the workload's name, unless several runs are made from one document: then each run's own, known when it starts.
+    The workload's name; where several runs are made from one document, a variable.
 
     Args:
         document: The workload.
@@ -52,7 +52,7 @@ def name_in_store(document: Fields, kind: Kind | None) -> str | None:
 
 
 def _of_several_runs(document: Fields, kind: Kind) -> str | None:
-    """Return the variable that names one of the runs that a document makes."""
+    """Return the variable that names each run, where a document makes several."""
     if kind.group == "trainer.kubeflow.org":
         return JOBSET  # a runtime has as many runs as TrainJobs
     if kind.name in ("CronJob", "RayCronJob"):
@@ -63,7 +63,7 @@ def _of_several_runs(document: Fields, kind: Kind) -> str | None:
 
 
 def names_each_run(store: str) -> bool:
-    """Whether a store has a part that is another one for each run."""
+    """Whether a store has a variable that differs between runs."""
     return JOB in store or JOBSET in store
 
 
@@ -80,7 +80,7 @@ def _variable_of(kind: Kind) -> str | None:
 
 
 def _label_of(kind: Kind) -> str | None:
-    """Return the label by which a pod knows the name of its workload."""
+    """Return the pods' label with the name of their workload."""
     if kind.group == "kubeflow.org":
         return _KUBEFLOW_LABEL
     labels = {"batch": JOB_LABEL, "batch.volcano.sh": _VOLCANO_LABEL}
@@ -135,7 +135,7 @@ def _label(name: str) -> dict[str, Any]:
 
 
 def _jobset_variables() -> dict[str, Any]:
-    # The last two grow with each restart of this very set, so they tell a late pod of the last one from those of this one.
+    # By UID and attempt the sidecar tells pods of an earlier restart from those of this one.
     return {
         "JOBSET_NAME": _label(_JOBSET_LABEL),
         "JOBSET_UID": _label("jobset.sigs.k8s.io/jobset-uid"),
@@ -148,7 +148,7 @@ def _group_variables() -> dict[str, Any]:
 
 
 def _pod_variables(metadata: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
-    """Return what a pod says of its run by labels and owners; its own name where nothing else made it."""
+    """Return the variables of a pod by its labels and owners; its own name where no controller made it."""
     labels = metadata.get("labels") or {}
     if labels.get(_JOBSET_LABEL):
         return _jobset_variables()

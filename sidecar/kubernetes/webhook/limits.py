@@ -1,4 +1,4 @@
-"""Bounds on what a client can make the webhook hold: bytes of a body, bytes of all bodies together, seconds of a request."""
+"""Limits of the webhook: bytes of a body, bytes of all bodies together, seconds of a request, connections."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _LONGEST_WARNING = 250
 
 
 class NotAReview(ValueError):
-    """What came is no AdmissionReview of this version."""
+    """A request that is no AdmissionReview of this version."""
 
 
 def answer(review: Any, defaults: Options) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _response(request: Mapping[str, Any], defaults: Options) -> dict[str, Any]:
     document = {"apiVersion": _api_version(request), "kind": (request.get("kind") or {}).get("kind"), **found}
     try:
         options = _options(document, request, defaults)
-        # A copy by way of text costs a fifth of copy.deepcopy.
+        # Copied by way of JSON, at a fifth of the CPU of copy.deepcopy.
         done = inject_in_place(json.loads(json.dumps(document)), options)
     except (NotInjectable, ConfigurationError) as error:
         message = f"checkpoint-sidecar: {error}"

@@ -10,14 +10,13 @@ from typing import Any
 from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.environment import BEFORE_MOUNTS, put_sidecar_environment, put_trainer_environment
 from sidecar.kubernetes.inject.fields import Fields, containers_of, entries, growing, named, overlay, put, put_named, section
-from sidecar.kubernetes.inject.options import ANY_BUCKET, DEFAULT_IMAGE
+from sidecar.kubernetes.inject.options import DEFAULT_IMAGE
 from sidecar.kubernetes.inject.pod_templates import NotInjectable
 from sidecar.kubernetes.inject.pods import GRACE, Pod, our_container, store_that_is_there
 from sidecar.kubernetes.inject.recalled import SKIP_CONTAINERS, remember
 from sidecar.kubernetes.inject.trainer import warning_of_guess
 from sidecar.kubernetes.inject.volumes import put_own_volume, state_directory
-from sidecar.kubernetes.inject.workload import as_checked
-from sidecar.store_url import shown, store_place
+from sidecar.kubernetes.inject.workload import check_store
 
 INJECTED = "checkpoint-sidecar/injected"
 
@@ -174,10 +173,7 @@ def _store(pod: Pod) -> str:
     store = pod.options.store or store_that_is_there(pod)
     if store is None:
         raise NotInjectable("", "--store is missing: where do the checkpoints go? Such as s3://bucket/runs/{name}")
-    try:
-        store_place(as_checked(store, pod.template.document), bucket=ANY_BUCKET, volume=Path(pod.shared.directory))
-    except ValueError as error:
-        raise NotInjectable("", f"--store {shown(as_checked(store, pod.template.document))} {error}") from None
+    check_store(store, pod.template.document, volume=Path(pod.shared.directory))
     return store
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +84,16 @@ def remember_pods(document: Fields, options: Options) -> None:
 
 def has_sidecar(node: Any) -> bool:
     """Whether an earlier injection left a sidecar anywhere in a document."""
+    return any("env" in container for _, container in sidecars_in(node))
+
+
+def sidecars_in(node: Any, key: str = "") -> Iterator[tuple[str, Fields]]:
+    """Yield the sidecar's containers and patches below a node, each with the name of its list."""
     if isinstance(node, dict):
-        return (node.get("name") == made.SIDECAR and "env" in node) or any(has_sidecar(value) for value in node.values())
-    return isinstance(node, list) and any(has_sidecar(value) for value in node)
+        if node.get("name") == made.SIDECAR:
+            yield key, node
+        for name, value in node.items():
+            yield from sidecars_in(value, str(name))
+    elif isinstance(node, list):
+        for value in node:
+            yield from sidecars_in(value, key)

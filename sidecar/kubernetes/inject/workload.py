@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from sidecar.kubernetes.inject.fields import Fields, metadata_of
+from sidecar.kubernetes.inject.options import ANY_BUCKET
 from sidecar.kubernetes.inject.pod_templates import Kind, NotInjectable
+from sidecar.store_url import shown, store_place
 
 NAMESPACE, JOB, JOBSET = "$(POD_NAMESPACE)", "$(JOB_NAME)", "$(JOBSET_NAME)"
 VARIABLE = re.compile(r"\$\([A-Za-z_][A-Za-z0-9_]*\)")
@@ -120,10 +123,23 @@ def referred_to(store: str) -> dict[str, Any]:
     return dict(value for variable, value in known.items() if variable in store)
 
 
-def as_checked(store: str, document: Fields) -> str:
-    """Return a store with names in the place of variables, to be held against the rule for stores."""
+def check_store(store: str, document: Fields, *, volume: Path | None = None) -> None:
+    """Hold a store against the rule for stores, with names in the place of its variables.
+
+    Args:
+        store: In the form of ``CKPT_STORE``.
+        document: The workload.
+        volume: Directory of the shared volume, which must not contain it.
+
+    Raises:
+        NotInjectable: It is no store.
+    """
     namespace = str(metadata_of(document).get("namespace") or "namespace")
-    return VARIABLE.sub("name", store.replace(NAMESPACE, namespace))
+    filled = VARIABLE.sub("name", store.replace(NAMESPACE, namespace))
+    try:
+        store_place(filled, bucket=ANY_BUCKET, volume=volume)
+    except ValueError as error:
+        raise NotInjectable("", f"--store {shown(filled)} {error}") from None
 
 
 def _field(path: str) -> dict[str, Any]:

@@ -153,6 +153,8 @@ class Settings(BaseSettings):
 
     node: Node | None = Node()
     """From ``CKPT_NODE_*``, ``PET_*`` or ``JOB_COMPLETION_INDEX``. None: one of several nodes; the marker must name it."""
+    is_first: bool = True
+    """Whether this pod is node 0, which holds the prefix; ``CKPT_NODE_INDEX`` says it also where nothing says the count."""
     pod: str = "local"
     """The pod's UID, else its host name."""
     pod_is_unique: bool = False
@@ -262,7 +264,8 @@ class _Place(_Source):
             "pod_is_unique": self._pod is not None,
             "job": _job(self._given),
             "restart": _restart(self._given),
-            "node": node_from_environment(self._given),
+            "node": (node := node_from_environment(self._given)),
+            "is_first": node.index == 0 if node is not None else self._given.get("CKPT_NODE_INDEX") == "0",
         }
 
 

@@ -209,6 +209,24 @@ def test_a_job_that_kueue_may_start_with_fewer_pods_must_have_as_many_indices_as
 RUNTIME = (KUBERNETES / "plain/runtime.yaml").read_text()
 
 
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (RUNTIME, "metadata.annotations['batch.kubernetes.io/job-completion-index']"),
+        (RUNTIME.replace("torch: {}", "mpi: {numProcPerNode: 1, runLauncherAsNode: true}"), None),
+        (
+            RUNTIME.replace("- name: node\n          template:", "- name: node\n          replicas: 2\n          template:"),
+            None,
+        ),
+    ],
+)
+def test_a_pod_of_a_train_job_knows_its_index_where_that_is_certain(text: str, field: str | None) -> None:
+    [document] = documents(inject_text(text, STORE).text)
+    env = sidecar_of(next(iter(pod_templates(document)))["spec"])["env"]
+    found = [entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in env if entry["name"] == "CKPT_NODE_INDEX"]
+    assert found == ([] if field is None else [field])
+
+
 @pytest.mark.parametrize("given", ["{}", "{targets: []}", "{targets: [{jobName: node, containerNames: [check]}]}"])
 def test_a_runtime_of_trainer_2_3_tells_the_sidecar_the_number_of_nodes_where_it_is_asked_for(given: str) -> None:
     text = RUNTIME.replace("torch: {}", f"torch: {{envInjection: {given}}}")

@@ -19,6 +19,7 @@ _OF_SEVERAL = (
 _STARTED_WITH_FEWER = ("kueue.x-k8s.io/job-min-parallelism", "kueue.x-k8s.io/elastic-job")
 """Annotations of a Job that Kueue may start with fewer pods than its spec says."""
 _FEWER_INDICES = "kueue.x-k8s.io/job-completions-equal-parallelism"
+_COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 _JOB_INDEX = "metadata.labels['jobset.sigs.k8s.io/job-index']"
 """Index of a Job among those of one replicated job."""
 
@@ -80,7 +81,7 @@ def _replicas(template: PodTemplate, *, scaled: bool) -> int:
 
 def _nodes_of_jobs(kind: Kind, chosen: list[PodTemplate]) -> tuple[Nodes, list[InjectWarning]]:
     if kind.group == "trainer.kubeflow.org":
-        return Nodes(), []  # the TrainJob says how many
+        return Nodes(index_field=_index_in_runtime(chosen)), []  # the TrainJob says how many
     if kind.group == "batch":
         return _nodes_of_job(chosen[0])
     if len(chosen) > 1:
@@ -97,6 +98,12 @@ def _nodes_of_jobs(kind: Kind, chosen: list[PodTemplate]) -> tuple[Nodes, list[I
         return Nodes(pods), []
     # Every Job of the set counts its pods from 0: an index means nothing beyond it.
     return (Nodes(replicas, _JOB_INDEX) if pods == 1 else Nodes()), []
+
+
+def _index_in_runtime(chosen: list[PodTemplate]) -> str | None:
+    """Return the field with a pod's index, if all nodes are pods of one Job; by mpirun's hosts it may be another one."""
+    is_one_job = len(chosen) == 1 and _whole(chosen[0].replicated_job.get("replicas"), 1) == 1
+    return _COMPLETION_INDEX if is_one_job and at(chosen[0].document, "spec.mlPolicy.mpi") is None else None
 
 
 def _nodes_of_job(template: PodTemplate) -> tuple[Nodes, list[InjectWarning]]:

@@ -19,7 +19,6 @@ LONG_FILES = {
     "sidecar/store/s3/store.py": 480,
 }
 LONG_FUNCTIONS = {
-    "sidecar/kubernetes/inject/shell.py::_parsed": 49,
     "trainer_hook/libraries/transformers/trainer.py::_callback_class": 81,
     "trainer_hook/lightning.py::_callback_class": 41,
 }

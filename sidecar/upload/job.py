@@ -15,7 +15,7 @@ from sidecar.errors import CheckpointChanged, CheckpointRejected, Fenced, Sideca
 from sidecar.repository.documents import StoredCommit
 from sidecar.upload.commit.committer import manifest_of
 from sidecar.upload.commit.existing_commit import ExistingCommit
-from sidecar.upload.commit.overwrite_guard import Outdated
+from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import UploadContext
 from sidecar.upload.schedule.queue import Active, Queue
@@ -105,8 +105,9 @@ class UploadJob:
             if self._tracked.state is State.PAUSED:
                 context.catalog.move(self._tracked, State.UPLOADING)
             await committer.publish_manifest(manifest_of(checkpoint, entries))
-            context.catalog.move(self._tracked, State.UPLOADED, **self._upload_duration())
-            await self.commit()
+            if context.catalog.is_current(self._tracked):  # otherwise superseded or given up meanwhile
+                context.catalog.move(self._tracked, State.UPLOADED, **self._upload_duration())
+                await self.commit()
 
     async def commit(self) -> None:
         """Commit, if nothing is missing and it is this node's turn. This node's manifest must be published.
@@ -193,7 +194,10 @@ class UploadJob:
         return False
 
     async def _may_replace(self, existing: ExistingCommit, held: Held, there: StoredCommit) -> bool:
-        match await existing.decide(self._checkpoint, held.contents, there):
+        decision = await existing.decide(self._checkpoint, held.contents, there)
+        if not self._context.catalog.is_current(self._tracked):  # deleted, superseded or given up meanwhile
+            return False
+        match decision:
             case AlreadyCommitted():
                 self._context.committer.record_equal_commit(self._checkpoint, there)
                 await self._durable(self._committed_at_s(there))
@@ -234,6 +238,8 @@ class UploadJob:
         self._let_go()
 
     def _recognize_download(self, restored_from: str, there: StoredCommit | None) -> None:
+        if not self._context.catalog.is_current(self._tracked):  # deleted from the volume meanwhile
+            return
         if there is not None and there.crc64nvme == restored_from:
             self._context.catalog.durable(self._tracked, at_s=self._committed_at_s(there), downloaded=True)
         else:

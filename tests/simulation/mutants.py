@@ -133,6 +133,6 @@ MUTANTS: dict[str, Mutant] = {
     "does not look at the objects": Mutant("retention", _set(Committer, "why_not_whole", _finds_nothing)),
     "knows no quarantine of others": Mutant("retention", _set(Committer, "why_not_whole", _knows_no_quarantine)),
     "deletes nothing": Mutant("retention", _set(store_retention, "is_surplus", lambda *_, **__: False)),
-    "does not look again after the commit": Mutant("step", _set(PostCommitCheck, "_look", _looks_at_nothing_again), 1800),
+    "does not look again after the commit": Mutant("step", _set(PostCommitCheck, "_check", _looks_at_nothing_again), 1800),
     "an upload is always current": Mutant("job", _set(Catalog, "is_current", lambda *_: True), 50),
 }

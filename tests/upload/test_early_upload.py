@@ -34,7 +34,7 @@ async def test_a_fenced_pod_sends_nothing_early_and_its_uploader_goes_on(
 ) -> None:
     """``Fenced`` ended the uploader each time that a trainer of a fenced pod began a checkpoint."""
     monkeypatch.setattr(early_upload, "LEAST_BYTES", 1)
-    monkeypatch.setattr(early_upload, "LOOK_S", 0.01)
+    monkeypatch.setattr(early_upload, "POLL_S", 0.01)
     store, fenced = MemoryStore(), _FencedPod()
     volume = Volume(tmp_path)
     volume.prepare()

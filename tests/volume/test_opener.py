@@ -193,6 +193,8 @@ _OF_PATHS = frozenset(
 _ELSEWHERE = {"store", "kubernetes"}
 """What works on a store's folder, on manifests and on mounted secrets."""
 _MAY = {
+    "volume/bulk.py": None,
+    "volume/descriptors.py": None,
     "volume/opener.py": None,
     "volume/resolve.py": None,
     "volume/inotify.py": {"read"},

@@ -33,7 +33,7 @@ PATIENCE_S = 240.0
 SMALL = 8
 """Bytes from which a file is large, where the sidecar says MiB: early uploads and copies happen with files of 100 bytes."""
 
-SLOWER = ((phase_control, "TICK_S", 1.0), (uploader, "PLAN_S", 1.0), (early_upload, "LOOK_S", 1.0))
+SLOWER = ((phase_control, "PHASE_POLL_S", 1.0), (uploader, "REPLAN_S", 1.0), (early_upload, "POLL_S", 1.0))
 """What is looked at several times a second: most of the looks at nothing are left out."""
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from sidecar.core.commit.commit import decide, to_reupload
 from sidecar.core.commit.commit_roster import EAGER_NODES, GROUP, CommitTurn, groups, members, missing_nodes
 from sidecar.core.format import keys
-from tests.core.test_commit import attempts
+from tests.core.commit.test_commit import attempts
 from trainer_hook.contract import Node
 
 counts = st.integers(1, 99_999)

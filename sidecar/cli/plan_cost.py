@@ -18,6 +18,14 @@ ARTICLE = (
     "latest checkpoint, and totals of $213 and $37 a week; --restart 40m and --stalls 12m are derived from these totals"
 )
 PRICES = "price list of Amazon S3 Standard, us-east-1, first 50 TB; GB are 2^30 bytes; transfer within the region is free"
+WORK_FORMULA = (
+    "periodic = interruptions x (lost + restart) + stalls; jit = interruptions x restart + jit_stalls, per week; "
+    f"usd = time x gpus x gpu_hour; year = {WEEKS} weeks"
+)
+STORE_FORMULA = (
+    "stored = size x kept at the end of 30 days; store = stored / 2^30 x gb_month + (PUT x put + GET x get) / 1000; "
+    "PUT per save = parts + 2 per file of several parts, and manifest and commit"
+)
 
 
 def cost(
@@ -48,13 +56,8 @@ def cost(
     S3: kept checkpoints x size at the end of a month of 30 days, under --keep and --keep-every, and the requests of saves
     and resumes. Prices: Amazon S3 Standard, us-east-1.
     """
-    for option, number in {
-        "--gpu-hour": gpu_hour,
-        "--interruptions": interruptions,
-        "--gb-month": gb_month,
-        "--put": put,
-        "--get": get,
-    }.items():
+    usd = {"--gpu-hour": gpu_hour, "--gb-month": gb_month, "--put": put, "--get": get}
+    for option, number in {**usd, "--interruptions": interruptions}.items():
         check_number(option, number)
     times = {
         "lost_s": parsed("--lost", lost, duration_s),
@@ -64,24 +67,13 @@ def cost(
     }
     work = lost_work(cluster_hour_usd=gpus * gpu_hour, interruptions=interruptions, **times)
     inputs: dict[str, Any] = {"gpus": gpus, "gpu_hour_usd": gpu_hour, "interruptions_per_week": interruptions, **times}
-    formula = (
-        "periodic = interruptions x (lost + restart) + stalls; jit = interruptions x restart + jit_stalls, per week; "
-        f"usd = time x gpus x gpu_hour; year = {WEEKS} weeks"
-    )
-    results, source = asdict(work), ARTICLE
-    if size is not None:
-        policy = Policy(parsed("--every", every, positive_s), save_steps, keep, keep_every)
-        prices = Prices(gb_month, put, get)
-        one = parsed("--size", size, size_bytes)
-        resumes = interruptions * WEEKS / 12
-        inputs |= {"size_bytes": one, "files": files, **_named(policy), **asdict(prices), "resumes_per_month": resumes}
-        formula += (
-            "; stored = size x kept at the end of 30 days; store = stored / 2^30 x gb_month + (PUT x put + GET x get) / 1000; "
-            "PUT per save = parts + 2 per file of several parts, and manifest and commit"
-        )
-        results |= asdict(_store_cost(one, files, policy, resumes, prices))
-        source += f"; {PRICES}"
-    return print_estimate(formula, source, inputs, results, as_json=as_json)
+    if size is None:
+        return print_estimate(WORK_FORMULA, ARTICLE, inputs, asdict(work), as_json=as_json)
+    policy = Policy(parsed("--every", every, positive_s), save_steps, keep, keep_every)
+    prices, one, resumes = Prices(gb_month, put, get), parsed("--size", size, size_bytes), interruptions * WEEKS / 12
+    inputs |= {"size_bytes": one, "files": files, **_named(policy), **asdict(prices), "resumes_per_month": resumes}
+    results = asdict(work) | asdict(_store_cost(one, files, policy, resumes, prices))
+    return print_estimate(f"{WORK_FORMULA}; {STORE_FORMULA}", f"{ARTICLE}; {PRICES}", inputs, results, as_json=as_json)
 
 
 def _named(policy: Policy) -> dict[str, Any]:

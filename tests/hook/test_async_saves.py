@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.hook.conftest import pod
 from tests.hook.job import Answers, Training, finished, marker, script, training
-from tests.hook.test_launchers import ranks, torchrun
+from tests.hook.test_launcher_patches import ranks, torchrun
 from tests.process.sidecar_process import until
 from tests.processes import children_of, of_process, state_of
 from trainer_hook.asynchronous import background
@@ -157,15 +157,15 @@ def trainer_with(**events: Any) -> Any:
 
 
 def test_the_copy_is_put_off_only_while_no_code_of_the_script_may_change_parameters() -> None:
-    assert asynchronous.optimizer_that_waits(trainer_with()) == "optimizer"
-    assert asynchronous.optimizer_that_waits(trainer_with(on_step_end=lambda self: None)) == "optimizer"
-    assert asynchronous.optimizer_that_waits(trainer_with(on_step_begin=lambda self: None)) is None
+    assert asynchronous.overlapping_optimizer(trainer_with()) == "optimizer"
+    assert asynchronous.overlapping_optimizer(trainer_with(on_step_end=lambda self: None)) == "optimizer"
+    assert asynchronous.overlapping_optimizer(trainer_with(on_step_begin=lambda self: None)) is None
     ending = trainer_with()
     ending.control.should_training_stop = True
-    assert asynchronous.optimizer_that_waits(ending) is None, "the best model may be loaded now"
+    assert asynchronous.overlapping_optimizer(ending) is None, "the best model may be loaded now"
     own = trainer_with()
     own.training_step = lambda model, inputs: None
-    assert asynchronous.optimizer_that_waits(own) is None
+    assert asynchronous.overlapping_optimizer(own) is None
 
 
 @pytest.mark.parametrize("flag", ["is_fsdp_enabled", "is_deepspeed_enabled"])

@@ -24,8 +24,8 @@ from tests.process.sidecar_process import until
 from tests.processes import state_of
 from trainer_hook.asynchronous import background, deferring, host_memory, snapshot
 from trainer_hook.asynchronous.background import Background
-from trainer_hook.asynchronous.host_memory import Limit, no_room_for
-from trainer_hook.asynchronous.writer_process import TAKES_BYTES, NotWritten, WriterDied
+from trainer_hook.asynchronous.host_memory import Limit, memory_shortage
+from trainer_hook.asynchronous.writer_process import WRITER_BYTES, NotWritten, WriterDied
 from trainer_hook.loops import state_files
 
 BIG = deferring.SMALL_BYTES
@@ -227,7 +227,7 @@ def test_a_change_that_is_not_the_optimizers_makes_the_save_fail_and_the_next_on
     outcome: list[Exception | None] = []
     fresh.start(captured, tmp_path / "beside", outcome.append)
     assert fresh.wait(90)
-    assert isinstance(outcome[0], snapshot.Torn)
+    assert isinstance(outcome[0], snapshot.TornSnapshot)
     save_all(model, optimizer, tmp_path / "blocking")
     captured = fresh.capture(tmp_path / "beside", save, optimizer=optimizer)
     assert captured is not None
@@ -280,7 +280,7 @@ def test_a_killed_process_is_one_failed_save_and_the_next_has_a_new_one(
     own: Background, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model, optimizer = state()
-    for number in range(background.FAILURES_IN_A_ROW):
+    for number in range(background.MAX_CONSECUTIVE_FAILURES):
         folder = tmp_path / str(number)
         captured = own.capture(folder, lambda folder=folder: save_all(model, optimizer, folder))
         assert captured is not None
@@ -324,7 +324,7 @@ def test_a_full_volume_is_no_reason_to_block(fresh: Background, tmp_path: Path, 
         save_all(model, optimizer, tmp_path.parent / "blocking")
         if name == "model.safetensors":  # 1 MiB, optimizer.pt has 2
             (tmp_path / "others").write_bytes(b"x" * (5 << 19))
-        for _ in range(background.FAILURES_IN_A_ROW + 1):
+        for _ in range(background.MAX_CONSECUTIVE_FAILURES + 1):
             error = write_beside(fresh, tmp_path / "x", lambda: save_all(model, optimizer, tmp_path / "x"))
             assert str(error).startswith("the volume is full"), error
         pid = fresh.pid
@@ -341,7 +341,7 @@ def test_without_memory_for_a_snapshot_the_save_blocks_and_says_why_once(
 ) -> None:
     model, optimizer = state()
     save_all(model, optimizer, tmp_path / "blocking")
-    monkeypatch.setattr(host_memory, "available", lambda: Limit(TAKES_BYTES, "of the container"))
+    monkeypatch.setattr(host_memory, "available", lambda: Limit(WRITER_BYTES, "of the container"))
     for _ in range(2):
         assert own.capture(tmp_path / "x", lambda: save_all(model, optimizer, tmp_path / "x")) is None
         assert content(tmp_path / "x") == content(tmp_path / "blocking")
@@ -353,8 +353,8 @@ def test_without_memory_for_a_snapshot_the_save_blocks_and_says_why_once(
 
 @given(size=st.integers(0, 1 << 40), held=st.integers(0, 1 << 40), free=st.integers(-(1 << 30), 1 << 41))
 def test_a_snapshot_fits_when_what_is_new_of_it_fits(size: int, held: int, free: int) -> None:
-    said = no_room_for(size, held_bytes=held, limit=Limit(free, "of the machine"))
-    new = max(0, size - held) + (0 if held else TAKES_BYTES)
+    said = memory_shortage(size, held_bytes=held, limit=Limit(free, "of the machine"))
+    new = max(0, size - held) + (0 if held else WRITER_BYTES)
     assert (said is None) == (size <= held or new <= free)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trainer_hook.contract import checkpoint_name
-from trainer_hook.libraries.transformers.best_model import brought_at_end, is_new_best, look_on_volume
+from trainer_hook.libraries.transformers.best_model import best_from_store, expect_best_on_volume, is_new_best
 
 
 def trainer(best: Path | None, *, step: int = 8, best_step: int | None = 4, wanted: bool = True) -> Any:
@@ -29,7 +29,7 @@ class Bringing:
     def __init__(self, volume: Path, reason: str | None = None) -> None:
         self.volume, self.reason, self.asked = volume, reason, list[str]()
 
-    def bring(self, name: str) -> str | None:
+    def fetch(self, name: str) -> str | None:
         self.asked.append(name)
         if self.reason is None:
             (self.volume / name).mkdir()
@@ -45,16 +45,16 @@ def test_only_the_best_of_a_script_that_ends_with_it_is_saved_at_once(tmp_path: 
 
 def test_a_best_model_that_is_still_there_is_left_to_the_script(tmp_path: Path) -> None:
     one = trainer(tmp_path)
-    look_on_volume(one, tmp_path / "volume", checkpoint_name)
+    expect_best_on_volume(one, tmp_path / "volume", checkpoint_name)
     assert one.state.best_model_checkpoint == str(tmp_path)
 
 
 @pytest.mark.parametrize("best", [None, Path("/nowhere/checkpoint-4")])
 def test_one_that_is_gone_is_brought_when_it_is_to_be_loaded(best: Path | None, volume: Path) -> None:
     one, bringing = trainer(best), Bringing(volume)
-    look_on_volume(one, volume, checkpoint_name)
+    expect_best_on_volume(one, volume, checkpoint_name)
     assert bringing.asked == [], "it may never be needed"
-    with brought_at_end(one, volume, bringing, bool):  # type: ignore[arg-type]
+    with best_from_store(one, volume, bringing, bool):  # type: ignore[arg-type]
         one._load_best_model()
     assert (bringing.asked, one.loaded) == (["checkpoint-4"], [str(volume / "checkpoint-4")])
 
@@ -63,8 +63,8 @@ def test_one_that_cannot_be_had_is_said_and_training_ends_all_the_same(
     volume: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, bringing = trainer(None), Bringing(volume, "not in the store")
-    look_on_volume(one, volume, checkpoint_name)
-    with brought_at_end(one, volume, bringing, bool):  # type: ignore[arg-type]
+    expect_best_on_volume(one, volume, checkpoint_name)
+    with best_from_store(one, volume, bringing, bool):  # type: ignore[arg-type]
         one._load_best_model()
     assert (one.loaded, one.state.best_model_checkpoint) == ([], None)
     assert "training ends with the last weights" in capsys.readouterr().err

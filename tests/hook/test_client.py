@@ -15,22 +15,22 @@ import pytest
 from tests.hook.job import Answers
 from tests.ports import free_port
 from trainer_hook.process import client as client_module
-from trainer_hook.process.client import Answer, Client, Flushed, SidecarAbsent
+from trainer_hook.process.client import Client, FlushResult, ResumeResult, SidecarAbsent
 
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "ABSENT_AFTER_S", 0.3)
-    monkeypatch.setattr(client_module, "_TRY_AGAIN_S", 0.02)
+    monkeypatch.setattr(client_module, "_RETRY_S", 0.02)
 
 
-def resume(answers: Answers, volume: Path, *, timeout_s: float = 5.0, train_call: int | None = 0) -> Answer:
+def resume(answers: Answers, volume: Path, *, timeout_s: float = 5.0, train_call: int | None = 0) -> ResumeResult:
     said: list[str] = []
     return Client(answers.url, volume).resume("latest", train_call=train_call, timeout_s=timeout_s, tell=said.append)
 
 
 def in_turn(*answered: Any) -> Callable[[Any], Any]:
-    """Answer one after the other, the last one for ever."""
+    """ResumeResult one after the other, the last one for ever."""
     left = list(answered)
     return lambda asked: left.pop(0) if len(left) > 1 else left[0]
 
@@ -39,7 +39,7 @@ def test_ready_names_the_checkpoint_its_source_and_what_was_passed_over(answers:
     passed = [{"checkpoint": "checkpoint-9", "reason": "truncated"}]
     ready = {"state": "ready", "checkpoint": "checkpoint-7", "source": "store", "meta": {"base_step": 3}, "passed_over": passed}
     answers.by_call["POST /v1/resume"] = (202, ready)
-    assert resume(answers, volume) == Answer("checkpoint-7", "store", {"base_step": 3}, (("checkpoint-9", "truncated"),))
+    assert resume(answers, volume) == ResumeResult("checkpoint-7", "store", {"base_step": 3}, (("checkpoint-9", "truncated"),))
     asked = {"checkpoint": "latest", "train_call": 0, "asked_by": "trainer"}
     assert answers.asked == [("POST /v1/resume", "", asked)]
 
@@ -187,7 +187,7 @@ def test_the_token_on_the_volume_is_sent_with_what_changes_something(answers: An
     (volume / ".ckpt").mkdir()
     (volume / ".ckpt/token").write_text("secret\n")
     client = Client(answers.url, volume)
-    assert client.flush(timeout_s=1) == Flushed()
+    assert client.flush(timeout_s=1) == FlushResult()
     assert client.degraded() is None
     assert [token for _, token, _ in answers.asked] == ["Bearer secret", ""]
 
@@ -195,7 +195,7 @@ def test_the_token_on_the_volume_is_sent_with_what_changes_something(answers: An
 def test_flush_tells_what_is_missing(answers: Answers, volume: Path) -> None:
     missing = [{"checkpoint": "checkpoint-5", "state": "uploading"}]
     answers.by_call["POST /v1/flush"] = (504, {"title": "Not durable yet", "detail": "1", "missing": missing})
-    assert Client(answers.url, volume).flush(timeout_s=1) == Flushed(missing=tuple(missing))
+    assert Client(answers.url, volume).flush(timeout_s=1) == FlushResult(missing=tuple(missing))
 
 
 def test_degraded_gives_its_reason(answers: Answers, volume: Path) -> None:

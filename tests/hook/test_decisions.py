@@ -12,9 +12,9 @@ from trainer_hook.contract import check_id
 from trainer_hook.libraries.transformers.trainer import _is_search
 from trainer_hook.process.rank_consensus import (
     INTERVAL_MS,
-    MOST_TICKS,
-    Agreement,
-    Wish,
+    MAX_TICKS,
+    RankConsensus,
+    Vote,
     new_attempt,
     next_check,
     place_among,
@@ -112,17 +112,17 @@ def test_surplus_leaves_the_newest(steps: list[int], limit: int) -> None:
 @given(st.integers(0, 10**9), st.floats(0, 1e9))
 def test_ranks_talk_again_after_one_tick_at_least_and_about_a_second(tick: int, ms: float) -> None:
     ahead = next_check(tick, ms_per_tick=ms) - tick
-    assert 1 <= ahead <= MOST_TICKS
+    assert 1 <= ahead <= MAX_TICKS
     assert ahead == 1 or ahead * ms <= INTERVAL_MS + 1e-6
 
 
 def test_alone_every_wish_is_granted_at_once() -> None:
-    agreement = Agreement()
-    assert (agreement.world.local_rank, agreement.world.local_size) == (0, 1)
-    assert agreement.tick("train", lambda: Wish(stop=True)) == Wish(stop=True)
-    assert agreement.all_agree(True)
-    assert not agreement.all_agree(False)
-    assert agreement.from_rank_0("x") == "x"
+    consensus = RankConsensus()
+    assert (consensus.world.local_rank, consensus.world.local_size) == (0, 1)
+    assert consensus.tick("train", lambda: Vote(stop=True)) == Vote(stop=True)
+    assert consensus.all_agree(True)
+    assert not consensus.all_agree(False)
+    assert consensus.from_rank_0("x") == "x"
 
 
 @given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=12), st.data())

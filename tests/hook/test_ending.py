@@ -17,7 +17,7 @@ from trainer_hook.process import ending
 from trainer_hook.process.client import Client
 from trainer_hook.process.ending import wait_until_durable
 
-GOING_ON: Any = SimpleNamespace(told_at_s=None)
+GOING_ON: Any = SimpleNamespace(notice_at_s=None)
 
 
 def missing(name: str, state: str) -> tuple[int, Any]:

@@ -48,7 +48,7 @@ def test_what_an_interrupted_step_has_left_is_done_first(
     )
     with training(script(**TOLD), volume, answers.settings) as second:
         assert second.wait() == 0, second.log()
-        assert f"does first what {name} has left: {', '.join(left)}" in second.log()
+        assert f"does first what {name} left unfinished: {', '.join(left)}" in second.log()
         assert second.steps() == list(range(step + 1, 9))
         alone = unhooked(**TOLD)
         assert f"weights {second.weights()}" in alone
@@ -95,9 +95,9 @@ def test_an_evaluation_on_several_datasets_is_left_until_the_last_one() -> None:
 def test_the_end_of_an_epoch_is_left_until_it_was_handled() -> None:
     one = tail(epoch=1.0)
     one.step_ends(one._trainer.control)
-    assert one.goes_on
+    assert one.is_epoch_end_due
     one.epoch_ends(one._trainer.control)
-    assert not one.goes_on
+    assert not one.is_epoch_end_due
     one.done()
     assert one.unfinished == ()
 

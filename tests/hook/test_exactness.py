@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer_hook.libraries.transformers.exactness import known_reasons, told
+from trainer_hook.libraries.transformers.exactness import known_reasons, reported
 from trainer_hook.process.client import Client
 from trainer_hook.process.rank_consensus import World
 from trainer_hook.process.settings import Settings
@@ -77,7 +77,7 @@ def test_batches_that_draw_random_numbers_are_found_out(fetch: Any, is_said: boo
     one = type("Trainer", (), {"get_batch_samples": lambda self: fetch()})()
     vars(one).update(vars(trainer()), get_batch_samples=None)
     del one.get_batch_samples
-    with told(one, 7):
+    with reported(one, 7):
         one.get_batch_samples()
         assert capsys.readouterr().err == "", "the first fetch of a pass also shuffles"
         for _ in range(3):

@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from trainer_hook.contract import META_PARTIAL, META_RESTORED, Marker
-from trainer_hook.process.client import Answer, Client, SidecarAbsent
-from trainer_hook.process.rank_consensus import Agreement, place_among
+from trainer_hook.process.client import Client, ResumeResult, SidecarAbsent
+from trainer_hook.process.rank_consensus import RankConsensus, place_among
 from trainer_hook.process.settings import from_environment
 from trainer_hook.resuming.resumer import Resumer
 from trainer_hook.volume.publish import finish
+
+
+def none_missing(*_: Any, **__: Any) -> list[str]:
+    return []
 
 
 class Asked(Client):
@@ -23,7 +27,7 @@ class Asked(Client):
         super().__init__("http://127.0.0.1:9", volume)
         self.shares: list[Any] = []
 
-    def resume(self, checkpoint: str, **asked: Any) -> Answer:
+    def resume(self, checkpoint: str, **asked: Any) -> ResumeResult:
         self.shares.append(asked["share"])
         raise SidecarAbsent("no sidecar answers")
 
@@ -35,7 +39,9 @@ def test_part_of_a_checkpoint_on_the_volume_is_nothing_to_continue_from_without_
     folder = tmp_path / "checkpoint-5"
     folder.mkdir()
     finish(folder, Marker(step=5, meta=meta))
-    resumer = Resumer(from_environment({"CKPT_DIR": str(tmp_path)}), Asked(tmp_path), Agreement(), missing=lambda *_, **__: [])
+    resumer = Resumer(
+        from_environment({"CKPT_DIR": str(tmp_path)}), Asked(tmp_path), RankConsensus(), missing=lambda *_, **__: []
+    )
     choice = resumer.choose(0)
     assert (choice.name if choice else None) == (None if meta else "checkpoint-5")
 
@@ -52,9 +58,9 @@ def test_part_of_a_checkpoint_on_the_volume_is_nothing_to_continue_from_without_
 def test_a_node_asks_for_what_its_own_ranks_read(
     tmp_path: Path, names: list[str], reads_all: bool, share: dict[str, Any] | None
 ) -> None:
-    client, agreement = Asked(tmp_path), Agreement()
-    agreement.world = place_among(names, 3)
-    resumer = Resumer(from_environment({"CKPT_DIR": str(tmp_path)}), client, agreement, reads_all=reads_all)
+    client, consensus = Asked(tmp_path), RankConsensus()
+    consensus.world = place_among(names, 3)
+    resumer = Resumer(from_environment({"CKPT_DIR": str(tmp_path)}), client, consensus, reads_all=reads_all)
     with pytest.raises(SidecarAbsent):
         resumer._request("latest", 0)
     assert client.shares == [share]
@@ -71,11 +77,13 @@ def test_what_the_sidecar_downloaded_before_it_was_asked_is_not_said_to_come_fro
     (tmp_path / "checkpoint-20/.complete").write_text(json.dumps({"meta": meta}))
 
     class Telling(Client):
-        def resume(self, *_: Any, **__: Any) -> Answer:
-            return Answer("checkpoint-20", told)
+        def resume(self, *_: Any, **__: Any) -> ResumeResult:
+            return ResumeResult("checkpoint-20", told)
 
     client = Telling("http://127.0.0.1:1", tmp_path)
-    chosen = Resumer(from_environment({"CKPT_DIR": str(tmp_path)}), client, Agreement(), missing=lambda *_, **__: []).choose(0)
+    chosen = Resumer(
+        from_environment({"CKPT_DIR": str(tmp_path)}), client, RankConsensus(), missing=lambda *_, **__: []
+    ).choose(0)
     assert chosen is not None
     assert chosen.source == source
 
@@ -83,8 +91,8 @@ def test_what_the_sidecar_downloaded_before_it_was_asked_is_not_said_to_come_fro
 class Failing(Asked):
     """A sidecar that found something committed and cannot have it."""
 
-    def resume(self, checkpoint: str, **asked: Any) -> Answer:
-        return Answer(detail="checkpoint-5 is committed and cannot be had now: volume full", known=False)
+    def resume(self, checkpoint: str, **asked: Any) -> ResumeResult:
+        return ResumeResult(detail="checkpoint-5 is committed and cannot be had now: volume full", known=False)
 
 
 def test_a_start_from_scratch_beside_a_committed_checkpoint_is_said_in_capitals_and_never_made_under_fail(
@@ -92,7 +100,7 @@ def test_a_start_from_scratch_beside_a_committed_checkpoint_is_said_in_capitals_
 ) -> None:
     def choose(**settings: str) -> Any:
         settings |= {"CKPT_DIR": str(tmp_path)}
-        return Resumer(from_environment(settings), Failing(tmp_path), Agreement(), missing=lambda *_, **__: []).choose(0)
+        return Resumer(from_environment(settings), Failing(tmp_path), RankConsensus(), missing=lambda *_, **__: []).choose(0)
 
     assert choose() is None
     assert "TRAINING STARTS FROM SCRATCH" in (said := capsys.readouterr().err)

@@ -17,7 +17,7 @@ from tests.hook.job import ROOT, plain_environ
 from tests.process.sidecar_process import until
 from tests.processes import state_of
 from trainer_hook.contract import Notice, Request, encode_notice, encode_request, parse_answer, parse_notice, rfc3339
-from trainer_hook.process.signals import Requests, StopSignal, process_start_s
+from trainer_hook.process.signals import SaveRequests, StopSignal, process_start_s
 from trainer_hook.volume import lease
 
 START = """
@@ -80,9 +80,9 @@ WAITS = """
 with stop.training():
     print('up', flush=True)
     until = time.monotonic() + 5
-    while not stop.told() and time.monotonic() < until:
+    while not stop.noticed() and time.monotonic() < until:
         time.sleep(0.01)
-    print('told', stop.told(), flush=True)
+    print('told', stop.noticed(), flush=True)
 """
 
 
@@ -107,7 +107,7 @@ def test_a_handler_put_over_ours_does_not_hide_the_signal(volume: Path) -> None:
 
 def test_many_signals_in_a_row_are_one_notice(volume: Path) -> None:
     code = "stop.install()\nstop._training = True\nfor _ in range(500):\n    os.kill(os.getpid(), signal.SIGTERM)\n"
-    code += "print('told', stop.told())\n"
+    code += "print('told', stop.noticed())\n"
     assert outcome(code, volume) == (0, "told True\n")
 
 
@@ -131,7 +131,7 @@ with stop.training():
         assert child.exitcode == {5 if over else -15}, child.exitcode
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
     time.sleep(0.2)
-    print('told', stop.told())
+    print('told', stop.noticed())
 """
     assert outcome(code, volume) == (0, "told False\n")
 
@@ -145,7 +145,7 @@ with stop.training():
     pool.map(abs, range(4))
     pool.terminate()
     pool.join()
-    print('told', stop.told())
+    print('told', stop.noticed())
 """
     assert outcome(code, volume) == (0, "told False\n")
 
@@ -155,7 +155,7 @@ def test_a_thread_notices_while_the_main_thread_is_deep_in_c(volume: Path) -> No
 stop.install()
 stop._training = True
 def watch():
-    while stop.told_at_s is None:
+    while stop.notice_at_s is None:
         time.sleep(0.01)
     print('told', flush=True)
     os._exit(0)
@@ -182,27 +182,27 @@ def notice(volume: Path, content: bytes) -> None:
 
 def test_the_file_on_the_volume_counts_as_a_notice(volume: Path) -> None:
     stop = StopSignal(volume, exit_code=143)
-    assert not stop.told()
+    assert not stop.noticed()
     notice(volume, encode_notice(Notice(rfc3339(time.time()), "prestop")))
-    until(stop.told)
+    until(stop.noticed)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"{}"])
 def test_a_notice_without_a_time_counts_by_when_it_was_written(content: bytes, volume: Path) -> None:
     notice(volume, content)
-    assert StopSignal(volume, exit_code=143).told()
+    assert StopSignal(volume, exit_code=143).noticed()
     os.utime(volume / ".ckpt/terminating", (0, process_start_s() - 5))
-    assert not StopSignal(volume, exit_code=143).told()
+    assert not StopSignal(volume, exit_code=143).noticed()
 
 
 def test_a_notice_that_was_for_an_earlier_process_is_ignored(volume: Path) -> None:
     notice(volume, encode_notice(Notice(rfc3339(process_start_s() - 1), "sigterm")))
-    assert not StopSignal(volume, exit_code=143).told()
+    assert not StopSignal(volume, exit_code=143).noticed()
 
 
 def test_a_notice_given_while_libraries_were_still_being_imported_counts(volume: Path) -> None:
     notice(volume, encode_notice(Notice(rfc3339(process_start_s() + 0.5), "prestop")))
-    assert StopSignal(volume, exit_code=143).told()
+    assert StopSignal(volume, exit_code=143).noticed()
 
 
 def test_a_process_knows_when_it_was_started(volume: Path) -> None:
@@ -214,10 +214,10 @@ def test_a_process_knows_when_it_was_started(volume: Path) -> None:
 
 
 def test_looking_at_the_volume_at_each_step_costs_next_to_nothing(volume: Path) -> None:
-    stop, requests = StopSignal(volume, exit_code=143), Requests(volume)
+    stop, requests = StopSignal(volume, exit_code=143), SaveRequests(volume)
     began_s = time.perf_counter()
     for _ in range(10_000):
-        stop.told()
+        stop.noticed()
         requests.poll()
     per_step_s = (time.perf_counter() - began_s) / 10_000
     print(f"{1e6 * per_step_s:.2f} us per step")
@@ -228,7 +228,7 @@ def test_a_request_is_seen_once_and_one_from_before_never(volume: Path) -> None:
     path = volume / ".ckpt/request.json"
     path.parent.mkdir()
     path.write_bytes(encode_request(Request("1", "save")))
-    requests = Requests(volume)
+    requests = SaveRequests(volume)
     assert requests.poll() is None
     path.write_bytes(encode_request(Request("2", "save-and-stop")))
     assert until(requests.poll) == Request("2", "save-and-stop")
@@ -241,7 +241,7 @@ def test_a_request_is_seen_once_and_one_from_before_never(volume: Path) -> None:
 
 def test_a_request_is_answered_once_by_the_save_that_follows_it(volume: Path) -> None:
     (volume / ".ckpt").mkdir()
-    requests = Requests(volume)
+    requests = SaveRequests(volume)
     answer = volume / ".ckpt/answer.json"
     requests.answer("checkpoint-1", saved=True)
     assert not answer.exists(), "nobody asked"
@@ -333,7 +333,7 @@ def test_a_parent_waits_for_the_ranks_that_it_started(volume: Path) -> None:
     code = """
 import multiprocessing
 from trainer_hook.process import signals as jit
-jit._NOT_TRAINING_S = 0.2
+jit._IDLE_EXIT_S = 0.2
 def rank():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(1)

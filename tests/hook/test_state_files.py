@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainer_hook.loops import randomness, state_files
 from trainer_hook.loops.loop import missing_from
-from trainer_hook.loops.state_files import DoesNotFit
+from trainer_hook.loops.state_files import StateMismatch
 from trainer_hook.torch import Checkpointer
 
 
@@ -72,9 +72,9 @@ def test_names_do_not_depend_on_how_a_model_is_wrapped(tmp_path: Path) -> None:
 
 def test_another_models_checkpoint_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     write({"model": net()}, tmp_path)
-    with pytest.raises(DoesNotFit, match=r"(?s)state of 'model' does not fit: .*0\.weight.*CKPT_STORE prefix"):
+    with pytest.raises(StateMismatch, match=r"(?s)state of 'model' does not fit: .*0\.weight.*CKPT_STORE prefix"):
         load({"model": torch.nn.Sequential(torch.nn.Linear(2, 2))}, tmp_path)
-    with pytest.raises(DoesNotFit, match="no state of 'ema'"):
+    with pytest.raises(StateMismatch, match="no state of 'ema'"):
         load({"model": net(), "ema": net()}, tmp_path)
 
 
@@ -100,7 +100,7 @@ class Own:
 
 
 def test_a_state_that_could_not_be_read_again_is_refused_when_it_is_saved(tmp_path: Path) -> None:
-    with pytest.raises(DoesNotFit, match=r"own\['deep'\]\[0\] is a .*Path.*add_safe_globals"):
+    with pytest.raises(StateMismatch, match=r"own\['deep'\]\[0\] is a .*Path.*add_safe_globals"):
         write({"own": Own(Path())}, tmp_path)
     assert not list(tmp_path.iterdir())
 

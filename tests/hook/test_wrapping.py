@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from trainer_hook.libraries.transformers.saver import Saver
-from trainer_hook.libraries.transformers.trainer import _Call, patch
+from trainer_hook.libraries.transformers.driver import TrainerDriver
+from trainer_hook.libraries.transformers.trainer import patch
 
 
 class Trainer:
@@ -63,8 +63,7 @@ def test_the_librarys_own_jit_checkpoint_gives_way_only_to_another(jit: bool, ca
     handler = SimpleNamespace(callbacks=callbacks, remove_callback=callbacks.remove)
     taken: list[bool] = []
     session = SimpleNamespace(settings=SimpleNamespace(jit=jit), stop=SimpleNamespace(install_again=lambda: taken.append(True)))
-    call = SimpleNamespace(_session=session, _trainer=SimpleNamespace(callback_handler=handler))
-    _Call._replace_builtin_jit(call)  # type: ignore[arg-type]
+    TrainerDriver(session, SimpleNamespace(callback_handler=handler), None).replace_builtin_jit()  # type: ignore[arg-type]
     assert len(callbacks) == (1 if jit else 2)
     assert taken == ([True] if jit else [])
     assert ("enable_jit_checkpoint is replaced" in capsys.readouterr().err) == jit
@@ -72,8 +71,8 @@ def test_the_librarys_own_jit_checkpoint_gives_way_only_to_another(jit: bool, ca
 
 def test_what_was_saved_before_a_call_began_anew_with_a_smaller_batch_is_saved_again() -> None:
     session = SimpleNamespace(saved={"checkpoint-3"})
-    saver: Any = SimpleNamespace(_session=session, _saved_before=None)
-    Saver.begin(saver)
+    driver = TrainerDriver(session, None, None)  # type: ignore[arg-type]
+    driver.begin()
     session.saved.add("checkpoint-5")
-    Saver.begin(saver)
+    driver.begin()
     assert session.saved == {"checkpoint-3"}, "the one that is resumed from stays as it is"

@@ -12,7 +12,7 @@ from trainer_hook.activation.boot import SHUTDOWN_TIMEOUT, give_workers_the_grac
 from trainer_hook.process.log import warn
 from trainer_hook.process.settings import SettingError, Settings, from_environment
 
-HARD_CODED_S = 30.0
+LAUNCHER_KILL_S = 30.0
 INJECT = Path(__file__).resolve().parent / "inject"
 EXIT_CONFIGURATION, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 2, 126, 127
 
@@ -34,10 +34,11 @@ def shutdown_warning(environ: Mapping[str, str], settings: Settings, *, reads_va
         reads_variable: Whether the installed torch has the knob; ``None``: there is no torch.
     """
     given, grace_s = environ.get(SHUTDOWN_TIMEOUT), settings.grace_seconds
-    if reads_variable is False and grace_s > HARD_CODED_S:
+    if reads_variable is False and grace_s > LAUNCHER_KILL_S:
         return (
-            f"torchrun of this torch kills the ranks {HARD_CODED_S:.0f} s after SIGTERM, not CKPT_GRACE_SECONDS={grace_s:g}: "
-            "a just-in-time save must be finished by then; torch 2.12 and later wait for the whole grace period"
+            f"torchrun of this torch kills the ranks {LAUNCHER_KILL_S:.0f} s after SIGTERM, not "
+            f"CKPT_GRACE_SECONDS={grace_s:g}: a just-in-time save must be finished by then; "
+            "torch 2.12 and later wait for the whole grace period"
         )
     if reads_variable and given and given.isdigit() and int(given) < grace_s:
         return f"{SHUTDOWN_TIMEOUT}={given} is shorter than CKPT_GRACE_SECONDS={grace_s:g}: torchrun kills the ranks that early"
@@ -80,10 +81,10 @@ def run(command: Sequence[str]) -> int:
 
 def deepspeed_warning(command: Sequence[str], settings: Settings) -> str | None:
     """Return why DeepSpeed's launcher may kill the ranks before the grace period is over, or ``None``."""
-    if "deepspeed" not in _names(command) or settings.grace_seconds <= HARD_CODED_S:
+    if "deepspeed" not in _names(command) or settings.grace_seconds <= LAUNCHER_KILL_S:
         return None
     return (
-        f"deepspeed kills the ranks {HARD_CODED_S:.0f} s after SIGTERM, not CKPT_GRACE_SECONDS={settings.grace_seconds:g}: "
+        f"deepspeed kills the ranks {LAUNCHER_KILL_S:.0f} s after SIGTERM, not CKPT_GRACE_SECONDS={settings.grace_seconds:g}: "
         "a just-in-time save must be finished by then; torchrun, which can start the same script, waits longer"
     )
 

@@ -15,23 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.asynchronous import host_memory
-from trainer_hook.asynchronous.deferring import Deferred, NotEverywhere, deferring
+from trainer_hook.asynchronous.deferring import Deferred, RankFailed, deferring
 from trainer_hook.asynchronous.host_buffer import HostBuffer
-from trainer_hook.asynchronous.layout import Layout
-from trainer_hook.asynchronous.snapshot import Copier, Torn, steps_alone
+from trainer_hook.asynchronous.layout import SnapshotLayout
+from trainer_hook.asynchronous.snapshot import Copier, TornSnapshot, steps_alone
 from trainer_hook.asynchronous.writer import Job
-from trainer_hook.asynchronous.writer_process import END_WITHIN_S, NotWritten, Writer
-from trainer_hook.process.log import say, warn
+from trainer_hook.asynchronous.writer_process import KILL_TIMEOUT_S, NotWritten, Writer
+from trainer_hook.process.log import info, warn
 
-FAILURES_IN_A_ROW = 2
+MAX_CONSECUTIVE_FAILURES = 2
 """After so many, saves block."""
-FITS_WITH = 1.25
-FITS_BEYOND_S = 1.0
+SAVE_TIME_FACTOR = 1.25
+SAVE_TIME_MARGIN_S = 1.0
 
 
 def fits(*, expected_s: float, left_s: float) -> bool:
     """Whether a save that took ``expected_s`` the last time can be tried with ``left_s`` until the process is killed."""
-    return expected_s * FITS_WITH + FITS_BEYOND_S <= left_s
+    return expected_s * SAVE_TIME_FACTOR + SAVE_TIME_MARGIN_S <= left_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Captured:
         """All of it is written.
 
         Raises:
-            NotEverywhere: Another rank could not write its part.
+            RankFailed: Another rank could not write its part.
         """
         for file, result in zip(self.deferred.files, results, strict=True):
             file.written(result)
@@ -64,7 +64,7 @@ class Background:
     """Writes one checkpoint at a time, beside training. All methods are for the training thread."""
 
     def __init__(self, ranks: int = 1) -> None:
-        """``ranks``: as for ``no_room_for``."""
+        """``ranks``: as for ``memory_shortage``."""
         self._ranks = ranks
         self._buffer: HostBuffer | None = None
         self._writer: Writer | None = None
@@ -179,34 +179,34 @@ class Background:
             self._preparing.join()
         if self._writer is not None:
             self._writer.close()
-        if self.wait(END_WITHIN_S) and self._buffer is not None:
+        if self.wait(KILL_TIMEOUT_S) and self._buffer is not None:
             self._buffer.close()
         self._buffer = self._writer = self._copier = self._preparing = None
 
     def _may_try(self) -> bool:
-        return self._failures < FAILURES_IN_A_ROW
+        return self._failures < MAX_CONSECUTIVE_FAILURES
 
     def _may_overlap(self, optimizer: Any) -> bool:
         return not self._torn and optimizer is not None and steps_alone(optimizer)
 
     def _count(self, error: Exception) -> None:
-        if isinstance(error, Torn):
+        if isinstance(error, TornSnapshot):
             self._torn = True  # the next ones are copied at once
             return
         if isinstance(error, NotWritten) and str(error).startswith("the volume is full"):
             return  # a blocking save would have met the same
-        if isinstance(error, NotEverywhere):
+        if isinstance(error, RankFailed):
             return  # it is the other rank's
         self._failures += 1
-        if self._failures == FAILURES_IN_A_ROW:
+        if self._failures == MAX_CONSECUTIVE_FAILURES:
             warn(f"{self._failures} saves beside training failed in a row: from now on saves block")
 
     def _why_not(self, size_bytes: int) -> str | None:
         held = self._buffer.size_bytes if self._buffer else 0
-        return host_memory.no_room_for(size_bytes, held_bytes=held, limit=host_memory.available(), ranks=self._ranks)
+        return host_memory.memory_shortage(size_bytes, held_bytes=held, limit=host_memory.available(), ranks=self._ranks)
 
     def _snapshot(self, deferred: Deferred, optimizer: Any) -> Captured | None:
-        layout = Layout()
+        layout = SnapshotLayout()
         files = [file.job(layout) for file in deferred.files]
         if self._preparing is not None:
             self._preparing.join()
@@ -241,7 +241,7 @@ class Background:
     def _say_once(self, text: str) -> None:
         if text.split(":")[0] not in self._said:
             self._said.add(text.split(":")[0])
-            say(text)
+            info(text)
 
 
 def _reserve(buffer: HostBuffer, size_bytes: int, device: Any) -> None:

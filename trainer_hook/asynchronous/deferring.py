@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainer_hook.asynchronous.layout import Layout
+from trainer_hook.asynchronous.layout import SnapshotLayout
 from trainer_hook.asynchronous.writer import ArchiveJob, TensorsJob
 
 SMALL_BYTES = 1 << 20
@@ -28,17 +28,17 @@ _SAVE_FILE_NAMES = ("save_file", "safe_save_file")
 """Under which names modules hold safetensors' ``save_file``. One that is not found writes at once."""
 
 
-class NotEverywhere(RuntimeError):
+class RankFailed(RuntimeError):
     """Some rank could not write its part of what all of them write. The text is that rank's reason."""
 
 
 class Later(Protocol):
     """What is still to be written. It ends with ``write``, ``written`` or ``give_up``, called once.
 
-    Where ranks write together, these raise ``NotEverywhere`` if another one could not.
+    Where ranks write together, these raise ``RankFailed`` if another one could not.
     """
 
-    def job(self, layout: Layout) -> Any:
+    def job(self, layout: SnapshotLayout) -> Any:
         """Return what the process that writes is to do."""
 
     def write(self) -> None:
@@ -73,7 +73,7 @@ class Archive(_OfOneRank):
     """Name and content in the order of writing; the content is bytes or an ``UntypedStorage`` of any device."""
     at_once: Callable[[], None]
 
-    def job(self, layout: Layout) -> ArchiveJob:
+    def job(self, layout: SnapshotLayout) -> ArchiveJob:
         """As ``Later.job``."""
         return ArchiveJob(self.path, [(name, layout.of(content)) for name, content in self.records], _archive_options())
 
@@ -91,7 +91,7 @@ class Tensors(_OfOneRank):
     metadata: Mapping[str, str] | None
     at_once: Callable[[], None]
 
-    def job(self, layout: Layout) -> TensorsJob:
+    def job(self, layout: SnapshotLayout) -> TensorsJob:
         """As ``Later.job``."""
         return TensorsJob(self.path, [(name, layout.of_tensor(t)) for name, t in self.tensors.items()], self.metadata)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from trainer_hook.asynchronous.writer_process import TAKES_BYTES
+from trainer_hook.asynchronous.writer_process import WRITER_BYTES
 
 UNLIMITED = 1 << 62
 """Version 1 says "no limit" with a number close to 2**63."""
@@ -20,7 +20,7 @@ class Limit:
     where: str
 
 
-def no_room_for(size_bytes: int, *, held_bytes: int, limit: Limit, ranks: int = 1) -> str | None:
+def memory_shortage(size_bytes: int, *, held_bytes: int, limit: Limit, ranks: int = 1) -> str | None:
     """Return why a snapshot does not fit into the host's memory; ``None`` if it does.
 
     Args:
@@ -29,7 +29,7 @@ def no_room_for(size_bytes: int, *, held_bytes: int, limit: Limit, ranks: int = 
         limit: What may still be taken.
         ranks: How many on this node ask at the same time for about as much each.
     """
-    needed = ranks * (max(0, size_bytes - held_bytes) + (0 if held_bytes else TAKES_BYTES))
+    needed = ranks * (max(0, size_bytes - held_bytes) + (0 if held_bytes else WRITER_BYTES))
     if size_bytes <= held_bytes or needed <= limit.available_bytes:
         return None
     what = "a snapshot needs" if ranks == 1 else f"snapshots of {ranks} ranks need"

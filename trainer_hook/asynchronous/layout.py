@@ -11,7 +11,7 @@ ALIGNMENT = 64
 
 
 @dataclass(slots=True)
-class Layout:
+class SnapshotLayout:
     """Where each storage goes; one that several files or tensors use goes there once."""
 
     size_bytes: int = 0

@@ -15,11 +15,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter
 
-from trainer_hook.asynchronous.deferring import DEVICES, Deferred, NotEverywhere
-from trainer_hook.asynchronous.layout import Layout
+from trainer_hook.asynchronous.deferring import DEVICES, Deferred, RankFailed
+from trainer_hook.asynchronous.layout import SnapshotLayout
 from trainer_hook.asynchronous.writer import ShardsJob, packed, unpacked
 
-_MOST_TOLD = 500
+_MAX_REASON_CHARS = 500
 
 
 def save(state: Mapping[str, Any], folder: Path, group: Any, deferred: Deferred | None = None) -> None:
@@ -32,13 +32,13 @@ def save(state: Mapping[str, Any], folder: Path, group: Any, deferred: Deferred 
         deferred: Takes what this rank has to write; ``None``: it is written at once. Ranks may differ in it.
 
     Raises:
-        NotEverywhere: Some rank could not plan it, or not write it.
+        RankFailed: Some rank could not plan it, or not write it.
     """
     if deferred is None:
         try:
             _save(state, group, FileSystemWriter(folder, sync_files=False))
         except CheckpointException as error:  # no Exception
-            raise NotEverywhere(_reasons(error)) from error
+            raise RankFailed(_reasons(error)) from error
         return
     shards = Shards(folder, folder.relative_to(deferred.folder).as_posix())
     shards.plan(state, group)
@@ -76,7 +76,7 @@ class Shards:
         """Agree with all ranks on who writes what, and return before anything is written.
 
         Raises:
-            NotEverywhere: Some rank could not.
+            RankFailed: Some rank could not.
         """
         device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
@@ -108,7 +108,7 @@ class Shards:
         """Whether all of it can be copied: bytes, and plain tensors in memory that is known."""
         return all(isinstance(c, bytes) or (type(c) is torch.Tensor and c.device.type in DEVICES) for c in self._contents)
 
-    def job(self, layout: Layout) -> ShardsJob:
+    def job(self, layout: SnapshotLayout) -> ShardsJob:
         """As ``Later.job``."""
         contents = [layout.of(c) if isinstance(c, bytes) else layout.of_tensor(c) for c in self._contents]
         return ShardsJob(self._path, packed(self._plan), contents)
@@ -117,7 +117,7 @@ class Shards:
         """As ``Later.write``.
 
         Raises:
-            NotEverywhere: It could not be written, here or by another rank.
+            RankFailed: It could not be written, here or by another rank.
         """
         self._answer_with(self._write)
 
@@ -125,7 +125,7 @@ class Shards:
         """As ``Later.written``.
 
         Raises:
-            NotEverywhere: Another rank could not write its part.
+            RankFailed: Another rank could not write its part.
         """
         self._answer_with(lambda: unpacked(result))
 
@@ -137,7 +137,7 @@ class Shards:
 
         try:
             self._answer_with(fail)
-        except NotEverywhere:
+        except RankFailed:
             return
 
     def _answer_with(self, answer: Callable[[], Any]) -> None:
@@ -150,7 +150,7 @@ class Shards:
         assert self._thread is not None
         self._thread.join()
         if self._failure is not None:
-            raise NotEverywhere(_reasons(self._failure)) from self._failure
+            raise RankFailed(_reasons(self._failure)) from self._failure
 
 
 class _HandsOver(FileSystemWriter):  # type: ignore[misc]
@@ -171,7 +171,7 @@ class _HandsOver(FileSystemWriter):  # type: ignore[misc]
 def _reasons(error: BaseException) -> str:
     failures = error.failures if isinstance(error, CheckpointException) else {}
     told = "; ".join(f"rank {rank}: {type(what).__name__}: {what}" for rank, (what, _) in sorted(failures.items()))
-    return (told or f"{type(error).__name__}: {error}")[:_MOST_TOLD]
+    return (told or f"{type(error).__name__}: {error}")[:_MAX_REASON_CHARS]
 
 
 def _content(resolved: Any) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainer_hook.asynchronous.host_buffer import CHUNK_BYTES, HostBuffer
-from trainer_hook.asynchronous.layout import ALIGNMENT, Layout
+from trainer_hook.asynchronous.layout import ALIGNMENT, SnapshotLayout
 
 Pair = tuple[Any, Any]
 """Source and place, both as bytes."""
@@ -43,7 +43,7 @@ def _tensors_in(state: Any) -> Iterable[Any]:
             yield from (value for value in values.values() if isinstance(value, torch.Tensor))
 
 
-class Torn(RuntimeError):
+class TornSnapshot(RuntimeError):
     """Something else than the optimizer changed what was being copied: the snapshot is of no single step."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Copier:
         self._buffer = buffer
         self._streams: dict[Any, Any] = {}
 
-    def copy(self, layout: Layout, optimizer: Any) -> Callable[[], None]:
+    def copy(self, layout: SnapshotLayout, optimizer: Any) -> Callable[[], None]:
         """Take the snapshot. Returns what makes sure, from any thread, that all of it has arrived.
 
         From the return on the caller may change everything but what the optimizer updates in its ``step()``; that step waits
@@ -68,7 +68,7 @@ class Copier:
             optimizer: Nothing but its ``step()`` changes the parameters. ``None``: anybody may, so nothing is put off.
 
         Raises:
-            Torn: By the returned function.
+            TornSnapshot: By the returned function.
         """
         target = self._buffer.bytes()
         for text, extent in layout.texts:
@@ -124,7 +124,7 @@ class Copier:
             for source_and_place in (early, late, pairs):
                 source_and_place.clear()  # until now nothing of it may be freed and used for something else
             if not untouched():
-                raise Torn
+                raise TornSnapshot
 
         return wait
 
@@ -194,11 +194,11 @@ class Copying:
         """Help.
 
         Raises:
-            Torn: The copy is of no use.
+            TornSnapshot: The copy is of no use.
         """
         self.help()
         if self._is_torn:
-            raise Torn
+            raise TornSnapshot
 
 
 @functools.cache

@@ -13,9 +13,9 @@ from typing import Any
 
 from trainer_hook.asynchronous.writer import Job
 
-TAKES_BYTES = 384 << 20
+WRITER_BYTES = 384 << 20
 """What it takes for itself (torch, once imported), generously."""
-END_WITHIN_S = 5.0
+KILL_TIMEOUT_S = 5.0
 
 
 class WriterDied(RuntimeError):
@@ -90,7 +90,7 @@ class Writer:
         """End it."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a write to a disk that does not answer
-            self._process.wait(END_WITHIN_S)
+            self._process.wait(KILL_TIMEOUT_S)
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:

@@ -30,16 +30,16 @@ from trainer_hook.contract import (
     rfc3339,
     step_of,
 )
-from trainer_hook.process.log import i_am, say, warn
+from trainer_hook.process.log import info, set_rank, warn
 from trainer_hook.process.rank_consensus import World, new_attempt, place_in_blocks
 from trainer_hook.process.session import Session, known_session, session_of_saves
 from trainer_hook.volume.publish import RankRecords, finish, listed_files
 
-QUIET_S = 1.0
+SETTLE_S = 1.0
 """A script may add files of its own to what the library wrote: the marker comes when nothing has changed for so long."""
-LOOK_S = 5.0
+RECHECK_S = 5.0
 """How often the newest one is looked at afterwards: what is added still later needs a new marker."""
-EXIT_PATIENCE_S = 10.0
+EXIT_TIMEOUT_S = 10.0
 """How long a rank that exits waits for the others of its node to have come back from the same save."""
 
 
@@ -96,7 +96,7 @@ def _warn_once(text: str) -> None:
 def _leave_alone(parts: tuple[str, ...], why: str, *, kind: str) -> None:
     if kind not in _told:
         _told.add(kind)
-        say(f"{'/'.join(parts) or 'what the script saves into $CKPT_DIR itself'} is not published: {why}")
+        info(f"{'/'.join(parts) or 'what the script saves into $CKPT_DIR itself'} is not published: {why}")
 
 
 _told: set[str] = set()
@@ -110,7 +110,7 @@ def expect(call: Callable[[], Call]) -> None:
             _quietly(functools.partial(_meant, call))
 
 
-def _begin(told: Callable[[], Call]) -> _OwnSave | None:
+def _begin(told: Callable[[], Call]) -> _ScriptSave | None:
     with _lock:
         save = _meant(told)
         if save is not None:
@@ -118,7 +118,7 @@ def _begin(told: Callable[[], Call]) -> _OwnSave | None:
         return save
 
 
-def _meant(told: Callable[[], Call]) -> _OwnSave | None:
+def _meant(told: Callable[[], Call]) -> _ScriptSave | None:
     """Return the save that is to be published, of a session that is open; ``None`` for one that is left alone."""
     call = told()
     parts = _inside_volume(call.folder)
@@ -140,7 +140,7 @@ def _meant(told: Callable[[], Call]) -> _OwnSave | None:
         _leave_alone(parts, why, kind="ranks")
         return None
     session.take_part(world, session.attempt or _common_attempt(world))
-    return _OwnSave(session, world, ranks, parts[0])
+    return _ScriptSave(session, world, ranks, parts[0])
 
 
 def _inside_volume(folder: Any) -> tuple[str, ...] | None:
@@ -178,7 +178,7 @@ def _place(session: Session, ranks: tuple[int, ...]) -> World | None:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
-        i_am(rank)
+        set_rank(rank)
     else:
         rank, size = 0, int(os.environ.get("WORLD_SIZE") or 1)
         if size > 1:
@@ -212,11 +212,11 @@ def _common_attempt(world: World) -> str:
 
 
 _lock = threading.RLock()
-_watched: dict[str, _OwnSave] = {}
+_watched: dict[str, _ScriptSave] = {}
 """What is to be published, or was published and may still change, by name; the newest comes last."""
 
 
-class _OwnSave:
+class _ScriptSave:
     """One save of one checkpoint, as one rank sees it. The lowest one on each node that takes part writes the marker."""
 
     def __init__(self, session: Session, world: World, ranks: tuple[int, ...], name: str) -> None:
@@ -236,7 +236,7 @@ class _OwnSave:
             before._over.set()
         self._session.saves[self._name] += 1
         if self._publishes:
-            make_way(self._folder)
+            withdraw(self._folder)
             self._records.clear(self._name)
 
     def written(self) -> None:
@@ -257,7 +257,7 @@ class _OwnSave:
 
     def _watch(self) -> None:
         before = self._files()
-        while not self._over.wait(QUIET_S if self._published is None else LOOK_S):
+        while not self._over.wait(SETTLE_S if self._published is None else RECHECK_S):
             now = self._files()
             if now == before:
                 _quietly(functools.partial(self.publish, now))
@@ -289,7 +289,7 @@ class _OwnSave:
                 return True
             self._published = files
             self._records.clear(self._name)
-        say(
+        info(
             f"published {self._name}, which the script saved"
             + ("" if before is None else ", anew: it has written more into it")
         )
@@ -318,7 +318,7 @@ class _OwnSave:
     def publish_at_exit(self) -> None:
         """There will be no more: do not wait until it is quiet."""
         self._over.set()
-        until_s = time.monotonic() + EXIT_PATIENCE_S
+        until_s = time.monotonic() + EXIT_TIMEOUT_S
         while os.getpid() == self._session.pid and not self.publish(self._files()) and time.monotonic() < until_s:
             time.sleep(0.02)
 
@@ -334,7 +334,7 @@ def _publish_at_exit() -> None:
     atexit.register(publish)  # after the session's own, so it runs before the wait for durability
 
 
-def make_way(folder: Path) -> None:
+def withdraw(folder: Path) -> None:
     """Take back what was published of a directory that is about to be written again. What is already new in there stays.
 
     Writing in place would change what the sidecar holds by hard links.

@@ -25,7 +25,7 @@ from trainer_hook.asynchronous.deferring import deferred_here
 SHARDED = "sharded"
 
 
-class DoesNotFit(ValueError):
+class StateMismatch(ValueError):
     """A checkpoint and the objects that it is to be loaded into differ. The text names them and says what to do."""
 
 
@@ -55,8 +55,8 @@ def write(state: tuple[Mapping[str, Any], Mapping[str, Any]], folder: Path, *, r
 
     Raises:
         OSError: The volume is full or not writable.
-        NotEverywhere: So it is for another rank.
-        DoesNotFit: A state holds what could not be read again.
+        RankFailed: So it is for another rank.
+        StateMismatch: A state holds what could not be read again.
     """
     replicated, sharded = state
     if sharded:  # first: whatever fails on one rank alone must not leave the others waiting for it
@@ -73,7 +73,7 @@ def load(objects: Mapping[str, Any], folder: Path, *, group: Any) -> None:
     """Load each object's state from a checkpoint. Collective.
 
     Raises:
-        DoesNotFit: The checkpoint is of other objects, or holds what cannot be read safely.
+        StateMismatch: The checkpoint is of other objects, or holds what cannot be read safely.
     """
     sharded = {name: thing for name, thing in objects.items() if _is_sharded(thing, objects)}
     for name, thing in objects.items():
@@ -82,7 +82,7 @@ def load(objects: Mapping[str, Any], folder: Path, *, group: Any) -> None:
             try:
                 _bare(thing).load_state_dict(content)
             except (RuntimeError, ValueError, KeyError) as error:
-                raise DoesNotFit(f"{folder.name}: the state of {name!r} does not fit: {error}. {_OTHER_RUN}") from error
+                raise StateMismatch(f"{folder.name}: the state of {name!r} does not fit: {error}. {_OTHER_RUN}") from error
     if sharded:
         _load_sharded(sharded, objects, folder / SHARDED, group)
 
@@ -167,7 +167,7 @@ def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder
     try:
         dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=not _in_a_group())
     except (Exception, dcp.api.CheckpointException) as error:  # the latter is no Exception; it has the ranks' reasons
-        raise DoesNotFit(f"{folder.parent.name}: {str(error)[:500]}. {_OTHER_RUN}") from error
+        raise StateMismatch(f"{folder.parent.name}: {str(error)[:500]}. {_OTHER_RUN}") from error
     for name, thing in sharded.items():
         if isinstance(thing, torch.optim.Optimizer):
             set_optimizer_state_dict(_model_of(thing, objects), thing, state[name])
@@ -198,26 +198,26 @@ def _write_safetensors(content: Any, path: Path) -> bool:
     return True
 
 
-_HARMLESS = (torch.Tensor, torch.dtype, torch.device, torch.Size, str, bytes, int, float, complex, type(None))
-_BOXES = (dict, OrderedDict, defaultdict, Counter, list, tuple, set)
+_SAFE_TYPES = (torch.Tensor, torch.dtype, torch.device, torch.Size, str, bytes, int, float, complex, type(None))
+_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, tuple, set)
 
 
 def expect_readable(content: Any, name: str) -> None:
     """Check that ``torch.load`` reads a state with ``weights_only=True``: better now than after the pod is gone.
 
     Raises:
-        DoesNotFit: It does not; the text names the place and the class.
+        StateMismatch: It does not; the text names the place and the class.
     """
     waiting: list[tuple[str, Any]] = [(name, content)]
     while waiting:
         place, value = waiting.pop()
-        if isinstance(value, Mapping) and type(value) in _BOXES:
+        if isinstance(value, Mapping) and type(value) in _CONTAINERS:
             waiting += [(f"{place}[{key!r}]", part) for key, part in value.items()]
-        elif type(value) in _BOXES:
+        elif type(value) in _CONTAINERS:
             waiting += [(f"{place}[{number}]", part) for number, part in enumerate(value)]
-        elif not isinstance(value, _HARMLESS) and type(value) not in torch.serialization.get_safe_globals():
+        elif not isinstance(value, _SAFE_TYPES) and type(value) not in torch.serialization.get_safe_globals():
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            raise DoesNotFit(f"{place} is a {kind}, which is not read again without running code: {_ALLOW}")
+            raise StateMismatch(f"{place} is a {kind}, which is not read again without running code: {_ALLOW}")
 
 
 def _read(folder: Path, name: str) -> Any:
@@ -225,7 +225,7 @@ def _read(folder: Path, name: str) -> Any:
         try:
             from safetensors.torch import load_file
         except ImportError:
-            raise DoesNotFit(f"{folder.name}/{name}.safetensors needs safetensors: pip install safetensors") from None
+            raise StateMismatch(f"{folder.name}/{name}.safetensors needs safetensors: pip install safetensors") from None
         return load_file(folder / f"{name}.safetensors")
     return read_pt(folder / f"{name}.pt")
 
@@ -234,7 +234,7 @@ def write_pt(content: Any, path: Path) -> None:
     """Write what ``read_pt`` reads.
 
     Raises:
-        DoesNotFit: It holds objects of classes that are not known to be harmless.
+        StateMismatch: It holds objects of classes that are not known to be harmless.
     """
     expect_readable(content, path.stem)
     torch.save(content, path)
@@ -244,12 +244,12 @@ def read_pt(path: Path) -> Any:
     """Return what ``torch.save`` wrote, with tensors on the CPU.
 
     Raises:
-        DoesNotFit: It is not there, or holds objects of classes that are not known to be harmless.
+        StateMismatch: It is not there, or holds objects of classes that are not known to be harmless.
     """
     try:
         with torch.serialization.safe_globals([bytes, complex]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise DoesNotFit(f"{path.parent.name} has no state of {path.stem!r}. {_OTHER_RUN}") from None
+        raise StateMismatch(f"{path.parent.name} has no state of {path.stem!r}. {_OTHER_RUN}") from None
     except pickle.UnpicklingError as error:
-        raise DoesNotFit(f"{path.parent.name}/{path.name} is not read without running code: {_ALLOW}: {error}") from error
+        raise StateMismatch(f"{path.parent.name}/{path.name} is not read without running code: {_ALLOW}: {error}") from error

@@ -1,4 +1,4 @@
-"""A loop with named objects that have a state, and with what a library saves by itself."""
+"""A loop that saves named objects."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from trainer_hook.asynchronous.background import Background
 from trainer_hook.contract import META_OWN_SHARDS
 from trainer_hook.loops import state_files
 from trainer_hook.loops.loop import Loop
-from trainer_hook.process.log import say
-from trainer_hook.process.session import Session
+from trainer_hook.process.log import info
 from trainer_hook.saving.async_save import background_for
 
 
@@ -19,7 +18,7 @@ class StatefulLoop(Loop):
     """A loop with named objects that have ``state_dict`` and ``load_state_dict``."""
 
     def __init__(self, objects: Mapping[str, Any], sampler: Any = None) -> None:
-        """``None`` among the objects stands for one that this run does not use.
+        """``None`` among the objects stands for one that is not used.
 
         Raises:
             TypeError: An object has no state.
@@ -32,18 +31,19 @@ class StatefulLoop(Loop):
         self._save_group: Any = None
 
     def _obstacle(self) -> str | None:
-        """Return with what saves beside training are not available, if so."""
+        """Return the name of a library or strategy that rules out asynchronous saves; ``None``: they are possible."""
         return None
 
-    def _background(self, session: Session) -> Background | None:
-        agreement, sharded = session.join(), state_files.is_sharded(self._objects)
-        ranks = agreement.world.local_size if sharded else 1
-        background = background_for(session.settings, self._obstacle(), ranks=ranks)
+    def _background(self) -> Background | None:
+        assert self._session is not None
+        consensus, sharded = self._session.join(), state_files.is_sharded(self._objects)
+        ranks = consensus.world.local_size if sharded else 1
+        background = background_for(self._session.settings, self._obstacle(), ranks=ranks)
         if background is not None and sharded:
-            self._save_group = agreement.new_group()  # ranks end a save on it in a thread, while they agree on other things
+            self._save_group = consensus.new_group()  # a thread ends the save on it, while this thread uses the other group
         return background
 
-    def _large(self) -> Sequence[Any]:
+    def _large_objects(self) -> Sequence[Any]:
         saves = self._world.rank == 0 or state_files.is_sharded(self._objects)
         return list(self._objects.values()) if saves else []
 
@@ -68,12 +68,12 @@ class StatefulLoop(Loop):
     def _load(self, folder: Path, progress: Mapping[str, Any]) -> None:
         saved = progress.get("objects", [])
         if lacking := sorted(set(self._objects) - set(saved)):
-            raise state_files.DoesNotFit(
+            raise state_files.StateMismatch(
                 f"{folder.name} holds {', '.join(saved)}, but not {', '.join(lacking)}: "
                 "resume with the objects that were saved, or begin anew under another CKPT_STORE prefix"
             )
         if unused := sorted(set(saved) - set(self._objects)):
-            say(f"{folder.name}: {', '.join(unused)} is there, but nothing to load it into")
+            info(f"{folder.name}: {', '.join(unused)} is in the checkpoint, but this run has no such object")
         state_files.load(self._objects, folder, group=self._group)
 
     @property

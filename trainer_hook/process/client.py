@@ -17,9 +17,9 @@ ABSENT_AFTER_S = 30.0
 """A sidecar that refuses connections for this long is not there."""
 ABSENT_STILL_AFTER_S = 1.0
 """The same for one that was not there when it was asked last: a script may call ``train()`` many times."""
-_TRY_AGAIN_S = 0.5
-_NOT_IN_TIME = 504
-_NOT_UNDERSTOOD = 422
+_RETRY_S = 0.5
+_GATEWAY_TIMEOUT = 504
+_UNPROCESSABLE = 422
 
 
 class SidecarAbsent(Exception):
@@ -27,7 +27,7 @@ class SidecarAbsent(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ResumeResult:
     """The outcome of a resume request. ``checkpoint`` ``None``: nothing to resume from; the rest says why."""
 
     checkpoint: str | None = None
@@ -40,7 +40,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
+class FlushResult:
     """The outcome of a flush."""
 
     missing: tuple[dict[str, Any], ...] = ()
@@ -66,7 +66,7 @@ class Client:
         tell: Callable[[str], None],
         bar: Bar | None = None,
         share: dict[str, Any] | None = None,
-    ) -> Answer:
+    ) -> ResumeResult:
         """Ask for a checkpoint and wait until it is on the volume.
 
         Args:
@@ -95,24 +95,24 @@ class Client:
                 path = f"/v1/resume/{progress['id']}" if progress.get("id") else "/v1/resume"  # an older sidecar has no ids
                 progress = _expect_success(*self._call("GET", f"{path}?wait_s={wait_s}", None, timeout_s=10))
             except OSError:  # the sidecar restarts: it knows no request of before, and continues where it was
-                time.sleep(_TRY_AGAIN_S)
+                time.sleep(_RETRY_S)
                 progress = self._ask_to_resume(body, until_s=until_s)
         if bar is not None:
             bar.close()
         return _answer(progress)
 
-    def flush(self, *, timeout_s: float) -> Flushed:
+    def flush(self, *, timeout_s: float) -> FlushResult:
         """Wait until all that is finished is durable, or the time is over.
 
         Raises:
             OSError: Nobody answers, or not to us.
         """
         status, answer = self._call("POST", "/v1/flush", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10)
-        if status == _NOT_IN_TIME:
-            return Flushed(missing=tuple(answer.get("missing") or ()))
-        return Flushed(durable=tuple(_expect_success(status, answer).get("durable") or ()))
+        if status == _GATEWAY_TIMEOUT:
+            return FlushResult(missing=tuple(answer.get("missing") or ()))
+        return FlushResult(durable=tuple(_expect_success(status, answer).get("durable") or ()))
 
-    def make_room(self, wanted_bytes: int, *, timeout_s: float) -> list[str]:
+    def free_space(self, wanted_bytes: int, *, timeout_s: float) -> list[str]:
         """Have durable checkpoints leave the volume until so much is free. Returns their names.
 
         Raises:
@@ -145,7 +145,7 @@ class Client:
         while True:
             try:
                 status, said = self._call("POST", "/v1/resume", body | whose, timeout_s=10)
-                if status == _NOT_UNDERSTOOD and whose:  # a sidecar older than this field
+                if status == _UNPROCESSABLE and whose:  # a sidecar older than this field
                     whose = {}
                     continue
                 answer = _expect_success(status, said)
@@ -156,7 +156,7 @@ class Client:
                 if now_s > until_s or now_s - began_s > (ABSENT_AFTER_S if self._patience_s is None else self._patience_s):
                     self._patience_s = ABSENT_STILL_AFTER_S
                     raise SidecarAbsent(f"no sidecar answers at {self._url} ({error})") from None
-                time.sleep(_TRY_AGAIN_S)
+                time.sleep(_RETRY_S)
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None, *, timeout_s: float) -> tuple[int, Any]:
         import http.client
@@ -196,15 +196,15 @@ def _expect_success(status: int, answer: Any) -> Any:
     return answer
 
 
-def _answer(progress: dict[str, Any]) -> Answer:
+def _answer(progress: dict[str, Any]) -> ResumeResult:
     passed = tuple((str(p["checkpoint"]), str(p["reason"])) for p in progress.get("passed_over") or ())
     state = progress.get("state")
     if state == "ready":
-        return Answer(progress["checkpoint"], progress.get("source"), progress.get("meta") or {}, passed)
+        return ResumeResult(progress["checkpoint"], progress.get("source"), progress.get("meta") or {}, passed)
     if state == "none":
-        return Answer(passed_over=passed, detail=progress.get("detail"))
+        return ResumeResult(passed_over=passed, detail=progress.get("detail"))
     detail = progress.get("detail") or "no answer in time: raise CKPT_RESUME_TIMEOUT_S"
-    return Answer(passed_over=passed, detail=detail, known=False)
+    return ResumeResult(passed_over=passed, detail=detail, known=False)
 
 
 def _progress_text(progress: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ PREFIX = "[checkpoint]"
 _known: list[int] = []
 
 
-def i_am(rank: int) -> None:
+def set_rank(rank: int) -> None:
     """Tell which rank this process is, where the launcher does not say so in ``RANK``."""
     _known[:] = [rank]
 
@@ -19,7 +19,7 @@ def _rank() -> str | None:
     return str(_known[0]) if _known else os.environ.get("RANK")
 
 
-def say(text: str) -> None:
+def info(text: str) -> None:
     """Tell a fact, once per job."""
     if _rank() in (None, "0"):
         _write(text)

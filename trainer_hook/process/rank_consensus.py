@@ -16,16 +16,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_hook.process.log import i_am, warn
+from trainer_hook.process.log import set_rank, warn
 
 INTERVAL_MS = 1000.0
-MOST_TICKS = 1000
-LEAST_TIMEOUT_S = 1800.0
+MAX_TICKS = 1000
+MIN_TIMEOUT_S = 1800.0
 """Longest wait for another rank: longer than any save or download, or they would be taken for a dead rank."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Vote:
     """What a rank wants, or what all agreed on: the maximum over the ranks."""
 
     stop: bool = False
@@ -35,8 +35,8 @@ class Wish:
 
 
 def next_check(tick: int, *, ms_per_tick: float) -> int:
-    """Return the tick at which the ranks talk next: about ``INTERVAL_MS`` on, at least one tick, at most ``MOST_TICKS``."""
-    return tick + max(1, min(MOST_TICKS, int(INTERVAL_MS / max(ms_per_tick, 1e-3))))
+    """Return the tick at which the ranks talk next: about ``INTERVAL_MS`` on, at least one tick, at most ``MAX_TICKS``."""
+    return tick + max(1, min(MAX_TICKS, int(INTERVAL_MS / max(ms_per_tick, 1e-3))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ def new_attempt() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:8]}"
 
 
-class Agreement:
+class RankConsensus:
     """Talks to the other ranks. Alone it answers at once, at every tick."""
 
-    def __init__(self, *, timeout_s: float = LEAST_TIMEOUT_S) -> None:
+    def __init__(self, *, timeout_s: float = MIN_TIMEOUT_S) -> None:
         """Collective, once the process group is there. Without one this process is alone."""
         self.world = World()
         self._group: Any = None
@@ -94,7 +94,7 @@ class Agreement:
         self._broken = False
         self.waits_since_s: float | None = None
         """Monotonic instant since which this rank waits for the others; ``None`` while it does not."""
-        self._timeout_s = max(LEAST_TIMEOUT_S, timeout_s)
+        self._timeout_s = max(MIN_TIMEOUT_S, timeout_s)
         self._join()
 
     @property
@@ -119,7 +119,7 @@ class Agreement:
             return
         self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s))
         rank, size = dist.get_rank(), dist.get_world_size()
-        i_am(rank)
+        set_rank(rank)
         if os.environ.get("LOCAL_WORLD_SIZE") and os.environ.get("LOCAL_RANK"):
             local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
             self.world = place_in_blocks(rank, size, local_rank=local_rank, local_size=local_size)
@@ -128,7 +128,7 @@ class Agreement:
             dist.all_gather_object(names, socket.gethostname(), group=self._group)
             self.world = place_among(names, rank)
 
-    def tick(self, kind: str, mine: Callable[[], Wish]) -> Wish:
+    def tick(self, kind: str, mine: Callable[[], Vote]) -> Vote:
         """Return what all ranks agree on, or no wish at all where they do not talk.
 
         Every rank calls it at the same steps of the same kind (training, evaluation). A new kind talks at once, because its
@@ -142,7 +142,7 @@ class Agreement:
             return mine()
         self._tick += 1
         if self._broken or (kind == self._kind and self._tick < self._next_tick):
-            return Wish()
+            return Vote()
         if kind != self._kind:
             self._kind, self._last = kind, None
         wish = mine()
@@ -153,9 +153,9 @@ class Agreement:
         except RuntimeError as error:  # a rank died: the training's own collectives end this job
             self._broken = True
             warn(f"another rank cannot be reached ({str(error)[:200]}); no more saves in this attempt")
-            return Wish()
+            return Vote()
         self._next_tick = next_check(self._tick, ms_per_tick=slowest_ms)
-        return Wish(stop > 0, save > 0, manual > 0)
+        return Vote(stop > 0, save > 0, manual > 0)
 
     def _ms_per_tick(self) -> float:
         now_s = time.monotonic()

@@ -16,10 +16,10 @@ from trainer_hook.contract import TRAINER_STATE, TrainerState, encode_trainer_st
 from trainer_hook.process import exit_code
 from trainer_hook.process.client import Client
 from trainer_hook.process.ending import end_after_failure, wait_until_durable
-from trainer_hook.process.log import say, warn
-from trainer_hook.process.rank_consensus import Agreement, World, new_attempt
+from trainer_hook.process.log import info, warn
+from trainer_hook.process.rank_consensus import RankConsensus, World, new_attempt
 from trainer_hook.process.settings import Settings, from_environment
-from trainer_hook.process.signals import Requests, StopSignal, end_now
+from trainer_hook.process.signals import SaveRequests, StopSignal, exit_now
 from trainer_hook.volume import lease
 from trainer_hook.volume.publish import make_system_folders, publish
 
@@ -30,9 +30,9 @@ class Session:
 
     settings: Settings
     stop: StopSignal
-    requests: Requests
+    requests: SaveRequests
     client: Client
-    agreement: Agreement | None = None
+    consensus: RankConsensus | None = None
     world: World | None = None
     """This process among all, once it has its lease."""
     attempt: str = ""
@@ -59,13 +59,13 @@ class Session:
             self.listens = True
             self.stop.install()
 
-    def join(self) -> Agreement:
+    def join(self) -> RankConsensus:
         """Take this rank's lease and agree on the attempt. Collective: every rank calls it at its first ``train()``."""
-        if self.agreement is None:
-            agreement = Agreement(timeout_s=self.settings.resume_timeout_s + 60)
-            self.take_part(agreement.world, agreement.from_rank_0(self.attempt or new_attempt()))
-            self.agreement = agreement
-        return self.agreement
+        if self.consensus is None:
+            consensus = RankConsensus(timeout_s=self.settings.resume_timeout_s + 60)
+            self.take_part(consensus.world, consensus.from_rank_0(self.attempt or new_attempt()))
+            self.consensus = consensus
+        return self.consensus
 
     def take_part(self, world: World, attempt: str) -> None:
         """Take this rank's lease, as one of an attempt."""
@@ -98,10 +98,10 @@ class Session:
     def at_exit(self) -> None:
         """The last act after success: stay until what was saved is durable, because the pod ends with this process."""
         if self.left_in_thread and os.getpid() == self.pid:
-            end_now(self.settings.preempted_exit_code)
+            exit_now(self.settings.preempted_exit_code)
         if os.getpid() != self.pid or self.world is None or self.outcome != "succeeded":
             return
-        if self.stop.told_at_s is not None:  # the script's own last part was cut short: it is run again
+        if self.stop.notice_at_s is not None:  # the script's own last part was cut short: it is run again
             self.tell_state("preempted", self.last_step)
             return
         if exit_code.failed():  # the container is restarted: this is not the job's success
@@ -169,7 +169,7 @@ def session_from_environment() -> Session | None:
         return _current
     if os.environ.get("CKPT_DIR", "").strip():
         raise FileNotFoundError(f"CKPT_DIR={settings.dir} is not a directory: mount the shared volume there")
-    say(f"CKPT_DIR is not set and {settings.dir} does not exist: nothing is saved, nothing resumed")
+    info(f"CKPT_DIR is not set and {settings.dir} does not exist: nothing is saved, nothing resumed")
     return None
 
 
@@ -177,7 +177,7 @@ def open_session(settings: Settings) -> Session:
     """Arrange the last act. Who trains also has it listen for signals, in the main thread, as early as possible."""
     make_system_folders(settings.dir)
     stop = StopSignal(settings.dir, exit_code=settings.preempted_exit_code)
-    session = Session(settings, stop, Requests(settings.dir), Client(settings.sidecar_url, settings.dir))
+    session = Session(settings, stop, SaveRequests(settings.dir), Client(settings.sidecar_url, settings.dir))
     # Registered early, so that it runs after whatever the script registers.
     atexit.register(session.at_exit)
     _watch_for_failure(session)

@@ -40,9 +40,9 @@ from trainer_hook.process.pid_one import default_action
 from trainer_hook.volume.publish import publish
 
 _POLL_S = 0.5
-_MAIN_THREAD_S = 2.0
+_MAIN_THREAD_TIMEOUT_S = 2.0
 """How long a thread that imports a library waits for the main thread to take the signal."""
-_NOT_TRAINING_S = 5.0
+_IDLE_EXIT_S = 5.0
 """How long a process that is not training has to end by itself after SIGTERM."""
 
 
@@ -72,9 +72,9 @@ class StopSignal:
         self._looked_s = 0.0
         self._notice: bytes | None = None
         """What the volume is still to be told."""
-        self.told_at_s: float | None = None
+        self.notice_at_s: float | None = None
         """Monotonic instant of the first notice."""
-        self.when_told: Callable[[], None] = lambda: None
+        self.on_notice: Callable[[], None] = lambda: None
         """Called once, with the first notice, in any thread or in a signal handler."""
 
     def install(self) -> None:
@@ -102,7 +102,7 @@ class StopSignal:
             then()
             done.set()
 
-        if main_thread.ask(do) and done.wait(_MAIN_THREAD_S):
+        if main_thread.ask(do) and done.wait(_MAIN_THREAD_TIMEOUT_S):
             return True
         warn("the library was imported in a thread and the main thread is busy: only .ckpt/terminating is sure to be heard")
         return False
@@ -132,7 +132,7 @@ class StopSignal:
                 self._told_by_signal()
                 if not self._training and not callable(self._previous) and not _ranks_below():
                     # The main thread may be waiting in C code for other ranks: its handler would never run.
-                    end_surely(self._exit_code, within_s=_NOT_TRAINING_S)
+                    exit_within(self._exit_code, within_s=_IDLE_EXIT_S)
 
     def _hold(self) -> None:
         # What a child got before it has forgotten us, the interpreter would drop, and whoever ended it would wait for ever.
@@ -166,17 +166,17 @@ class StopSignal:
                     raise
         elif not self._training:
             if _only_threads_are_left():  # the interpreter would ignore an exception
-                end_now(self._exit_code)
+                exit_now(self._exit_code)
             raise SystemExit(self._exit_code)
 
     def _told(self) -> None:
         # No lock: this also runs in a signal handler, which may have interrupted itself.
-        if self.told_at_s is None:
-            self.told_at_s = time.monotonic()
-            self.when_told()
+        if self.notice_at_s is None:
+            self.notice_at_s = time.monotonic()
+            self.on_notice()
 
     def _told_by_signal(self) -> None:
-        if self.told_at_s is None:
+        if self.notice_at_s is None:
             self._notice = encode_notice(Notice(rfc3339(time.time()), "sigterm"))
             self._told()
             self._tell_volume()
@@ -194,8 +194,12 @@ class StopSignal:
         return self._training
 
     def begin_training(self) -> None:
-        """From now on a signal waits for who asks ``told()``."""
+        """From now on a signal is only recorded, for ``noticed()``."""
         self._training = True
+
+    def end_training(self) -> None:
+        """From now on a signal ends the process again."""
+        self._training = False
 
     @contextlib.contextmanager
     def training(self) -> Any:
@@ -204,13 +208,13 @@ class StopSignal:
         try:
             yield
         finally:
-            self._training = False
+            self.end_training()
 
-    def told(self) -> bool:
+    def noticed(self) -> bool:
         """Whether the pod is going. Looks at the volume at most twice a second."""
-        if self.told_at_s is None and self._due():
+        if self.notice_at_s is None and self._due():
             self._look()
-        return self.told_at_s is not None
+        return self.notice_at_s is not None
 
     def _due(self) -> bool:
         now_s = time.monotonic()
@@ -244,7 +248,7 @@ def _ranks_below() -> bool:
     return any(not child.daemon and getattr(child._popen, "returncode", 0) is None for child in children)
 
 
-class Requests:
+class SaveRequests:
     """What the sidecar asks of the trainer through ``.ckpt/request.json``, and the answer. Looked at about once a second."""
 
     def __init__(self, volume: Path) -> None:
@@ -288,7 +292,7 @@ class Requests:
             return None
 
 
-def end_surely(code: int, *, within_s: float, before: Callable[[], None] = lambda: None) -> None:
+def exit_within(code: int, *, within_s: float, before: Callable[[], None] = lambda: None) -> None:
     """End the process with ``code`` after ``within_s`` even if the interpreter's own exit hangs."""
 
     def end() -> None:
@@ -300,7 +304,7 @@ def end_surely(code: int, *, within_s: float, before: Callable[[], None] = lambd
     timer.start()
 
 
-def end_now(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End the process with an exit code that the interpreter would not use."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()

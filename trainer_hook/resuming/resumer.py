@@ -19,15 +19,15 @@ from trainer_hook.contract import (
     parse_marker,
     step_of,
 )
-from trainer_hook.process.client import Answer, Client, SidecarAbsent
-from trainer_hook.process.log import say, warn
+from trainer_hook.process.client import Client, ResumeResult, SidecarAbsent
+from trainer_hook.process.log import info, warn
 from trainer_hook.process.progress import bar
-from trainer_hook.process.rank_consensus import Agreement
+from trainer_hook.process.rank_consensus import RankConsensus
 from trainer_hook.process.settings import Settings
 from trainer_hook.volume.publish import finished_on
 
 STATE = "trainer_state.json"
-_RATHER = "CKPT_ON_STORE_FAILURE=fail exits instead, so that the job is started again"
+_FAIL_HINT = "CKPT_ON_STORE_FAILURE=fail exits instead, so that the job is started again"
 META_STOPPED_EARLY = "stopped_early"
 """Key in ``meta``: training ended here before its last step, because a callback said so."""
 _WEIGHTS = ("model", "pytorch_model", "adapter_model", "tf_model", "flax_model")
@@ -121,7 +121,7 @@ class Resumer:
         self,
         settings: Settings,
         client: Client,
-        agreement: Agreement,
+        consensus: RankConsensus,
         *,
         missing: Callable[..., list[str]] = missing_from,
         reads_all: bool = False,
@@ -131,7 +131,7 @@ class Resumer:
         Args:
             settings: Of this process.
             client: Of this pod's sidecar.
-            agreement: Of all ranks.
+            consensus: Of all ranks.
             missing: Says what a checkpoint lacks for one rank, with the arguments of ``missing_from``.
             reads_all: Whoever loads may read files of any rank: no node leaves some out.
         """
@@ -139,7 +139,7 @@ class Resumer:
         self._missing = missing
         self._settings = settings
         self._client = client
-        self._agreement = agreement
+        self._consensus = consensus
         self._volume = settings.dir
 
     def choose(self, train_call: int) -> Choice | None:
@@ -148,38 +148,39 @@ class Resumer:
         Raises:
             CannotResume: It is not known what to continue from, and the settings ask to fail then.
         """
-        rank_0 = self._agreement.world.rank == 0
-        answer: Answer = self._agreement.from_rank_0(self._ask(train_call) if rank_0 else None)
+        rank_0 = self._consensus.world.rank == 0
+        answer: ResumeResult = self._consensus.from_rank_0(self._ask(train_call) if rank_0 else None)
         while answer.checkpoint is not None:
             reason = self._problem(answer.checkpoint)
-            if self._agreement.all_agree(reason is None):
+            if self._consensus.all_agree(reason is None):
                 folder = self._volume / answer.checkpoint
                 source = _source(answer.source, folder)
                 return Choice(answer.checkpoint, folder, answer.meta, source, _marker(folder).attempt)
             if reason is not None:
                 warn(f"{answer.checkpoint} is passed over: {reason}")
-            answer = self._agreement.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
+            answer = self._consensus.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
         if not answer.known:
             if self._settings.fail_without_store:
                 warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {answer.detail}")
                 raise CannotResume(1)
-            say(
-                f"TRAINING STARTS FROM SCRATCH, although there may be a checkpoint to continue from: {answer.detail}. {_RATHER}"
+            info(
+                f"TRAINING STARTS FROM SCRATCH, although there may be a checkpoint to continue from: "
+                f"{answer.detail}. {_FAIL_HINT}"
             )
         return None
 
     def final(self, train_call: int) -> Path | None:
         """Return the final model of a call that had finished, if every node can have it."""
         path = self._volume / FINAL
-        there = self._fetch(FINAL) is None if self._agreement.world.local_rank == 0 else True
-        if not self._agreement.all_agree(there):
+        there = self._fetch(FINAL) is None if self._consensus.world.local_rank == 0 else True
+        if not self._consensus.all_agree(there):
             return None
         marker = _marker(path)
-        return path if self._agreement.all_agree(marker.meta.get(META_TRAIN_CALL, 0) == train_call) else None
+        return path if self._consensus.all_agree(marker.meta.get(META_TRAIN_CALL, 0) == train_call) else None
 
     def lacks(self, folder: Path) -> list[str]:
         """Return what a directory that the script names lacks besides random state, if it is a Trainer's checkpoint at all."""
-        world, marker = self._agreement.world, _marker(folder)
+        world, marker = self._consensus.world, _marker(folder)
         if META_PARTIAL in marker.meta and marker.world_size != world.size:
             return ["files of other ranks"]
         files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
@@ -187,20 +188,20 @@ class Resumer:
             return []
         return missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=0)
 
-    def bring(self, name: str) -> str | None:
+    def fetch(self, name: str) -> str | None:
         """Have every node bring one checkpoint to its volume. Returns why not all ranks can use it, as this rank sees it."""
-        reason = self._fetch(name) if self._agreement.world.local_rank == 0 else None
-        self._agreement.all_agree(True)  # the other ranks of this node wait for its directory
+        reason = self._fetch(name) if self._consensus.world.local_rank == 0 else None
+        self._consensus.all_agree(True)  # the other ranks of this node wait for its directory
         reason = reason or self._incomplete(self._volume / name)
-        return None if self._agreement.all_agree(reason is None) else reason or "another rank cannot use it"
+        return None if self._consensus.all_agree(reason is None) else reason or "another rank cannot use it"
 
-    def _request(self, name: str, train_call: int | None) -> Answer:
-        timeout_s, world = self._settings.resume_timeout_s, self._agreement.world
+    def _request(self, name: str, train_call: int | None) -> ResumeResult:
+        timeout_s, world = self._settings.resume_timeout_s, self._consensus.world
         apart = world.nodes > 1 and not self._reads_all
         share = {"world_size": world.size, "ranks": list(world.ranks)} if apart else None
-        return self._client.resume(name, train_call=train_call, timeout_s=timeout_s, tell=say, bar=bar(), share=share)
+        return self._client.resume(name, train_call=train_call, timeout_s=timeout_s, tell=info, bar=bar(), share=share)
 
-    def _ask(self, train_call: int) -> Answer:
+    def _ask(self, train_call: int) -> ResumeResult:
         try:
             answer = self._request("latest", train_call)
         except SidecarAbsent as absent:
@@ -212,8 +213,8 @@ class Resumer:
             return self._local(train_call, str(answer.detail))
         return answer
 
-    def _ask_older(self, refused: Answer, train_call: int) -> Answer:
-        step, nothing = step_of(refused.checkpoint or "") or 0, Answer()
+    def _ask_older(self, refused: ResumeResult, train_call: int) -> ResumeResult:
+        step, nothing = step_of(refused.checkpoint or "") or 0, ResumeResult()
         try:
             for name in self._client.older_checkpoints(step):
                 answer = self._request(name, train_call)
@@ -221,10 +222,10 @@ class Resumer:
                     return answer
                 nothing = nothing if answer.known else answer
         except (SidecarAbsent, OSError) as error:
-            return Answer(detail=str(error), known=False)
+            return ResumeResult(detail=str(error), known=False)
         return nothing
 
-    def _local(self, train_call: int, why: str) -> Answer:
+    def _local(self, train_call: int, why: str) -> ResumeResult:
         usable = [
             c
             for c in finished_on(self._volume)
@@ -234,16 +235,16 @@ class Resumer:
             and c.marker.meta.get(META_TRAIN_CALL, 0) == train_call
         ]
         if not usable or self._settings.fail_without_store:
-            return Answer(detail=why, known=False)
+            return ResumeResult(detail=why, known=False)
         newest = max(usable, key=lambda c: step_of(c.name) or 0)
         warn(f"{why}; continues from {newest.name}, the newest on the volume")
-        return Answer(newest.name, "local", dict(newest.marker.meta), known=False)
+        return ResumeResult(newest.name, "local", dict(newest.marker.meta), known=False)
 
     def _problem(self, name: str) -> str | None:
         """Return why this rank cannot use the checkpoint. Fetches it first on nodes that did not ask for it. Collective."""
-        world = self._agreement.world
+        world = self._consensus.world
         reason = self._fetch(name) if world.local_rank == 0 and world.rank != 0 else None
-        self._agreement.all_agree(True)  # the other ranks of this node wait for its directory
+        self._consensus.all_agree(True)  # the other ranks of this node wait for its directory
         return reason or self._incomplete(self._volume / name)
 
     def _fetch(self, name: str) -> str | None:
@@ -258,7 +259,7 @@ class Resumer:
         return answer.detail or "; ".join(reason for _, reason in answer.passed_over) or "not to be had on this node"
 
     def _incomplete(self, folder: Path) -> str | None:
-        world, marker = self._agreement.world, _marker(folder)
+        world, marker = self._consensus.world, _marker(folder)
         try:
             files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
             shards = _missing_shards(folder)
@@ -270,7 +271,7 @@ class Resumer:
             why = "; was it saved with save_only_model?" if {"optimizer.pt", "scheduler.pt"} <= {*missing} else ""
             return f"{', '.join(dict.fromkeys([*missing, *changed]))} missing or incomplete: it cannot be resumed exactly{why}"
         if marker.world_size not in (None, world.size):
-            say(f"{folder.name}: saved by {marker.world_size} processes, now {world.size}; the random state differs")
+            info(f"{folder.name}: saved by {marker.world_size} processes, now {world.size}; the random state differs")
         return None
 
 

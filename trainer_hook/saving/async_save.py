@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer_hook.asynchronous.background import Background
 from trainer_hook.asynchronous.snapshot import estimated_bytes
-from trainer_hook.process.log import say, warn
+from trainer_hook.process.log import info, warn
 from trainer_hook.process.settings import Settings
 
 
@@ -22,7 +22,7 @@ def background_for(settings: Settings, obstacle: str | None, *, ranks: int = 1) 
     if not settings.asynchronous:
         return None
     if obstacle is not None:
-        say(f"CKPT_ASYNC=1 is not available with {obstacle}: saves block training")
+        info(f"CKPT_ASYNC=1 is not available with {obstacle}: saves block training")
         return None
     return Background(ranks)
 

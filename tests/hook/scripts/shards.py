@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from trainer_hook.asynchronous import host_memory
 from trainer_hook.asynchronous.background import Background
-from trainer_hook.asynchronous.deferring import NotEverywhere
+from trainer_hook.asynchronous.deferring import RankFailed
 from trainer_hook.asynchronous.writer_process import WriterDied
 from trainer_hook.loops import state_files
 
@@ -91,7 +91,7 @@ def main() -> None:
         if me == 1:
             os.kill(rank.beside.pid or 0, signal.SIGKILL)
 
-    assert isinstance(rank.save("died", before=kill_writer), WriterDied if me else NotEverywhere)
+    assert isinstance(rank.save("died", before=kill_writer), WriterDied if me else RankFailed)
     assert not (FOLDER / "died/sharded/.metadata").exists()
 
     rank.write("blocking-2")

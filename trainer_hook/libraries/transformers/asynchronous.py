@@ -1,4 +1,4 @@
-"""``CKPT_ASYNC=1`` for the Hugging Face Trainer: when a save may be written beside training, and what may run meanwhile."""
+"""``CKPT_ASYNC=1`` for the Hugging Face Trainer: when a save may be asynchronous, and which code may run meanwhile."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from trainer_hook.process.settings import Settings
 from trainer_hook.saving import async_save
 
 WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
-"""Values of accelerate's ``DistributedType`` with which a save is no collective."""
+"""Values of accelerate's ``DistributedType`` with which a save is not collective."""
 LIBRARIES = ("transformers", "trl", "peft", "accelerate", "trainer_hook")
 _METHODS = ("training_step", "compute_loss", "prediction_step")
 _EVENTS = ("on_epoch_begin", "on_epoch_end", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_evaluate")
 
 
 def background_for(settings: Settings, trainer: Any) -> Background | None:
-    """Return what writes beside training, if the settings ask for it and it is possible for this trainer."""
+    """Return the writer of asynchronous saves; ``None``: not asked for, or not possible with this trainer."""
     kind = _distributed_type(trainer)
     return async_save.background_for(settings, None if kind in WHOLE_STATE_ON_ONE_RANK else kind)
 
@@ -29,10 +29,10 @@ def _distributed_type(trainer: Any) -> str:
     return str(getattr(kind, "value", kind))
 
 
-def optimizer_that_waits(trainer: Any) -> Any:
-    """Return the optimizer if nothing else will change parameters before its next step; else ``None``.
+def overlapping_optimizer(trainer: Any) -> Any:
+    """Return the optimizer if only its next step will change parameters; else ``None``.
 
-    Code of the script that runs in between might, and so does Trainer when training ends (``load_best_model_at_end``).
+    The script's code between two steps may change them, and so does Trainer when training ends (``load_best_model_at_end``).
     """
     if trainer.control.should_training_stop:
         return None

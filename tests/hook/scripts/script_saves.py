@@ -1,4 +1,4 @@
-"""Scripts that save by themselves and know nothing of the hook: ``own_saves.py WHAT``, with torchrun where WHAT says so."""
+"""Scripts that save by themselves and know nothing of the hook: ``script_saves.py WHAT``, with torchrun where WHAT says so."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ class Slow(dcp.FileSystemWriter):
         return super().write_data(*args, **kwargs)
 
 
-def say(text: str) -> None:
+def info(text: str) -> None:
     print(f"rank {dist.get_rank() if dist.is_initialized() else 0} {text}", flush=True)
 
 
@@ -44,10 +44,10 @@ def on_two_ranks() -> None:
     dist.barrier()
     while not (VOLUME / "checkpoint-10/.complete").exists():
         time.sleep(0.05)
-    say("saw the marker")
+    info("saw the marker")
     future: Any = dcp.async_save(state(), storage_writer=Slow(VOLUME / "checkpoint-40"))
     time.sleep(1.5)
-    say(f"async_save done {future.done()} marked {(VOLUME / 'checkpoint-40/.complete').exists()}")
+    info(f"async_save done {future.done()} marked {(VOLUME / 'checkpoint-40/.complete').exists()}")
     future.result()
     if dist.get_rank() == 0:
         dcp.save(state(), checkpoint_id=VOLUME / "checkpoint-45", no_dist=True)
@@ -75,9 +75,9 @@ def alone() -> None:
         dcp.save(state() | {"number": number}, checkpoint_id=folder)
         while not (folder / ".complete").exists():
             time.sleep(0.05)
-        say(f"inode {next(folder.glob('*.distcp')).stat().st_ino}")
+        info(f"inode {next(folder.glob('*.distcp')).stat().st_ino}")
         os.link(next(folder.glob("*.distcp")), VOLUME / f"held-{number}")
-    say("waits")
+    info("waits")
     time.sleep(60)
 
 
@@ -98,7 +98,7 @@ def with_a_handler() -> None:
     dcp.save(state(), checkpoint_id=VOLUME / "checkpoint-7")
     while not (VOLUME / "checkpoint-7/.complete").exists():
         time.sleep(0.05)
-    say("waits")
+    info("waits")
     time.sleep(60)
 
 

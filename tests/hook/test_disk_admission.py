@@ -13,21 +13,21 @@ from tests.hook.conftest import pod
 from tests.hook.job import Answers, finished, script, training
 from tests.hook.test_trouble import small_volume  # noqa: F401 - a fixture
 from trainer_hook.process.client import Client
-from trainer_hook.saving import disk_admission as room_module
-from trainer_hook.saving.disk_admission import Room, state_bytes
+from trainer_hook.saving import disk_admission as disk_admission
+from trainer_hook.saving.disk_admission import DiskAdmission, state_bytes
 
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def have(free_bytes: int) -> None:
-        monkeypatch.setattr(room_module, "_free_bytes", lambda volume: free_bytes)
+        monkeypatch.setattr(disk_admission, "_free_bytes", lambda volume: free_bytes)
 
     return have
 
 
-def test_where_there_is_room_nobody_is_asked(answers: Answers, volume: Path, free: Callable[[int], None]) -> None:
+def test_where_there_is_space_nobody_is_asked(answers: Answers, volume: Path, free: Callable[[int], None]) -> None:
     free(1050)
-    assert Room(volume, Client(answers.url, volume)).fits(1000)
+    assert DiskAdmission(volume, Client(answers.url, volume)).fits(1000)
     assert answers.asked == []
 
 
@@ -39,7 +39,7 @@ def test_the_sidecar_is_asked_for_what_is_missing(answers: Answers, volume: Path
         return 200, {"free_bytes": 5000, "deleted": ["checkpoint-3"]}
 
     answers.by_call["POST /v1/room"] = drop
-    assert Room(volume, Client(answers.url, volume)).fits(1000)
+    assert DiskAdmission(volume, Client(answers.url, volume)).fits(1000)
     assert [body for _, _, body in answers.asked] == [{"bytes": 1050}]
 
 
@@ -48,14 +48,14 @@ def test_what_does_not_fit_is_skipped_with_one_warning(
     answer: Any, answers: Answers, volume: Path, free: Callable[[int], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers.by_call["POST /v1/room"] = answer
-    room = Room(volume, Client(answers.url, volume))
+    admission = DiskAdmission(volume, Client(answers.url, volume))
     free(10)
-    assert [room.fits(1000), room.fits(1000)] == [False, False]
+    assert [admission.fits(1000), admission.fits(1000)] == [False, False]
     assert capsys.readouterr().err.count("WARNING: saves are skipped") == 1
     free(5000)
-    assert room.fits(1000)
+    assert admission.fits(1000)
     free(10)
-    assert not room.fits(1000)
+    assert not admission.fits(1000)
     assert capsys.readouterr().err.count("WARNING: saves are skipped") == 1, "once more after it had fitted"
 
 
@@ -90,6 +90,6 @@ def test_on_a_small_volume_what_is_durable_makes_way_for_the_next(small_volume: 
         assert running.terminate() == 143, running.log()
         jit = f"checkpoint-{running.steps()[-1]}"
         sidecar.committed(jit)
-        assert "made room on the volume: checkpoint-4 left it" in running.log()
+        assert "freed space on the volume: checkpoint-4 left it" in running.log()
         assert "WARNING" not in running.log()
         assert jit in finished(small_volume)

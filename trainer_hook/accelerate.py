@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.loops.stateful_loop import StatefulLoop
+from trainer_hook.loops.loop import Loop
 
 __all__ = ["Checkpointer"]
 
@@ -27,7 +27,7 @@ WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
 """Values of ``DistributedType`` with which ``save_state`` is not collective."""
 
 
-class Checkpointer(StatefulLoop):
+class Checkpointer(Loop):
     """Saves by ``accelerator.save_state`` and restores by ``load_state``; adds random state and position in the data."""
 
     def __init__(self, accelerator: Any, *, sampler: Any = None, **objects: Any) -> None:

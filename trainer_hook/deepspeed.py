@@ -18,15 +18,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer_hook.loops.loop import Loop
 from trainer_hook.loops.state_files import StateMismatch
-from trainer_hook.loops.stateful_loop import StatefulLoop
 
 __all__ = ["Checkpointer"]
 
 TAG = "deepspeed"
 
 
-class Checkpointer(StatefulLoop):
+class Checkpointer(Loop):
     """Saves by ``engine.save_checkpoint`` and restores by ``load_checkpoint``; adds random state and data position."""
 
     def __init__(self, engine: Any, *, sampler: Any = None, **objects: Any) -> None:

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from trainer_hook.loops.stateful_loop import StatefulLoop
+from trainer_hook.loops.loop import Loop
 
 __all__ = ["Checkpointer"]
 
 
-class Checkpointer(StatefulLoop):
+class Checkpointer(Loop):
     """Saves and restores objects that have ``state_dict`` and ``load_state_dict``; random state; the position in the data.
 
     Sharded models (``fully_shard``, FSDP) and their optimizers go through ``torch.distributed.checkpoint`` and may come back

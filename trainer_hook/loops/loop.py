@@ -1,4 +1,4 @@
-"""A training loop that a later process continues at the same batch. Each library's module says how its objects are saved."""
+"""A training loop that saves named objects and that a later process continues at the same batch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import torch
 
 from trainer_hook.asynchronous.background import Background
-from trainer_hook.loops import randomness
+from trainer_hook.contract import META_OWN_SHARDS
+from trainer_hook.loops import randomness, state_files
 from trainer_hook.loops.loading import Pass, outside_pass
-from trainer_hook.loops.state_files import read_pt, write_pt
 from trainer_hook.process.log import info
 from trainer_hook.process.session import session_from_environment
+from trainer_hook.saving.async_save import background_for
 from trainer_hook.train_call.driver import Driver
 from trainer_hook.train_call.train_call import TrainCall
 
@@ -40,8 +41,8 @@ def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_
 class Loop:
     """Counts steps, epochs and batches, saves when that is due, and continues where an earlier process stopped.
 
-    A subclass writes and loads its objects (``_write``, ``_load``) and may decide when a step has ended (``_stepped``).
-    Every rank must call the same methods in the same order.
+    A subclass may save and load more than the named objects, and may decide when a step has ended. Every rank must call the
+    same methods in the same order.
     """
 
     global_step: int = 0
@@ -50,55 +51,87 @@ class Loop:
     batch: int = 0
     """Used batches of the current epoch."""
 
-    def __init__(self, sampler: Any = None) -> None:
+    def __init__(self, objects: Mapping[str, Any], sampler: Any = None) -> None:
+        """``None`` among the objects stands for one that is not used.
+
+        Raises:
+            TypeError: An object has no state.
+        """
         self._sampler = sampler
         self._session = session_from_environment()
+        self._call: TrainCall | None = None
         self._pass: Pass | None = None
         self._resumed: dict[str, Any] | None = None
         """The ``Pass.state`` of the checkpoint, until the loop has continued there."""
         self._finished = False
         self._in_epochs = self._passed = False
-        self._call: TrainCall | None = None
+        self._objects = {name: thing for name, thing in objects.items() if thing is not None}
+        for name, thing in self._objects.items():
+            if not _has_state(thing):
+                raise TypeError(f"{name}: {type(thing).__name__} has no state_dict() and load_state_dict()")
+        self._save_group: Any = None
 
     def _write(self, folder: Path) -> None:
         """Write the state of the objects. Collective."""
-        raise NotImplementedError
+        self._write_objects(self._objects, folder)
+
+    def _write_objects(self, objects: Mapping[str, Any], folder: Path) -> None:
+        state_files.write(state_files.collect(objects), folder, rank=self._world.rank, group=self._save_group or self._group)
 
     def _load(self, folder: Path, progress: Mapping[str, Any]) -> None:
-        """Load the state of the objects. Collective."""
-        raise NotImplementedError
+        """Load the state of the objects. Collective. ``progress``: content of ``progress.json``."""
+        saved = progress.get("objects", [])
+        if lacking := sorted(set(self._objects) - set(saved)):
+            raise state_files.StateMismatch(
+                f"{folder.name} holds {', '.join(saved)}, but not {', '.join(lacking)}: "
+                "resume with the objects that were saved, or begin anew under another CKPT_STORE prefix"
+            )
+        if unused := sorted(set(saved) - set(self._objects)):
+            info(f"{folder.name}: {', '.join(unused)} is in the checkpoint, but this run has no such object")
+        state_files.load(self._objects, folder, group=self._group)
 
     def _write_final(self, folder: Path) -> None:
-        """Write the trained model. Collective. By default there is none."""
+        """Write the trained model. Collective."""
+        raise NotImplementedError
 
-    def _meta(self) -> dict[str, Any]:
-        """Return additions to the marker's ``meta``."""
-        return {}
-
-    def _reads_all(self) -> bool:
-        """As ``Driver.reads_all``."""
-        return False
-
-    def _about(self) -> dict[str, Any]:
-        """Return additions to ``progress.json``, for ``_load``."""
-        return {}
-
-    def _background(self) -> Background | None:
-        """As ``Driver.background``."""
+    def _obstacle(self) -> str | None:
+        """Return the name of a library or strategy that rules out asynchronous saves; ``None``: they are possible."""
         return None
 
+    def _background(self) -> Background | None:
+        assert self._session is not None
+        consensus, sharded = self._session.join(), state_files.is_sharded(self._objects)
+        ranks = consensus.world.local_size if sharded else 1
+        background = background_for(self._session.settings, self._obstacle(), ranks=ranks)
+        if background is not None and sharded:
+            self._save_group = consensus.new_group()  # a thread ends the save on it, while this thread uses the other group
+        return background
+
     def _large_objects(self) -> Sequence[Any]:
-        """As ``Driver.large_objects``."""
-        return ()
+        saves = self._world.rank == 0 or state_files.is_sharded(self._objects)
+        return list(self._objects.values()) if saves else []
+
+    def _reads_all(self) -> bool:
+        size = 1 if self._session is None else self._session.join().world.size
+        return not state_files.reads_own_shards(self._objects, size)
 
     def _stepped(self, accumulate: int) -> bool:
         """Whether the optimizer has just made a step: saves are possible only then."""
         return self.batch % accumulate == 0
 
+    @property
+    def _group(self) -> Any:
+        return None if self._session is None else self._session.join().group
+
+    @property
+    def _all_gpus(self) -> bool:
+        return self._call is None or self._world.local_size == 1
+
     def __enter__(self) -> Any:
         if self._session is None:
             return self
-        _expect_process_group()
+        if int(os.environ.get("WORLD_SIZE") or 1) > 1 and not torch.distributed.is_initialized():
+            raise RuntimeError("WORLD_SIZE is greater than 1, but there is no process group: call init_process_group() before")
         self._call = call = TrainCall(self._session, _LoopDriver(self))
         self._world = call.consensus.world
         self._resume(call)
@@ -129,7 +162,7 @@ class Loop:
                 return
             if number < self.epoch:
                 continue
-            if self._resumed is not None and self.batch == 0:
+            if self.batch == 0:
                 self._restore_random()
             self._in_epochs = True
             try:
@@ -137,7 +170,9 @@ class Loop:
             finally:
                 self._in_epochs = False
             self.epoch, self.batch = number + 1, 0
-            self._between_epochs()
+            if (call := self._entered()) is not None:
+                call.follow(call.monitor.at_epoch_end())
+                call.save_pending()
 
     def steps(
         self, loader: Iterable[Batch], *, epochs: int | None = None, max_steps: int | None = None, accumulate: int = 1
@@ -185,7 +220,7 @@ class Loop:
     def _begin_pass(self, loader: Any) -> Iterator[Any]:
         if hasattr(self._sampler, "set_epoch"):
             self._sampler.set_epoch(self.epoch)
-        if self._call is None:
+        if self._entered() is None:
             return iter(loader)
         saved, self._resumed = self._resumed, None
         self._pass = Pass(loader, all_gpus=self._all_gpus)
@@ -201,10 +236,6 @@ class Loop:
                 raise
             self._call.stop()
 
-    @property
-    def _all_gpus(self) -> bool:
-        return self._call is None or self._world.local_size == 1
-
     def step(self) -> None:
         """Count a step, and save or stop if that is due. ``steps()`` calls it; without ``steps()`` the script does."""
         self.global_step += 1
@@ -212,32 +243,28 @@ class Loop:
             call.step_ended()
             call.save_pending()
 
-    def _between_epochs(self) -> None:
-        if (call := self._entered()) is not None:
-            call.follow(call.monitor.at_epoch_end())
-            call.save_pending()
-
-    def _entered(self) -> TrainCall | None:
-        if self._session is not None and self._call is None:
-            raise RuntimeError("a Checkpointer saves inside its with statement: write 'with Checkpointer(…) as ckpt: …'")
-        return self._call
-
     def save(self) -> bool:
         """Save now. Only where a step has ended: after ``step()``, or between two epochs. Returns whether it is saved."""
         return (call := self._entered()) is not None and call.save("manual")
+
+    def _entered(self) -> TrainCall | None:
+        """Return the call; ``None``: there is no volume, and nothing is saved."""
+        if self._session is not None and self._call is None:
+            raise RuntimeError("a Checkpointer saves inside its with statement: write 'with Checkpointer(…) as ckpt: …'")
+        return self._call
 
     def _write_all(self, folder: Path) -> None:
         """Write everything that a resume needs. Collective."""
         folder.mkdir(parents=True, exist_ok=True)
         self._write(folder)
-        position = outside_pass(all_gpus=self._all_gpus) if self._pass is None else self._pass.state()
+        place = outside_pass(all_gpus=self._all_gpus) if self._pass is None else self._pass.state()
         if _has_state(self._sampler):
-            position["sampler"] = self._sampler.state_dict()
-        write_pt(position, folder / rank_file(self._world.rank))
+            place["sampler"] = self._sampler.state_dict()
+        state_files.write_pt(place, folder / rank_file(self._world.rank))
         if self._world.rank == 0:
-            progress = {"step": self.global_step, "epoch": self.epoch, "batch": self.batch, "finished": self._finished}
-            progress["world_size"] = self._world.size
-            (folder / PROGRESS).write_text(json.dumps(progress | self._about()) + "\n")
+            position = {"step": self.global_step, "epoch": self.epoch, "batch": self.batch, "finished": self._finished}
+            progress = {**position, "world_size": self._world.size, "objects": sorted(self._objects)}
+            (folder / PROGRESS).write_text(json.dumps(progress) + "\n")
 
     def _resume(self, call: TrainCall) -> None:
         choice = call.resume()
@@ -248,7 +275,7 @@ class Loop:
         self.global_step, self.epoch, self.batch = (int(progress[key]) for key in ("step", "epoch", "batch"))
         self._finished = bool(progress["finished"])
         if progress["world_size"] == self._world.size:
-            self._resumed = read_pt(choice.path / rank_file(self._world.rank))
+            self._resumed = state_files.read_pt(choice.path / rank_file(self._world.rank))
             if "sampler" in self._resumed and _has_state(self._sampler):
                 self._sampler.load_state_dict(self._resumed["sampler"])
         else:  # each rank has another part of the data: skip the same share of the epoch
@@ -265,20 +292,15 @@ def _has_state(thing: Any) -> bool:
     return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
 
 
-def _expect_process_group() -> None:
-    if int(os.environ.get("WORLD_SIZE") or 1) > 1 and not torch.distributed.is_initialized():
-        raise RuntimeError("WORLD_SIZE is greater than 1, but there is no process group: call init_process_group() before")
-
-
 class _LoopDriver(Driver):
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
 
+    missing_files = staticmethod(missing_from)
+
     @property
     def global_step(self) -> int:
         return self._loop.global_step
-
-    missing_files = staticmethod(missing_from)
 
     def reads_all(self) -> bool:
         return self._loop._reads_all()
@@ -290,7 +312,9 @@ class _LoopDriver(Driver):
         return self._loop._large_objects()
 
     def meta(self) -> Mapping[str, Any]:
-        return self._loop._meta()
+        objects = self._loop._objects
+        alike = state_files.is_sharded(objects) and state_files.reads_own_shards(objects, self._loop._world.size)
+        return {META_OWN_SHARDS: True} if alike else {}
 
     def write(self, folder: Path) -> None:
         self._loop._write_all(folder)

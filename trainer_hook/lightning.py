@@ -31,7 +31,7 @@ from trainer_hook.process.session import session_from_environment
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def activate() -> None:
+def activate(_: Any = None) -> None:
     """Have every ``Trainer`` of the imported packages use the callback. May be repeated."""
     for name in PACKAGES:
         package = sys.modules.get(name)
@@ -58,20 +58,18 @@ def checkpointer(package: Any = None) -> Any:
     """Return the callback.
 
     Args:
-        package: ``lightning.pytorch`` or ``pytorch_lightning``; by default the one that is imported.
+        package: ``lightning.pytorch`` or ``pytorch_lightning``, or its name; by default the one that is imported.
 
     Raises:
         ImportError: Neither is imported.
     """
+    if isinstance(package, str):
+        package = importlib.import_module(package)
     package = package or next((sys.modules[name] for name in PACKAGES if name in sys.modules), None)
     if package is None:
         raise ImportError("import lightning or pytorch_lightning before the checkpointer is made")
     session_from_environment()  # listens for signals from now on
     return _callback_class(package)()
-
-
-def _remade(package_name: str) -> Any:
-    return checkpointer(importlib.import_module(package_name))
 
 
 @functools.cache
@@ -86,7 +84,7 @@ def _callback_class(package: Any) -> type:
             self._undo = contextlib.ExitStack()
 
         def __reduce__(self) -> Any:  # strategies that spawn pickle their callbacks
-            return _remade, (package.__name__,)
+            return checkpointer, (package.__name__,)
 
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
             tuning = any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks)

@@ -17,7 +17,8 @@ from tests.hook.job import ROOT, plain_environ
 from tests.process.sidecar_process import until
 from tests.processes import state_of
 from trainer_hook.contract import Notice, Request, encode_notice, encode_request, parse_answer, parse_notice, rfc3339
-from trainer_hook.process.signals import SaveRequests, StopSignal, process_start_s
+from trainer_hook.process.save_requests import SaveRequests
+from trainer_hook.process.signals import StopSignal, process_start_s
 from trainer_hook.volume import lease
 
 START = """

@@ -19,7 +19,7 @@ from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpo
 TRAINER = """
 import os, sys, time, pathlib
 from trainer_hook.volume import lease
-from trainer_hook.process.signals import SaveRequests
+from trainer_hook.process.save_requests import SaveRequests
 volume = pathlib.Path(sys.argv[1])
 assert lease.hold(volume, 0)
 requests, outcome, step = SaveRequests(volume), sys.argv[2], 10

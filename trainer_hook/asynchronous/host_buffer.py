@@ -1,4 +1,4 @@
-"""The memory that holds a snapshot: shared with the process that writes it, and pinned where an accelerator copies into it."""
+"""The memory of a snapshot: shared with the writer process, and pinned where an accelerator copies into it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 CHUNK_BYTES = 16 << 20
-"""What is mapped or copied at a time."""
+"""Size of one mapping or copy."""
 _PORTABLE = 1
 """``cudaHostRegisterPortable``: pinned for every device."""
 _MADV_POPULATE_WRITE = 23
-"""Linux 5.14. Where it is not known, the first save takes longer."""
+"""Since Linux 5.14. On an older one the first save takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pinned:
-    """Memory that CUDA knows.
+    """Memory that is registered with CUDA.
 
-    It is told so in a thread of its own, which ends: CUDA keeps the error of a call that failed for the thread that made it,
-    where torch would take it for that of its next kernel. And a thread's first call makes a context on its current device.
+    The calls run in a thread of their own, which ends. CUDA keeps the error of a failed call for its thread, where torch would
+    take it for an error of the next kernel; and the first call of a thread makes a context on its current device.
     """
 
     address: int
@@ -31,11 +31,11 @@ class _Pinned:
     device: Any
 
     def register(self) -> bool:
-        """Returns whether it is pinned now."""
+        """Pin the memory. Returns whether that succeeded."""
         return self._call("cudaHostRegister", self.address, self.size_bytes, _PORTABLE)
 
     def unregister(self) -> None:
-        """Let the memory be like any other again."""
+        """Unpin the memory."""
         self._call("cudaHostUnregister", self.address)
 
     def _call(self, name: str, *arguments: int) -> bool:
@@ -44,21 +44,21 @@ class _Pinned:
         codes: list[int] = []
 
         def call() -> None:
-            with contextlib.suppress(Exception), torch.cuda.device(self.device):  # without CUDA there is nothing to pin for
+            with contextlib.suppress(Exception), torch.cuda.device(self.device):  # without CUDA pinning is pointless
                 codes.append(int(getattr(torch.cuda.cudart(), name)(*arguments)))
 
         thread = threading.Thread(target=call, name="checkpoint-pin", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread to be had
+        with contextlib.suppress(RuntimeError):  # no thread available
             thread.start()
             thread.join()
         return codes == [0]
 
 
 class HostBuffer:
-    """Anonymous shared memory, used again by every save. It grows and never shrinks."""
+    """Anonymous shared memory that all saves share. It grows and never shrinks."""
 
     def __init__(self) -> None:
-        """Make it, empty.
+        """Create it with size 0.
 
         Raises:
             OSError: This kernel has no memfd.
@@ -71,10 +71,10 @@ class HostBuffer:
         self._pinning_failed = False
 
     def reserve(self, size_bytes: int) -> None:
-        """Have at least so many bytes, taken from the system now and not in the middle of a copy.
+        """Grow to at least this size, with pages allocated now and not during a copy.
 
         Raises:
-            OSError: There is not so much memory.
+            OSError: There is too little memory.
         """
         if size_bytes <= self.size_bytes:
             return
@@ -93,7 +93,7 @@ class HostBuffer:
         return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def pin(self, device: Any) -> None:
-        """Let an accelerator copy here by itself. Without it the copies are slower, and no less right."""
+        """Pin the memory for faster copies from an accelerator. Failure is harmless."""
         if self._pinned is None and not self._pinning_failed and self._map is not None:
             pinned = _Pinned(self.bytes().data_ptr(), self.size_bytes, device)
             if pinned.register():
@@ -102,10 +102,10 @@ class HostBuffer:
                 self._pinning_failed = True
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._unpin()
         self._map = None
-        os.ftruncate(self.fd, 0)  # forked children have the descriptor, too: closing it would free nothing
+        os.ftruncate(self.fd, 0)  # forked children share the descriptor: closing it would free nothing
         os.close(self.fd)
 
     def _unpin(self) -> None:
@@ -114,7 +114,7 @@ class HostBuffer:
             pinned.unregister()
 
     def _populate(self, memory: mmap.mmap) -> None:
-        """Map every page now: at the first copy that would be one fault per page."""
+        """Map every page now, to save page faults during the first copy."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         with contextlib.suppress(OSError, AttributeError):
             madvise = ctypes.CDLL(None).madvise  # unlike mmap.madvise this lets other threads run

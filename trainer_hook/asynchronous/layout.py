@@ -1,4 +1,4 @@
-"""Where in the memory of a snapshot everything goes."""
+"""Layout of a snapshot in memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALIGNMENT = 64
 
 @dataclass(slots=True)
 class SnapshotLayout:
-    """Where each storage goes; one that several files or tensors use goes there once."""
+    """Assigns each storage a place; a storage that several files or tensors share has one place."""
 
     size_bytes: int = 0
     storages: dict[tuple[str, int, int], tuple[Any, Extent]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class SnapshotLayout:
         return self.storages[key][1]
 
     def of_tensor(self, tensor: Any) -> View:
-        """Return the place of a tensor's storage, and what the tensor is of it."""
+        """Return the place of a tensor's storage, and the tensor's view of it."""
         return View(
             self.of(tensor.untyped_storage()),
             str(tensor.dtype).removeprefix("torch."),

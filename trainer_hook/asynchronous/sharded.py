@@ -1,7 +1,7 @@
-"""``torch.distributed.checkpoint`` beside training: all ranks plan it at once, the process of each writes its part.
+"""Asynchronous ``torch.distributed.checkpoint``: all ranks plan the save at once, the writer process of each writes its part.
 
-``dcp.save`` runs as it is, in a thread. Its storage writer hands over what this rank has to write, and waits there until
-that is written. Then the ranks tell each other where everything is, or what went wrong, and rank 0 writes the metadata.
+``dcp.save`` runs unchanged, in a thread. Its storage writer hands over this rank's items, and waits until they are written.
+Then the ranks exchange the positions of all items, or their errors, and rank 0 writes the metadata.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter
 
-from trainer_hook.asynchronous.deferring import DEVICES, Deferred, RankFailed
+from trainer_hook.asynchronous.deferring import DEVICES, Deferred, DeferredFile, RankFailed
 from trainer_hook.asynchronous.layout import SnapshotLayout
 from trainer_hook.asynchronous.writer import ShardsJob, packed, unpacked
 
@@ -27,12 +27,12 @@ def save(state: Mapping[str, Any], folder: Path, group: Any, deferred: Deferred 
 
     Args:
         state: By name.
-        folder: Where to; it need not exist.
-        group: Of all ranks, for CPU tensors. With ``deferred`` nothing else may use it until that has ended.
-        deferred: Takes what this rank has to write; ``None``: it is written at once. Ranks may differ in it.
+        folder: Need not exist.
+        group: Of all ranks, for CPU tensors. With ``deferred`` nothing else may use it until the save has ended.
+        deferred: Takes this rank's part; ``None``: it is written at once. Ranks may differ in it.
 
     Raises:
-        RankFailed: Some rank could not plan it, or not write it.
+        RankFailed: A rank could not plan or write its part.
     """
     if deferred is None:
         try:
@@ -51,15 +51,15 @@ def save(state: Mapping[str, Any], folder: Path, group: Any, deferred: Deferred 
 def _save(state: Mapping[str, Any], group: Any, writer: Any) -> None:
     dcp.save(
         dict(state),
-        storage_writer=writer,  # syncs no files: the marker is what makes a checkpoint durable, not each of them
+        storage_writer=writer,  # without fsync: only the marker needs it
         planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
         process_group=group,
         no_dist=not (torch.distributed.is_available() and torch.distributed.is_initialized()),
     )
 
 
-class Shards:
-    """One rank's part of a save: a ``deferring.Later``."""
+class Shards(DeferredFile):
+    """One rank's part of a save."""
 
     def __init__(self, folder: Path, path: str) -> None:
         self._folder = folder
@@ -76,14 +76,14 @@ class Shards:
         """Agree with all ranks on who writes what, and return before anything is written.
 
         Raises:
-            RankFailed: Some rank could not.
+            RankFailed: A rank could not.
         """
         device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
         def run() -> None:
             try:
                 if device is not None:
-                    torch.cuda.set_device(device)  # a thread begins with the first one
+                    torch.cuda.set_device(device)  # a new thread has the first device
                 _save(state, group, _HandsOver(self._folder, self._wait_for_answer))
             except BaseException as error:
                 self._failure = error
@@ -105,32 +105,24 @@ class Shards:
 
     @property
     def can_wait(self) -> bool:
-        """Whether all of it can be copied: bytes, and plain tensors in memory that is known."""
+        """Whether all of it can be copied: bytes, and plain tensors on known devices."""
         return all(isinstance(c, bytes) or (type(c) is torch.Tensor and c.device.type in DEVICES) for c in self._contents)
 
     def job(self, layout: SnapshotLayout) -> ShardsJob:
-        """As ``Later.job``."""
+        """As ``DeferredFile.job``."""
         contents = [layout.of(c) if isinstance(c, bytes) else layout.of_tensor(c) for c in self._contents]
         return ShardsJob(self._path, packed(self._plan), contents)
 
     def write(self) -> None:
-        """As ``Later.write``.
-
-        Raises:
-            RankFailed: It could not be written, here or by another rank.
-        """
+        """As ``DeferredFile.write``."""
         self._answer_with(self._write)
 
     def written(self, result: Any) -> None:
-        """As ``Later.written``.
-
-        Raises:
-            RankFailed: Another rank could not write its part.
-        """
+        """As ``DeferredFile.written``."""
         self._answer_with(lambda: unpacked(result))
 
     def give_up(self, error: Exception) -> None:
-        """As ``Later.give_up``: the other ranks hear of it."""
+        """As ``DeferredFile.give_up``: the other ranks are told."""
 
         def fail() -> Any:
             raise error
@@ -154,7 +146,7 @@ class Shards:
 
 
 class _HandsOver(FileSystemWriter):  # type: ignore[misc]
-    """Has somebody else say when, and how, it is written."""
+    """Leaves to ``then`` when, and by which process, the items are written."""
 
     def __init__(self, folder: Path, then: Callable[[Any, Any, Callable[[], Any]], Any]) -> None:
         super().__init__(folder, sync_files=False)

@@ -1,8 +1,8 @@
-"""The process that writes snapshots: maps the memory that holds them and writes what it is told, one job after another.
+"""The writer process: maps the memory of a snapshot and writes checkpoints from it, one job at a time.
 
-A process of its own, so that it neither takes the interpreter's lock from training nor dies with less than its own work. It
-dies with the trainer: what it was writing then stays without a marker. Each job is one line of JSON on its standard input, each
-answer one line on its standard output; the fd of the memory is an argument.
+A process of its own does not take the interpreter's lock from training, and training survives its crash. It dies with the
+trainer; its checkpoint then stays without a marker. Each job is one line of JSON on its standard input, each answer one line
+on its standard output; the file descriptor of the memory is an argument.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 NICENESS = 10
-"""Training goes first."""
 PARENT_POLL_S = 0.2
 _PR_SET_PDEATHSIG = 1
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
@@ -81,7 +80,7 @@ class ShardsJob:
     path: str
     """Of the folder."""
     plan: str
-    """A ``SavePlan``, as ``packed``."""
+    """A ``SavePlan``, ``packed``."""
     contents: list[Extent | View]
     """In the order of its items: bytes, or a tensor."""
     kind: str = "shards"
@@ -89,7 +88,7 @@ class ShardsJob:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The files of one checkpoint that lie in the memory."""
+    """The files of one checkpoint, whose content is in the memory."""
 
     folder: str
     size_bytes: int
@@ -102,7 +101,7 @@ class Job:
 
 
 class Memory:
-    """The trainer's snapshot, seen from here. It may have grown since the last job."""
+    """The memory of the trainer's snapshot. It may have grown since the last job."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -127,19 +126,19 @@ class Memory:
 
 
 def packed(thing: Any) -> str:
-    """Return what the trainer and its process of this module tell each other, and nobody else."""
+    """Return an object as text, for the trainer and this process only."""
     return base64.b64encode(pickle.dumps(thing)).decode()
 
 
 def unpacked(text: str) -> Any:
-    """Return what was ``packed``."""
-    return pickle.loads(base64.b64decode(text))  # noqa: S301 - by a process that we started, or that started us
+    """Return the object of a ``packed`` text."""
+    return pickle.loads(base64.b64decode(text))  # noqa: S301 - from the parent or child process
 
 
 def write_archive(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any]) -> None:
-    """Write what ``torch.save`` would have written.
+    """Write the file of ``torch.save``.
 
-    Source: ``torch.serialization.save``, whose calls on the archive are repeated here in their order.
+    Source: ``torch.serialization.save``, which makes these calls on the archive.
     """
     import torch
 
@@ -153,7 +152,7 @@ def write_archive(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any
 
 
 def write_tensors(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any]) -> None:
-    """Write what ``safetensors.torch.save_file`` would have written. Tied tensors are tied here, too."""
+    """Write the file of ``safetensors.torch.save_file``. Tied tensors share memory here, too."""
     from safetensors.torch import save_file
 
     tensor_of = _tensors(memory, job)
@@ -162,7 +161,7 @@ def write_tensors(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any
 
 
 def write_shards(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any]) -> str:
-    """Write this rank's part of what ``torch.distributed.checkpoint`` saves. Returns where in it everything is, ``packed``."""
+    """Write this rank's part of a save of ``torch.distributed.checkpoint``. Returns its results, ``packed``."""
     from torch.distributed.checkpoint import FileSystemWriter
 
     plan, tensor_of = unpacked(file["plan"]), _tensors(memory, job)
@@ -180,7 +179,7 @@ def write_shards(memory: Memory, job: Mapping[str, Any], file: Mapping[str, Any]
 
 
 def _tensors(memory: Memory, job: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
-    """Return what makes the tensor of a ``View``; of the same storage, whichever of them asks."""
+    """Return a function that makes the tensor of a ``View``; views of the same extent share one storage."""
     import torch
 
     @functools.cache
@@ -201,7 +200,7 @@ def answer(memory: Memory, line: bytes) -> dict[str, Any]:
     """Do one job.
 
     Returns:
-        What is told of it: the ``results``, one for each file, or ``error`` and whether the volume was ``full``.
+        ``results``, one for each file; or ``error``, and whether the volume was ``full``.
     """
     folder = "."
     try:
@@ -214,7 +213,7 @@ def answer(memory: Memory, line: bytes) -> dict[str, Any]:
 
 
 def _is_full(folder: str) -> bool:
-    """Look: torch does not tell why a write failed."""
+    """Check the file system: torch does not say why a write failed."""
     try:
         space = os.statvfs(folder)
     except OSError:
@@ -223,41 +222,36 @@ def _is_full(folder: str) -> bool:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when the trainer dies, however it dies; where it cannot, look."""
+    """Have the kernel kill this process when the trainer dies; poll for its death as well."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
-    def look() -> None:
+    def poll() -> None:
         while os.getppid() == parent:
             time.sleep(PARENT_POLL_S)
         os._exit(1)
 
-    threading.Thread(target=look, daemon=True).start()
+    threading.Thread(target=poll, daemon=True).start()
 
 
-def _step_back() -> None:
-    """Let training have the cores, and if memory runs out, let it be this process that has to go."""
+def _lower_priority() -> None:
+    """Give training the cores, and have the kernel kill this process first if memory runs out."""
     os.nice(NICENESS)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _jobs() -> Iterator[bytes]:
-    while line := sys.stdin.buffer.readline():
-        yield line
-
-
 def main(fd: int, parent: int) -> None:
     """Write until the trainer closes the pipe or dies."""
     _die_with(parent)
-    _step_back()
+    _lower_priority()
     answers = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever a library prints is no answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output of a library is no answer
     import torch
 
     torch.set_num_threads(1)
     memory = Memory(fd)
-    for line in _jobs():
+    while line := sys.stdin.buffer.readline():
         os.write(answers, json.dumps(answer(memory, line)).encode() + b"\n")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,26 +20,35 @@ from trainer_hook.libraries.transformers.script_saves import ScriptSaves
 from trainer_hook.libraries.transformers.step_tail import no_step_too_many, unfinished_of
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import surrounded
-from trainer_hook.process.session import Session
+from trainer_hook.process.session import Session, current_session
 from trainer_hook.resuming.resumer import STATE, Choice, is_finished, read_state
 from trainer_hook.train_call.train_call import TrainCall
 
 _SOURCES = {"store": "from the store", "downloaded": "downloaded from the store before", "local": "still on the volume"}
 
 
-def patch(trainer_module: Any, current_session: Callable[[], Session]) -> None:
+def activate(trainer_module: Any) -> None:
+    """Patch an imported ``transformers.trainer``, and listen for signals before the first ``train()``."""
+    process = sys.modules.get("multiprocessing.process")
+    # In a child of multiprocessing, a DataLoader worker or a rank, only a call of train() opens the session.
+    if process is None or (process.parent_process() is None and not hasattr(process.current_process(), "_inheriting")):
+        current_session()
+    patch(trainer_module, current_session)
+
+
+def patch(trainer_module: Any, find_session: Callable[[], Session]) -> None:
     """Wrap ``Trainer.train`` of an imported ``transformers.trainer``.
 
     Args:
         trainer_module: The module.
-        current_session: Returns this process's session; opens it in a process that multiprocessing started to train.
+        find_session: Returns this process's session; opens it in a process that multiprocessing started to train.
     """
     trainer_class = trainer_module.Trainer
     original = trainer_class.train
 
     @functools.wraps(original)
     def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        session = _session_for(current_session)
+        session = _session_for(find_session)
         searching = _is_search(args, kwargs)
         if session is not None and searching:
             _report_search()
@@ -55,10 +65,10 @@ def patch(trainer_module: Any, current_session: Callable[[], Session]) -> None:
     trainer_class.train = train
 
 
-def _session_for(current_session: Callable[[], Session]) -> Session | None:
+def _session_for(find_session: Callable[[], Session]) -> Session | None:
     """Return the session of a ``train()`` call; ``None`` in a forked child, or where it cannot be opened."""
     try:
-        session = current_session()
+        session = find_session()
     except Exception as error:
         warn(f"the hook is off: {type(error).__name__}: {error}")
         return None

@@ -1,4 +1,4 @@
-"""``python -m trainer_hook run -- COMMAND``: sets the environment and becomes the command."""
+"""``python -m trainer_hook run -- COMMAND``: sets the environment and executes the command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXIT_CONFIGURATION, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 2, 126, 127
 
 
 def environment_for(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which every Python below activates the hook."""
+    """Return the environment that activates the hook in every Python process of the command."""
     paths = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     changed = {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "CKPT_HOOK": "auto"}
     give_workers_the_grace_period(changed)
@@ -26,12 +26,12 @@ def environment_for(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def shutdown_warning(environ: Mapping[str, str], settings: Settings, *, reads_variable: bool | None) -> str | None:
-    """Return why torchrun may kill the ranks before the grace period is over, or ``None``.
+    """Return why torchrun may kill the ranks before the grace period is over; ``None``: it does not.
 
     Args:
-        environ: The environment that the command was given.
-        settings: The hook's.
-        reads_variable: Whether the installed torch has the knob; ``None``: there is no torch.
+        environ: Of this process.
+        settings: Of the hook.
+        reads_variable: Whether the installed torch reads ``SHUTDOWN_TIMEOUT``; ``None``: there is no torch.
     """
     given, grace_s = environ.get(SHUTDOWN_TIMEOUT), settings.grace_seconds
     if reads_variable is False and grace_s > LAUNCHER_KILL_S:
@@ -46,7 +46,7 @@ def shutdown_warning(environ: Mapping[str, str], settings: Settings, *, reads_va
 
 
 def torch_reads_variable() -> bool | None:
-    """Whether the torch of this interpreter has the knob; ``None`` without torch. It is not imported: that takes seconds."""
+    """Whether the installed torch reads ``SHUTDOWN_TIMEOUT``; ``None``: there is no torch. It is not imported."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -58,7 +58,7 @@ def torch_reads_variable() -> bool | None:
 
 
 def run(command: Sequence[str]) -> int:
-    """Become the command: same process, same signals. Returns only when that is not possible."""
+    """Execute the command in this process. Returns an exit code only if that fails."""
     try:
         settings = from_environment(os.environ)
     except SettingError as error:
@@ -80,7 +80,7 @@ def run(command: Sequence[str]) -> int:
 
 
 def deepspeed_warning(command: Sequence[str], settings: Settings) -> str | None:
-    """Return why DeepSpeed's launcher may kill the ranks before the grace period is over, or ``None``."""
+    """Return why DeepSpeed's launcher may kill the ranks before the grace period is over; ``None``: it does not."""
     if "deepspeed" not in _names(command) or settings.grace_seconds <= LAUNCHER_KILL_S:
         return None
     return (

@@ -17,9 +17,9 @@ from typing import Any
 from trainer_hook.asynchronous import host_memory
 from trainer_hook.asynchronous.deferring import Deferred, RankFailed, deferring
 from trainer_hook.asynchronous.host_buffer import HostBuffer
+from trainer_hook.asynchronous.jobs import Job
 from trainer_hook.asynchronous.layout import SnapshotLayout
 from trainer_hook.asynchronous.snapshot import Copier, TornSnapshot, steps_alone
-from trainer_hook.asynchronous.writer import Job
 from trainer_hook.asynchronous.writer_process import KILL_TIMEOUT_S, NotWritten, Writer
 from trainer_hook.process.log import info, warn
 

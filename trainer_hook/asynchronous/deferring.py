@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer_hook.asynchronous.jobs import ArchiveJob, TensorsJob
 from trainer_hook.asynchronous.layout import SnapshotLayout
-from trainer_hook.asynchronous.writer import ArchiveJob, TensorsJob
 from trainer_hook.process.patching import replaced
 
 SMALL_BYTES = 1 << 20
@@ -79,7 +79,7 @@ class _Tensors(DeferredFile):
 
     path: str
     tensors: Mapping[str, Any]
-    metadata: Mapping[str, str] | None
+    metadata: dict[str, str] | None
     save: Callable[[], None]
 
     def job(self, layout: SnapshotLayout) -> TensorsJob:

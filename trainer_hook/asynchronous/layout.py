@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_hook.asynchronous.writer import Extent, View
+from trainer_hook.asynchronous.jobs import Extent, View
 
 ALIGNMENT = 64
 
@@ -35,8 +35,8 @@ class SnapshotLayout:
             self.of(tensor.untyped_storage()),
             str(tensor.dtype).removeprefix("torch."),
             tensor.storage_offset(),
-            list(tensor.shape),
-            list(tensor.stride()),
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
         )
 
     def _next(self, length: int) -> Extent:

@@ -6,6 +6,7 @@ Then the ranks exchange the positions of all items, or their errors, and rank 0 
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,8 +17,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter
 
 from trainer_hook.asynchronous.deferring import DEVICES, Deferred, DeferredFile, RankFailed
+from trainer_hook.asynchronous.jobs import ShardsJob
 from trainer_hook.asynchronous.layout import SnapshotLayout
-from trainer_hook.asynchronous.writer import ShardsJob, packed, unpacked
 
 _MAX_REASON_CHARS = 500
 
@@ -111,7 +112,7 @@ class Shards(DeferredFile):
     def job(self, layout: SnapshotLayout) -> ShardsJob:
         """As ``DeferredFile.job``."""
         contents = [layout.of(c) if isinstance(c, bytes) else layout.of_tensor(c) for c in self._contents]
-        return ShardsJob(self._path, packed(self._plan), contents)
+        return ShardsJob(self._path, pickle.dumps(self._plan), contents)
 
     def write(self) -> None:
         """As ``DeferredFile.write``."""
@@ -119,7 +120,7 @@ class Shards(DeferredFile):
 
     def written(self, result: Any) -> None:
         """As ``DeferredFile.written``."""
-        self._answer_with(lambda: unpacked(result))
+        self._answer_with(lambda: pickle.loads(result))  # noqa: S301 - from the child process
 
     def give_up(self, error: Exception) -> None:
         """As ``DeferredFile.give_up``: the other ranks are told."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.asynchronous.writer import Job
+from trainer_hook.asynchronous.jobs import Job
 
 WRITER_BYTES = 384 << 20
 """Upper estimate of its own memory, with torch imported."""
@@ -71,14 +71,14 @@ class Writer:
             WriterDied: It is unknown how much was written.
             NotWritten: A part of it may have been written.
         """
+        content = pickle.dumps(job)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(job.encode())
+            self._process.stdin.write(content)
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
-            answer = json.loads(line)
-        except (OSError, ValueError):
+            answer = pickle.load(self._process.stdout)  # noqa: S301 - from the child process
+        except (OSError, EOFError, pickle.UnpicklingError):
             self.close()
             raise WriterDied(f"the writer process ended with {self._process.returncode}") from None
         if "error" in answer:

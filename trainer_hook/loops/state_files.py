@@ -6,7 +6,7 @@
 | anything else | ``<name>.pt`` |
 | sharded over ranks (``fully_shard``, FSDP, DTensor) | ``sharded/``, by ``torch.distributed.checkpoint`` |
 
-Nothing here is read with ``weights_only=False``: a checkpoint cannot run code.
+All files are read with ``weights_only=True``: a checkpoint cannot run code.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ SHARDED = "sharded"
 
 
 class StateMismatch(ValueError):
-    """A checkpoint and the objects that it is to be loaded into differ. The text names them and says what to do."""
+    """A checkpoint does not fit the objects of this run. The text names them and the remedy."""
 
 
 def collect(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the state of each object by name: what is replicated, and what is sharded over the ranks. Collective.
+    """Return the replicated and the sharded state of the objects, by name. Collective.
 
-    The tensors are those of the objects, not copies.
+    The tensors are not copied.
     """
     replicated, sharded = {}, {}
     for name, thing in objects.items():
@@ -50,16 +50,16 @@ def write(state: tuple[Mapping[str, Any], Mapping[str, Any]], folder: Path, *, r
         state: Replicated and sharded state by name.
         folder: Exists.
         rank: Rank 0 writes what is replicated, every rank its own shards.
-        group: A process group that works on CPU tensors; ``None`` alone. In what ``asynchronous.deferring`` surrounds, nothing
-            else may use it until all of it is written.
+        group: A process group for CPU tensors; ``None``: a single process. Inside ``asynchronous.deferring`` nothing else may
+            use it until all files are written.
 
     Raises:
         OSError: The volume is full or not writable.
-        RankFailed: So it is for another rank.
-        StateMismatch: A state holds what could not be read again.
+        RankFailed: Another rank could not write its part.
+        StateMismatch: A state holds an object that could not be read again.
     """
     replicated, sharded = state
-    if sharded:  # first: whatever fails on one rank alone must not leave the others waiting for it
+    if sharded:  # first: after an error of the part below, the other ranks would wait in this collective
         from trainer_hook.asynchronous import sharded as shards
 
         shards.save(sharded, folder / SHARDED, group, deferred_here())
@@ -73,7 +73,7 @@ def load(objects: Mapping[str, Any], folder: Path, *, group: Any) -> None:
     """Load each object's state from a checkpoint. Collective.
 
     Raises:
-        StateMismatch: The checkpoint is of other objects, or holds what cannot be read safely.
+        StateMismatch: The checkpoint is of other objects, or holds objects that cannot be read safely.
     """
     sharded = {name: thing for name, thing in objects.items() if _is_sharded(thing, objects)}
     for name, thing in objects.items():
@@ -93,10 +93,10 @@ def is_sharded(objects: Mapping[str, Any]) -> bool:
 
 
 def reads_own_shards(objects: Mapping[str, Any], world_size: int) -> bool:
-    """Whether each rank needs of the sharded state only what it wrote itself, and what rank 0 wrote for all.
+    """Whether each rank needs only its own shards and the files of rank 0.
 
-    So it is where every parameter is sharded over all ranks in one dimension, as by ``fully_shard`` with one mesh: of what
-    several ranks hold, ``dedup_save_to_lowest_rank`` leaves one copy, at rank 0. With more dimensions it may be at others.
+    True if every parameter is sharded over all ranks in one dimension, as by ``fully_shard`` with one mesh. Rank 0 then holds
+    replicated data (``dedup_save_to_lowest_rank``); with more dimensions other ranks may.
     """
     models = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module) and _is_sharded(thing, objects)]
     if not models:
@@ -121,7 +121,7 @@ _OTHER_RUN = "Another run needs a CKPT_STORE prefix of its own"
 
 
 def _bare(thing: Any) -> Any:
-    """Return what DistributedDataParallel and torch.compile wrap: its names do not depend on how it is run."""
+    """Return the module inside DistributedDataParallel and torch.compile, whose names do not depend on them."""
     while isinstance(thing, torch.nn.Module):
         inner = getattr(thing, "_orig_mod", None)
         if inner is None and isinstance(thing, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
@@ -138,7 +138,7 @@ def _is_sharded(thing: Any, objects: Mapping[str, Any]) -> bool:
         return model is not None and _is_sharded(model, objects)
     if not isinstance(thing, torch.nn.Module):
         return False
-    # Whoever shards has imported these; importing them takes a second or two.
+    # Imported if anything is sharded; the import takes seconds.
     fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
     if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in thing.modules()):
         return True
@@ -166,7 +166,7 @@ def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder
     state = {name: _sharded_state(thing, objects) for name, thing in sharded.items()}
     try:
         dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=not _in_a_group())
-    except (Exception, dcp.api.CheckpointException) as error:  # the latter is no Exception; it has the ranks' reasons
+    except (Exception, dcp.api.CheckpointException) as error:  # CheckpointException is a BaseException
         raise StateMismatch(f"{folder.parent.name}: {str(error)[:500]}. {_OTHER_RUN}") from error
     for name, thing in sharded.items():
         if isinstance(thing, torch.optim.Optimizer):
@@ -180,7 +180,7 @@ def _in_a_group() -> bool:
 
 
 def _write_safetensors(content: Any, path: Path) -> bool:
-    """Write tensors by name, if that is all there is. Returns whether it was."""
+    """Write a state of plain tensors by name. Returns false for another state."""
     if not isinstance(content, Mapping) or not content:
         return False
     if not all(isinstance(key, str) and type(value) in (torch.Tensor, torch.nn.Parameter) for key, value in content.items()):
@@ -203,10 +203,10 @@ _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, tuple, set)
 
 
 def expect_readable(content: Any, name: str) -> None:
-    """Check that ``torch.load`` reads a state with ``weights_only=True``: better now than after the pod is gone.
+    """Check, before the save, that ``torch.load`` can read a state with ``weights_only=True``.
 
     Raises:
-        StateMismatch: It does not; the text names the place and the class.
+        StateMismatch: It cannot; the text names the key and the class.
     """
     waiting: list[tuple[str, Any]] = [(name, content)]
     while waiting:
@@ -217,7 +217,7 @@ def expect_readable(content: Any, name: str) -> None:
             waiting += [(f"{place}[{number}]", part) for number, part in enumerate(value)]
         elif not isinstance(value, _SAFE_TYPES) and type(value) not in torch.serialization.get_safe_globals():
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            raise StateMismatch(f"{place} is a {kind}, which is not read again without running code: {_ALLOW}")
+            raise StateMismatch(f"{place} is a {kind}, which cannot be read again without running code: {_ALLOW}")
 
 
 def _read(folder: Path, name: str) -> Any:
@@ -231,20 +231,20 @@ def _read(folder: Path, name: str) -> Any:
 
 
 def write_pt(content: Any, path: Path) -> None:
-    """Write what ``read_pt`` reads.
+    """Write a file for ``read_pt``.
 
     Raises:
-        StateMismatch: It holds objects of classes that are not known to be harmless.
+        StateMismatch: It holds objects of unsafe classes.
     """
     expect_readable(content, path.stem)
     torch.save(content, path)
 
 
 def read_pt(path: Path) -> Any:
-    """Return what ``torch.save`` wrote, with tensors on the CPU.
+    """Read a file of ``torch.save``, with tensors on the CPU.
 
     Raises:
-        StateMismatch: It is not there, or holds objects of classes that are not known to be harmless.
+        StateMismatch: It is missing, or holds objects of unsafe classes.
     """
     try:
         with torch.serialization.safe_globals([bytes, complex]):

@@ -1,4 +1,4 @@
-"""Where a run continues: asks the sidecar, checks that nothing is missing, and sees that all ranks do the same."""
+"""The checkpoint that a run resumes from: requested of the sidecar, checked for missing files, the same for all ranks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from trainer_hook.volume.publish import finished_on
 STATE = "trainer_state.json"
 _FAIL_HINT = "CKPT_ON_STORE_FAILURE=fail exits instead, so that the job is started again"
 META_STOPPED_EARLY = "stopped_early"
-"""Key in ``meta``: training ended here before its last step, because a callback said so."""
+"""Key in ``meta``: a callback ended training at this step, before the last one."""
 _WEIGHTS = ("model", "pytorch_model", "adapter_model", "tf_model", "flax_model")
 
 
 class CannotResume(SystemExit):
-    """``CKPT_ON_STORE_FAILURE=fail``, and it is not known what to resume from."""
+    """``CKPT_ON_STORE_FAILURE=fail``, and the checkpoint to resume from is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class Choice:
     path: Path
     meta: Mapping[str, Any]
     source: str | None = None
-    """Where its files come from, if the sidecar says it: ``store``; ``downloaded``, from the store and before the trainer
-    asked; ``local``, where a trainer has written them."""
+    """Origin of its files: ``store``; ``downloaded`` (from the store, before the request); ``local`` (written by a trainer);
+    ``None``: unknown."""
     attempt: str | None = None
-    """Which attempt saved it, where its marker says so."""
+    """The attempt that saved it; ``None``: unknown."""
 
     @property
     def base_step(self) -> int:
@@ -65,14 +65,13 @@ class Choice:
 def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_world_size: int | None) -> list[str]:
     """Return what a Trainer checkpoint lacks for one rank.
 
-    Trainer itself loads what it finds: without ``optimizer.pt`` or ``scheduler.pt`` it silently drops both, without the RNG
-    state it goes on with another.
+    Trainer itself loads the files that are there: without ``optimizer.pt`` or ``scheduler.pt`` it silently begins both anew.
 
     Args:
         files: Size in bytes by path.
         rank: Whose RNG state is needed.
         world_size: Of this run.
-        saved_world_size: Of the run that saved it; with another one no rank's RNG state fits.
+        saved_world_size: Of the run that saved it; ``None``: unknown. With another one the RNG state is not needed.
     """
     tops = {name.split("/", 1)[0] for name in files}
     sharded = any(top.startswith("global_step") for top in tops)  # DeepSpeed keeps weights and optimizer there
@@ -90,7 +89,7 @@ def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_
 
 
 def is_finished(state: Mapping[str, Any], meta: Mapping[str, Any], *, max_steps: int, epochs: float) -> bool:
-    """Whether a run that stood at ``state`` has nothing left to train. Trainer itself would train one step too many.
+    """Whether training ends at ``state``. Trainer itself would train one more step.
 
     Args:
         state: Content of ``trainer_state.json``.
@@ -115,7 +114,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 class Resumer:
-    """One question per ``train()`` call; collective."""
+    """Chooses one checkpoint per ``train()`` call; collective."""
 
     def __init__(
         self,
@@ -126,14 +125,14 @@ class Resumer:
         missing: Callable[..., list[str]] = missing_from,
         reads_all: bool = False,
     ) -> None:
-        """One run's.
+        """Create it for one call.
 
         Args:
             settings: Of this process.
             client: Of this pod's sidecar.
             consensus: Of all ranks.
-            missing: Says what a checkpoint lacks for one rank, with the arguments of ``missing_from``.
-            reads_all: Whoever loads may read files of any rank: no node leaves some out.
+            missing: Returns what a checkpoint lacks for one rank. Arguments as in ``missing_from``.
+            reads_all: Loading may read files of any rank: each node downloads all of them.
         """
         self._reads_all = reads_all
         self._missing = missing
@@ -143,10 +142,10 @@ class Resumer:
         self._volume = settings.dir
 
     def choose(self, train_call: int) -> Choice | None:
-        """Return what all ranks continue from, or ``None`` for a fresh start.
+        """Return the checkpoint that all ranks resume from; ``None``: training starts from scratch.
 
         Raises:
-            CannotResume: It is not known what to continue from, and the settings ask to fail then.
+            CannotResume: The checkpoint is unknown, and the settings ask to fail then.
         """
         rank_0 = self._consensus.world.rank == 0
         answer: ResumeResult = self._consensus.from_rank_0(self._ask(train_call) if rank_0 else None)
@@ -170,16 +169,16 @@ class Resumer:
         return None
 
     def final(self, train_call: int) -> Path | None:
-        """Return the final model of a call that had finished, if every node can have it."""
+        """Return the final model of a finished call; ``None``: not every node can have it."""
         path = self._volume / FINAL
-        there = self._fetch(FINAL) is None if self._consensus.world.local_rank == 0 else True
+        there = self._fetch_on_node(FINAL) is None if self._consensus.world.local_rank == 0 else True
         if not self._consensus.all_agree(there):
             return None
         marker = _marker(path)
         return path if self._consensus.all_agree(marker.meta.get(META_TRAIN_CALL, 0) == train_call) else None
 
     def lacks(self, folder: Path) -> list[str]:
-        """Return what a directory that the script names lacks besides random state, if it is a Trainer's checkpoint at all."""
+        """Return what a folder that the script names lacks, besides random state. Empty if it is no Trainer checkpoint."""
         world, marker = self._consensus.world, _marker(folder)
         if META_PARTIAL in marker.meta and marker.world_size != world.size:
             return ["files of other ranks"]
@@ -189,8 +188,8 @@ class Resumer:
         return missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=0)
 
     def fetch(self, name: str) -> str | None:
-        """Have every node bring one checkpoint to its volume. Returns why not all ranks can use it, as this rank sees it."""
-        reason = self._fetch(name) if self._consensus.world.local_rank == 0 else None
+        """Download a checkpoint on every node. Returns why not all ranks can use it; ``None``: they can."""
+        reason = self._fetch_on_node(name) if self._consensus.world.local_rank == 0 else None
         self._consensus.all_agree(True)  # the other ranks of this node wait for its directory
         reason = reason or self._incomplete(self._volume / name)
         return None if self._consensus.all_agree(reason is None) else reason or "another rank cannot use it"
@@ -209,7 +208,7 @@ class Resumer:
         for name, reason in answer.passed_over:
             warn(f"{name} is passed over: {reason}")
         if answer.checkpoint is None and not answer.known:
-            warn(f"no checkpoint can be had: {answer.detail}")
+            warn(f"no checkpoint is available: {answer.detail}")
             return self._local(train_call, str(answer.detail))
         return answer
 
@@ -241,14 +240,14 @@ class Resumer:
         return ResumeResult(newest.name, "local", dict(newest.marker.meta), known=False)
 
     def _problem(self, name: str) -> str | None:
-        """Return why this rank cannot use the checkpoint. Fetches it first on nodes that did not ask for it. Collective."""
+        """Return why this rank cannot use the checkpoint; ``None``: it can. Other nodes download it first. Collective."""
         world = self._consensus.world
-        reason = self._fetch(name) if world.local_rank == 0 and world.rank != 0 else None
+        reason = self._fetch_on_node(name) if world.local_rank == 0 and world.rank != 0 else None
         self._consensus.all_agree(True)  # the other ranks of this node wait for its directory
         return reason or self._incomplete(self._volume / name)
 
-    def _fetch(self, name: str) -> str | None:
-        """Have this node's sidecar bring a checkpoint. Returns why it cannot."""
+    def _fetch_on_node(self, name: str) -> str | None:
+        """Have this node's sidecar download a checkpoint. Returns why it cannot; ``None``: it is on the volume."""
         try:
             answer = self._request(name, None)
         except SidecarAbsent as absent:
@@ -256,7 +255,7 @@ class Resumer:
             return None if marker.files and META_PARTIAL not in marker.meta else str(absent)
         if answer.checkpoint is not None:
             return None
-        return answer.detail or "; ".join(reason for _, reason in answer.passed_over) or "not to be had on this node"
+        return answer.detail or "; ".join(reason for _, reason in answer.passed_over) or "not available on this node"
 
     def _incomplete(self, folder: Path) -> str | None:
         world, marker = self._consensus.world, _marker(folder)
@@ -275,9 +274,9 @@ class Resumer:
         return None
 
 
-def _source(told: str | None, folder: Path) -> str | None:
-    """Return where the files of a checkpoint come from. A sidecar downloads them before it is asked, and then finds them."""
-    return "downloaded" if told == "local" and META_RESTORED in _marker(folder).meta else told
+def _source(reported: str | None, folder: Path) -> str | None:
+    """Return the origin of a checkpoint's files. One that the sidecar downloaded before the request is ``local`` to it."""
+    return "downloaded" if reported == "local" and META_RESTORED in _marker(folder).meta else reported
 
 
 def _marker(folder: Path) -> Marker:

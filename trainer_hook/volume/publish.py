@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the marker that ends a checkpoint."""
+"""Atomic publication of files, and the marker that completes a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def publish(path: Path, content: bytes, *, durable: bool = False, group: int | N
     Args:
         path: The file; its directory must exist.
         content: All of it.
-        durable: Also fsync file and directory. Data files need none: the sidecar reads through the same page cache.
-        group: May write to the file, if it is the file's group.
-        not_before_ns: Its modification time is at least this, in epoch nanoseconds.
+        durable: Also fsync file and directory. Data files need no fsync: the sidecar reads through the same page cache.
+        group: If it is the file's group, it may write to the file.
+        not_before_ns: Lower bound of the modification time, in epoch nanoseconds.
 
     Raises:
-        OSError: Nothing is left behind.
+        OSError: The file is as before.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns():x}.tmp")
     try:
@@ -50,7 +50,7 @@ def publish(path: Path, content: bytes, *, durable: bool = False, group: int | N
             file.write(content)
             file.flush()
             if os.fstat(fd).st_mtime_ns < not_before_ns:
-                with contextlib.suppress(OSError):  # a file system without settable times
+                with contextlib.suppress(OSError):  # a file system that cannot set times
                     os.utime(fd, ns=(not_before_ns, not_before_ns))
             if durable:
                 os.fsync(fd)
@@ -67,7 +67,7 @@ def publish(path: Path, content: bytes, *, durable: bool = False, group: int | N
 
 
 def listed_files(folder: Path) -> tuple[ListedFile, ...]:
-    """Return every regular file below a checkpoint, but its marker."""
+    """Return the regular files of a checkpoint except its marker, sorted by path."""
     return tuple(sorted(_files(folder, folder), key=lambda file: file.path))
 
 
@@ -82,21 +82,21 @@ def _files(folder: Path, root: Path) -> Iterator[ListedFile]:
 
 
 def make_system_folders(volume: Path) -> None:
-    """Create what both containers write to, open to a sidecar of another user of this group.
+    """Create the folders that both containers write to, writable for a sidecar of another user in this group.
 
     Raises:
         OSError: The volume is not writable.
     """
     for path, mode in ((SYSTEM_DIR, 0o2775), (LEASES, 0o2777)):
-        (volume / path).mkdir(exist_ok=True)  # the volume itself is never created: that would hide that it is not mounted
+        (volume / path).mkdir(exist_ok=True)  # never the volume itself: that would hide a missing mount
         _add_mode(volume / path, mode)
 
 
 def open_to_group(folder: Path) -> None:
-    """Let the sidecar's user read: some writers make files only their owner can read (safetensors: 0600).
+    """Let the sidecar's user read the files: some libraries write them for their owner only (safetensors: 0600).
 
-    Where it is another user of a common group, that group may write, too: the kernel lets nobody make hard links to files
-    that he may not write (``fs.protected_hardlinks``), and without write access to the directory nobody can make room.
+    For a sidecar of another user in a common group, the group may write, too. It needs write access to a file for a hard link
+    (``fs.protected_hardlinks``), and to the folder for deletion.
     """
     group = _sidecar_group(folder.parent)
     for place, _, names in os.walk(folder):
@@ -107,10 +107,10 @@ def open_to_group(folder: Path) -> None:
 
 def _sidecar_group(volume: Path) -> int | None:
     try:
-        made_by_it = (volume / TOKEN).lstat()
+        token = (volume / TOKEN).lstat()
     except OSError:
         return None
-    return None if made_by_it.st_uid == os.geteuid() else made_by_it.st_gid
+    return None if token.st_uid == os.geteuid() else token.st_gid
 
 
 def _add_mode(path: Path, mode: int, *, group: int | None = None) -> None:
@@ -126,10 +126,10 @@ def _add_mode(path: Path, mode: int, *, group: int | None = None) -> None:
 
 
 def finish(folder: Path, marker: Marker) -> None:
-    """Write the marker: from now on the checkpoint is finished. Last on purpose.
+    """Write the marker, which makes the checkpoint finished.
 
-    A file that is newer than its marker is taken for one that was changed afterwards. So the marker is never older than the
-    files, also where the clock was set back while they were written, or where they were copied with their times.
+    A file newer than the marker counts as changed afterwards. So the marker is never older than the files, even if the clock
+    was set back, or if files were copied with their times.
 
     Raises:
         OSError: The volume is full or not writable.
@@ -140,16 +140,16 @@ def finish(folder: Path, marker: Marker) -> None:
 
 
 def _newest_ns(folder: Path, marker: Marker) -> int:
-    """Return when the newest of the files was written that a marker lists, in epoch nanoseconds; 0 where it lists none."""
+    """Return the latest modification time of the listed files, in epoch nanoseconds; 0: none is listed."""
     newest_ns = 0
     for file in marker.files or ():
-        with contextlib.suppress(OSError):  # gone: the checkpoint will be rejected by its name
+        with contextlib.suppress(OSError):  # missing: the sidecar will reject the checkpoint and name the file
             newest_ns = max(newest_ns, (folder / file.path).stat().st_mtime_ns)
     return newest_ns
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint, its marker first: the rest must never look like one."""
+    """Delete a checkpoint, its marker first: the rest must not count as finished."""
     (folder / MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -180,10 +180,10 @@ def finished_on(volume: Path) -> list[Local]:
 
 
 class RankRecords:
-    """How the ranks of one node tell each other that they have written their part, without waiting for each other.
+    """Records by which the ranks of a node learn that all have written their part, without a collective.
 
-    Each rank leaves a record; whoever then sees the records of all local ranks finishes the checkpoint. Two may see them at
-    the same time: whoever takes the first one away is it. Two that wrote the marker would see each other's half of it.
+    Each rank writes a record; a rank that then sees the records of all local ranks finishes the checkpoint. If two see them at
+    the same time, the one that deletes the first record does.
     """
 
     def __init__(self, volume: Path, *, attempt: str, rank: int, local_ranks: int) -> None:
@@ -193,7 +193,7 @@ class RankRecords:
         self._local_ranks = local_ranks
 
     def wrote(self, name: str) -> bool:
-        """Record that this rank has written its part of a checkpoint. Returns whether it is the one to finish it.
+        """Record that this rank has written its part of a checkpoint. Returns whether this rank finishes it.
 
         Raises:
             OSError: The record could not be written: the checkpoint stays unfinished.

@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.loops.loop import Loop
+from trainer_hook.saving.async_save import WHOLE_STATE_ON_ONE_RANK
 
 __all__ = ["Checkpointer"]
-
-WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
-"""Values of ``DistributedType`` with which ``save_state`` is not collective."""
 
 
 class Checkpointer(Loop):

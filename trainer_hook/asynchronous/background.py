@@ -72,7 +72,7 @@ class Background:
         self._preparing: threading.Thread | None = None
         self._thread: threading.Thread | None = None
         self._failures = 0
-        self._was_torn = False
+        self._torn = False
         self._said: set[str] = set()
 
     def prepare(self, size_bytes: int, *, device: Any = None) -> None:
@@ -185,7 +185,7 @@ class Background:
 
     def _count(self, error: Exception) -> None:
         if isinstance(error, TornSnapshot):
-            self._was_torn = True  # later snapshots do not overlap with training
+            self._torn = True  # later snapshots do not overlap with training
             return
         if isinstance(error, RankFailed) or (isinstance(error, NotWritten) and str(error).startswith("the volume is full")):
             return  # the failure of another rank, or one that a blocking save would have, too
@@ -205,7 +205,7 @@ class Background:
             self._preparing = None
         reason = self._memory_shortage(layout.size_bytes)
         if reason is None and (buffer := self._started()) is not None:
-            overlaps = not self._was_torn and optimizer is not None and steps_alone(optimizer)
+            overlaps = not self._torn and optimizer is not None and steps_alone(optimizer)
             try:
                 buffer.reserve(layout.size_bytes)
                 assert self._copier is not None

@@ -41,15 +41,10 @@ def available(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgrou
 
     Inactive page cache counts as free, as in the kubelet's ``working_set``.
     """
-    limits = [Limit(_mem_available(proc), "of the machine"), *_of_cgroups(proc, cgroups)]
+    meminfo = _statistics(proc / "meminfo")
+    free_bytes = 1024 * meminfo["MemAvailable:"] if "MemAvailable:" in meminfo else UNLIMITED
+    limits = [Limit(free_bytes, "of the machine"), *_of_cgroups(proc, cgroups)]
     return min(limits, key=lambda limit: limit.available_bytes)
-
-
-def _mem_available(proc: Path) -> int:
-    for line in _text(proc / "meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return UNLIMITED
 
 
 def _of_cgroups(proc: Path, cgroups: Path) -> Iterator[Limit]:
@@ -74,8 +69,8 @@ def _below(root: Path, path: str, *, limit: str, used: str, idle: str) -> Iterat
 
 
 def _statistics(path: Path) -> Mapping[str, int]:
-    pairs = (line.split() for line in _text(path).splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    fields = (line.split() for line in _text(path).splitlines())
+    return {field[0]: int(field[1]) for field in fields if len(field) > 1 and field[1].isdigit()}
 
 
 def _number(text: str) -> int | None:

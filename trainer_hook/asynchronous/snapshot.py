@@ -70,6 +70,8 @@ class Copier:
         Raises:
             TornSnapshot: By the returned function.
         """
+        import torch
+
         target = self._buffer.bytes()
         for text, extent in layout.texts:
             memoryview(target.numpy())[extent.offset : extent.offset + extent.length] = text
@@ -77,9 +79,11 @@ class Copier:
         for storage, extent in layout.storages.values():
             if extent.length:
                 place = target[extent.offset : extent.offset + extent.length]
-                by_device.setdefault(storage.device, []).append((_as_bytes(storage), place))
+                by_device.setdefault(storage.device, []).append(
+                    (torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), place)
+                )
         updated = _updated_by(optimizer) if optimizer is not None else {}
-        waits = [_copy_on_cpu(by_device.pop(_cpu(), []), updated, optimizer)]
+        waits = [_copy_on_cpu(by_device.pop(torch.device("cpu"), []), updated, optimizer)]
         waits += [self._copy_from(device, pairs, updated, optimizer) for device, pairs in by_device.items()]
 
         def wait() -> None:
@@ -228,18 +232,6 @@ def _watch(pairs: list[Pair], updated: Updated) -> Callable[[], bool]:
         return all(tensor._version == version for tensor, version in zip(tensors, versions, strict=True))
 
     return untouched
-
-
-def _cpu() -> Any:
-    import torch
-
-    return torch.device("cpu")
-
-
-def _as_bytes(storage: Any) -> Any:
-    import torch
-
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def _updated_by(optimizer: Any) -> Updated:

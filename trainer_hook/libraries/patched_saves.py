@@ -5,13 +5,15 @@ The calls do what they did. A session is opened at the first save to the volume.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.libraries.script_saves import SaveCall, expect, published, published_elsewhere
+from trainer_hook.libraries.script_saves import SaveCall, expected, published, published_elsewhere
 
 COMPLETE_ON_RETURN = frozenset({"TorchCheckpointEngine", "FastCheckpointEngine"})
 """DeepSpeed's synchronous writers: ``save_checkpoint`` returns when all is written."""
@@ -26,44 +28,24 @@ def patch_dcp(package: Any) -> None:
     saver: Any = sys.modules[f"{package.__name__}.state_dict_saver"]
     if hasattr(saver._save_state_dict, "__wrapped__"):
         return
-    saver._save_state_dict = _watching(saver._save_state_dict)
-    saver.async_save = package.async_save = _expected(saver.async_save)
+    saver._save_state_dict = _inside(published, saver._save_state_dict)
+    saver.async_save = package.async_save = _inside(expected, saver.async_save)
     executor: Any = sys.modules.get(f"{package.__name__}._async_process_executor")
     if executor is not None:
         process = executor._AsyncCheckpointProcess
-        process.save = _watching(process.save)
-        process._execute_save = staticmethod(_on_behalf(process._execute_save))
+        process.save = _inside(published, process.save)
+        process._execute_save = staticmethod(_inside(published_elsewhere, process._execute_save))
 
 
-def _watching(save: Any) -> Any:
+def _inside(surrounding: Callable[[Callable[[], SaveCall]], contextlib.AbstractContextManager[None]], save: Any) -> Any:
     signature = inspect.signature(save)
 
     @functools.wraps(save)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        with published(lambda: _dcp_call(signature.bind(*args, **kwargs).arguments)):
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with surrounding(lambda: _dcp_call(signature.bind(*args, **kwargs).arguments)):
             return save(*args, **kwargs)
 
-    return watched
-
-
-def _expected(async_save: Any) -> Any:
-    signature = inspect.signature(async_save)
-
-    @functools.wraps(async_save)
-    def expecting(*args: Any, **kwargs: Any) -> Any:
-        expect(lambda: _dcp_call(signature.bind(*args, **kwargs).arguments))
-        return async_save(*args, **kwargs)
-
-    return expecting
-
-
-def _on_behalf(save: Any) -> Any:
-    @functools.wraps(save)
-    def delegated(*args: Any, **kwargs: Any) -> Any:
-        with published_elsewhere():
-            return save(*args, **kwargs)
-
-    return delegated
+    return inside
 
 
 def _dcp_call(arguments: dict[str, Any]) -> SaveCall:

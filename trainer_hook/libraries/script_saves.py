@@ -59,7 +59,7 @@ _is_delegated: ContextVar[bool] = ContextVar("is_delegated", default=False)
 
 
 @contextlib.contextmanager
-def published_elsewhere() -> Iterator[None]:
+def published_elsewhere(_: Callable[[], SaveCall]) -> Iterator[None]:
     """Surround a save on behalf of another process, which publishes it."""
     token = _is_delegated.set(True)
     try:
@@ -84,13 +84,11 @@ def _quietly(act: Callable[[], Any]) -> Any:
     try:
         return act()
     except Exception as error:
-        _warn_once(f"the script's save is not published: {type(error).__name__}: {error}")
+        text = f"the script's save is not published: {type(error).__name__}: {error}"
+        if text not in _refused:
+            _refused.add(text)
+            warn(text)
         return None
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    warn(text)
 
 
 def _refuse(parts: tuple[str, ...], why: str, *, kind: str) -> None:
@@ -103,11 +101,13 @@ def _refuse(parts: tuple[str, ...], why: str, *, kind: str) -> None:
 _refused: set[str] = set()
 
 
-def expect(call: Callable[[], SaveCall]) -> None:
-    """Another thread will make a save: open the session now, which records how this process ends."""
+@contextlib.contextmanager
+def expected(call: Callable[[], SaveCall]) -> Iterator[None]:
+    """Surround a call after which another thread saves: open the session now, which records how this process ends."""
     if not _is_delegated.get():
         with _lock:
             _quietly(functools.partial(_accepted, call))
+    yield
 
 
 def _begin(call: Callable[[], SaveCall]) -> _ScriptSave | None:
@@ -261,14 +261,12 @@ class _ScriptSave:
             now = self._files()
             if now == before:
                 _quietly(functools.partial(self.publish, now))
-                self._forget_if_superseded(now)
+                with _lock:
+                    is_newest = not _watched or next(reversed(_watched)) == self._name
+                    if now == self._published and _watched.get(self._name) is self and not is_newest:
+                        del _watched[self._name]
+                        self._over.set()
             before = now
-
-    def _forget_if_superseded(self, files: dict[str, tuple[int, int]]) -> None:
-        with _lock:
-            if files == self._published and _watched.get(self._name) is self and next(reversed(_watched)) != self._name:
-                del _watched[self._name]
-                self._over.set()
 
     def publish(self, files: dict[str, tuple[int, int]]) -> bool:
         """Write the marker if there is none, or files have changed. Returns false while a rank of this node still writes."""

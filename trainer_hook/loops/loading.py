@@ -94,10 +94,9 @@ class Pass(Iterator[Any]):
             info(f"skipped {count} batches in {time.monotonic() - began_s:.1f} s")
 
     def _read(self) -> dict[str, Any]:
-        own = {
-            "generators": [generator.get_state() for generator in _generators(self._loader)],
-            "counters": [{n: v for n in (*_COUNTERS, "epoch") if type(v := _own(p, n)) is int} for p in _parts(self._loader)],
-        }
+        attributes = (getattr(part, "__dict__", {}) for part in _parts(self._loader))
+        counters = [{name: a[name] for name in (*_COUNTERS, "epoch") if type(a.get(name)) is int} for a in attributes]
+        own = {"generators": [generator.get_state() for generator in _generators(self._loader)], "counters": counters}
         return randomness.read(all_gpus=self._all_gpus) | own
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -149,7 +148,3 @@ def _generators(loader: Any) -> list[Any]:
             if isinstance(generator, torch.Generator) and not any(generator is known for known in found):
                 found.append(generator)
     return found
-
-
-def _own(part: Any, name: str) -> Any:
-    return vars(part).get(name) if hasattr(part, "__dict__") else None

@@ -102,7 +102,7 @@ def reads_own_shards(objects: Mapping[str, Any], world_size: int) -> bool:
     if not models:
         return True
     tensor = sys.modules.get("torch.distributed.tensor")
-    if tensor is None or any(isinstance(part, _fsdp_class()) for model in models for part in model.modules()):
+    if tensor is None or any(_has_fsdp(model) for model in models):
         return False
     values = [value for model in models for value in (*model.parameters(), *model.buffers())]
     return all(
@@ -111,9 +111,9 @@ def reads_own_shards(objects: Mapping[str, Any], world_size: int) -> bool:
     )
 
 
-def _fsdp_class() -> Any:
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return () if fsdp is None else fsdp.FullyShardedDataParallel
+def _has_fsdp(model: torch.nn.Module) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # imported if anything is sharded; the import takes seconds
+    return fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in model.modules())
 
 
 _ALLOW = "allow its classes with torch.serialization.add_safe_globals"
@@ -138,11 +138,8 @@ def _is_sharded(thing: Any, objects: Mapping[str, Any]) -> bool:
         return model is not None and _is_sharded(model, objects)
     if not isinstance(thing, torch.nn.Module):
         return False
-    # Imported if anything is sharded; the import takes seconds.
-    fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
-    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in thing.modules()):
-        return True
-    return tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in thing.parameters())
+    tensor = sys.modules.get("torch.distributed.tensor")
+    return _has_fsdp(thing) or (tensor is not None and any(isinstance(p, tensor.DTensor) for p in thing.parameters()))
 
 
 def _model_of(optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> Any:
@@ -160,12 +157,13 @@ def _sharded_state(thing: Any, objects: Mapping[str, Any]) -> Any:
 
 
 def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder: Path, group: Any) -> None:
+    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
     state = {name: _sharded_state(thing, objects) for name, thing in sharded.items()}
     try:
-        dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=not _in_a_group())
+        dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=not dist.is_initialized())
     except (Exception, dcp.api.CheckpointException) as error:  # CheckpointException is a BaseException
         raise StateMismatch(f"{folder.parent.name}: {str(error)[:500]}. {_OTHER_RUN}") from error
     for name, thing in sharded.items():
@@ -173,10 +171,6 @@ def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder
             set_optimizer_state_dict(_model_of(thing, objects), thing, state[name])
         else:
             set_model_state_dict(thing, state[name])
-
-
-def _in_a_group() -> bool:
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _write_safetensors(content: Any, path: Path) -> bool:

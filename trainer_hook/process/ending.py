@@ -24,7 +24,8 @@ def wait_until_durable(client: Client, stop: StopSignal) -> str | None:
     while stop.notice_at_s is None:
         try:
             flushed = client.flush(timeout_s=FLUSH_POLL_S)
-            lost |= {m["checkpoint"]: _fate(m) for m in flushed.missing if m.get("state") in NEVER_DURABLE}
+            fates = [m for m in flushed.missing if m.get("state") in NEVER_DURABLE]
+            lost |= {m["checkpoint"]: m["state"] + (f", {m['reason']}" if m.get("reason") else "") for m in fates}
             for name in flushed.durable:  # saved again meanwhile
                 lost.pop(name, None)
             missing = [m for m in flushed.missing if m["checkpoint"] not in lost]
@@ -64,10 +65,6 @@ def _progress(missing: dict[str, Any]) -> str:
     return str(missing["checkpoint"]) + (
         f" ({sent_bytes / 1e6:.0f} of {size_bytes / 1e6:.0f} MB)" if sent_bytes is not None and size_bytes else ""
     )
-
-
-def _fate(missing: dict[str, Any]) -> str:
-    return str(missing["state"]) + (f", {missing['reason']}" if missing.get("reason") else "")
 
 
 def _ended(lost: dict[str, str]) -> str | None:

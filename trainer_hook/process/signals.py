@@ -97,7 +97,7 @@ class StopSignal:
 
         if main_thread.ask(do) and done.wait(_MAIN_THREAD_TIMEOUT_S):
             return True
-        warn("the library was imported in a thread while the main thread is busy: only .ckpt/terminating is sure to be noticed")
+        warn("the library was imported in a thread while the main thread is busy: only .ckpt/terminating is sure to be heard")
         return False
 
     def end_main_thread(self) -> None:

@@ -153,8 +153,11 @@ class Resumer:
             reason = self._problem(answer.checkpoint)
             if self._consensus.all_agree(reason is None):
                 folder = self._volume / answer.checkpoint
-                source = _source(answer.source, folder)
-                return Choice(answer.checkpoint, folder, answer.meta, source, _marker(folder).attempt)
+                marker = _marker(folder)
+                # One that the sidecar had downloaded before the request is local to it.
+                downloaded = answer.source == "local" and META_RESTORED in marker.meta
+                source = "downloaded" if downloaded else answer.source
+                return Choice(answer.checkpoint, folder, answer.meta, source, marker.attempt)
             if reason is not None:
                 warn(f"{answer.checkpoint} is passed over: {reason}")
             answer = self._consensus.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
@@ -272,11 +275,6 @@ class Resumer:
         if marker.world_size not in (None, world.size):
             info(f"{folder.name}: saved by {marker.world_size} processes, now {world.size}; the random state differs")
         return None
-
-
-def _source(reported: str | None, folder: Path) -> str | None:
-    """Return the origin of a checkpoint's files. One that the sidecar downloaded before the request is ``local`` to it."""
-    return "downloaded" if reported == "local" and META_RESTORED in _marker(folder).meta else reported
 
 
 def _marker(folder: Path) -> Marker:

@@ -10,6 +10,9 @@ from trainer_hook.asynchronous.snapshot import estimated_bytes
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.settings import Settings
 
+WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
+"""Values of accelerate's ``DistributedType`` with which a save is not collective."""
+
 
 def background_for(settings: Settings, obstacle: str | None, *, ranks: int = 1) -> Background | None:
     """Return the writer of asynchronous saves; ``None``: saves block training.

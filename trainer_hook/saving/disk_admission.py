@@ -69,20 +69,12 @@ def state_bytes(trainer: Any) -> int:
     State that DeepSpeed or an unknown kind of model or optimizer holds is not counted: the first save is then tried.
     """
     try:
-        return _state_bytes(trainer.model, trainer.optimizer)
+        tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
+        if hasattr(trainer.model, "peft_config"):  # only the adapter is saved
+            tensors = [tensor for tensor in tensors if tensor.requires_grad]
+        states = (getattr(trainer.optimizer, "state", None) or {}).values()
+        tensors += [value for state in states for value in state.values() if hasattr(value, "element_size")]
+        own = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)  # this rank's shard of a DTensor
+        return sum(int(tensor.numel() * tensor.element_size()) for tensor in own)
     except Exception:
         return 0
-
-
-def _state_bytes(model: Any, optimizer: Any) -> int:
-    weights = list(model.parameters()) + list(model.buffers())
-    if hasattr(model, "peft_config"):  # only the adapter is saved
-        weights = [tensor for tensor in weights if tensor.requires_grad]
-    states = getattr(optimizer, "state", None) or {}
-    moments = [value for state in states.values() for value in state.values() if hasattr(value, "element_size")]
-    return sum(_own_bytes(tensor) for tensor in [*weights, *moments])
-
-
-def _own_bytes(tensor: Any) -> int:
-    part = getattr(tensor, "_local_tensor", tensor)  # this rank's shard of a DTensor
-    return int(part.numel() * part.element_size())

@@ -8,8 +8,6 @@ from trainer_hook.asynchronous.background import Background
 from trainer_hook.process.settings import Settings
 from trainer_hook.saving import async_save
 
-WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
-"""Values of accelerate's ``DistributedType`` with which a save is not collective."""
 LIBRARIES = ("transformers", "trl", "peft", "accelerate", "trainer_hook")
 _METHODS = ("training_step", "compute_loss", "prediction_step")
 _EVENTS = ("on_epoch_begin", "on_epoch_end", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_evaluate")
@@ -18,7 +16,7 @@ _EVENTS = ("on_epoch_begin", "on_epoch_end", "on_step_begin", "on_substep_end", 
 def background_for(settings: Settings, trainer: Any) -> Background | None:
     """Return the writer of asynchronous saves; ``None``: not asked for, or not possible with this trainer."""
     kind = _distributed_type(trainer)
-    return async_save.background_for(settings, None if kind in WHOLE_STATE_ON_ONE_RANK else kind)
+    return async_save.background_for(settings, None if kind in async_save.WHOLE_STATE_ON_ONE_RANK else kind)
 
 
 def _distributed_type(trainer: Any) -> str:

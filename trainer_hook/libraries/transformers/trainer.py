@@ -8,7 +8,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from trainer_hook.libraries.transformers import exactness
@@ -56,7 +55,8 @@ def patch(trainer_module: Any, find_session: Callable[[], Session]) -> None:
             return original(self, resume_from_checkpoint, *args, **kwargs)
         self._checkpoint_hook = True
         try:
-            return HookedTrain(session, self, resume_from_checkpoint, ignore_keys=_ignore_keys(args, kwargs)).run(
+            ignore_keys = args[1] if len(args) > 1 else kwargs.get("ignore_keys_for_eval")
+            return HookedTrain(session, self, resume_from_checkpoint, ignore_keys=ignore_keys).run(
                 lambda resume_from: original(self, resume_from, *args, **kwargs)
             )
         finally:
@@ -83,10 +83,6 @@ def _is_search(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 @functools.cache
 def _report_search() -> None:
     info("hyperparameter search: its trials are left alone, neither saved here nor resumed")
-
-
-def _ignore_keys(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return args[1] if len(args) > 1 else kwargs.get("ignore_keys_for_eval")
 
 
 class HookedTrain:
@@ -175,26 +171,22 @@ class HookedTrain:
             return None
         if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
             return None  # their weights are loaded only on the way into training
+        from transformers.trainer_callback import TrainerState
+        from transformers.trainer_utils import TrainOutput
+
         final = call.resumer.final(self._session.train_calls)
         if final is None and unfinished_of(choice.meta):
             return None
         # Training may have ended with an earlier, better model than the last checkpoint's: final/ holds that one.
         ended = final or choice.path
-        self._load_finished(ended)
+        trainer._load_from_checkpoint(str(ended))
+        trainer.state = TrainerState.load_from_json(str(ended / STATE))
         hand_over(trainer, choice)
         info(f"training had finished at {choice.name}: {ended.name} is loaded, nothing is left to train")
         if final is None:
             self._end_with_best()
             call.saver.save_final(trainer.state.global_step)
-        from transformers.trainer_utils import TrainOutput
-
         return TrainOutput(trainer.state.global_step, *training_outcome(read_state(ended)))
-
-    def _load_finished(self, folder: Path) -> None:
-        from transformers.trainer_callback import TrainerState
-
-        self._trainer._load_from_checkpoint(str(folder))
-        self._trainer.state = TrainerState.load_from_json(str(folder / STATE))
 
     def _end_with_best(self) -> None:
         trainer = self._trainer

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hook.asynchronous.test_async_saves import writer_of
 from tests.hook.job import ROOT, Answers, finished, plain_environ, training
 from tests.hook.story import example, steps
-from tests.hook.test_async_saves import writer_of
 from tests.ports import free_port
 
 

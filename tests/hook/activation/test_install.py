@@ -12,8 +12,8 @@ import pytest
 
 from sidecar.cli import main
 from sidecar.cli.hook_install import NotInstalled, install
+from tests.hook.activation.test_injection import USES_IT, fake_transformers, median_s, python
 from tests.hook.job import ROOT, Answers, finished, plain_environ, script, training
-from tests.hook.test_injection import USES_IT, fake_transformers, median_s, python
 from trainer_hook import CURRENT
 
 

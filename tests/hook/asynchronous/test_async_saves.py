@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.hook.activation.test_launcher_patches import ranks, torchrun
 from tests.hook.conftest import pod
 from tests.hook.job import Answers, Training, finished, marker, script, training
-from tests.hook.test_launcher_patches import ranks, torchrun
 from tests.process.sidecar_process import until
 from tests.processes import children_of, of_process, state_of
 from trainer_hook.asynchronous import background

@@ -11,7 +11,7 @@ import pytest
 
 from tests.hook.conftest import pod
 from tests.hook.job import Answers, finished, script, training
-from tests.hook.test_trouble import small_volume  # noqa: F401 - a fixture
+from tests.hook.train_call.test_trouble import small_volume  # noqa: F401 - a fixture
 from trainer_hook.process.client import Client
 from trainer_hook.saving import disk_admission as disk_admission
 from trainer_hook.saving.disk_admission import DiskAdmission, state_bytes

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.hook.job import ROOT, Answers, plain_environ
-from tests.hook.test_client import in_turn
+from tests.hook.process.test_client import in_turn
 from trainer_hook.process.client import Client
 from trainer_hook.process.progress import Bar, is_watched
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.hook.job import ROOT, Answers, plain_environ
-from tests.hook.test_client import in_turn
+from tests.hook.process.test_client import in_turn
 from trainer_hook.contract import parse_trainer_state
 from trainer_hook.process import ending
 from trainer_hook.process.client import Client

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.hook.job import Answers, finished, marker, script, training
-from tests.hook.test_scripts import ready
+from tests.hook.train_call.test_scripts import ready
 from trainer_hook.libraries.transformers.step_tail import EPOCH_END, EVALUATE, SAVE, STOP, StepTail, unfinished_of
 
 ARGUMENTS = {"eval_strategy": "steps", "eval_steps": 4, "save_strategy": "steps", "save_steps": 4, "max_steps": 8}

@@ -26,8 +26,7 @@ from trainer_hook.process.log import info
 from trainer_hook.process.session import session_from_environment
 from trainer_hook.resuming.resumer import Resumer
 from trainer_hook.saving.step_monitor import StepMonitor
-from trainer_hook.saving.step_saver import StepSaver
-from trainer_hook.saving.step_writer import StepWriter
+from trainer_hook.saving.step_saver import StepSaver, StepWriter
 
 __all__ = ["latest", "save", "stopping"]
 

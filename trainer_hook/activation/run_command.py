@@ -28,10 +28,7 @@ def environment_for(environ: Mapping[str, str]) -> dict[str, str]:
 def shutdown_warning(environ: Mapping[str, str], settings: Settings, *, reads_variable: bool | None) -> str | None:
     """Return why torchrun may kill the ranks before the grace period is over; ``None``: it does not.
 
-    Args:
-        environ: Of this process.
-        settings: Of the hook.
-        reads_variable: Whether the installed torch reads ``SHUTDOWN_TIMEOUT``; ``None``: there is no torch.
+    ``reads_variable``: whether the installed torch reads ``SHUTDOWN_TIMEOUT``; ``None``: there is no torch.
     """
     given, grace_s = environ.get(SHUTDOWN_TIMEOUT), settings.grace_seconds
     if reads_variable is False and grace_s > LAUNCHER_KILL_S:

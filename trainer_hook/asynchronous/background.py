@@ -7,7 +7,6 @@ has the snapshot written and calls back, from a thread that waits for the proces
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from typing import Any
 from trainer_hook.asynchronous import host_memory
 from trainer_hook.asynchronous.deferring import Deferred, RankFailed, deferring
 from trainer_hook.asynchronous.host_buffer import HostBuffer
-from trainer_hook.asynchronous.jobs import Job
-from trainer_hook.asynchronous.layout import SnapshotLayout
+from trainer_hook.asynchronous.jobs import Job, SnapshotLayout
 from trainer_hook.asynchronous.snapshot import Copier, TornSnapshot, steps_alone
 from trainer_hook.asynchronous.writer_process import KILL_TIMEOUT_S, NotWritten, Writer
 from trainer_hook.process.log import info, warn
@@ -51,11 +49,7 @@ class Captured:
         self.deferred.give_up(error or RuntimeError("the save was given up"))
 
     def written(self, results: list[Any]) -> None:
-        """Finish after the writer process.
-
-        Raises:
-            RankFailed: Another rank could not write its part.
-        """
+        """Finish after the writer process. Raises ``RankFailed``: another rank could not write its part."""
         for file, result in zip(self.deferred.files, results, strict=True):
             file.written(result)
 
@@ -78,13 +72,10 @@ class Background:
     def prepare(self, size_bytes: int, *, device: Any = None) -> None:
         """Allocate memory and start the process while training runs, so that the first save takes no longer than others.
 
-        Args:
-            size_bytes: Estimated size of a snapshot.
-            device: Accelerator from which it will be copied; ``None``: it is on the CPU.
+        ``size_bytes``: estimated size of a snapshot. ``device``: accelerator from which it is copied; ``None``: from the CPU.
         """
         if self._memory_shortage(size_bytes) is None and (buffer := self._started()) is not None:
-            reserve = functools.partial(_reserve, buffer, size_bytes, device)
-            thread = threading.Thread(target=reserve, name="checkpoint-memory", daemon=True)
+            thread = threading.Thread(target=buffer.prepare, args=(size_bytes, device), name="checkpoint-memory", daemon=True)
             with contextlib.suppress(RuntimeError):  # no thread available: the first save reserves the memory
                 thread.start()
                 self._preparing = thread
@@ -121,8 +112,7 @@ class Background:
         Returns:
             The snapshot for :meth:`start`; ``None``: no snapshot was possible and all is written.
 
-        Raises:
-            Exception: Any error of ``save``.
+        Raises ``Exception``: any error of ``save``.
         """
         self.wait()
         if self._failures >= MAX_CONSECUTIVE_FAILURES:
@@ -235,10 +225,3 @@ class Background:
         if text.split(":")[0] not in self._said:
             self._said.add(text.split(":")[0])
             info(text)
-
-
-def _reserve(buffer: HostBuffer, size_bytes: int, device: Any) -> None:
-    with contextlib.suppress(OSError, RuntimeError):  # the first save tries again and logs it
-        buffer.reserve(size_bytes)
-        if device is not None:
-            buffer.pin(device)

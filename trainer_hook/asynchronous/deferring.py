@@ -18,8 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.asynchronous.jobs import ArchiveJob, TensorsJob
-from trainer_hook.asynchronous.layout import SnapshotLayout
+from trainer_hook.asynchronous.jobs import ArchiveJob, SnapshotLayout, TensorsJob
 from trainer_hook.process.patching import replaced
 
 SMALL_BYTES = 1 << 20
@@ -67,7 +66,12 @@ class _Archive(DeferredFile):
     save: Callable[[], None]
 
     def job(self, layout: SnapshotLayout) -> ArchiveJob:
-        return ArchiveJob(self.path, [(name, layout.of(content)) for name, content in self.records], _archive_options())
+        from torch import serialization
+
+        # The arguments that torch.save of this version gives PyTorchFileWriter after the path.
+        names = [n for n in ("get_crc32_options", "_get_storage_alignment") if hasattr(serialization, n)]
+        records = [(name, layout.of(content)) for name, content in self.records]
+        return ArchiveJob(self.path, records, [getattr(serialization, name)() for name in names])
 
     def write(self) -> None:
         self.save()
@@ -87,14 +91,6 @@ class _Tensors(DeferredFile):
 
     def write(self) -> None:
         self.save()
-
-
-def _archive_options() -> list[Any]:
-    """Return the arguments that ``torch.save`` of this version gives ``PyTorchFileWriter`` after the path."""
-    from torch import serialization
-
-    names = ("get_crc32_options", "_get_storage_alignment")
-    return [getattr(serialization, name)() for name in names if hasattr(serialization, name)]
 
 
 @dataclass(slots=True)
@@ -172,8 +168,10 @@ def deferring(folder: Path) -> Iterator[Deferred]:
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(torch, "save", save_later))
-        for module, name in _holders(save_file) if save_file is not None else []:
-            stack.enter_context(replaced(module, name, save_file_later))
+        for module in list(sys.modules.values()) if save_file is not None else ():
+            for name in _SAVE_FILE_NAMES:
+                if getattr(module, "__dict__", {}).get(name) is save_file:
+                    stack.enter_context(replaced(module, name, save_file_later))
         token = _deferred.set(deferred)
         stack.callback(_deferred.reset, token)
         yield deferred
@@ -186,11 +184,6 @@ def _save_file() -> Any:
     except ImportError:
         return None
     return safetensors.torch.save_file
-
-
-def _holders(function: Any) -> list[tuple[Any, str]]:
-    modules = list(sys.modules.values())
-    return [(m, name) for m in modules for name in _SAVE_FILE_NAMES if getattr(m, "__dict__", {}).get(name) is function]
 
 
 class _Records(list[tuple[str, Any]]):

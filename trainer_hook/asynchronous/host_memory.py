@@ -23,11 +23,8 @@ class Limit:
 def memory_shortage(size_bytes: int, *, held_bytes: int, limit: Limit, ranks: int = 1) -> str | None:
     """Return why a snapshot does not fit into the host's memory; ``None``: it fits.
 
-    Args:
-        size_bytes: Of the snapshot.
-        held_bytes: Already allocated for snapshots; if it is not 0, the writer process runs already.
-        limit: Free memory.
-        ranks: Ranks of this node that allocate about as much at the same time.
+    ``held_bytes``: already allocated for snapshots; if it is not 0, the writer process runs already. ``ranks``: ranks of this
+    node that allocate about as much at the same time.
     """
     needed = ranks * (max(0, size_bytes - held_bytes) + (0 if held_bytes else WRITER_BYTES))
     if size_bytes <= held_bytes or needed <= limit.available_bytes:

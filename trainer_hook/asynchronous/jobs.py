@@ -1,4 +1,4 @@
-"""Jobs of the writer process: the files of a checkpoint, and how each is written from the memory of a snapshot."""
+"""Jobs of the writer process: the files of a checkpoint, their layout in the memory of a snapshot, how each is written."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import functools
 import io
 import mmap
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +132,38 @@ class Job:
     size_bytes: int
     """Of the memory."""
     files: list[ArchiveJob | TensorsJob | ShardsJob]
+
+
+@dataclass(slots=True)
+class SnapshotLayout:
+    """Assigns each storage a place; a storage that several files or tensors share has one place."""
+
+    size_bytes: int = 0
+    storages: dict[tuple[str, int, int], tuple[Any, Extent]] = field(default_factory=dict)
+    texts: list[tuple[bytes, Extent]] = field(default_factory=list)
+
+    def of(self, content: Any) -> Extent:
+        """Return the place of bytes or of a storage."""
+        if isinstance(content, bytes):
+            extent = self._next(len(content))
+            self.texts.append((content, extent))
+            return extent
+        key = (str(content.device), content.data_ptr(), content.nbytes())
+        if key not in self.storages:
+            self.storages[key] = (content, self._next(content.nbytes()))
+        return self.storages[key][1]
+
+    def of_tensor(self, tensor: Any) -> View:
+        """Return the place of a tensor's storage, and the tensor's view of it."""
+        return View(
+            self.of(tensor.untyped_storage()),
+            str(tensor.dtype).removeprefix("torch."),
+            tensor.storage_offset(),
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+        )
+
+    def _next(self, length: int) -> Extent:
+        offset = -(-self.size_bytes // ALIGNMENT) * ALIGNMENT
+        self.size_bytes = offset + length
+        return Extent(offset, length)

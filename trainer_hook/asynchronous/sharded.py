@@ -17,23 +17,18 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter
 
 from trainer_hook.asynchronous.deferring import DEVICES, Deferred, DeferredFile, RankFailed
-from trainer_hook.asynchronous.jobs import ShardsJob
-from trainer_hook.asynchronous.layout import SnapshotLayout
+from trainer_hook.asynchronous.jobs import ShardsJob, SnapshotLayout
 
 _MAX_REASON_CHARS = 500
 
 
 def save(state: Mapping[str, Any], folder: Path, group: Any, deferred: Deferred | None = None) -> None:
-    """Save sharded state. Collective.
+    """Save sharded state by name. Collective.
 
-    Args:
-        state: By name.
-        folder: Need not exist.
-        group: Of all ranks, for CPU tensors. With ``deferred`` nothing else may use it until the save has ended.
-        deferred: Takes this rank's part; ``None``: it is written at once. Ranks may differ in it.
+    ``deferred`` takes this rank's part; with ``None`` it is written at once. Ranks may differ in it. ``group``: of all ranks,
+    for CPU tensors; nothing else may use it until a deferred save has ended.
 
-    Raises:
-        RankFailed: A rank could not plan or write its part.
+    Raises ``RankFailed``: a rank could not plan or write its part.
     """
     if deferred is None:
         try:
@@ -76,8 +71,7 @@ class Shards(DeferredFile):
     def plan(self, state: Mapping[str, Any], group: Any) -> None:
         """Agree with all ranks on who writes what, and return before anything is written.
 
-        Raises:
-            RankFailed: A rank could not.
+        Raises ``RankFailed``: a rank could not.
         """
         device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
@@ -98,7 +92,9 @@ class Shards(DeferredFile):
             self._end()
 
     def _wait_for_answer(self, plan: Any, planner: Any, write: Callable[[], Any]) -> Any:
-        self._plan, self._contents = plan, [_content(planner.resolve_data(item)) for item in plan.items]
+        resolved = (planner.resolve_data(item) for item in plan.items)
+        self._plan = plan
+        self._contents = [r.detach() if isinstance(r, torch.Tensor) else bytes(r.getbuffer()) for r in resolved]
         self._write = write
         self._reached.set()
         self._answered.wait()
@@ -165,7 +161,3 @@ def _reasons(error: BaseException) -> str:
     failures = error.failures if isinstance(error, CheckpointException) else {}
     told = "; ".join(f"rank {rank}: {type(what).__name__}: {what}" for rank, (what, _) in sorted(failures.items()))
     return (told or f"{type(error).__name__}: {error}")[:_MAX_REASON_CHARS]
-
-
-def _content(resolved: Any) -> Any:
-    return resolved.detach() if isinstance(resolved, torch.Tensor) else bytes(resolved.getbuffer())

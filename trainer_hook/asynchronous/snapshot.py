@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainer_hook.asynchronous.host_buffer import CHUNK_BYTES, HostBuffer
-from trainer_hook.asynchronous.layout import ALIGNMENT, SnapshotLayout
+from trainer_hook.asynchronous.jobs import ALIGNMENT, SnapshotLayout
 
 Pair = tuple[Any, Any]
 """Source and target, both as tensors of bytes."""
@@ -61,14 +61,10 @@ class Copier:
         """Take the snapshot. Returns a function, for any thread, that waits until the copy is complete.
 
         After the return the caller may change everything except what the optimizer updates in its ``step()``. That step waits
-        until the copy is complete, and takes part in it; forward and backward pass run meanwhile.
+        until the copy is complete, and takes part in it; forward and backward pass run meanwhile. Without an optimizer the copy
+        is complete on return.
 
-        Args:
-            layout: Sources and places.
-            optimizer: Only its ``step()`` changes the parameters. ``None``: other code may, and the copy is complete on return.
-
-        Raises:
-            TornSnapshot: By the returned function.
+        Raises ``TornSnapshot``: by the returned function.
         """
         import torch
 
@@ -180,7 +176,10 @@ class Copying:
                     self._left -= 1
                     piece = None
                     if not self._left:
-                        self._complete()
+                        # Before the waiting threads continue: a change by now happened during the copy.
+                        self._is_torn = not self._untouched()
+                        self._pairs.clear()
+                        self._changed.notify_all()
             except IndexError:  # another thread was faster
                 return
             except BaseException:
@@ -188,18 +187,8 @@ class Copying:
                     self._pieces.append(piece)
                 raise
 
-    def _complete(self) -> None:
-        # Before the waiting threads continue: a change by now happened during the copy.
-        self._is_torn = not self._untouched()
-        self._pairs.clear()
-        self._changed.notify_all()
-
     def finish(self) -> None:
-        """As ``help``.
-
-        Raises:
-            TornSnapshot: The copy is useless.
-        """
+        """As ``help``. Raises ``TornSnapshot``: the copy is useless."""
         self.help()
         if self._is_torn:
             raise TornSnapshot

@@ -32,8 +32,7 @@ class Writer:
     def __init__(self, fd: int) -> None:
         """Start it; it imports torch while training runs. From the training thread: it dies with the thread that started it.
 
-        Raises:
-            OSError: It could not be started.
+        Raises ``OSError``: it could not be started.
         """
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))

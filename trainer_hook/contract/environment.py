@@ -65,8 +65,7 @@ _POD_UID = re.compile(r"/pods/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[
 def check_settings(environ: Mapping[str, str]) -> None:
     """Refuse a ``CKPT_*`` variable that neither container knows, such as a misspelt one.
 
-    Raises:
-        ContractError: Names the variable and the nearest known one, or the replacement of a removed one.
+    Raises ``ContractError``: names the variable and the nearest known one, or the replacement of a removed one.
     """
     for name in sorted(environ):
         if name in REMOVED_SETTINGS:
@@ -90,8 +89,7 @@ def node_from_environment(environ: Mapping[str, str]) -> Node | None:
     Returns:
         ``None``: the pod is one of several, but the environment lacks its index or their number; then the marker has them.
 
-    Raises:
-        ContractError: A value that is not an integer, or an index outside the count. The text names the variable.
+    Raises ``ContractError``: a value that is not an integer, or an index outside the count. The text names the variable.
     """
     index_name = _first_set(environ, "CKPT_NODE_INDEX", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
     count_name = _first_set(environ, "CKPT_NODE_COUNT", "PET_NNODES")
@@ -114,8 +112,7 @@ def node_from_environment(environ: Mapping[str, str]) -> Node | None:
 def port_number(text: str) -> int:
     """Return the TCP port that a text names; 0 stands for any free one.
 
-    Raises:
-        ValueError: The text is no whole number from 0 to 65535 in ASCII digits.
+    Raises ``ValueError``: the text is no whole number from 0 to 65535 in ASCII digits.
     """
     if not re.fullmatch(r"[0-9]{1,5}", text, re.ASCII) or int(text) > 65535:
         raise ValueError("must be a port from 1 to 65535, or 0 for any free one")

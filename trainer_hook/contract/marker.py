@@ -62,11 +62,7 @@ class Marker:
 
 
 def parse_marker(raw: bytes, *, name: str) -> Marker:
-    """Read the content of ``<name>/.complete``.
-
-    Raises:
-        ContractError: Not format 1; the text says which field.
-    """
+    """Read the content of ``<name>/.complete``. Raises ``ContractError``: not format 1; the text says which field."""
     if len(raw) > MAX_MARKER_BYTES:
         raise ContractError(f"marker of {len(raw)} bytes is larger than {MAX_MARKER_BYTES}")
     if not raw.strip():

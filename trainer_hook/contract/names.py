@@ -106,8 +106,7 @@ def check_path(path: str) -> str:
 def check_id(value: str, *, what: str) -> str:
     """Return an attempt or run id unchanged if it is safe as a part of an object key.
 
-    Raises:
-        ContractError: Anything but 1–128 letters, digits, ``.``, ``_``, ``-``, beginning with a letter or digit.
+    Raises ``ContractError``: anything but 1–128 letters, digits, ``.``, ``_``, ``-``, beginning with a letter or digit.
     """
     if not _SAFE_ID.fullmatch(value):
         raise ContractError(f"{what} {value[:140]!r} must be 1–128 letters, digits, '.', '_' or '-'")

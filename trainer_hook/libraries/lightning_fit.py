@@ -176,7 +176,9 @@ class Fit(Driver):
     def write(self, folder: Path) -> None:
         """As ``StepWriter.write``."""
         folder.mkdir(parents=True, exist_ok=True)
-        with self._plain_files():
+        strategy = self.trainer.strategy
+        # The script's CheckpointIO may return before it has written, or write elsewhere.
+        with replaced(strategy, "_checkpoint_io", None if _obstacle(strategy) else _PlainFile()):
             self.trainer.save_checkpoint(folder / CHECKPOINT, weights_only=False)  # the whole state
         state_files.write_pt(self._validation.before or self._position(), folder / rank_file(self._world.rank))
         if self._world.rank == 0:
@@ -194,11 +196,6 @@ class Fit(Driver):
         sharded = any(type(value) is not torch.Tensor for value in weights.values())
         state = ({}, {"model": weights}) if sharded else ({"model": weights}, {})
         state_files.write(state, folder, rank=self._world.rank, group=self.call.consensus.group)
-
-    def _plain_files(self) -> contextlib.AbstractContextManager[None]:
-        """Replace the script's CheckpointIO, which may return before it has written, or write elsewhere."""
-        strategy = self.trainer.strategy
-        return replaced(strategy, "_checkpoint_io", None if _obstacle(strategy) else _PlainFile())
 
 
 class _PlainFile:

@@ -30,11 +30,7 @@ class Validation:
         return self._trainer.fit_loop.epoch_loop
 
     def begin(self, position: dict[str, Any]) -> None:
-        """A validation is about to begin.
-
-        Args:
-            position: This rank's.
-        """
+        """A validation is about to begin. ``position``: this rank's."""
         loop = self._epoch_loop.val_loop
         loop.setup_data()
         batches = [float(number) for number in loop.max_batches]

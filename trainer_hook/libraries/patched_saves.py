@@ -76,15 +76,14 @@ def patch_deepspeed(engine_module: Any) -> None:
 
     @functools.wraps(original)
     def save_checkpoint(self: Any, save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
-        with published(lambda: _deepspeed_call(self, save_dir, tag)):
+        def call() -> SaveCall:
+            folder = Path(save_dir, str(tag) if tag is not None else f"global_step{self.global_steps}")
+            writer = type(self.checkpoint_engine).__name__
+            unknown = "" if writer in COMPLETE_ON_RETURN else f"{writer} may still write when save_checkpoint returns"
+            return SaveCall(folder, lambda: _ranks(None, alone=False), unknown)
+
+        with published(call):
             return original(self, save_dir, tag, *args, **kwargs)
 
     if not hasattr(original, "__wrapped__"):
         engine.save_checkpoint = save_checkpoint
-
-
-def _deepspeed_call(engine: Any, save_dir: Any, tag: Any) -> SaveCall:
-    folder = Path(save_dir, str(tag) if tag is not None else f"global_step{engine.global_steps}")
-    writer = type(engine.checkpoint_engine).__name__
-    unknown = "" if writer in COMPLETE_ON_RETURN else f"{writer} may still write when save_checkpoint returns"
-    return SaveCall(folder, lambda: _ranks(None, alone=False), unknown)

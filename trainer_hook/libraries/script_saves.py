@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,7 @@ from trainer_hook.contract import (
     step_of,
 )
 from trainer_hook.process.log import info, set_rank, warn
-from trainer_hook.process.rank_consensus import World, new_attempt, place_in_blocks
+from trainer_hook.process.rank_consensus import World, new_attempt, place_by_launcher
 from trainer_hook.process.session import Session, known_session, session_of_saves
 from trainer_hook.volume.publish import RankRecords, finish, listed_files
 
@@ -159,11 +159,7 @@ def _is_ours(parts: tuple[str, ...]) -> bool:
 
 
 def hint_for(parts: tuple[str, ...]) -> str | None:
-    """Return how the script can make its save a checkpoint; ``None``: it is hardly meant to be one.
-
-    Args:
-        parts: Its path below the volume, other than ``checkpoint-<step>``.
-    """
+    """Return how the script can make its save at this path a checkpoint; ``None``: it is hardly meant to be one."""
     if not parts:
         return "checkpoints are directories in there, named checkpoint-<step>"
     if len(parts) == 1:
@@ -187,18 +183,10 @@ def _world_of(session: Session, ranks: tuple[int, ...]) -> World | None:
         return session.world if session.world.size == size else None
     if size == 1:
         return World()
-    world = _world_by_launcher(os.environ, rank, size)
+    world = place_by_launcher(os.environ, rank, size)
     if world is None and len(ranks) == size and threading.current_thread() is threading.main_thread():
         return session.join().world  # all ranks are in this call
     return world
-
-
-def _world_by_launcher(environ: Mapping[str, str], rank: int, size: int) -> World | None:
-    local_rank = environ.get("LOCAL_RANK", "")
-    local_size = environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or ""  # torchrun's, deepspeed's
-    if not (local_rank.isdigit() and local_size.isdigit()):
-        return None
-    return place_in_blocks(rank, size, local_rank=int(local_rank), local_size=int(local_size))
 
 
 def _common_attempt(world: World) -> str:

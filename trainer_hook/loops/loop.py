@@ -52,11 +52,7 @@ class Loop:
     """Used batches of the current epoch."""
 
     def __init__(self, objects: Mapping[str, Any], sampler: Any = None) -> None:
-        """``None`` among the objects stands for one that is not used.
-
-        Raises:
-            TypeError: An object has no state.
-        """
+        """``None`` among the objects stands for one that is not used. Raises ``TypeError``: an object has no state."""
         self._sampler = sampler
         self._session = session_from_environment()
         self._call: TrainCall | None = None
@@ -188,8 +184,7 @@ class Loop:
             max_steps: The loop ends at this step, those of earlier processes included.
             accumulate: Batches per optimizer step; saves come only after a whole one.
 
-        Raises:
-            RuntimeError: Called a second time outside ``epochs()``: the position of a resumed run would be ambiguous.
+        Raises ``RuntimeError``: called a second time outside ``epochs()``: the position of a resumed run would be ambiguous.
         """
         if self._in_epochs:
             if epochs is not None:

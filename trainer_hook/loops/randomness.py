@@ -14,8 +14,7 @@ import torch
 def read(*, all_gpus: bool = True) -> dict[str, Any]:
     """Return the state of python's, numpy's, torch's and CUDA's global generators, in about ten microseconds.
 
-    Args:
-        all_gpus: Of every visible GPU; else only of the current one, because reading another one makes a context there.
+    ``all_gpus``: of every visible GPU; else only of the current one, because reading another one makes a context there.
     """
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:

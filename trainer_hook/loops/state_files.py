@@ -46,12 +46,8 @@ def collect(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 def write(state: tuple[Mapping[str, Any], Mapping[str, Any]], folder: Path, *, rank: int, group: Any) -> None:
     """Write what ``collect`` returned. Collective.
 
-    Args:
-        state: Replicated and sharded state by name.
-        folder: Exists.
-        rank: Rank 0 writes what is replicated, every rank its own shards.
-        group: A process group for CPU tensors; ``None``: a single process. Inside ``asynchronous.deferring`` nothing else may
-            use it until all files are written.
+    Rank 0 writes the replicated state, every rank its own shards. ``group``: a process group for CPU tensors; ``None``: a
+    single process. Inside ``asynchronous.deferring`` nothing else may use it until all files are written.
 
     Raises:
         OSError: The volume is full or not writable.
@@ -72,8 +68,7 @@ def write(state: tuple[Mapping[str, Any], Mapping[str, Any]], folder: Path, *, r
 def load(objects: Mapping[str, Any], folder: Path, *, group: Any) -> None:
     """Load each object's state from a checkpoint. Collective.
 
-    Raises:
-        StateMismatch: The checkpoint is of other objects, or holds objects that cannot be read safely.
+    Raises ``StateMismatch``: the checkpoint is of other objects, or holds objects that cannot be read safely.
     """
     sharded = {name: thing for name, thing in objects.items() if _is_sharded(thing, objects)}
     for name, thing in objects.items():
@@ -123,12 +118,12 @@ _OTHER_RUN = "Another run needs a CKPT_STORE prefix of its own"
 def _bare(thing: Any) -> Any:
     """Return the module inside DistributedDataParallel and torch.compile, whose names do not depend on them."""
     while isinstance(thing, torch.nn.Module):
-        inner = getattr(thing, "_orig_mod", None)
-        if inner is None and isinstance(thing, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-            inner = thing.module
-        if inner is None:
+        if isinstance(thing, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            thing = thing.module
+        elif (compiled := getattr(thing, "_orig_mod", None)) is not None:
+            thing = compiled
+        else:
             break
-        thing = inner
     return thing
 
 
@@ -199,8 +194,7 @@ _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, tuple, set)
 def expect_readable(content: Any, name: str) -> None:
     """Check, before the save, that ``torch.load`` can read a state with ``weights_only=True``.
 
-    Raises:
-        StateMismatch: It cannot; the text names the key and the class.
+    Raises ``StateMismatch``: it cannot; the text names the key and the class.
     """
     waiting: list[tuple[str, Any]] = [(name, content)]
     while waiting:
@@ -225,11 +219,7 @@ def _read(folder: Path, name: str) -> Any:
 
 
 def write_pt(content: Any, path: Path) -> None:
-    """Write a file for ``read_pt``.
-
-    Raises:
-        StateMismatch: It holds objects of unsafe classes.
-    """
+    """Write a file for ``read_pt``. Raises ``StateMismatch``: it holds objects of unsafe classes."""
     expect_readable(content, path.stem)
     torch.save(content, path)
 
@@ -237,8 +227,7 @@ def write_pt(content: Any, path: Path) -> None:
 def read_pt(path: Path) -> Any:
     """Read a file of ``torch.save``, with tensors on the CPU.
 
-    Raises:
-        StateMismatch: It is missing, or holds objects of unsafe classes.
+    Raises ``StateMismatch``: it is missing, or holds objects of unsafe classes.
     """
     try:
         with torch.serialization.safe_globals([bytes, complex]):

@@ -77,8 +77,7 @@ class Client:
             bar: Draws the progress.
             share: ``world_size`` and ``ranks`` of this node; ``None``: the files of all ranks are needed.
 
-        Raises:
-            SidecarAbsent: No answer within ``ABSENT_AFTER_S``.
+        Raises ``SidecarAbsent``: no answer within ``ABSENT_AFTER_S``.
         """
         until_s = time.monotonic() + timeout_s
         body: dict[str, Any] = {"checkpoint": checkpoint} | ({} if train_call is None else {"train_call": train_call})
@@ -160,17 +159,12 @@ class Client:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, _json_or_empty(error.read())
+                with contextlib.suppress(ValueError):
+                    content = json.loads(error.read())
+                    return error.code, content if isinstance(content, dict) else {}
+                return error.code, {}
         except (ValueError, http.client.HTTPException) as error:
             raise OSError(f"not an answer of the sidecar: {error!r}") from None
-
-
-def _json_or_empty(raw: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(raw)
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
 
 
 def _expect_success(status: int, answer: Any) -> Any:

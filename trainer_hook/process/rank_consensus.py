@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,15 @@ def place_in_blocks(rank: int, size: int, *, local_rank: int, local_size: int) -
     return World(rank, size, rank // local_size, max(1, size // local_size), tuple(range(first, first + local_size)))
 
 
+def place_by_launcher(environ: Mapping[str, str], rank: int, size: int) -> World | None:
+    """Return a rank's place from the variables of torchrun or deepspeed; ``None``: they are not set."""
+    local_rank = environ.get("LOCAL_RANK", "")
+    local_size = environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or ""  # torchrun's, deepspeed's
+    if not (local_rank.isdigit() and local_size.isdigit()):
+        return None
+    return place_in_blocks(rank, size, local_rank=int(local_rank), local_size=int(local_size))
+
+
 def new_attempt() -> str:
     """Return an id for one start of the whole job. Ids sort by time."""
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:8]}"
@@ -120,23 +129,19 @@ class RankConsensus:
         self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s))
         rank, size = dist.get_rank(), dist.get_world_size()
         set_rank(rank)
-        if os.environ.get("LOCAL_WORLD_SIZE") and os.environ.get("LOCAL_RANK"):
-            local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-            self.world = place_in_blocks(rank, size, local_rank=local_rank, local_size=local_size)
-        else:  # mpirun, srun and the like
+        world = place_by_launcher(os.environ, rank, size) if os.environ.get("LOCAL_WORLD_SIZE") else None
+        if world is None:  # mpirun, srun and the like
             names: list[Any] = [None] * size
             dist.all_gather_object(names, socket.gethostname(), group=self._group)
-            self.world = place_among(names, rank)
+            world = place_among(names, rank)
+        self.world = world
 
     def tick(self, kind: str, mine: Callable[[], Vote]) -> Vote:
         """Return the combined vote of all ranks; an empty vote at a tick without an all-reduce.
 
         Every rank calls it at the same steps of the same kind. A new kind reduces at once, because its ticks may take much
-        longer than those from which the interval was computed.
-
-        Args:
-            kind: Name of the current activity, such as training or evaluation.
-            mine: Returns this rank's vote; called only for an all-reduce.
+        longer than those from which the interval was computed. ``kind`` names the current activity, such as training or
+        evaluation; ``mine`` returns this rank's vote, and is called only for an all-reduce.
         """
         if self._group is None:
             return mine()

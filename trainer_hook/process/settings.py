@@ -43,8 +43,7 @@ class Settings:
 def from_environment(environ: Mapping[str, str]) -> Settings:
     """Read the settings. Variables that are set but empty count as not set.
 
-    Raises:
-        SettingError: One line that names the variable and its valid values.
+    Raises ``SettingError``: one line that names the variable and its valid values.
     """
     given = {name: value.strip() for name, value in environ.items() if name.startswith("CKPT_") and value.strip()}
     try:

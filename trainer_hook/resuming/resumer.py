@@ -67,11 +67,8 @@ def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_
 
     Trainer itself loads the files that are there: without ``optimizer.pt`` or ``scheduler.pt`` it silently begins both anew.
 
-    Args:
-        files: Size in bytes by path.
-        rank: Whose RNG state is needed.
-        world_size: Of this run.
-        saved_world_size: Of the run that saved it; ``None``: unknown. With another one the RNG state is not needed.
+    ``files``: size in bytes by path. ``saved_world_size``: of the run that saved it; ``None``: unknown. If it is not
+    ``world_size``, the RNG state is not needed.
     """
     tops = {name.split("/", 1)[0] for name in files}
     sharded = any(top.startswith("global_step") for top in tops)  # DeepSpeed keeps weights and optimizer there
@@ -91,11 +88,7 @@ def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_
 def is_finished(state: Mapping[str, Any], meta: Mapping[str, Any], *, max_steps: int, epochs: float) -> bool:
     """Whether training ends at ``state``. Trainer itself would train one more step.
 
-    Args:
-        state: Content of ``trainer_state.json``.
-        meta: Of the checkpoint's marker.
-        max_steps: The run's own limit; 0 or less means that ``epochs`` limits it.
-        epochs: ``num_train_epochs``.
+    ``state``: content of ``trainer_state.json``. ``meta``: of the marker. ``max_steps`` 0 or less: ``epochs`` is the limit.
     """
     if meta.get(META_STOPPED_EARLY):
         return True
@@ -127,12 +120,8 @@ class Resumer:
     ) -> None:
         """Create it for one call.
 
-        Args:
-            settings: Of this process.
-            client: Of this pod's sidecar.
-            consensus: Of all ranks.
-            missing: Returns what a checkpoint lacks for one rank. Arguments as in ``missing_from``.
-            reads_all: Loading may read files of any rank: each node downloads all of them.
+        ``missing`` returns what a checkpoint lacks for one rank, with the arguments of ``missing_from``. ``reads_all``: loading
+        may read files of any rank, so each node downloads all of them.
         """
         self._reads_all = reads_all
         self._missing = missing
@@ -144,13 +133,12 @@ class Resumer:
     def choose(self, train_call: int) -> Choice | None:
         """Return the checkpoint that all ranks resume from; ``None``: training starts from scratch.
 
-        Raises:
-            CannotResume: The checkpoint is unknown, and the settings ask to fail then.
+        Raises ``CannotResume``: the checkpoint is unknown, and the settings ask to fail then.
         """
         rank_0 = self._consensus.world.rank == 0
         answer: ResumeResult = self._consensus.from_rank_0(self._ask(train_call) if rank_0 else None)
         while answer.checkpoint is not None:
-            reason = self._problem(answer.checkpoint)
+            reason = self._problem(answer.checkpoint, fetches=not rank_0 and self._consensus.world.local_rank == 0)
             if self._consensus.all_agree(reason is None):
                 folder = self._volume / answer.checkpoint
                 marker = _marker(folder)
@@ -192,9 +180,7 @@ class Resumer:
 
     def fetch(self, name: str) -> str | None:
         """Download a checkpoint on every node. Returns why not all ranks can use it; ``None``: they can."""
-        reason = self._fetch_on_node(name) if self._consensus.world.local_rank == 0 else None
-        self._consensus.all_agree(True)  # the other ranks of this node wait for its directory
-        reason = reason or self._incomplete(self._volume / name)
+        reason = self._problem(name, fetches=self._consensus.world.local_rank == 0)
         return None if self._consensus.all_agree(reason is None) else reason or "another rank cannot use it"
 
     def _request(self, name: str, train_call: int | None) -> ResumeResult:
@@ -242,11 +228,10 @@ class Resumer:
         warn(f"{why}; continues from {newest.name}, the newest on the volume")
         return ResumeResult(newest.name, "local", dict(newest.marker.meta), known=False)
 
-    def _problem(self, name: str) -> str | None:
-        """Return why this rank cannot use the checkpoint; ``None``: it can. Other nodes download it first. Collective."""
-        world = self._consensus.world
-        reason = self._fetch_on_node(name) if world.local_rank == 0 and world.rank != 0 else None
-        self._consensus.all_agree(True)  # the other ranks of this node wait for its directory
+    def _problem(self, name: str, *, fetches: bool) -> str | None:
+        """Return why this rank cannot use a checkpoint; ``None``: it can. ``fetches``: it downloads it first. Collective."""
+        reason = self._fetch_on_node(name) if fetches else None
+        self._consensus.all_agree(True)  # the other ranks of this node wait for its folder
         return reason or self._incomplete(self._volume / name)
 
     def _fetch_on_node(self, name: str) -> str | None:

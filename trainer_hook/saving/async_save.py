@@ -17,10 +17,7 @@ WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
 def background_for(settings: Settings, obstacle: str | None, *, ranks: int = 1) -> Background | None:
     """Return the writer of asynchronous saves; ``None``: saves block training.
 
-    Args:
-        settings: Of this process.
-        obstacle: Name of a library or strategy that rules them out; ``None``: none does.
-        ranks: Number of ranks of this node that take a snapshot at the same time.
+    ``obstacle``: name of a library or strategy that rules them out. ``ranks``: as for ``Background``.
     """
     if settings.asynchronous and obstacle is not None:
         info(f"CKPT_ASYNC=1 is not available with {obstacle}: saves block training")
@@ -28,12 +25,7 @@ def background_for(settings: Settings, obstacle: str | None, *, ranks: int = 1) 
 
 
 def prepare(background: Background, objects: Sequence[Any]) -> None:
-    """Allocate what the first save needs while training runs.
-
-    Args:
-        background: The writer.
-        objects: Modules, and optimizers after their first step, that this rank saves; may be empty.
-    """
+    """Allocate what the first save needs, for the modules, and the optimizers after a step, that this rank saves."""
     if not objects:
         return
     try:

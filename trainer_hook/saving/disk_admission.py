@@ -27,8 +27,7 @@ class DiskAdmission:
     def fits(self, expected_bytes: int) -> bool:
         """Whether a checkpoint of this size fits. Warns at the first of several that do not.
 
-        Raises:
-            OSError: The free space of the volume is unknown.
+        Raises ``OSError``: the free space of the volume is unknown.
         """
         if self.free_space(expected_bytes):
             self._warned = False
@@ -45,8 +44,7 @@ class DiskAdmission:
     def free_space(self, expected_bytes: int) -> bool:
         """Have the sidecar delete durable checkpoints if there is too little space. Returns whether there is enough now.
 
-        Raises:
-            OSError: The free space of the volume is unknown.
+        Raises ``OSError``: the free space of the volume is unknown.
         """
         wanted_bytes = int(expected_bytes * GROWTH_FACTOR)
         if _free_bytes(self._volume) >= wanted_bytes:

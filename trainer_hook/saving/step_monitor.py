@@ -100,12 +100,7 @@ class StepMonitor:
             self._session.tell_state("running", self._session.base_step + step)
 
     def stop(self, step: int, save: Callable[[], bool]) -> NoReturn:
-        """Save just in time and end this process.
-
-        Args:
-            step: The last finished one of this call; 0: there is nothing to save.
-            save: Returns whether the step is saved.
-        """
+        """Save the last finished step of this call just in time and end this process. ``save`` returns whether it succeeded."""
         notice_at_s = self._session.stop.notice_at_s
         if self._is_preempted and notice_at_s is None:  # the notice is for the pod of other ranks
             exit_if_ranks_hang(self._session)

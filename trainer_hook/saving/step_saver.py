@@ -1,4 +1,4 @@
-"""How a step is saved, with every library."""
+"""Saving a step, with every library: each provides a ``StepWriter``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from trainer_hook.process.log import info, warn
 from trainer_hook.process.session import Session
 from trainer_hook.saving.disk_admission import DiskAdmission
 from trainer_hook.saving.schedule import surplus
-from trainer_hook.saving.step_writer import StepWriter
 from trainer_hook.volume.publish import RankRecords, finish, finished_on, listed_files, remove
 
 STAGING = f"{SYSTEM_DIR}/saving"
@@ -40,6 +39,36 @@ REPORTED_WAIT_S = 0.5
 POLL_S = 0.2
 DEADLINE_MARGIN_S = 4.0
 """An asynchronous save is given up this long before the grace period ends: this process still has to exit in order."""
+
+
+class StepWriter:
+    """Every method is called on every rank at the same step. Any exception is logged, and training goes on."""
+
+    names_folder = False
+    """Whether the library itself names the folder of a step, by the step within its ``train()`` call."""
+
+    def write(self, folder: Path) -> None:
+        """Write this rank's files of the current step. The folder need not exist."""
+        raise NotImplementedError
+
+    def write_final(self, folder: Path) -> None:
+        """Write this rank's files of the final model. The folder need not exist."""
+        raise NotImplementedError
+
+    def meta(self) -> Mapping[str, Any]:
+        """Return what the marker of every checkpoint says under ``meta``."""
+        return {}
+
+    def expected_bytes(self) -> int:
+        """Return the estimated size of the first checkpoint; 0: unknown."""
+        return 0
+
+    def overlapping_optimizer(self) -> Any:
+        """Return the optimizer whose ``step()`` alone changes parameters, so that a snapshot may overlap with training.
+
+        ``None``: other code may change them; the snapshot is complete before training goes on.
+        """
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +107,18 @@ class StepSaver:
         return checkpoint_name(self._session.base_step + global_step)
 
     def save(self, global_step: int, reason: str, meta: Mapping[str, Any] | None = None) -> bool:
-        """Save everything that a resume needs. Returns whether this rank's part was written, now or before.
+        """Save a step of this call. Returns whether this rank's part was written, now or before.
 
         An error is logged and never stops training. A step is tried once, by all ranks or by none, so that they stay at the
-        same step.
-
-        Args:
-            global_step: Step within this call.
-            reason: ``periodic``, ``manual`` or ``jit``.
-            meta: Added to what the marker says under ``meta``.
+        same step. ``reason``: ``periodic``, ``manual`` or ``jit``. ``meta``: additions to the marker's ``meta``.
         """
         name, urgent = self.name(global_step), reason == "jit"
         known = name in self._session.saved
         if known and not urgent:
             return True
         self.settle()
-        if known and not self._was_lost(name):
+        is_last = known and self.background is not None and name == self._tried
+        if known and not (is_last and not self._consensus.all_agree(not self._lost)):  # its asynchronous save may have failed
             return True
         self._session.saved.add(name)
         self._session.saves[name] += 1
@@ -141,10 +166,6 @@ class StepSaver:
         """Return the seconds until the process is killed; the whole grace period before a termination notice."""
         settings, notice_at_s = self._session.settings, self._session.stop.notice_at_s
         return settings.grace_seconds - (0.0 if notice_at_s is None else time.monotonic() - notice_at_s)
-
-    def _was_lost(self, name: str) -> bool:
-        """Whether the asynchronous save of this very step failed on any rank."""
-        return self.background is not None and name == self._tried and not self._consensus.all_agree(not self._lost)
 
     def _finish_later(self, captured: Captured, save: _Save) -> None:
         assert self.background is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer_hook.asynchronous.background import Background
 from trainer_hook.resuming.resumer import Choice, Resumer
-from trainer_hook.saving.step_writer import StepWriter
+from trainer_hook.saving.step_saver import StepWriter
 
 
 @dataclass(frozen=True, slots=True)

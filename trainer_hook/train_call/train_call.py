@@ -22,11 +22,7 @@ class TrainCall:
     """
 
     def __init__(self, session: Session, driver: Driver) -> None:
-        """Join the other ranks.
-
-        Raises:
-            SystemExit: A rank has its termination notice already.
-        """
+        """Join the other ranks. Raises ``SystemExit``: a rank has its termination notice already."""
         session.outcome = None
         self.session = session
         self.consensus = session.join()
@@ -44,8 +40,7 @@ class TrainCall:
     def resume(self) -> Choice | None:
         """Choose the checkpoint to resume from; ``None``: the script's own choice stands, or training starts from scratch.
 
-        Raises:
-            CannotResume: As ``Resumer.choose``.
+        Raises ``CannotResume``: as ``Resumer.choose``.
         """
         session = self.session
         choice = self.resumer.choose(session.train_calls)
@@ -129,11 +124,7 @@ class TrainCall:
         self.saver.save_final(self._driver.global_step)
 
     def end(self) -> None:
-        """The call returns.
-
-        Raises:
-            SystemExit: A rank was given notice meanwhile.
-        """
+        """The call returns. Raises ``SystemExit``: a rank was given notice meanwhile."""
         session, step = self.session, self._driver.global_step
         if not self.consensus.all_agree(session.stop.notice_at_s is None or not session.settings.jit):
             exit_preempted(session, step)

@@ -19,8 +19,7 @@ _held: dict[str, int] = {}
 def hold(volume: Path, rank: int) -> bool:
     """Take the lease of a rank. Returns false if another process holds it. A forked child does not inherit it.
 
-    Raises:
-        OSError: The volume is not writable.
+    Raises ``OSError``: the volume is not writable.
     """
     folder = volume / LEASES
     folder.mkdir(parents=True, exist_ok=True)

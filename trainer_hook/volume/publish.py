@@ -31,15 +31,11 @@ from trainer_hook.contract import (
 def publish(path: Path, content: bytes, *, durable: bool = False, group: int | None = None, not_before_ns: int = 0) -> None:
     """Write a file by temp file and rename.
 
-    Args:
-        path: The file; its directory must exist.
-        content: All of it.
-        durable: Also fsync file and directory. Data files need no fsync: the sidecar reads through the same page cache.
-        group: If it is the file's group, it may write to the file.
-        not_before_ns: Lower bound of the modification time, in epoch nanoseconds.
+    ``durable``: also fsync file and directory; data files need no fsync, because the sidecar reads through the same page cache.
+    ``group``: if it is the file's group, it may write to the file. ``not_before_ns``: lower bound of the modification time, in
+    epoch nanoseconds.
 
-    Raises:
-        OSError: The file is as before.
+    Raises ``OSError``: the file is as before.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns():x}.tmp")
     try:
@@ -84,8 +80,7 @@ def _files(folder: Path, root: Path) -> Iterator[ListedFile]:
 def make_system_folders(volume: Path) -> None:
     """Create the folders that both containers write to, writable for a sidecar of another user in this group.
 
-    Raises:
-        OSError: The volume is not writable.
+    Raises ``OSError``: the volume is not writable.
     """
     for path, mode in ((SYSTEM_DIR, 0o2775), (LEASES, 0o2777)):
         (volume / path).mkdir(exist_ok=True)  # never the volume itself: that would hide a missing mount
@@ -131,21 +126,15 @@ def finish(folder: Path, marker: Marker) -> None:
     A file newer than the marker counts as changed afterwards. So the marker is never older than the files, even if the clock
     was set back, or if files were copied with their times.
 
-    Raises:
-        OSError: The volume is full or not writable.
+    Raises ``OSError``: the volume is full or not writable.
     """
     open_to_group(folder)
-    group, newest_ns = _sidecar_group(folder.parent), _newest_ns(folder, marker)
-    publish(folder / MARKER, encode_marker(marker), durable=True, group=group, not_before_ns=newest_ns)
-
-
-def _newest_ns(folder: Path, marker: Marker) -> int:
-    """Return the latest modification time of the listed files, in epoch nanoseconds; 0: none is listed."""
     newest_ns = 0
     for file in marker.files or ():
         with contextlib.suppress(OSError):  # missing: the sidecar will reject the checkpoint and name the file
             newest_ns = max(newest_ns, (folder / file.path).stat().st_mtime_ns)
-    return newest_ns
+    group = _sidecar_group(folder.parent)
+    publish(folder / MARKER, encode_marker(marker), durable=True, group=group, not_before_ns=newest_ns)
 
 
 def remove(folder: Path) -> None:
@@ -195,8 +184,7 @@ class RankRecords:
     def wrote(self, name: str) -> bool:
         """Record that this rank has written its part of a checkpoint. Returns whether this rank finishes it.
 
-        Raises:
-            OSError: The record could not be written: the checkpoint stays unfinished.
+        Raises ``OSError``: the record could not be written: the checkpoint stays unfinished.
         """
         if self._local_ranks == 1:
             return True

@@ -8,7 +8,7 @@ from trainer_hook.asynchronous.background import Background
 from trainer_hook.process.settings import Settings
 from trainer_hook.saving import async_save
 
-LIBRARIES = ("transformers", "trl", "peft", "accelerate", "trainer_hook")
+LIBRARIES = {"transformers", "trl", "peft", "accelerate", "trainer_hook"}
 _METHODS = ("training_step", "compute_loss", "prediction_step")
 _EVENTS = ("on_epoch_begin", "on_epoch_end", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_evaluate")
 
@@ -36,8 +36,5 @@ def overlapping_optimizer(trainer: Any) -> Any:
         return None
     between = [getattr(trainer, name, None) for name in _METHODS]
     between += [getattr(c, event, None) for c in trainer.callback_handler.callbacks for event in _EVENTS]
-    return trainer.optimizer if all(_is_of_a_library(method) for method in between if method is not None) else None
-
-
-def _is_of_a_library(method: Any) -> bool:
-    return str(getattr(method, "__module__", None)).split(".")[0] in LIBRARIES
+    roots = {str(getattr(method, "__module__", None)).split(".")[0] for method in between if method is not None}
+    return trainer.optimizer if roots <= LIBRARIES else None

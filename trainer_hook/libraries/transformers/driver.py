@@ -77,9 +77,15 @@ class TrainerDriver(Driver):
 
     def script_checkpoint(self, choice: Choice | None, resumer: Resumer) -> ScriptCheckpoint | None:
         """As ``Driver.script_checkpoint``. One that cannot be resumed exactly is used only where there is no other."""
-        named = _named_by_script(self.trainer, self._resume_from)
-        if named is None:
+        resume_from = self._resume_from
+        if resume_from is True:
+            from transformers.trainer_utils import get_last_checkpoint
+
+            folder = self.trainer.args.output_dir
+            resume_from = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+        if not isinstance(resume_from, str | os.PathLike):
             return None
+        named = Path(resume_from)
         if lacking := resumer.lacks(named):
             what = f"{named} has no {', '.join(lacking)}; was it saved with save_only_model? It cannot be resumed exactly"
             if choice is not None:
@@ -136,12 +142,3 @@ def _redirected(trainer: Any, run_dir: str) -> Iterator[None]:
         if best[1]:
             state.best_global_step = best[1]
         state.stateful_callbacks = callback_states
-
-
-def _named_by_script(trainer: Any, resume_from: Any) -> Path | None:
-    if resume_from is True:
-        from transformers.trainer_utils import get_last_checkpoint
-
-        folder = trainer.args.output_dir
-        resume_from = get_last_checkpoint(folder) if Path(folder).is_dir() else None
-    return Path(resume_from) if isinstance(resume_from, str | os.PathLike) else None

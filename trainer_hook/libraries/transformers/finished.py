@@ -14,9 +14,8 @@ _HANDED_OVER = "_checkpoint_hook_handed_over"
 def training_outcome(state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     """Return the training loss and metrics that ``train()`` returned when it finished.
 
-    Args:
-        state: Content of ``trainer_state.json``. That of ``final/`` holds them as Trainer logged them. From an earlier one the
-            loss is the mean of the logged losses, and the times are 0.
+    ``state`` is the content of ``trainer_state.json``. That of ``final/`` holds them as Trainer logged them. From an earlier
+    one the loss is the mean of the logged losses, and the times are 0.
     """
     history = [entry for entry in state.get("log_history") or () if isinstance(entry, Mapping)]
     for entry in reversed(history):
@@ -50,20 +49,17 @@ def take_over(trainer: Any, resumer: Resumer) -> None:
     if reason is not None:
         warn(f"this train() begins with a fresh optimizer: {choice.name} of the call before cannot be fetched ({reason})")
         return
+    import torch
+
     trainer.create_optimizer()
     try:
-        _load(trainer, choice)
+        optimizer = torch.load(choice.path / "optimizer.pt", map_location="cpu", weights_only=True)
+        trainer.optimizer.load_state_dict(optimizer)
+        if trainer.lr_scheduler is not None:  # the script's own, for all calls
+            trainer.lr_scheduler.load_state_dict(torch.load(choice.path / "scheduler.pt", weights_only=True))
     except Exception as error:
         warn(
             f"this train() begins with a fresh optimizer: that of {choice.name} does not fit ({type(error).__name__}: {error})"
         )
     else:
         info(f"takes over the optimizer from {choice.name}, where the train() before had finished")
-
-
-def _load(trainer: Any, choice: Choice) -> None:
-    import torch
-
-    trainer.optimizer.load_state_dict(torch.load(choice.path / "optimizer.pt", map_location="cpu", weights_only=True))
-    if trainer.lr_scheduler is not None:  # the script's own, which goes on through all calls
-        trainer.lr_scheduler.load_state_dict(torch.load(choice.path / "scheduler.pt", weights_only=True))

@@ -98,10 +98,7 @@ class StepTail:
     def catch_up(self, unfinished: tuple[str, ...], folder: Path, *, ignore_keys: list[str] | None) -> None:
         """Do the unfinished parts of the step that a run resumes from, before its first batch.
 
-        Args:
-            unfinished: As the marker says.
-            folder: The checkpoint, which holds the random state from before.
-            ignore_keys: ``ignore_keys_for_eval`` of ``train()``.
+        ``folder``: the checkpoint, which holds the random state from before. ``ignore_keys``: those for the evaluation.
         """
         trainer = self._trainer
         info(f"does first what {folder.name} left unfinished: {', '.join(unfinished)}")
@@ -115,7 +112,9 @@ class StepTail:
         if EPOCH_END in unfinished:
             trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
             self._finish_step(ignore_keys)
-        self._note_best(folder)
+        state, own = trainer.state, script_folder(trainer)
+        if getattr(state, "best_global_step", None) == state.global_step and _is_same(own, folder):
+            state.best_model_checkpoint = str(own)  # the script would have saved the best model in this folder
         trainer.control.should_training_stop |= STOP in unfinished
         # Trainer loads the random state again once it has skipped the used batches; until then it draws as usual.
         afterwards = self._read_random()
@@ -143,12 +142,6 @@ class StepTail:
         trainer.control.should_log = False  # its loss was not saved
         wanted = inspect.signature(type(trainer)._maybe_log_save_evaluate).parameters
         trainer._maybe_log_save_evaluate(**{name: value for name, value in known.items() if name in wanted})
-
-    def _note_best(self, folder: Path) -> None:
-        """Name the checkpoint as the best model's, where the script's own save of it would have been this very folder."""
-        state = self._trainer.state
-        if getattr(state, "best_global_step", None) == state.global_step and _is_same(script_folder(self._trainer), folder):
-            state.best_model_checkpoint = str(script_folder(self._trainer))
 
     def _ends_epoch(self) -> bool:
         control, epoch = self._control, self._trainer.state.epoch

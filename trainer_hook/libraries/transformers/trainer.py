@@ -38,9 +38,7 @@ def activate(trainer_module: Any) -> None:
 def patch(trainer_module: Any, find_session: Callable[[], Session]) -> None:
     """Wrap ``Trainer.train`` of an imported ``transformers.trainer``.
 
-    Args:
-        trainer_module: The module.
-        find_session: Returns this process's session; opens it in a process that multiprocessing started to train.
+    ``find_session`` returns this process's session; it opens one in a process that multiprocessing started to train.
     """
     trainer_class = trainer_module.Trainer
     original = trainer_class.train

@@ -18,18 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.contract import (
-    DEFAULT_DIR,
-    MARKER,
-    META_OWNER,
-    SCRIPT_OWNED,
-    SYSTEM_DIR,
-    ContractError,
-    Marker,
-    Node,
-    rfc3339,
-    step_of,
-)
+from trainer_hook import contract
 from trainer_hook.process.log import info, set_rank, warn
 from trainer_hook.process.rank_consensus import World, new_attempt, place_by_launcher
 from trainer_hook.process.session import Session, known_session, session_of_saves
@@ -122,9 +111,9 @@ def _accepted(describe: Callable[[], SaveCall]) -> _ScriptSave | None:
     """Open the session and return the save that is to be published; ``None``: this one is not."""
     call = describe()
     parts = _inside_volume(call.folder)
-    if parts is None or parts[:1] == (SYSTEM_DIR,) or _is_ours(parts):
+    if parts is None or parts[:1] == (contract.SYSTEM_DIR,) or _is_ours(parts):
         return None
-    if len(parts) != 1 or step_of(parts[0]) is None:
+    if len(parts) != 1 or contract.step_of(parts[0]) is None:
         if hint := hint_for(parts):
             _refuse(parts, hint, kind="name" if len(parts) < 2 else "part")
         return None
@@ -145,7 +134,7 @@ def _accepted(describe: Callable[[], SaveCall]) -> _ScriptSave | None:
 
 def _inside_volume(folder: Any) -> tuple[str, ...] | None:
     """Return the parts of a path below the volume; ``None``: it is elsewhere."""
-    volume = os.environ.get("CKPT_DIR", "").strip() or DEFAULT_DIR
+    volume = os.environ.get("CKPT_DIR", "").strip() or contract.DEFAULT_DIR
     if not isinstance(folder, str | os.PathLike) or not os.path.isdir(volume):  # noqa: PTH112
         return None
     real = Path(os.path.realpath(folder))
@@ -164,8 +153,8 @@ def hint_for(parts: tuple[str, ...]) -> str | None:
         return "checkpoints are directories in there, named checkpoint-<step>"
     if len(parts) == 1:
         return "the directory of a checkpoint must be named checkpoint-<step>"
-    if step_of(parts[0]) is not None:
-        return f"only the script knows when all of {parts[0]} is there: let it write an empty {parts[0]}/{MARKER} then"
+    if contract.step_of(parts[0]) is not None:
+        return f"only the script knows when all of {parts[0]} is there: let it write an empty {parts[0]}/{contract.MARKER} then"
     return None
 
 
@@ -229,7 +218,7 @@ class _ScriptSave:
 
     def written(self) -> None:
         """This rank's part is written."""
-        session, step = self._session, step_of(self._name)
+        session, step = self._session, contract.step_of(self._name)
         session.outcome = session.outcome or "succeeded"  # unless an exception or a signal ends this process
         session.tell_state("failed" if session.outcome == "failed" else "running", step or 0)
         if not self._publishes:
@@ -264,12 +253,12 @@ class _ScriptSave:
             before = self._published
             if before is None and not self._records.wrote(self._name):
                 return False
-            if before is not None and not ((self._folder / MARKER).exists() and set(files) >= set(before)):
+            if before is not None and not ((self._folder / contract.MARKER).exists() and set(files) >= set(before)):
                 self._over.set()  # the script deletes it
                 return True
             try:
                 finish(self._folder, self._marker())
-            except (OSError, ContractError) as error:
+            except (OSError, contract.ContractError) as error:
                 warn(f"{self._name} could not be published ({error}); the script's own checkpoint is not touched")
                 self._over.set()
                 return True
@@ -278,24 +267,24 @@ class _ScriptSave:
         info(f"published {self._name}, which the script saved" + ("" if before is None else ", anew: it has added files"))
         return True
 
-    def _marker(self) -> Marker:
-        return Marker(
-            step=step_of(self._name),
+    def _marker(self) -> contract.Marker:
+        return contract.Marker(
+            step=contract.step_of(self._name),
             reason="periodic",
-            created_at=rfc3339(time.time()),
+            created_at=contract.rfc3339(time.time()),
             attempt=self._session.attempt,
             save_id=str(self._session.saves[self._name]),
-            node=Node(self._world.node, self._world.nodes),
+            node=contract.Node(self._world.node, self._world.nodes),
             world_size=self._world.size,
             files=listed_files(self._folder),
-            meta={META_OWNER: SCRIPT_OWNED},
+            meta={contract.META_OWNER: contract.SCRIPT_OWNED},
         )
 
     def _files(self) -> dict[str, tuple[int, int]]:
         """Return size and modification time of each file."""
         try:
             return {f.path: (f.size_bytes, (self._folder / f.path).stat().st_mtime_ns) for f in listed_files(self._folder)}
-        except (OSError, ContractError):
+        except (OSError, contract.ContractError):
             return {}
 
     def publish_at_exit(self) -> None:
@@ -323,8 +312,8 @@ def withdraw(folder: Path) -> None:
     Writing them in place would change the files that the sidecar holds by hard links.
     """
     try:
-        published_ns = (folder / MARKER).stat().st_mtime_ns
-        (folder / MARKER).unlink()
+        published_ns = (folder / contract.MARKER).stat().st_mtime_ns
+        (folder / contract.MARKER).unlink()
     except OSError:
         return
     for file in listed_files(folder):

@@ -70,16 +70,12 @@ class Session:
 
     def take_part(self, world: World, attempt: str) -> None:
         """Take this rank's lease for an attempt."""
-        if self.world is None:
-            self._take_lease(world.rank)
-        self.world, self.attempt = world, attempt
-
-    def _take_lease(self, rank: int) -> None:
         try:
-            if not lease.hold(self.settings.dir, rank):
-                warn(f"another process holds the lease of rank {rank} in {self.settings.dir}: one job per volume")
+            if self.world is None and not lease.hold(self.settings.dir, world.rank):
+                warn(f"another process holds the lease of rank {world.rank} in {self.settings.dir}: one job per volume")
         except OSError as error:
-            warn(f"no lease ({error}): the sidecar cannot see that rank {rank} is alive")
+            warn(f"no lease ({error}): the sidecar cannot see that rank {world.rank} is alive")
+        self.world, self.attempt = world, attempt
 
     def continues_from(self, name: str, *, attempt: str | None) -> None:
         """Record the checkpoint that training resumes from, for later markers: other saves beyond its step were abandoned."""

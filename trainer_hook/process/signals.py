@@ -19,14 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from trainer_hook.contract import (
-    TERMINATING,
-    Notice,
-    encode_notice,
-    epoch_seconds,
-    parse_notice,
-    rfc3339,
-)
+from trainer_hook import contract
 from trainer_hook.process import main_thread
 from trainer_hook.process.log import warn
 from trainer_hook.process.pid_one import default_action
@@ -170,7 +163,7 @@ class StopSignal:
 
     def _notice_signal(self) -> None:
         if self.notice_at_s is None:
-            self._notice = encode_notice(Notice(rfc3339(time.time()), "sigterm"))
+            self._notice = contract.encode_notice(contract.Notice(contract.rfc3339(time.time()), "sigterm"))
             self._set_noticed()
             self._write_notice()
 
@@ -178,7 +171,7 @@ class StopSignal:
         # Thread and handler may both write the same content: the first one may be interrupted by the exit of the process.
         if (notice := self._notice) is not None:
             with contextlib.suppress(OSError):
-                publish(self._volume / TERMINATING, notice)
+                publish(self._volume / contract.TERMINATING, notice)
             self._notice = None
 
     @property
@@ -212,13 +205,13 @@ class StopSignal:
         return self.notice_at_s is not None
 
     def _read_notice(self) -> None:
-        path = self._volume / TERMINATING
+        path = self._volume / contract.TERMINATING
         try:
-            notice, written_s = parse_notice(path.read_bytes()), path.stat().st_mtime
+            notice, written_s = contract.parse_notice(path.read_bytes()), path.stat().st_mtime
         except OSError:
             return
         # An older notice was for an earlier process.
-        if (epoch_seconds(notice.at) if notice.at else written_s) >= self._started_s:
+        if (contract.epoch_seconds(notice.at) if notice.at else written_s) >= self._started_s:
             self._set_noticed()
 
 

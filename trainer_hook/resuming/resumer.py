@@ -8,17 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.contract import (
-    FINAL,
-    MARKER,
-    META_PARTIAL,
-    META_RESTORED,
-    META_TRAIN_CALL,
-    ContractError,
-    Marker,
-    parse_marker,
-    step_of,
-)
+from trainer_hook import contract
 from trainer_hook.process.client import Client, ResumeResult, SidecarAbsent
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.progress import bar
@@ -59,7 +49,7 @@ class Choice:
     @property
     def step_in_call(self) -> int:
         """The Trainer's own step."""
-        return (step_of(self.name) or 0) - self.base_step
+        return (contract.step_of(self.name) or 0) - self.base_step
 
 
 def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_world_size: int | None) -> list[str]:
@@ -143,7 +133,7 @@ class Resumer:
                 folder = self._volume / answer.checkpoint
                 marker = _marker(folder)
                 # One that the sidecar had downloaded before the request is local to it.
-                downloaded = answer.source == "local" and META_RESTORED in marker.meta
+                downloaded = answer.source == "local" and contract.META_RESTORED in marker.meta
                 source = "downloaded" if downloaded else answer.source
                 return Choice(answer.checkpoint, folder, answer.meta, source, marker.attempt)
             if reason is not None:
@@ -161,17 +151,17 @@ class Resumer:
 
     def final(self, train_call: int) -> Path | None:
         """Return the final model of a finished call; ``None``: not every node can have it."""
-        path = self._volume / FINAL
-        there = self._fetch_on_node(FINAL) is None if self._consensus.world.local_rank == 0 else True
+        path = self._volume / contract.FINAL
+        there = self._fetch_on_node(contract.FINAL) is None if self._consensus.world.local_rank == 0 else True
         if not self._consensus.all_agree(there):
             return None
         marker = _marker(path)
-        return path if self._consensus.all_agree(marker.meta.get(META_TRAIN_CALL, 0) == train_call) else None
+        return path if self._consensus.all_agree(marker.meta.get(contract.META_TRAIN_CALL, 0) == train_call) else None
 
     def lacks(self, folder: Path) -> list[str]:
         """Return what a folder that the script names lacks, besides random state. Empty if it is no Trainer checkpoint."""
         world, marker = self._consensus.world, _marker(folder)
-        if META_PARTIAL in marker.meta and marker.world_size != world.size:
+        if contract.META_PARTIAL in marker.meta and marker.world_size != world.size:
             return ["files of other ranks"]
         files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
         if not files or STATE not in files:
@@ -202,7 +192,7 @@ class Resumer:
         return answer
 
     def _ask_older(self, refused: ResumeResult, train_call: int) -> ResumeResult:
-        step, nothing = step_of(refused.checkpoint or "") or 0, ResumeResult()
+        step, nothing = contract.step_of(refused.checkpoint or "") or 0, ResumeResult()
         try:
             for name in self._client.older_checkpoints(step):
                 answer = self._request(name, train_call)
@@ -217,14 +207,14 @@ class Resumer:
         usable = [
             c
             for c in finished_on(self._volume)
-            if step_of(c.name) is not None
-            and META_PARTIAL not in c.marker.meta
+            if contract.step_of(c.name) is not None
+            and contract.META_PARTIAL not in c.marker.meta
             and (c.marker.node is None or c.marker.node.count == 1)
-            and c.marker.meta.get(META_TRAIN_CALL, 0) == train_call
+            and c.marker.meta.get(contract.META_TRAIN_CALL, 0) == train_call
         ]
         if not usable or self._settings.fail_without_store:
             return ResumeResult(detail=why, known=False)
-        newest = max(usable, key=lambda c: step_of(c.name) or 0)
+        newest = max(usable, key=lambda c: contract.step_of(c.name) or 0)
         warn(f"{why}; continues from {newest.name}, the newest on the volume")
         return ResumeResult(newest.name, "local", dict(newest.marker.meta), known=False)
 
@@ -240,7 +230,7 @@ class Resumer:
             answer = self._request(name, None)
         except SidecarAbsent as absent:
             marker = _marker(self._volume / name)
-            return None if marker.files and META_PARTIAL not in marker.meta else str(absent)
+            return None if marker.files and contract.META_PARTIAL not in marker.meta else str(absent)
         if answer.checkpoint is not None:
             return None
         return answer.detail or "; ".join(reason for _, reason in answer.passed_over) or "not available on this node"
@@ -262,11 +252,11 @@ class Resumer:
         return None
 
 
-def _marker(folder: Path) -> Marker:
+def _marker(folder: Path) -> contract.Marker:
     try:
-        return parse_marker((folder / MARKER).read_bytes(), name=folder.name)
-    except (OSError, ContractError):
-        return Marker()
+        return contract.parse_marker((folder / contract.MARKER).read_bytes(), name=folder.name)
+    except (OSError, contract.ContractError):
+        return contract.Marker()
 
 
 def _missing_shards(folder: Path) -> list[str]:

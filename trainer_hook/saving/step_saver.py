@@ -11,29 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer_hook import contract
 from trainer_hook.asynchronous.background import Background, Captured, fits
-from trainer_hook.contract import (
-    FINAL,
-    LEASES,
-    META_OWNER,
-    META_RESUMED_FROM,
-    META_TRAIN_CALL,
-    SCRIPT_OWNED,
-    SYSTEM_DIR,
-    ContractError,
-    Marker,
-    Node,
-    checkpoint_name,
-    rfc3339,
-    step_of,
-)
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.session import Session
 from trainer_hook.saving.disk_admission import DiskAdmission
 from trainer_hook.saving.schedule import surplus
 from trainer_hook.volume.publish import RankRecords, finish, finished_on, listed_files, remove
 
-STAGING = f"{SYSTEM_DIR}/saving"
+STAGING = f"{contract.SYSTEM_DIR}/saving"
 """Where a library saves that names the folder itself, before the folder gets the name that counts earlier calls' steps."""
 REPORTED_WAIT_S = 0.5
 POLL_S = 0.2
@@ -92,7 +78,7 @@ class StepSaver:
         self._world = world = self._consensus.world
         self.records = RankRecords(self._volume, attempt=session.attempt, rank=world.rank, local_ranks=world.local_size)
         with contextlib.suppress(OSError):
-            (self._volume / LEASES).mkdir(parents=True, exist_ok=True)
+            (self._volume / contract.LEASES).mkdir(parents=True, exist_ok=True)
         self._last_bytes = 0
         self._admission = DiskAdmission(self._volume, session.client)
         self.background = background
@@ -104,7 +90,7 @@ class StepSaver:
 
     def name(self, global_step: int) -> str:
         """Return the name of a step of this call: steps count on through all ``train()`` calls of the script."""
-        return checkpoint_name(self._session.base_step + global_step)
+        return contract.checkpoint_name(self._session.base_step + global_step)
 
     def save(self, global_step: int, reason: str, meta: Mapping[str, Any] | None = None) -> bool:
         """Save a step of this call. Returns whether this rank's part was written, now or before.
@@ -222,7 +208,7 @@ class StepSaver:
 
         Only a periodic save is asynchronous: a manual one has a caller that waits, after a just-in-time one training ends.
         """
-        folder = self._volume / (f"{STAGING}/{checkpoint_name(global_step)}" if self._is_staged else save.name)
+        folder = self._volume / (f"{STAGING}/{contract.checkpoint_name(global_step)}" if self._is_staged else save.name)
         if self.background is None or save.reason != "periodic":
             self._writer.write(folder)
             return None
@@ -231,7 +217,7 @@ class StepSaver:
 
     def _leave_staging(self, global_step: int, name: str) -> bool:
         try:
-            (self._volume / STAGING / checkpoint_name(global_step)).rename(self._volume / name)
+            (self._volume / STAGING / contract.checkpoint_name(global_step)).rename(self._volume / name)
         except OSError as error:
             self._failed(name, error)
             return False
@@ -253,7 +239,7 @@ class StepSaver:
                 self._last_bytes = sum(file.size_bytes for file in marker.files or ())
                 self.records.clear(save.name)
                 self._rotate()
-        except (OSError, ContractError) as error:
+        except (OSError, contract.ContractError) as error:
             self._failed(save.name, error)
             return False
         self._save_s = time.monotonic() - save.began_s
@@ -261,18 +247,18 @@ class StepSaver:
         info(f"saved {save.name} ({save.reason}, {self._last_bytes / 1e6:.1f} MB in {self._save_s:.2f} s{held})")
         return True
 
-    def marker(self, folder: Path, reason: str, meta: Mapping[str, Any], *, global_step: int | None = None) -> Marker:
+    def marker(self, folder: Path, reason: str, meta: Mapping[str, Any], *, global_step: int | None = None) -> contract.Marker:
         """Return the marker of a folder with all of its files. ``global_step``: where the folder's name has no step."""
         session, world = self._session, self._world
-        base = {META_TRAIN_CALL: session.train_calls, "base_step": session.base_step}
-        origin = {} if session.origin is None else {META_RESUMED_FROM: session.origin}
-        return Marker(
-            step=step_of(folder.name) if global_step is None else session.base_step + global_step,
+        base = {contract.META_TRAIN_CALL: session.train_calls, "base_step": session.base_step}
+        origin = {} if session.origin is None else {contract.META_RESUMED_FROM: session.origin}
+        return contract.Marker(
+            step=contract.step_of(folder.name) if global_step is None else session.base_step + global_step,
             reason=reason,
-            created_at=rfc3339(time.time()),
+            created_at=contract.rfc3339(time.time()),
             attempt=session.attempt,
             save_id=str(session.saves[folder.name]),
-            node=Node(world.node, world.nodes),
+            node=contract.Node(world.node, world.nodes),
             world_size=world.size,
             global_step_seconds=self.step_seconds,
             files=listed_files(folder),
@@ -283,31 +269,31 @@ class StepSaver:
         limit = self._session.settings.save_total_limit
         if limit is None or self._world.local_rank != 0:
             return
-        own = [c for c in finished_on(self._volume) if c.marker.meta.get(META_OWNER) != SCRIPT_OWNED]
-        steps = [step for c in own if (step := step_of(c.name)) is not None]
+        own = [c for c in finished_on(self._volume) if c.marker.meta.get(contract.META_OWNER) != contract.SCRIPT_OWNED]
+        steps = [step for c in own if (step := contract.step_of(c.name)) is not None]
         for step in surplus(steps, limit=limit):
-            remove(self._volume / checkpoint_name(step))
+            remove(self._volume / contract.checkpoint_name(step))
 
     def save_final(self, global_step: int) -> None:
         """Write the final model to ``final/``."""
-        folder = self._volume / FINAL
+        folder = self._volume / contract.FINAL
         ready = True
         if self._world.local_rank == 0:
             try:
                 remove(folder)
-                self.records.clear(FINAL)
+                self.records.clear(contract.FINAL)
             except OSError:
                 ready = False
             self.free_space()
         if not self._consensus.all_agree(ready):
             return
-        self._session.saves[FINAL] += 1
+        self._session.saves[contract.FINAL] += 1
         try:
             self._writer.write_final(folder)
             folder.mkdir(exist_ok=True)
-            if self.records.wrote(FINAL):
+            if self.records.wrote(contract.FINAL):
                 finish(folder, self.marker(folder, "final", {}, global_step=global_step))
-                self.records.clear(FINAL)
+                self.records.clear(contract.FINAL)
         except Exception as error:
             warn(f"final/ could not be saved ({type(error).__name__}: {error}); the checkpoints stand")
             with contextlib.suppress(OSError):

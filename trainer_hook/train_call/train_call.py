@@ -72,10 +72,6 @@ class TrainCall:
                 prepare(self.saver.background, self._driver.large_objects())
         self.follow(self.monitor.at_step(self._driver.global_step))
 
-    def inside(self, kind: str) -> None:
-        """As ``step_ended``, inside an evaluation, after whose end ``save_pending`` follows."""
-        self.follow(self.monitor.inside(kind))
-
     def follow(self, due: Due) -> None:
         """Do what the ranks agreed on."""
         if due.stop:

@@ -12,20 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_hook.contract import (
-    LEASES,
-    MARKER,
-    SYSTEM_DIR,
-    TOKEN,
-    ContractError,
-    ListedFile,
-    Marker,
-    check_path,
-    encode_json,
-    encode_marker,
-    is_checkpoint_name,
-    parse_marker,
-)
+from trainer_hook import contract
 
 
 def publish(path: Path, content: bytes, *, durable: bool = False, group: int | None = None, not_before_ns: int = 0) -> None:
@@ -62,19 +49,19 @@ def publish(path: Path, content: bytes, *, durable: bool = False, group: int | N
             os.close(folder)
 
 
-def listed_files(folder: Path) -> tuple[ListedFile, ...]:
+def listed_files(folder: Path) -> tuple[contract.ListedFile, ...]:
     """Return the regular files of a checkpoint except its marker, sorted by path."""
     return tuple(sorted(_files(folder, folder), key=lambda file: file.path))
 
 
-def _files(folder: Path, root: Path) -> Iterator[ListedFile]:
+def _files(folder: Path, root: Path) -> Iterator[contract.ListedFile]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from _files(Path(entry.path), root)
-            elif entry.is_file(follow_symlinks=False) and entry.path != str(root / MARKER):
+            elif entry.is_file(follow_symlinks=False) and entry.path != str(root / contract.MARKER):
                 path = Path(entry.path).relative_to(root).as_posix()
-                yield ListedFile(check_path(path), entry.stat(follow_symlinks=False).st_size)
+                yield contract.ListedFile(contract.check_path(path), entry.stat(follow_symlinks=False).st_size)
 
 
 def make_system_folders(volume: Path) -> None:
@@ -82,7 +69,7 @@ def make_system_folders(volume: Path) -> None:
 
     Raises ``OSError``: the volume is not writable.
     """
-    for path, mode in ((SYSTEM_DIR, 0o2775), (LEASES, 0o2777)):
+    for path, mode in ((contract.SYSTEM_DIR, 0o2775), (contract.LEASES, 0o2777)):
         (volume / path).mkdir(exist_ok=True)  # never the volume itself: that would hide a missing mount
         _add_mode(volume / path, mode)
 
@@ -102,7 +89,7 @@ def open_to_group(folder: Path) -> None:
 
 def _sidecar_group(volume: Path) -> int | None:
     try:
-        token = (volume / TOKEN).lstat()
+        token = (volume / contract.TOKEN).lstat()
     except OSError:
         return None
     return None if token.st_uid == os.geteuid() else token.st_gid
@@ -120,7 +107,7 @@ def _add_mode(path: Path, mode: int, *, group: int | None = None) -> None:
         return
 
 
-def finish(folder: Path, marker: Marker) -> None:
+def finish(folder: Path, marker: contract.Marker) -> None:
     """Write the marker, which makes the checkpoint finished.
 
     A file newer than the marker counts as changed afterwards. So the marker is never older than the files, even if the clock
@@ -134,12 +121,12 @@ def finish(folder: Path, marker: Marker) -> None:
         with contextlib.suppress(OSError):  # missing: the sidecar will reject the checkpoint and name the file
             newest_ns = max(newest_ns, (folder / file.path).stat().st_mtime_ns)
     group = _sidecar_group(folder.parent)
-    publish(folder / MARKER, encode_marker(marker), durable=True, group=group, not_before_ns=newest_ns)
+    publish(folder / contract.MARKER, contract.encode_marker(marker), durable=True, group=group, not_before_ns=newest_ns)
 
 
 def remove(folder: Path) -> None:
     """Delete a checkpoint, its marker first: the rest must not count as finished."""
-    (folder / MARKER).unlink(missing_ok=True)
+    (folder / contract.MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -148,22 +135,22 @@ class Local:
     """A finished checkpoint on the volume."""
 
     name: str
-    marker: Marker
+    marker: contract.Marker
 
 
 def finished_on(volume: Path) -> list[Local]:
     """Return the checkpoints on a volume whose marker is valid and whose listed files are there with their sizes."""
     found = []
     try:
-        names = [entry.name for entry in os.scandir(volume) if is_checkpoint_name(entry.name)]
+        names = [entry.name for entry in os.scandir(volume) if contract.is_checkpoint_name(entry.name)]
     except OSError:
         return []
     for name in names:
         try:
-            marker = parse_marker((volume / name / MARKER).read_bytes(), name=name)
+            marker = contract.parse_marker((volume / name / contract.MARKER).read_bytes(), name=name)
             if all((volume / name / f.path).stat().st_size == f.size_bytes for f in marker.files or ()):
                 found.append(Local(name, marker))
-        except (OSError, ContractError):
+        except (OSError, contract.ContractError):
             continue
     return found
 
@@ -176,7 +163,7 @@ class RankRecords:
     """
 
     def __init__(self, volume: Path, *, attempt: str, rank: int, local_ranks: int) -> None:
-        self._folder = volume / LEASES
+        self._folder = volume / contract.LEASES
         self._attempt = attempt
         self._rank = rank
         self._local_ranks = local_ranks
@@ -188,7 +175,7 @@ class RankRecords:
         """
         if self._local_ranks == 1:
             return True
-        publish(self._path(name, self._rank), encode_json({"attempt": self._attempt}))
+        publish(self._path(name, self._rank), contract.encode_json({"attempt": self._attempt}))
         ours = sorted(path for path in self._folder.glob(f"{name}.*.done") if self._is_ours(path))
         if len(ours) < self._local_ranks:
             return False

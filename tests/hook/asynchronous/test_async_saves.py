@@ -22,7 +22,7 @@ from tests.hook.job import Answers, Training, finished, marker, script, training
 from tests.process.sidecar_process import until
 from tests.processes import children_of, of_process, state_of
 from trainer_hook.asynchronous import background
-from trainer_hook.libraries.transformers import asynchronous
+from trainer_hook.libraries.transformers import driver
 from trainer_hook.process.settings import Settings
 
 ASYNC = {"CKPT_ASYNC": "1", "CKPT_SAVE_STEPS": "3"}
@@ -157,22 +157,28 @@ def trainer_with(**events: Any) -> Any:
 
 
 def test_the_copy_is_put_off_only_while_no_code_of_the_script_may_change_parameters() -> None:
-    assert asynchronous.overlapping_optimizer(trainer_with()) == "optimizer"
-    assert asynchronous.overlapping_optimizer(trainer_with(on_step_end=lambda self: None)) == "optimizer"
-    assert asynchronous.overlapping_optimizer(trainer_with(on_step_begin=lambda self: None)) is None
+    assert driver.overlapping_optimizer(trainer_with()) == "optimizer"
+    assert driver.overlapping_optimizer(trainer_with(on_step_end=lambda self: None)) == "optimizer"
+    assert driver.overlapping_optimizer(trainer_with(on_step_begin=lambda self: None)) is None
     ending = trainer_with()
     ending.control.should_training_stop = True
-    assert asynchronous.overlapping_optimizer(ending) is None, "the best model may be loaded now"
+    assert driver.overlapping_optimizer(ending) is None, "the best model may be loaded now"
     own = trainer_with()
     own.training_step = lambda model, inputs: None
-    assert asynchronous.overlapping_optimizer(own) is None
+    assert driver.overlapping_optimizer(own) is None
 
 
 @pytest.mark.parametrize("flag", ["is_fsdp_enabled", "is_deepspeed_enabled"])
 def test_sharded_training_saves_as_before_and_says_so(flag: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert asynchronous.background_for(Settings(asynchronous=True), SimpleNamespace(**{flag: True})) is None
+    trainer = SimpleNamespace(**{flag: True})
+
+    def background(asynchronous: bool) -> Any:
+        session: Any = SimpleNamespace(settings=Settings(asynchronous=asynchronous))
+        return driver.TrainerDriver(session, trainer, None).background()
+
+    assert background(True) is None
     assert "saves block training" in capfd.readouterr().err
-    assert asynchronous.background_for(Settings(), SimpleNamespace(**{flag: True})) is None
+    assert background(False) is None
     assert capfd.readouterr().err == ""
 
 

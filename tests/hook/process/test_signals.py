@@ -233,10 +233,10 @@ def test_a_request_is_seen_once_and_one_from_before_never(volume: Path) -> None:
     assert requests.poll() is None
     path.write_bytes(encode_request(Request("2", "save-and-stop")))
     assert until(requests.poll) == Request("2", "save-and-stop")
-    requests._looked_s = 0
+    requests._polled_s = 0
     assert requests.poll() is None
     path.write_bytes(b"{half")
-    requests._looked_s = 0
+    requests._polled_s = 0
     assert requests.poll() is None
 
 

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.asynchronous.background import Background
-from trainer_hook.libraries.transformers.asynchronous import background_for, overlapping_optimizer
 from trainer_hook.libraries.transformers.step_tail import META_UNFINISHED, StepTail
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import replaced
 from trainer_hook.process.session import Session
 from trainer_hook.resuming.resumer import Choice, Resumer, missing_from, read_state
+from trainer_hook.saving.async_save import WHOLE_STATE_ON_ONE_RANK, background_for
 from trainer_hook.saving.disk_admission import state_bytes
 from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
+
+LIBRARIES = {"transformers", "trl", "peft", "accelerate", "trainer_hook"}
+_METHODS = ("training_step", "compute_loss", "prediction_step")
+_EVENTS = ("on_epoch_begin", "on_epoch_end", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_evaluate")
 
 
 class TrainerDriver(Driver):
@@ -69,7 +73,8 @@ class TrainerDriver(Driver):
 
     def background(self) -> Background | None:
         """As ``Driver.background``."""
-        return background_for(self._session.settings, self.trainer)
+        kind = _distributed_type(self.trainer)
+        return background_for(self._session.settings, None if kind in WHOLE_STATE_ON_ONE_RANK else kind)
 
     def large_objects(self) -> Sequence[Any]:
         """As ``Driver.large_objects``."""
@@ -142,3 +147,24 @@ def _redirected(trainer: Any, run_dir: str) -> Iterator[None]:
         if best[1]:
             state.best_global_step = best[1]
         state.stateful_callbacks = callback_states
+
+
+def _distributed_type(trainer: Any) -> str:
+    for flag, name in (("is_fsdp_enabled", "FSDP"), ("is_deepspeed_enabled", "DEEPSPEED")):
+        if getattr(trainer, flag, False):
+            return name
+    kind = getattr(getattr(trainer, "accelerator", None), "distributed_type", "of unknown kind")
+    return str(getattr(kind, "value", kind))
+
+
+def overlapping_optimizer(trainer: Any) -> Any:
+    """Return the optimizer if only its next step will change parameters; else ``None``.
+
+    The script's code between two steps may change them, and so does Trainer when training ends (``load_best_model_at_end``).
+    """
+    if trainer.control.should_training_stop:
+        return None
+    between = [getattr(trainer, name, None) for name in _METHODS]
+    between += [getattr(c, event, None) for c in trainer.callback_handler.callbacks for event in _EVENTS]
+    roots = {str(getattr(method, "__module__", None)).split(".")[0] for method in between if method is not None}
+    return trainer.optimizer if roots <= LIBRARIES else None

@@ -104,7 +104,7 @@ class StepMonitor:
         notice_at_s = self._session.stop.notice_at_s
         if self._is_preempted and notice_at_s is None:  # the notice is for the pod of other ranks
             exit_if_ranks_hang(self._session)
-        info("stops here: " + ("the pod is going" if notice_at_s is not None else "it was asked for"))
+        info("stops after a " + ("termination notice" if notice_at_s is not None else "request to stop"))
         if not step:
             info("no step was finished yet: there is nothing to save")
         saved = bool(step) and save()

@@ -1,4 +1,4 @@
-"""The hook in every Python of a pod: cheap, silent, and never the reason why an interpreter does not start."""
+"""The hook in every Python process of a pod: cheap, silent, and never the cause of a failed start."""
 
 from __future__ import annotations
 

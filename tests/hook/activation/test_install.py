@@ -1,4 +1,4 @@
-"""The hook as ``install-hook`` leaves it on a volume: complete, for every user, and harmless to every interpreter."""
+"""The hook that ``install-hook`` leaves on a volume: complete, readable for every user, harmless to every interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever starts the training process, one signal somewhere ends all of it at one step with one finished checkpoint."""
+"""With each launcher, one SIGTERM to one process stops all ranks at one step with one finished checkpoint."""
 
 from __future__ import annotations
 

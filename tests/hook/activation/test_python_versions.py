@@ -1,4 +1,4 @@
-"""The hook runs in the trainer's Python, which is not ours to choose: 3.10 and newer; an older one is told so."""
+"""Supported versions of the trainer's Python: 3.10 and newer. An older one gets a clear error."""
 
 from __future__ import annotations
 

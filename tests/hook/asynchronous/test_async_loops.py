@@ -1,4 +1,4 @@
-"""Loops whose saves are written beside training: each is whole and of one instant, or nobody takes it for a checkpoint."""
+"""Asynchronous saves of loops: each is complete and consistent, or it is not a finished checkpoint."""
 
 from __future__ import annotations
 

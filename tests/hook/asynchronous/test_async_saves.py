@@ -1,4 +1,4 @@
-"""CKPT_ASYNC=1 under the hook: whatever dies in the middle of a save, what is resumed from is whole and exact."""
+"""``CKPT_ASYNC=1``: after a crash during a save, the resume is from a complete checkpoint and exact."""
 
 from __future__ import annotations
 

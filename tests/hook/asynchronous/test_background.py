@@ -1,4 +1,4 @@
-"""What is written beside training has the bytes that a blocking save writes, of one instant, or is not there."""
+"""An asynchronous save writes the bytes of a blocking save at one step, or nothing."""
 
 from __future__ import annotations
 

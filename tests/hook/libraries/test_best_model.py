@@ -1,4 +1,4 @@
-"""``load_best_model_at_end`` in a pod where the script's own copy of the best model is gone."""
+"""``load_best_model_at_end`` in a new pod, without the script's own copy of the best model."""
 
 from __future__ import annotations
 

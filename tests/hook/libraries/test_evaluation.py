@@ -1,4 +1,4 @@
-"""A pod that goes at an evaluation: the save does not wait for it, and the resumed run makes up for it to the bit."""
+"""SIGTERM during an evaluation: the save does not wait, and the resumed run repeats the evaluation, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a resume is not exact is said, and only then."""
+"""The log says why a resume is not exact, and only then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a run that had finished before this pod began."""
+"""The outcome of a run that finished in an earlier pod."""
 
 from __future__ import annotations
 

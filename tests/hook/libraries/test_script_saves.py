@@ -1,4 +1,4 @@
-"""Scripts that save by themselves into the volume: their checkpoints are published when they are whole, and nothing else."""
+"""Checkpoints that a script writes into the volume by itself: published when complete; other folders are not."""
 
 from __future__ import annotations
 

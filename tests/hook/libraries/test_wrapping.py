@@ -1,4 +1,4 @@
-"""What the wrapped ``train()`` leaves alone. The library's own classes are stood in for; real ones train in the other files."""
+"""Calls of ``train()`` that the hook does not change. With stand-ins for the library; other files train with the real one."""
 
 from __future__ import annotations
 

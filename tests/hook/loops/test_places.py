@@ -1,4 +1,4 @@
-"""Wherever a loop is stopped, it continues there: the weights are those of a run that was never stopped.
+"""A loop continues exactly, wherever it is stopped: its weights are those of an uninterrupted run.
 
 Each life is a forked process on the same volume that sends SIGTERM to itself.
 """

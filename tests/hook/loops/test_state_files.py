@@ -1,4 +1,4 @@
-"""Objects come back as they were, from files that others can read and that cannot run code."""
+"""State files: objects are restored exactly, from standard formats that cannot run code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer's side of the local API: whatever answers, or does not, training learns it in plain words."""
+"""The trainer's client of the local API: every answer, and none, leads to a clear message."""
 
 from __future__ import annotations
 

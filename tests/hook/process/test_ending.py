@@ -1,4 +1,4 @@
-"""What is said of a script's end: only what happened."""
+"""The log at the end of a script: the facts about durability."""
 
 from __future__ import annotations
 

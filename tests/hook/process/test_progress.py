@@ -1,4 +1,4 @@
-"""A bar where somebody watches; lines elsewhere; nothing on other ranks."""
+"""A progress bar on a terminal, lines elsewhere, nothing on other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A save on request, from the command to the commit, and the wait at the end of a job: real training, a real sidecar."""
+"""A save on request, from the command to the commit, and the wait at the end of a job, with a real sidecar."""
 
 from __future__ import annotations
 

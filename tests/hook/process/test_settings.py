@@ -1,4 +1,4 @@
-"""The hook's settings and its launcher: what a wrong value gets, and the environment that a command gets."""
+"""The hook's settings and run command: errors for wrong values, and the environment of the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process learns that the pod is going, and how others learn that it is gone. Real processes, real signals."""
+"""Termination notices and leases, with real processes and signals."""
 
 from __future__ import annotations
 

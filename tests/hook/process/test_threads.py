@@ -1,4 +1,4 @@
-"""A training library that is imported, and a training that runs, in another thread than the main one."""
+"""Training in another thread than the main one, and a library that is imported there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node asks its sidecar for, and what it makes of a copy that is only part of a checkpoint."""
+"""The request of a node to its sidecar, and a local copy that holds only part of a checkpoint."""
 
 from __future__ import annotations
 

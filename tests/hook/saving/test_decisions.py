@@ -1,4 +1,4 @@
-"""Decisions of the hook that need no file, no process and no library: when to save, what is complete, what is over."""
+"""Pure decisions of the hook: when to save, which files are missing, when a run is finished."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No save fills the volume, and nothing but what is durable makes way for one."""
+"""No save fills the volume; durable checkpoints are deleted for one, and no others."""
 
 from __future__ import annotations
 

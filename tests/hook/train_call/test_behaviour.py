@@ -1,4 +1,4 @@
-"""What Trainer does for a script is the same with the hook: events, files, states, errors, random numbers and weights."""
+"""Trainer with the hook behaves as without: events, files, states, errors, random numbers and weights."""
 
 from __future__ import annotations
 

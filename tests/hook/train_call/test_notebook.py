@@ -1,4 +1,4 @@
-"""A notebook's kernel that finds the hook on its PYTHONPATH trains, is preempted, and goes on in a new pod."""
+"""A notebook's kernel with the hook on its PYTHONPATH trains, is preempted, and continues in a new pod."""
 
 from __future__ import annotations
 

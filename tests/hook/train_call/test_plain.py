@@ -1,4 +1,4 @@
-"""A script with files of its own, without any library: path, marker and signal."""
+"""A script that writes its own files, without a library: folder, marker and signal."""
 
 from __future__ import annotations
 

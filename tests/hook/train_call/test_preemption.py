@@ -1,4 +1,4 @@
-"""A training run survives its pod: periodic saves, a save just in time, and a resume on an empty volume, bit for bit."""
+"""A training run survives its pod: periodic saves, a just-in-time save, an exact resume on an empty volume."""
 
 from __future__ import annotations
 

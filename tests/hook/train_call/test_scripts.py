@@ -1,4 +1,4 @@
-"""What scripts do by themselves stays as it is: their directories, limits, callbacks, subclasses and their own resume."""
+"""A script's own folders, limits, callbacks, subclasses and resume are not changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.process.sidecar_process import until
 
 pytestmark = pytest.mark.slow
 
-OWN_SAVES = {"save_strategy": "steps", "save_steps": 4, "save_total_limit": 2, "eval_strategy": "steps", "eval_steps": 10}
+SCRIPT_SAVES = {"save_strategy": "steps", "save_steps": 4, "save_total_limit": 2, "eval_strategy": "steps", "eval_steps": 10}
 
 
 def ready(name: str, **meta: Any) -> Callable[[Any], Any]:
@@ -36,7 +36,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]
     path = tmp_path_factory.mktemp("finished")
     with answering() as serving:
         settings = serving.settings | {"CKPT_SAVE_STEPS": "6"}
-        with training(script(args=OWN_SAVES, subclass=True), path / "volume", settings) as running:
+        with training(script(args=SCRIPT_SAVES, subclass=True), path / "volume", settings) as running:
             assert running.wait() == 0, running.log()
             yield running
 
@@ -47,7 +47,7 @@ def of_the_script(log: str) -> list[str]:
 
 
 def test_a_script_prints_and_computes_the_same_with_the_hook(finished_run: Training, unhooked: Callable[..., str]) -> None:
-    assert of_the_script(finished_run.log()) == of_the_script(unhooked(args=OWN_SAVES, subclass=True))
+    assert of_the_script(finished_run.log()) == of_the_script(unhooked(args=SCRIPT_SAVES, subclass=True))
 
 
 def test_its_own_directory_and_limit_stay_as_they_are(finished_run: Training) -> None:
@@ -67,7 +67,7 @@ def again(finished_run: Training, tmp_path: Path, answers: Answers) -> Callable[
         names = ["checkpoint-18", "checkpoint-12", "checkpoint-6"]
         known = [{"name": name, "step": int(name.split("-")[1])} for name in names]
         answers.by_call["GET /v1/checkpoints"] = (200, {"checkpoints": known})
-        told = {"args": OWN_SAVES, "subclass": True} | told
+        told = {"args": SCRIPT_SAVES, "subclass": True} | told
         return training(script(**told), tmp_path / "again", answers.settings | {"CKPT_SAVE_STEPS": "6"})
 
     return start
@@ -108,7 +108,7 @@ def test_an_incomplete_checkpoint_is_passed_over_in_favour_of_the_older(
 
 def test_a_script_may_keep_its_checkpoints_on_the_volume(tmp_path: Path) -> None:
     volume, store = tmp_path / "volume", tmp_path / "store"
-    arguments = OWN_SAVES | {"output_dir": str(volume), "eval_strategy": "no", "max_steps": 12}
+    arguments = SCRIPT_SAVES | {"output_dir": str(volume), "eval_strategy": "no", "max_steps": 12}
     told = script(args=arguments, sleep_s=0.25)
     with (
         pod(volume, store, {"CKPT_KEEP_LOCAL": "1"}) as (sidecar, found),

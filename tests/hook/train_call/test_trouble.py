@@ -1,4 +1,4 @@
-"""When something goes wrong, training goes on; when the pod goes, it ends in time."""
+"""Training continues after an error of the hook; after SIGTERM it ends in time."""
 
 from __future__ import annotations
 

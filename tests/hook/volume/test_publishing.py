@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, a marker comes last, and a checkpoint is finished when every local rank has written."""
+"""Files are published atomically, the marker last; a checkpoint is finished when every local rank has written."""
 
 from __future__ import annotations
 

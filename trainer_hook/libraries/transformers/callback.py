@@ -62,7 +62,7 @@ def callback_class() -> Any:
             if self._trainer.is_in_train:
                 due = self._call.monitor.inside("evaluate")
                 if due.stop and not self._tail.is_doing:
-                    info("a callback evaluates at this instant: the random numbers of a resume will be others")
+                    info("a callback evaluates now: the resume will draw other random numbers")
                 self._call.follow(due)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

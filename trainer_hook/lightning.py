@@ -72,48 +72,50 @@ def checkpointer(package: Any = None) -> Any:
     return _callback_class(package)()
 
 
+class _Checkpointer:
+    """One ``fit()`` at a time: it is set up when the ranks know each other, before Lightning loads a checkpoint."""
+
+    package_name: str
+
+    def __init__(self) -> None:
+        self.checkpoint_fit: Fit | None = None
+        self._undo = contextlib.ExitStack()
+
+    def __reduce__(self) -> Any:  # strategies that spawn pickle their callbacks
+        return checkpointer, (self.package_name,)
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        tuning = any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks)
+        session = session_from_environment() if stage == "fit" and not tuning else None
+        if session is None:
+            return
+        self.checkpoint_fit = fit = Fit(session, trainer)
+        with contextlib.ExitStack() as undo:
+            _install(fit, undo)
+            self._undo = undo.pop_all()
+
+    def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        if self.checkpoint_fit is not None:
+            self.checkpoint_fit.in_validation()
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        fit, self.checkpoint_fit = self.checkpoint_fit, None
+        with self._undo:
+            if fit is not None:
+                fit.call.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self.checkpoint_fit = None
+        self._undo.close()
+
+
 @functools.cache
 def _callback_class(package: Any) -> type:
     _watch_data(package)
-
-    class Checkpointer(package.Callback):  # type: ignore[misc]
-        """One ``fit()`` at a time: it is set up when the ranks know each other, before Lightning loads a checkpoint."""
-
-        def __init__(self) -> None:
-            self.checkpoint_fit: Fit | None = None
-            self._undo = contextlib.ExitStack()
-
-        def __reduce__(self) -> Any:  # strategies that spawn pickle their callbacks
-            return checkpointer, (package.__name__,)
-
-        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            tuning = any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks)
-            session = session_from_environment() if stage == "fit" and not tuning else None
-            if session is None:
-                return
-            self.checkpoint_fit = fit = Fit(session, trainer)
-            with contextlib.ExitStack() as undo:
-                _install(fit, undo)
-                self._undo = undo.pop_all()
-
-        def on_validation_batch_end(self, *args: Any, **kwargs: Any) -> None:
-            if self.checkpoint_fit is not None:
-                self.checkpoint_fit.in_validation()
-
-        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-            fit, self.checkpoint_fit = self.checkpoint_fit, None
-            with self._undo:
-                if fit is not None:
-                    fit.call.end()
-
-        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            self.teardown(trainer, pl_module, "fit")
-
-        def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            self.checkpoint_fit = None
-            self._undo.close()
-
-    return Checkpointer
+    return type("Checkpointer", (_Checkpointer, package.Callback), {"package_name": package.__name__})
 
 
 _fits: list[Fit] = []

@@ -69,13 +69,9 @@ class Client:
     ) -> ResumeResult:
         """Request a checkpoint and wait until it is on the volume.
 
-        Args:
-            checkpoint: ``latest`` or a name.
-            train_call: Only checkpoints of this ``train()`` call; ``None``: any.
-            timeout_s: Longest wait.
-            tell: Called with a line about the progress every five seconds, where no bar is drawn.
-            bar: Draws the progress.
-            share: ``world_size`` and ``ranks`` of this node; ``None``: the files of all ranks are needed.
+        ``checkpoint``: ``latest`` or a name. ``train_call``: only checkpoints of this call; ``None``: any. ``timeout_s``:
+        longest wait. ``bar`` draws the progress; where it cannot, ``tell`` is called with a line every five seconds. ``share``:
+        ``world_size`` and ``ranks`` of this node; ``None``: the files of all ranks are needed.
 
         Raises ``SidecarAbsent``: no answer within ``ABSENT_AFTER_S``.
         """

@@ -80,7 +80,7 @@ def _is_search(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 @functools.cache
 def _report_search() -> None:
-    info("hyperparameter search: its trials are neither saved nor resumed")
+    info("hyperparameter search: its trials are left alone, neither saved here nor resumed")
 
 
 class HookedTrain:

@@ -13,7 +13,7 @@ PROCESSES_SLOW := 4
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-hook bench-scale bench-sigterm bench-stall bench-start bench-all bench-peers clean
+.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-hook bench-scale bench-sigterm bench-stall bench-start bench-webhook bench-all bench-peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ bench-sigterm: $(VENV)/.trainer bench-peers  ## seconds from SIGTERM to durable 
 bench-hook: $(VENV)/.trainer  ## what the hook costs a training script: per step, per interpreter
 	$(BIN)/python -m benchmarks.hook_overhead $(BENCH_ARGS)
 	$(BIN)/python -m torch.distributed.run --nproc_per_node=2 -m benchmarks.rank_consensus
+
+bench-webhook: $(VENV)/.trainer  ## how long an API server waits for the webhook when 500 pods are created at once (openssl)
+	$(BIN)/python -m benchmarks.webhook $(BENCH_ARGS)
 
 bench-peers: .venv-peers/.installed  ## the tools to compare with
 

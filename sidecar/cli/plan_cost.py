@@ -14,8 +14,8 @@ from sidecar.core.planning.cost import WEEKS, Policy, Prices, StoreCost, lost_wo
 from sidecar.errors import ConfigurationError
 
 ARTICLE = (
-    "Red Hat, 'Resilient model training on Red Hat OpenShift AI with Kubeflow Trainer': 8 GPUs for $55 an hour, 3 h since the "
-    "latest checkpoint, and totals of $213 and $37 a week; --restart 40m and --stalls 12m are derived from these totals"
+    "Red Hat, 'Resilient model training on Red Hat OpenShift AI with Kubeflow Trainer': 8 GPUs for $55 an hour; the defaults "
+    "of --interruptions, --lost (in an example there), --restart and --stalls are derived from its totals, $213 and $37 a week"
 )
 PRICES = "price list of Amazon S3 Standard, us-east-1, first 50 TB; GB are 2^30 bytes; transfer within the region is free"
 WORK_FORMULA = (
@@ -52,7 +52,7 @@ def cost(
 
     Periodic: interruptions x (lost + restart) + stalls. Just in time: interruptions x restart + jit-stalls. Both per week,
     times the price of all GPUs; a year has 52 weeks. The defaults give the article of Red Hat on just-in-time checkpoints:
-    $213 and $37 a week, about $9,100 a year. It states 8 GPUs for $55 an hour and 3 h lost; restart and stalls are derived.
+    $213 and $37 a week, about $9,100 a year. 8 GPUs for $55 an hour are stated there, the other defaults derived.
     S3: kept checkpoints x size at the end of a month of 30 days, under --keep and --keep-every, and the requests of saves
     and resumes. Prices: Amazon S3 Standard, us-east-1.
     """

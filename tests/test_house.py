@@ -19,8 +19,7 @@ LONG_FILES = {
     "sidecar/store/s3/store.py": 480,
 }
 LONG_FUNCTIONS = {
-    "trainer_hook/libraries/transformers/trainer.py::_callback_class": 81,
-    "trainer_hook/lightning.py::_callback_class": 41,
+    "sidecar/cli/plan_storage.py::storage": 43,
 }
 
 

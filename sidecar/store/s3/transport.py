@@ -167,12 +167,12 @@ class _Handler(ResponseHandler):
             return
         super().data_received(data)
 
-    def feed_data(self, data: Any) -> None:
+    def feed_data(self, data: Any, *size: int) -> None:
         self._interim_answers += data[0].code < 200
         if self._interim_answers > MAX_INTERIM_ANSWERS:
             self._refuse(HTTPException(f"more than {MAX_INTERIM_ANSWERS} interim answers"))
         else:
-            super().feed_data(data)
+            super().feed_data(data, *size)
 
     def _refuse(self, error: Exception) -> None:
         self.set_exception(error)

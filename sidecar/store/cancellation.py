@@ -54,7 +54,7 @@ class Cancellation:
             raise Stopped("the request was cancelled") from None
         finally:
             with self._lock:
-                self._requests.discard(request)  # type: ignore[arg-type]
+                self._requests.discard(request)
 
 
 def result_of(request: Future[T]) -> T:

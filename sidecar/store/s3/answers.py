@@ -48,7 +48,7 @@ class OpenBody(Protocol):
     """An answer whose body is not read yet. Header names are in lower case."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: dict[str, str]
     is_chunked: bool
     body_bytes: int | None
     """Length of the body by its head; ``None``: the head does not give it."""
@@ -109,7 +109,7 @@ def client_error(status: int, headers: Mapping[str, str], content: bytes, operat
     if _root_of(content) == "Error":
         with suppress(ResponseParserError):
             answer = {"status_code": max(status, 400), "headers": headers, "body": content.strip()}
-            answered["Error"] |= RestXMLParser().parse(answer, None)["Error"]
+            answered["Error"] |= RestXMLParser().parse(answer, None)["Error"]  # type: ignore[arg-type]  # an error has no shape
     return ClientError(answered, operation)
 
 

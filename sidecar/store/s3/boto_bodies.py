@@ -101,7 +101,7 @@ class _Answer:
     def __init__(self, answer: Mapping[str, Any], key: str) -> None:
         told = answer["ResponseMetadata"]
         self.status: int = told["HTTPStatusCode"]
-        self.headers: Mapping[str, str] = told["HTTPHeaders"]
+        self.headers: dict[str, str] = told["HTTPHeaders"]
         check_object(self.headers, key)
         self.is_chunked = "transfer-encoding" in self.headers
         length = self.headers.get("content-length", "")

@@ -7,6 +7,7 @@ decides when a request is late; the measurements and the budget of hedges (``Pul
 from __future__ import annotations
 
 import asyncio
+import copy
 import fcntl
 import functools
 import io
@@ -28,7 +29,6 @@ import structlog
 from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp.client_proto import ResponseHandler
-from botocore.awsrequest import AWSPreparedRequest
 from botocore.exceptions import ConnectionClosedError
 
 from sidecar.core.schedule import hedging
@@ -46,6 +46,8 @@ MAX_SMALL_BYTES = 1 << 20
 """Maximum length of an answer that is no document and no listing."""
 MAX_HEAD_BYTES = 1 << 20
 """Maximum length of heads, interim answers and trailers, and of what arrives while a body is found to be too long."""
+LARGE_BYTES = 1 << 20
+"""Documents from this size on are sent in blocks."""
 MIN_WAIT_S = 0.05
 """Shortest wait for an answer between two decisions about a hedge, in seconds."""
 KEEP_S = 60.0
@@ -187,7 +189,7 @@ class _Connector(aiohttp.TCPConnector):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._factory = functools.partial(_Handler, loop=self._loop)
+        self._factory = functools.partial(_Handler, loop=self._loop)  # type: ignore[assignment]  # a subclass
         self._used: weakref.WeakSet[ResponseHandler] = weakref.WeakSet()
 
     async def connect(self, req: aiohttp.ClientRequest, traces: Any, timeout: aiohttp.ClientTimeout) -> Any:  # noqa: ASYNC109
@@ -240,7 +242,7 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
     async def _get_session(self, proxy_url: str | None) -> _Direct:
         return _Direct(await super()._get_session(proxy_url))
 
-    async def send(self, request: AWSPreparedRequest) -> AioAWSResponse:
+    async def send(self, request: Any) -> AioAWSResponse:
         """Send a request, and return its answer with the whole body. A 5xx is retried once.
 
         Raises:
@@ -257,11 +259,14 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         call.headers, call.content = answer.headers, answer._content
         return answer
 
-    async def try_once(self, request: AWSPreparedRequest, attempt: Attempt) -> AioAWSResponse:
+    async def try_once(self, request: Any, attempt: Attempt) -> AioAWSResponse:
         """Send a request over one connection, and return the answer with its body."""
         _attempt.set(attempt)
-        request.stream_output = True  # the body is read here, up to a limit
-        answer = await super().send(request)
+        mine = copy.copy(request)
+        mine.stream_output = True  # the body is read here, up to a limit
+        if request.body is not None and len(request.body) >= LARGE_BYTES:
+            mine.body = io.BytesIO(request.body)  # sent in blocks: the loop serves others between them
+        answer = await super().send(mine)
         try:
             answer._content = await _content(answer, attempt.most_bytes)
         except aiohttp.ClientError as error:
@@ -320,7 +325,7 @@ async def _content(answer: AioAWSResponse, most_bytes: int) -> bytes:
 class _Course:
     """One request and its answer, over one or more connections. Times are monotonic seconds."""
 
-    def __init__(self, transport: Transport, request: AWSPreparedRequest, call: Call) -> None:
+    def __init__(self, transport: Transport, request: Any, call: Call) -> None:
         self._transport = transport
         self._pulse = transport.pulse
         self._request = request
@@ -467,5 +472,5 @@ def _look_at_error(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def _origin(request: AWSPreparedRequest) -> str:
+def _origin(request: Any) -> str:
     return "/".join(request.url.split("/", 3)[:3])

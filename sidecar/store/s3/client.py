@@ -293,6 +293,8 @@ def _encryption(options: S3Options) -> dict[str, str]:
 def _tls(options: S3Options) -> ssl.SSLContext:
     """Return the context of all connections. Without a bundle of its own, it trusts the authorities that botocore trusts."""
     trusted = _trusted(options)
+    if (options.endpoint_url or "").startswith("http:"):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used: reading the authorities would be in vain
     if trusted is False:
         context = ssl.create_default_context()
         context.check_hostname = False

@@ -245,8 +245,14 @@ class Frozen:
         return frozen
 
 
+def _known_services(_: str) -> list[str]:
+    """Return the services whose data is loaded. botocore looks into the folders of all that there are."""
+    return ["s3", "sts", "sso", "sso-oidc", "signin"]
+
+
 def _session(secrets: Sequence[str | None]) -> AioSession:
     session = AioSession()
+    session.get_component("data_loader").list_available_services = _known_services
     session.set_default_client_config(AioConfig(**FETCHING_CREDENTIALS))
     # Times stay text: parsing them takes longer than all else about a listed object.
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)

@@ -193,7 +193,7 @@ class Clients:
     def _make(self, secrets: Sequence[str | None]) -> Access:
         options, tls = self._options, _tls(self._options)
         wire = Wire(tls=tls, connect_timeout_s=options.connect_timeout_s, stall_s=options.read_timeout_s, proxy_of=_proxy_of)
-        transport = Transport.of(pulse=wire.pulse, tls=tls, connect_timeout_s=options.connect_timeout_s)
+        transport = Transport.of(wire, tls=tls, connect_timeout_s=options.connect_timeout_s)
         session = _session(secrets)
         client, presigned = self._loop.run(_client(session, options, transport, self._addressing))
         self._loop.at_end(client.close)

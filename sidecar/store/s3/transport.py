@@ -29,12 +29,12 @@ import structlog
 from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp.client_proto import ResponseHandler
-from botocore.exceptions import ConnectionClosedError
+from botocore.exceptions import ConnectionClosedError, ProxyConnectionError
 
 from sidecar.core.schedule import hedging
 from sidecar.store.http.answer import MAX_INTERIM_ANSWERS
-from sidecar.store.http.link import TICK_S, Pulse
-from sidecar.store.http.wire import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, AnswerTooLong
+from sidecar.store.http.link import TICK_S
+from sidecar.store.http.wire import MAX_ANSWER_BYTES, MAX_ERROR_BYTES, AnswerTooLong, CannotConnect, Wire
 
 log = structlog.get_logger()
 
@@ -217,22 +217,38 @@ class _Direct:
         return await self._session.request(method, allow_redirects=False, **options)
 
 
+class _Proxies:
+    """Proxies in botocore's form. aiohttp gets their user and password as a header: it repeats URLs in errors."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._proxy_of = wire.proxy
+
+    def proxy_url_for(self, url: str) -> str | None:
+        proxy = self._proxy_of(_origin_of(url))
+        return None if proxy is None else f"http://{proxy.host}:{proxy.port}"
+
+    def proxy_headers_for(self, url: str) -> dict[str, str]:
+        proxy = self._proxy_of(_origin_of(url))
+        return {} if proxy is None else dict(proxy.headers)
+
+
 class Transport(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no types
     """What aiobotocore sends requests with. Subclasses say whose: ``of``."""
 
-    pulse: ClassVar[Pulse]
+    wire: ClassVar[Wire]
     tls: ClassVar[ssl.SSLContext]
     connect_timeout_s: ClassVar[float]
 
     @classmethod
-    def of(cls, *, pulse: Pulse, tls: ssl.SSLContext, connect_timeout_s: float) -> type[Transport]:
-        """Return the class for one store. Times in seconds."""
-        return type("Transport", (cls,), {"pulse": pulse, "tls": tls, "connect_timeout_s": connect_timeout_s})
+    def of(cls, wire: Wire, *, tls: ssl.SSLContext, connect_timeout_s: float) -> type[Transport]:
+        """Return the class for one store, whose bodies go over ``wire``. Times in seconds."""
+        return type("Transport", (cls,), {"wire": wire, "tls": tls, "connect_timeout_s": connect_timeout_s})
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         # Deadlines are set here, because they depend on what other connections do.
         self._timeout = aiohttp.ClientTimeout()
+        self._proxy_config = _Proxies(self.wire)
         self._failures = 0
         self._listening: set[asyncio.Task[None]] = set()
 
@@ -266,7 +282,15 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         mine.stream_output = True  # the body is read here, up to a limit
         if request.body is not None and len(request.body) >= LARGE_BYTES:
             mine.body = io.BytesIO(request.body)  # sent in blocks: the loop serves others between them
-        answer = await super().send(mine)
+        proxy = self.wire.proxy(_origin(request))
+        if proxy is not None and request.url.startswith("http:"):
+            mine.headers = {**dict(request.headers.items()), **proxy.headers}
+        try:
+            answer = await super().send(mine)
+        except ProxyConnectionError as error:
+            raise CannotConnect(
+                f"the proxy {proxy.host}:{proxy.port}: {error.kwargs['error']}" if proxy else "a proxy"
+            ) from None
         try:
             answer._content = await _content(answer, attempt.most_bytes)
         except aiohttp.ClientError as error:
@@ -278,7 +302,7 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
 
     def connect_within_s(self) -> float:
         """Return the deadline of connecting, in seconds."""
-        return hedging.connect_within_s(self._failures, first_s=self.connect_timeout_s, most_s=self.pulse.most_s)
+        return hedging.connect_within_s(self._failures, first_s=self.connect_timeout_s, most_s=self.wire.pulse.most_s)
 
     def connected(self, *, succeeded: bool) -> None:
         """Record whether a connection could be made in time."""
@@ -289,7 +313,7 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
 
         async def listen() -> None:
             try:
-                async with asyncio.timeout(self.pulse.most_s):
+                async with asyncio.timeout(self.wire.pulse.most_s):
                     answer = await attempt.task
             except Exception:  # a silent connection, or none: nothing to undo
                 attempt.give_up()
@@ -327,7 +351,7 @@ class _Course:
 
     def __init__(self, transport: Transport, request: Any, call: Call) -> None:
         self._transport = transport
-        self._pulse = transport.pulse
+        self._pulse = transport.wire.pulse
         self._request = request
         self._call = call
         self._operation: str = (request.context or {}).get(OPERATION, "")
@@ -473,4 +497,8 @@ def _look_at_error(task: asyncio.Task[Any]) -> None:
 
 
 def _origin(request: Any) -> str:
-    return "/".join(request.url.split("/", 3)[:3])
+    return _origin_of(request.url)
+
+
+def _origin_of(url: str) -> str:
+    return "/".join(url.split("/", 3)[:3])

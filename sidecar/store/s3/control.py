@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -23,7 +23,9 @@ from sidecar.core.schedule.hedging import copy_within_s
 from sidecar.store.http.wire import Answer, AnswerTooLong
 from sidecar.store.protocol import Part, PendingUpload, Stored
 from sidecar.store.s3.answers import IncompleteDocument, OtherDocument, check_document, check_object
-from sidecar.store.s3.transport import OPERATION, Call, limits
+from sidecar.store.s3.attempt import Call
+from sidecar.store.s3.hedged import OPERATION
+from sidecar.store.s3.transport import limits
 
 COPY_BYTES = 5 << 30
 """Maximum size of a copy in one request. Source: S3 API reference, "CopyObject"."""
@@ -55,6 +57,7 @@ class Control:
         self._encryption = encryption
         client.meta.events.register("before-call.s3", _before_call)
         client.meta.events.register_first("before-parse.s3.*", _before_parse)
+        client.meta.events.register("after-call.s3.ListMultipartUploads", _decode_keys)
 
     async def get(self, key: str, *, most_bytes: int) -> Answer | None:
         """Return a small object, or ``None`` if it is larger than ``most_bytes``."""
@@ -198,13 +201,11 @@ class Control:
     async def pending(self, prefix: str) -> AsyncIterator[list[PendingUpload]]:
         """Yield the pages of unfinished uploads of all keys with a prefix."""
         async for page in self._pages("list_multipart_uploads", Prefix=prefix, EncodingType="url"):
-            is_quoted = page.get("EncodingType") == "url"
             listed_at_s = _at_s(page["ResponseMetadata"]["HTTPHeaders"].get("date"))
-            uploads = [
+            yield [
                 PendingUpload(_text(fields, "Key"), _text(fields, "UploadId"), _at_s(fields.get("Initiated")), listed_at_s)
                 for fields in page.get("Uploads", ())
             ]
-            yield [replace(upload, key=unquote_plus(upload.key)) if is_quoted else upload for upload in uploads]
 
     async def parts(self, key: str, upload_id: str) -> AsyncIterator[list[Part]]:
         """Yield the pages of stored parts of an unfinished upload."""
@@ -263,6 +264,14 @@ def _before_call(model: Any, params: dict[str, Any], **_: Any) -> None:
     if model.name == "DeleteObjects":  # every store takes an MD5, and some require it
         context.pop("checksum", None)
         headers["Content-MD5"] = base64.b64encode(hashlib.md5(params["body"], usedforsecurity=False).digest()).decode()
+
+
+def _decode_keys(parsed: dict[str, Any], **_: Any) -> None:
+    """Decode the keys of unfinished uploads, as botocore does those of objects; also the one where the next page begins."""
+    if parsed.get("EncodingType") == "url":
+        for fields, name in [(parsed, "NextKeyMarker"), *((upload, "Key") for upload in parsed.get("Uploads", ()))]:
+            if name in fields:
+                fields[name] = unquote_plus(fields[name])
 
 
 def _before_parse(operation_model: Any, response_dict: dict[str, Any], **_: Any) -> None:

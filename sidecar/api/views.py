@@ -12,27 +12,29 @@ from sidecar.core.lifecycle.states import REPORTED, State
 from sidecar.core.schedule.order import upload_order
 from sidecar.daemon.services import Services
 from sidecar.download.request import ResumeStatus
+from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.save_requests import SaveRequest
 from trainer_hook.contract import rfc3339
 
 
 def status(services: Services) -> models.Status:
     """Return the status of the sidecar."""
-    newest = services.newest()
+    newest = services.catalog.newest_finished()
     return models.Status(
         version=__version__,
-        phase=services.phase.value,
+        phase=services.state.phase.value,
         degraded=services.health.trouble is not None,
         degraded_reason=services.health.trouble,
         store=_store(services),
         trainer=_trainer(services),
         termination=termination(services),
+        lease=lease(services.lease),
         newest_durable_step=services.catalog.newest_durable_step,
         newest_finished_step=newest.checkpoint.step if newest and newest.checkpoint else None,
         queue=queue(services),
         flush=flush_plan(services),
         given_up={t.name: t.reason or "" for t in services.catalog.all() if t.state in REPORTED},
-        at_risk=models.AtRisk(**asdict(services.risk())),
+        at_risk=models.AtRisk(**asdict(services.risk_monitor.risk())),
         bandwidth_limit_bytes_per_s=services.executor.gate.bytes_per_s,
         concurrency=services.executor.adapted.limit,
         throughput_bytes_per_s=services.executor.sent.bytes_per_s(),
@@ -42,6 +44,15 @@ def status(services: Services) -> models.Status:
         rejected={t.name: t.reason or "" for t in services.catalog.all() if t.state is State.REJECTED},
         quarantined=services.resume_service.quarantined,
     )
+
+
+def lease(lease: PrefixLease) -> models.Lease:
+    """Return this pod's share of the lease."""
+    if lease.fenced.is_set():
+        return models.Lease(state="fenced", reason=lease.fenced_by)
+    if lease.waits_for is not None:
+        return models.Lease(state="waiting", reason=lease.waits_for)
+    return models.Lease(state="held" if lease.is_held else "none")
 
 
 def volume(services: Services) -> models.Volume:
@@ -56,15 +67,15 @@ def queue(services: Services) -> list[models.Transfer]:
     """Return the checkpoints that are not durable yet, in upload order."""
     pending = {t.name: t for t in services.catalog.pending()}
     names = [w.name for w in upload_order(t.waiting for t in pending.values())]
-    if services.plan is not None:
-        rank = services.plan.rank()
+    if services.flush.plan is not None:
+        rank = services.flush.plan.rank()
         names.sort(key=lambda name: rank.get(name, -1))  # checkpoints whose bytes are all sent are not in the plan
     return [_transfer(pending[name]) for name in names]
 
 
 def flush_plan(services: Services) -> list[models.Planned] | None:
     """Return the flush plan; ``None`` without a termination notice."""
-    if services.plan is None:
+    if services.flush.plan is None:
         return None
     return [
         models.Planned(
@@ -74,7 +85,7 @@ def flush_plan(services: Services) -> list[models.Planned] | None:
             predicted_s=None if planned.done_in_s is None else round(planned.done_in_s, 3),
             reason=planned.reason,
         )
-        for planned in services.plan.order
+        for planned in services.flush.plan.order
     ]
 
 
@@ -155,9 +166,9 @@ def resume(status: ResumeStatus) -> models.Resume:
 
 
 def _store(services: Services) -> models.StoreStatus:
-    can = services.capabilities
+    can = services.state.capabilities
     return models.StoreStatus(
-        url=services.store_url,
+        url=services.store.url,
         reached=can is not None,
         verification=can.verification.value if can else None,
         conditional_put=can.conditional_put if can else None,

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
-import os
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.states import PENDING, State
+from sidecar.daemon import termination_message
 from sidecar.lifecycle.termination import LAST_REPORT, Termination
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import EXIT_REPORT, rfc3339
 
 log = structlog.get_logger()
 
-TERMINATION_LOG = Path("/dev/termination-log")
-"""Where Kubernetes reads the reason of a container's end, up to 4,096 bytes."""
 MOST_NAMED = 8
-_LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", "newest_rejected", "unfinished", "unseen", "grace_used_s")
-_IF_ANY = ("newest_rejected", "unfinished", "unseen")
-EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP = 0, 2, 3
+WRITE_S = 0.25
+"""Longest delay of the exit by writing the report; the volume may hang."""
+_IF_ANY = ("newest_rejected", "unfinished", "unseen", "fenced")
+_LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", *_IF_ANY, "grace_used_s")
+EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP, EXIT_FENCED = 0, 2, 3, 4
 
 
 def exit_report(
@@ -48,10 +48,12 @@ def exit_report(
     given_up = [t for t in catalog.all() if t.state in PENDING or t.state in (State.GIVEN_UP, State.LOST)]
     newest_rejected = {t.name: t.reason for t in catalog.newest_rejected()}
     going = termination.going
+    exit_code = EXIT_GIVEN_UP if given_up or newest_rejected or unseen else EXIT_DONE
     return {
         "format": 1,
         "written_at": rfc3339(time.time()),
-        "exit_code": EXIT_GIVEN_UP if given_up or newest_rejected or unseen else EXIT_DONE,
+        "exit_code": EXIT_FENCED if termination.fenced_by else exit_code,
+        "fenced": termination.fenced_by,
         "notice": None if going is None else {"source": going.source, "at": rfc3339(going.at_s)},
         "grace_used_s": None if going is None else round(time.monotonic() - going.began_s, 3),
         "newest_durable_step": catalog.newest_durable_step,
@@ -69,13 +71,22 @@ def write(volume: Volume, report: dict[str, Any]) -> None:
     """Write the log line, the termination message and the file on the volume, which may be full, away or hanging: last."""
     level = log.info if report["exit_code"] == EXIT_DONE else log.error
     level("exit_report", **{key: report[key] for key in _LOGGED if key not in _IF_ANY or report[key]})
-    _tell_kubernetes(_sentence(report))
+    termination_message.write(_sentence(report))
     content = json.dumps(report, indent=1).encode() + b"\n"
     for place in [volume.state / LAST_REPORT, *([volume / EXIT_REPORT] if volume.has_own_state else [])]:
         try:
             place.publish(content)
         except OSError as error:
             log.warning("exit_report_not_written", path=str(place), error=error.strerror)
+
+
+async def write_in_time(volume: Volume, report: dict[str, Any]) -> None:
+    """Do as ``write``, for at most ``WRITE_S`` seconds."""
+    # A thread of its own: those of the event loop may all be inside calls to a volume that hangs.
+    writer = ThreadPoolExecutor(1, thread_name_prefix="report")
+    writing = asyncio.get_running_loop().run_in_executor(writer, write, volume, report)
+    await asyncio.wait({writing}, timeout=WRITE_S)
+    writer.shutdown(wait=False)
 
 
 def ended_waiting(volume: Volume) -> int:
@@ -92,14 +103,8 @@ def ended_waiting(volume: Volume) -> int:
         return EXIT_DONE
     unseen = f"another sidecar used the volume until the end; on it are {', '.join(sorted(finished)[:MOST_NAMED])}"
     log.error("ended_without_the_volume", reason=unseen, hint="the next sidecar on this volume sends what is not durable")
-    _tell_kubernetes(f"not everything finished is known to be durable: {unseen}")
+    termination_message.write(f"not everything finished is known to be durable: {unseen}")
     return EXIT_GIVEN_UP
-
-
-def _tell_kubernetes(sentence: str) -> None:
-    with contextlib.suppress(OSError):
-        if TERMINATION_LOG.is_file() and os.access(TERMINATION_LOG, os.W_OK):
-            TERMINATION_LOG.write_text(sentence[:2000])
 
 
 def _given_up(tracked: Tracked) -> dict[str, Any]:
@@ -125,6 +130,8 @@ def _sentence(report: dict[str, Any]) -> str:
     if report["newest_rejected"]:
         names = "; ".join(_why(name, reason) for name, reason in report["newest_rejected"].items())
         lost.append(f"rejected, so the newest is not in the store: {names}")
+    if report["fenced"]:
+        return f"fenced: {report['fenced']}; this pod made nothing durable after that; {durable}"
     if lost:
         advice = ". Raise terminationGracePeriodSeconds and CKPT_GRACE_SECONDS, or save less" if report["given_up"] else ""
         return f"{'. '.join(lost)}. {durable}{advice}"

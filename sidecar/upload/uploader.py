@@ -14,7 +14,7 @@ import structlog
 from sidecar.catalog.scanner import Scanner
 from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.order import superseded
-from sidecar.errors import StoreError
+from sidecar.errors import Fenced, StoreError
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import UploadContext
 from sidecar.upload.early.early_upload import EarlyUploads
@@ -42,7 +42,7 @@ class Uploader:
         self._versions = VolumeVersions(context, volume, scanner, self._early)
         self._queue = Queue(context.catalog, self._early, context.flush)
         self._post_commit_check = PostCommitCheck(
-            context.catalog, context.committer, is_going=context.is_going, clock=context.clock.monotonic
+            context.catalog, context.committer, context.pod, clock=context.clock.monotonic
         )
 
     async def run(self) -> None:
@@ -57,7 +57,7 @@ class Uploader:
             tasks.create_task(self._keep_pace())
             tasks.create_task(self._post_commit_check.run())
             while True:
-                self._queue.plan(context.pod.left_s(), trainer_alive=context.pod.trainer_alive)
+                self._queue.plan(context.pod)
                 self._drop_superseded(tasks)
                 self._begin_and_end(tasks)
                 ordered = self._queue.in_order()
@@ -112,8 +112,11 @@ class Uploader:
         while True:
             for tracked in self._context.catalog.pending():
                 if self._queue.waits_for_others(tracked):
+                    job = self._job(Active(tracked))
                     try:
-                        await self._job(Active(tracked)).commit()
+                        await job.commit()
+                    except Fenced as error:
+                        job.give_up(str(error))
                     except StoreError as error:
                         log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
             await asyncio.sleep(COMMIT_POLL_S)

@@ -19,7 +19,7 @@ import pytest
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.lifecycle.phases import margin_s
-from sidecar.daemon import daemon, exit_report
+from sidecar.daemon import exit_report, tasks, termination_message
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
@@ -159,7 +159,7 @@ def test_a_volume_that_is_away_ends_nothing_and_is_not_taken_for_an_empty_one(tm
 
 
 async def test_a_service_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "SERVICE_AGAIN_S", 0.0)
+    monkeypatch.setattr(tasks, "RESTART_AFTER_S", 0.0)
     lives = 0
 
     async def service() -> None:
@@ -170,7 +170,7 @@ async def test_a_service_that_fails_is_started_again(monkeypatch: pytest.MonkeyP
         raise OSError(116, "Stale file handle")
 
     with pytest.raises(KeyboardInterrupt):
-        await daemon._kept_up("service", service)
+        await tasks.run_forever("service", service)
 
 
 def test_after_a_void_notice_the_store_is_not_hammered(tmp_path: Path) -> None:
@@ -363,7 +363,7 @@ def test_the_termination_message_names_the_rejected_one_and_its_reason(tmp_path:
     volume, message = Volume(tmp_path), tmp_path / "termination-log"
     volume.prepare()
     message.touch()
-    monkeypatch.setattr(exit_report, "TERMINATION_LOG", message)
+    monkeypatch.setattr(termination_message, "FILE", message)
     catalog = Catalog(Events())
     catalog.rejected("checkpoint-20", "1-1-1", "'a\\tb' has a control character", marked_at_s=1.0)
     written = exit_report.exit_report(catalog, Termination(volume, grace_s=1.0), quarantined={}, unfinished={})

@@ -1,0 +1,166 @@
+"""What needs the store: reach it, then upload, commit, clean and serve resumes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from sidecar.core.format import checksum
+from sidecar.core.lifecycle.prefix_ownership import Run
+from sidecar.daemon.services import Services
+from sidecar.daemon.tasks import run_forever, run_together
+from sidecar.download.downloader import Downloader
+from sidecar.download.quarantine import Sharing
+from sidecar.errors import AccessRefused, ConfigurationError, Fenced, NotFound, StoreError
+from sidecar.lifecycle.prefix_lease import Holder
+from sidecar.lifecycle.run_document import claim
+from sidecar.lifecycle.termination import POD
+from sidecar.store.protocol import Capabilities, Verification
+from sidecar.transfer.executor import awaited
+from sidecar.upload.commit.committer import Committer
+from sidecar.upload.commit.orphan_uploads import OrphanUploads
+from sidecar.upload.context import StoreLimits, UploadContext
+from sidecar.upload.uploader import Uploader
+
+log = structlog.get_logger()
+
+REACH_AGAIN_S = 5.0
+"""Seconds until the next try to reach the store."""
+CLOCK_SKEW = "RequestTimeTooSkewed"
+"""S3's code for a request whose time is too far from the store's."""
+PROBE_TRIES = 3
+"""Tries of the probe whose objects vanish: another pod's sidecar that starts at the same time may remove them as orphans."""
+
+
+async def use_store(services: Services) -> None:
+    """Reach the store, then run what needs it until cancelled.
+
+    Raises:
+        ConfigurationError: The store refuses access, or another job holds the prefix.
+    """
+    try:
+        await _use_store(services)
+    except* Fenced:  # at the start; later, a task of its own waits for it
+        _on_fenced(services)
+
+
+async def _use_store(services: Services) -> None:
+    lease, node = services.lease, services.settings.node
+    is_first = node is not None and node.index == 0
+    with awaited():
+        capabilities, run = await _open_store(services)
+        lease.begin(run, _holder(services))
+        await lease.wait_for_ending()
+        if is_first and lease.takes_over_at_once:  # before a resume is decided: no earlier pod commits after it
+            await lease.settle()
+    await _opened(services, capabilities)
+    uploader = _uploader(services, capabilities)
+    services.state.store_opened.set()
+    if is_first and not lease.is_held:  # for all nodes: no other job may write below the prefix at this time
+        await lease.settle()
+    tasks: list[Coroutine[Any, Any, None]] = [
+        run_forever("uploader", uploader.run),
+        run_forever("cleaner", services.cleaner.run),
+    ]
+    if is_first:
+        tasks += [run_forever("lease", lease.keep), _end_when_fenced(services)]
+    if services.settings.keep_store is not None:
+        tasks.append(run_forever("retention", services.cleaner.run_retention))
+    if is_first or node is None:  # for all nodes; where only markers name the node, it may be the first
+        orphans = OrphanUploads(
+            services.store,
+            services.executor,
+            services.volume,
+            services.catalog,
+            services.pod,
+            alone=node is not None and node.count == 1,
+        )
+        tasks.append(run_forever("orphan-uploads", orphans.run))
+    sharing = Sharing(services.resume_service.quarantine, services.store, services.executor, node=node)
+    tasks.append(run_forever("quarantine", sharing.run))
+    await run_together(tasks)
+
+
+async def _open_store(services: Services) -> tuple[Capabilities, Run]:
+    settings, store, vanished = services.settings, services.store, 0
+    while True:
+        try:
+            capabilities = await services.executor.once(store.probe)
+            run = await services.executor.once(claim, store, run_id=settings.run_id, job=settings.job)
+        except StoreError as error:
+            if isinstance(error, NotFound) and vanished < PROBE_TRIES:
+                vanished += 1
+                continue
+            if settings.verify_access and not error.transient and not _passes_by_itself(error):
+                raise ConfigurationError(str(error)) from None
+            services.health.failed(error)
+            await asyncio.sleep(REACH_AGAIN_S)
+        else:
+            log.info("store_opened", run_id=run.run_id, verification=capabilities.verification.value)
+            return capabilities, run
+
+
+def _passes_by_itself(error: StoreError) -> bool:
+    """Whether a refusal may end without a change of settings: a clock that is not set yet is set soon."""
+    return isinstance(error, AccessRefused) and error.code == CLOCK_SKEW
+
+
+async def _opened(services: Services, capabilities: Capabilities) -> None:
+    """Take note of what the store can do, and let resumes begin once the volume was scanned."""
+    services.state.capabilities = capabilities
+    services.executor.is_away(capabilities.round_trip_s)
+    if capabilities.verification is Verification.OFF:
+        log.warning("uploads_are_not_verified", hint="CKPT_VERIFY=off: a store that damages bytes is found out at resume")
+    await services.inventory.scanned.wait()
+    is_remote = capabilities.round_trip_s is not None
+    downloader = Downloader(services.store, services.volume, services.executor, is_remote=is_remote)
+    services.resume_service.opened(downloader)
+    if services.settings.resume == "eager" and not services.volume.held_leases():
+        services.resume_service.begin_early()
+
+
+def _holder(services: Services) -> Holder:
+    settings = services.settings
+    life = checksum.to_text(checksum.checksum(services.volume.read_state(POD) or services.token.encode()))
+    return Holder(
+        name=f"{settings.pod}/{life[:8]}",
+        is_unique=settings.pod_is_unique,
+        node=settings.node,
+        job=settings.job,
+        run_id=settings.run_id,
+    )
+
+
+async def _end_when_fenced(services: Services) -> None:
+    await services.lease.fenced.wait()
+    _on_fenced(services)
+
+
+def _on_fenced(services: Services) -> None:
+    reason = services.lease.fenced_by
+    services.events.happened("fenced", level="error", reason=reason, hint="the trainer is told to stop")
+    services.termination.fenced(reason)
+
+
+def _uploader(services: Services, capabilities: Capabilities) -> Uploader:
+    context = UploadContext(
+        store=services.store,
+        limits=StoreLimits(capabilities),
+        executor=services.executor,
+        committer=Committer(services.store, services.executor, fence=services.lease),
+        catalog=services.catalog,
+        flush=services.flush,
+        pod=services.pod,
+        lease=services.lease,
+        quarantine=services.resume_service,
+    )
+    return Uploader(
+        context,
+        volume=services.volume,
+        scanner=services.scanner,
+        hints=services.hints,
+        skip_superseded=services.settings.superseded == "skip",
+    )

@@ -241,7 +241,8 @@ class S3Store:
 
     def complete_upload(self, key: str, upload_id: str, parts: Iterable[Part], *, crc64nvme: int) -> Stored:  # noqa: D102
         ordered = sorted(parts, key=lambda part: part.number)
-        whole = crc64nvme if self.verification is Verification.STORE_CRC else None
+        is_checked = self.verification is Verification.STORE_CRC and _total_bytes(ordered) > 0  # MinIO refuses that of nothing
+        whole = crc64nvme if is_checked else None
         try:
             etag = self._ask(
                 key, Control.complete, self._root + key, upload_id, ordered, crc64nvme=whole, of_parts=self.crc_with_parts

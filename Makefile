@@ -74,7 +74,7 @@ bench-sigterm: $(VENV)/.trainer bench-peers  ## seconds from SIGTERM to durable 
 
 bench-hook: $(VENV)/.trainer  ## what the hook costs a training script: per step, per interpreter
 	$(BIN)/python -m benchmarks.hook_overhead $(BENCH_ARGS)
-	$(BIN)/python -m torch.distributed.run --nproc_per_node=2 -m benchmarks.agreement
+	$(BIN)/python -m torch.distributed.run --nproc_per_node=2 -m benchmarks.rank_consensus
 
 bench-webhook: $(VENV)/.trainer  ## how long an API server waits for the webhook when 500 pods are created at once (openssl)
 	$(BIN)/python -m benchmarks.webhook $(BENCH_ARGS)

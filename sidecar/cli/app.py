@@ -27,9 +27,10 @@ COMMANDS = {
     "install-hook": "hook",
     "inject": "manifests",
     "webhook": "manifests",
+    "plan": "plan",
     "demo": "demo",
 }
-"""The module in this package that has a command, as the function of its name."""
+"""The module in this package that has a command, as the function or group of its name."""
 
 _NAMES = {"help_option_names": ["-h", "--help"]}
 
@@ -46,21 +47,25 @@ def invoke(arguments: Sequence[str]) -> int:
     except TyperException as error:
         command = f" {arguments[0]}" if arguments and arguments[0] in COMMANDS else ""
         said = error.format_message().rstrip(".")
-        return fail(f"{command}: {said}: see '{PROGRAM}{command} --help'", EXIT_CONFIGURATION)
+        return fail(f"{command}: {said}: see '{PROGRAM}{command} --help'", EXIT_CONFIGURATION, as_json="--json" in arguments)
 
 
 def application(name: str) -> typer.Typer:
     """Return the application with the command ``name``; with all commands if there is none of that name."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_NAMES, callback=_program)
     for known in [name] if name in COMMANDS else COMMANDS:
-        app.command(known)(_function(known))
+        found = _command(known)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=known)
+        else:
+            app.command(known)(found)
     return app
 
 
-def _function(name: str) -> Callable[..., int]:
+def _command(name: str) -> Callable[..., int] | typer.Typer:
     module = import_module(f"sidecar.cli.{COMMANDS[name]}")
-    function: Callable[..., int] = getattr(module, name.replace("-", "_"))
-    return function
+    found: Callable[..., int] | typer.Typer = getattr(module, name.replace("-", "_"))
+    return found
 
 
 def _print_version(asked: bool) -> None:

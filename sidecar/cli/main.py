@@ -17,15 +17,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code (FORMAT.md, "Exit codes")."""
     arguments = sys.argv[1:] if arguments is None else arguments
     name = arguments[0] if arguments and not arguments[0].startswith("-") else ""
-    said = f" {name}" if name else ""
+    said, as_json = f" {name}" if name else "", "--json" in arguments
     try:
         return _run(arguments)
     except (Unreachable, Refused) as error:
-        return fail(f"{said}: {error}", EXIT_FAILED)
+        return fail(f"{said}: {error}", EXIT_FAILED, as_json=as_json)
     except ConfigurationError as error:
-        return fail(f"{said}: {error}", EXIT_CONFIGURATION)
+        return fail(f"{said}: {error}", EXIT_CONFIGURATION, as_json=as_json)
     except ModuleNotFoundError as error:
-        return fail(f"{said}: {not_installed(error)}", EXIT_CONFIGURATION)
+        return fail(f"{said}: {not_installed(error)}", EXIT_CONFIGURATION, as_json=as_json)
     except (KeyboardInterrupt, BrokenPipeError):
         return EXIT_FAILED
 

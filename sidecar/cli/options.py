@@ -6,5 +6,5 @@ from typing import Annotated
 
 import typer
 
-Json = Annotated[bool, typer.Option("--json", help="print the API's answer as JSON")]
+Json = Annotated[bool, typer.Option("--json", help="print the answer as JSON; an error, too")]
 TimeoutS = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="how long to wait, in seconds")]

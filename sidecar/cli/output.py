@@ -17,7 +17,9 @@ def print_answer(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> N
         print(shown, flush=True)
 
 
-def fail(text: str, code: int) -> int:
-    """Print one line on standard error. Returns ``code``."""
+def fail(text: str, code: int, *, as_json: bool = False) -> int:
+    """Print one line on standard error, for programs also an object with ``error`` on standard output. Returns ``code``."""
+    if as_json:
+        print(json.dumps({"error": text.strip().removeprefix(": "), "exit_code": code}), flush=True)
     print(f"{PROGRAM}{text}", file=sys.stderr, flush=True)
     return code

@@ -66,8 +66,13 @@ def plan_local_deletion(
 
 def is_surplus(steps: Iterable[int], *, keep_newest: int, keep_every_steps: int | None) -> bool:
     """Whether any step in the store could be deleted, judged by the steps alone."""
-    surplus = sorted(steps, reverse=True)[keep_newest:]
-    return any(not _stays_for_ever(step, keep_every_steps) for step in surplus)
+    return bool(surplus_steps(steps, keep_newest=keep_newest, keep_every_steps=keep_every_steps))
+
+
+def surplus_steps(steps: Iterable[int], *, keep_newest: int, keep_every_steps: int | None) -> list[int]:
+    """Return the steps in the store that could be deleted, judged by the steps alone, newest first."""
+    older = sorted(steps, reverse=True)[keep_newest:]
+    return [step for step in older if not _stays_for_ever(step, keep_every_steps)]
 
 
 def turn_after_s(node: Node | None) -> float:

@@ -59,7 +59,7 @@ def risk(
         limited: ``CKPT_BANDWIDTH_LIMIT`` is set.
     """
     save_s = _save_s(usual)
-    flush_s = usual.size_bytes / max(bytes_per_s, SLOWEST) if usual is not None and bytes_per_s else None
+    flush_s = upload_s(usual.size_bytes, bytes_per_s) if usual is not None and bytes_per_s else None
     durable_s = None if flush_s is None else (save_s or 0.0) + flush_s
     fits = None if durable_s is None else durable_s <= grace_s - margin_s(grace_s)
     return Risk(
@@ -80,6 +80,16 @@ def fits_now(before: bool | None, now: Risk, *, grace_s: float) -> bool | None:
     return before if now.fits_grace is None else now.fits_grace
 
 
+def upload_s(size_bytes: int, bytes_per_s: float) -> float:
+    """Return the seconds that an upload takes at a measured rate."""
+    return size_bytes / max(bytes_per_s, SLOWEST)
+
+
+def recommended_grace_s(durable_s: float) -> int:
+    """Return the grace period in whole seconds in which a save that is durable after ``durable_s`` fits, with ``ROOM``."""
+    return math.ceil(ROOM * durable_s + margin_s(ROOM * durable_s))
+
+
 def _save_s(usual: SaveProfile | None) -> float | None:
     if usual is None or usual.took_s is None:
         return None
@@ -87,9 +97,8 @@ def _save_s(usual: SaveProfile | None) -> float | None:
 
 
 def _advice(durable_s: float, *, limited: bool) -> str:
-    wanted_s = math.ceil(ROOM * durable_s + margin_s(ROOM * durable_s))
     faster = "lift CKPT_BANDWIDTH_LIMIT" if limited else "raise CKPT_CONCURRENCY if the link has room"
     return (
-        f"raise terminationGracePeriodSeconds and CKPT_GRACE_SECONDS to {wanted_s}; or {faster}, "
+        f"raise terminationGracePeriodSeconds and CKPT_GRACE_SECONDS to {recommended_grace_s(durable_s)}; or {faster}, "
         "or save fewer bytes; or save more often, so that less is lost when it does not fit"
     )

@@ -1,0 +1,170 @@
+"""``plan``: the numbers of guide and article, inputs and formula with every answer, errors in one line and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sidecar.cli.main import main
+from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
+
+INTERVAL = ["interval", "--stall", "12s", "--mtbf", "12h"]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["plan", *arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    found: dict[str, Any] = json.loads(out)
+    assert err == ""
+    assert set(found) == {"formula", "source", "inputs", "results"}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("parameters", "strategy", "storage"),
+    [("8B", "ddp", "275 GB"), ("7B", "fsdp", "200 GB"), ("70B", "zero3-lora", "168 GB")],
+)
+def test_the_guides_examples_are_printed(
+    parameters: str, strategy: str, storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "storage", "--parameters", parameters, "--strategy", strategy]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"storage_bytes     {storage}" in lines
+    assert [line.partition(":")[0] for line in lines[-2:]] == ["formula", "source"]
+
+
+def test_the_articles_costs_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "cost"]) == 0
+    said = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line)
+    assert (said["periodic_week_usd"].strip(), said["jit_week_usd"].strip()) == ("$213", "$37")
+    assert said["saved_year_usd"].strip() == "$9,152"
+
+
+def test_storage_from_what_is_saved_and_from_a_size(capsys: pytest.CaptureFixture[str]) -> None:
+    state = answer(capsys, "storage", "--parameters", "8B", "--optimizer", "adamw", "--master", "--keep", "1")
+    assert state["results"] == {"checkpoint_bytes": 112 * 10**9, "copies": 2, "storage_bytes": 268_800_000_000}
+    assert state["inputs"]["optimizer_bytes"] == 8
+    size = answer(capsys, "storage", "--size", "48GB")
+    assert size["results"]["storage_bytes"] == 172_800_000_000
+
+
+def test_an_interval_names_the_limit_of_the_link(capsys: pytest.CaptureFixture[str]) -> None:
+    alone = answer(capsys, *INTERVAL)
+    assert alone["results"]["upload_s"] is alone["results"]["save_steps"] is None
+    assert alone["results"]["young_s"] == pytest.approx(1018.23, abs=0.01)
+    sent = answer(capsys, *INTERVAL, "--size", "480GB", "--rate", "200MB/s", "--step", "7s")
+    assert sent["inputs"]["bytes_per_s"] == 200_000_000
+    assert sent["results"]["interval_s"] == 2388
+    assert sent["results"]["is_limited_by_link"]
+    assert sent["results"]["save_steps"] == 342
+
+
+def test_a_grace_period_for_a_save(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "grace", "--save", "12s", "--size", "48GB", "--rate", "1GB/s", "--step", "1s", "--ranks", "8")
+    assert (found["results"]["recommended_s"], found["results"]["fits"]) == (80, False)
+    found = answer(capsys, "grace", "--save", "12s", "--size", "48GB", "--rate", "1GB/s", "--grace", "2m")
+    assert found["results"]["fits"]
+
+
+def test_costs_in_s3_follow_policy_and_prices(capsys: pytest.CaptureFixture[str]) -> None:
+    policy = ["--keep", "3", "--keep-every", "5000"]
+    month = answer(capsys, "cost", "--size", "48GiB", *policy)
+    assert (month["results"]["saves"], month["results"]["kept"]) == (720, 74)
+    assert month["inputs"]["gb_month_usd"] == 0.023
+    assert "Amazon S3" in month["source"]
+    free = answer(capsys, "cost", "--size", "48GiB", *policy, "--gb-month", "0", "--put", "0", "--get", "0")
+    assert free["results"]["store_month_usd"] == 0
+    assert "store_month_usd" not in answer(capsys, "cost")["results"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["storage"], "one of: --parameters with --strategy"),
+        (["storage", "--parameters", "8B"], "one of: --parameters with --strategy"),
+        (["storage", "--parameters", "8B", "--size", "1GB"], "one of: --parameters with --strategy"),
+        (["storage", "--strategy", "ddp", "--size", "1GB"], "one of: --parameters with --strategy"),
+        (["storage", "--size", "1GB", "--master"], "--master: needs --optimizer"),
+        (["storage", "--parameters", "8GB", "--strategy", "ddp"], "--parameters='8GB': must be a number of parameters"),
+        (["storage", "--size", "moon"], "--size='moon': must be an amount"),
+        (["storage", "--size", "0"], "--size='0': must be more than 0"),
+        (["storage", "--size", "9999999TB"], "must be more than 0 and at most 1000PB"),
+        (["storage", "--parameters", "8B", "--strategy", "pp"], "'pp' is not one of"),
+        (["interval", "--stall", "12s"], "Missing option '--mtbf'"),
+        (["interval", "--stall", "0s", "--mtbf", "1h"], "--stall='0s': must be more than 0"),
+        ([*INTERVAL, "--size", "1GB"], "--size and --rate: both or none"),
+        ([*INTERVAL, "--restart", "soon"], "--restart='soon': must be a duration"),
+        (["grace", "--save", "1s"], "give --save, --size and --rate"),
+        (["cost", "--gpu-hour", "nan"], "--gpu-hour=nan: must be a number from 0"),
+        (["cost", "--interruptions", "-1"], "--interruptions=-1.0: must be a number from 0"),
+        (["cost", "--size", "1GB", "--every", "1s"], "--every=1s: must be at least 26 s"),
+        (["storage", "--bogus"], "No such option: --bogus"),
+        (["weather"], "No such command 'weather'"),
+        ([], "Missing command"),
+    ],
+    ids=" ".join,
+)
+def test_errors_are_one_line_and_json_where_it_is_asked_for(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("checkpoint-sidecar plan: ")
+    assert said in err
+    if not arguments:
+        return
+    assert main(["plan", *arguments, "--json"]) == 2
+    out, err = capsys.readouterr()
+    problem = json.loads(out)
+    assert (set(problem), problem["exit_code"], err.count("\n")) == ({"error", "exit_code"}, 2, 1)
+    assert said in problem["error"]
+
+
+@pytest.mark.parametrize("arguments", [["storage"], ["interval"], ["grace"], ["cost"]], ids=" ".join)
+def test_the_help_names_the_formula(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *arguments, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert {"storage": "checkpoint x (keep + 1) x 1.2", "interval": "Daly: sqrt(2CM)", "grace": "1.25 durable + margin"}.get(
+        arguments[0], "interruptions x (lost + restart) + stalls"
+    ) in text
+
+
+def test_without_a_sidecar_there_is_nothing_measured(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CKPT_DIR", str(tmp_path))
+    monkeypatch.setenv("CKPT_API_PORT", "1")
+    assert main(["plan", "storage", "--measured", "--json"]) == 1
+    assert "no sidecar answers" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.fixture
+def running(tmp_path: Any) -> Iterator[Sidecar]:
+    with sidecar(tmp_path / "volume", {"CKPT_STORE": f"file://{tmp_path / 'store'}"}) as started:
+        started.ready()
+        yield started
+
+
+def test_a_running_sidecar_tells_what_it_measured(running: Sidecar) -> None:
+    empty = running.command("plan", "storage", "--measured", "--json")
+    assert (empty.returncode, json.loads(empty.stdout)["exit_code"]) == (2, 2)
+    unknown = running.command("plan", "grace", "--measured")
+    assert unknown.returncode == 2
+    assert unknown.stderr.count("\n") == 1
+    write_checkpoint(running.volume, "checkpoint-5", {"m": b"x" * 3_000_000})
+    write_checkpoint(running.volume, "checkpoint-6", {"m": b"x" * 1_000_000})
+    running.committed("checkpoint-5")
+    running.committed("checkpoint-6")
+    sizes = [c["size_bytes"] for c in running.call("GET", "/v1/checkpoints")["checkpoints"]]
+    storage = running.command("plan", "storage", "--measured", "--json")
+    assert json.loads(storage.stdout)["results"]["checkpoint_bytes"] == max(sizes) >= 3_000_000
+    until(lambda: running.status()["at_risk"]["predicted_save_s"] is not None)
+    grace = running.command("plan", "grace", "--measured", "--rate", "1MB/s", "--json")
+    found = json.loads(grace.stdout)
+    assert found["inputs"]["size_bytes"] == max(sizes)
+    assert found["inputs"]["bytes_per_s"] == 1_000_000
+    assert found["results"]["recommended_s"] >= 4

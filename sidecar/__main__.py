@@ -4,6 +4,10 @@ import gc
 import signal
 import sys
 
+_NOT_INSTALLED = ("rich", "httpx", "httpx2")
+"""Packages that libraries of the sidecar import where they are installed, for what it does not do: structlog for tracebacks in
+colour, aiobotocore for another transport."""
+
 
 def main() -> int:
     """Run a command and return its exit code."""
@@ -12,8 +16,8 @@ def main() -> int:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         # Nearly all objects made by imports stay, so collecting them is in vain: the daemon turns the collector on.
         gc.disable()
-        # structlog imports rich where it is installed, for tracebacks in colour; the sidecar's log has plain ones.
-        sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # as if it were not installed
+        for unneeded in _NOT_INSTALLED:
+            sys.modules.setdefault(unneeded, None)  # type: ignore[arg-type]  # as if it were not installed
     from sidecar.cli.main import main as run_command
 
     return run_command()

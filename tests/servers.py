@@ -239,7 +239,8 @@ class ChecksumRule:
             numbers = [int(found) for found in re.findall(rb"<PartNumber>(\d+)</PartNumber>", request.body)]
             with self._lock:
                 parts = self._parts.get(request.query["uploadId"], {})
-                if all(number in parts for number in numbers) and sent != _base64(combined(parts[n] for n in numbers)):
+                is_known = sent is not None and all(number in parts for number in numbers)
+                if is_known and sent != _base64(combined(parts[n] for n in numbers)):
                     return s3_error(400, "BadDigest", message="The CRC64NVME of the whole did not match.")
         return None
 

@@ -109,6 +109,8 @@ class Settings(BaseSettings):
     """Whether a store that denies access at start ends the process with exit code 2; false: it is retried for ever."""
     verify: Literal["auto", "md5", "read-back", "off"] = "auto"
     """How uploads are verified. auto: the strongest checksum that the store demonstrably enforces, else reading back."""
+    s3_client: Literal["wire", "boto3"] = "wire"
+    """What sends and receives the bodies of files: the sidecar's own transport, or boto3, which costs more CPU time."""
     sse: Literal["AES256", "aws:kms"] | None = None
     sse_kms_key_id: str | None = None
 

@@ -47,6 +47,7 @@ def _open_s3(settings: Settings, place: BucketPlace) -> Store:
             concurrency=settings.concurrency,
             verify=settings.verify,
             credentials_dir=settings.credentials_dir,
+            client=settings.s3_client,
         )
     )
 

@@ -66,6 +66,8 @@ class Part:
     etag: str
     stored_at_s: float = field(default=0.0, compare=False)
     """Time of a listed part by the store's clock, epoch seconds; 0: unknown."""
+    crc64nvme: int | None = field(default=None, compare=False)
+    """Checksum of its bytes; ``None``: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

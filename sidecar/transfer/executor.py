@@ -34,6 +34,7 @@ from sidecar.errors import (
     StoreError,
     TooLarge,
 )
+from sidecar.store.cancellation import Cancellation
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate, RetryGate
 
@@ -98,13 +99,18 @@ class StoreExecutor:
         self._urgent = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer-urgent")
 
     async def once(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run a store call in a thread, without retries.
+        """Run a store call in a thread, without retries. If this task is cancelled, so are the call's small requests.
 
         Raises:
             StoreError: As the call does.
         """
         threads = self._urgent if self._hurried.is_set() or _is_awaited.get() else self._polite
-        result = await asyncio.get_running_loop().run_in_executor(threads, functools.partial(call, *args, **kwargs))
+        cancellation, made = Cancellation(), functools.partial(call, *args, **kwargs)
+        try:
+            result = await asyncio.get_running_loop().run_in_executor(threads, cancellation.run, made)
+        except asyncio.CancelledError:
+            cancellation.cancel()
+            raise
         self.health.succeeded()
         return result
 

@@ -129,7 +129,7 @@ def test_outside_kubernetes_there_is_no_uid(mountinfo: str) -> None:
 def test_each_side_knows_the_settings_of_the_other_and_shares_some() -> None:
     assert contract.HOOK_SETTINGS & contract.SIDECAR_SETTINGS == contract.SHARED_SETTINGS
     assert contract.KNOWN_SETTINGS == contract.HOOK_SETTINGS | contract.SIDECAR_SETTINGS
-    assert all(re.fullmatch(r"CKPT_[A-Z_]+", name) for name in contract.KNOWN_SETTINGS)
+    assert all(re.fullmatch(r"CKPT_[A-Z0-9_]+", name) for name in contract.KNOWN_SETTINGS)
     assert not contract.REMOVED_SETTINGS.keys() & contract.KNOWN_SETTINGS
 
 

@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 LOOK_S = 0.6
 """Longer than from one look at a directory that is being written to the next."""
 LITTLE_BYTES = 64 << 10
-SIDECAR_MODULES = ("sidecar.daemon.daemon", "sidecar.api.server", "sidecar.store.s3.store", "sidecar.store.file.store", "boto3")
+SIDECAR_MODULES = ("sidecar.daemon.daemon", "sidecar.api.server", "sidecar.store.s3.store", "sidecar.store.file.store")
 
 
 def until(

@@ -26,9 +26,24 @@ class Backend:
 
     kind: str
     open: Callable[[str], Store]
+    sends_bodies_by: str = ""
 
 
-@pytest.fixture(params=["memory", "file", "moto", "checking", pytest.param("rgw", marks=pytest.mark.rgw)])
+BOTO3 = "-boto3"
+"""Ending of the kinds whose bodies are sent and received by boto3."""
+KINDS = [
+    "memory",
+    "file",
+    "moto",
+    "checking",
+    f"moto{BOTO3}",
+    f"checking{BOTO3}",
+    pytest.param("rgw", marks=pytest.mark.rgw),
+    pytest.param(f"rgw{BOTO3}", marks=pytest.mark.rgw),
+]
+
+
+@pytest.fixture(params=KINDS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     kind: str = request.param
     opened: list[Store] = []
@@ -38,17 +53,19 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
     if kind == "file":
         yield Backend(kind, lambda prefix: FileStore(tmp_path / "volume" / prefix))
         return
-    endpoint = request.getfixturevalue(f"{kind}_endpoint")
+    server = kind.removesuffix(BOTO3)
+    endpoint = request.getfixturevalue(f"{server}_endpoint")
     _make_bucket(endpoint)
     run = uuid.uuid4().hex
     secret = request.getfixturevalue("credentials_dir")
 
     def open_s3(prefix: str) -> Store:
-        store = S3Store(S3Options(bucket=BUCKET, prefix=f"{run}/{prefix}", endpoint_url=endpoint, credentials_dir=secret))
+        place = {"bucket": BUCKET, "prefix": f"{run}/{prefix}", "endpoint_url": endpoint, "credentials_dir": secret}
+        store = S3Store(S3Options(**place, client="wire" if server == kind else "boto3"))
         opened.append(store)
         return store
 
-    yield Backend(kind, open_s3)
+    yield Backend(server, open_s3, sends_bodies_by="wire" if server == kind else "boto3")
     for store in opened:
         store.close()
 

@@ -24,7 +24,7 @@ from sidecar.errors import (
     StoreUnavailable,
 )
 from sidecar.store.protocol import Part, Stored, Verification
-from sidecar.store.s3 import objects, requests
+from sidecar.store.s3 import control, transport
 from sidecar.store.s3.client import Clients
 from sidecar.store.s3.probe import probe
 from sidecar.store.s3.store import S3Options, S3Store
@@ -194,7 +194,7 @@ def shared(credentials_dir: Path) -> Iterator[Scripted]:
 
 @pytest.fixture
 def scripted(shared: Scripted, monkeypatch: pytest.MonkeyPatch) -> Scripted:
-    monkeypatch.setattr(requests, "AGAIN_IN_S", 0.0)
+    monkeypatch.setattr(transport, "AGAIN_IN_S", 0.0)
     monkeypatch.setattr(Clients, "forget", lambda _: None)
     shared.script = s3
     shared.asked.clear()
@@ -271,11 +271,10 @@ def test_the_server_of_these_tests_is_understood(scripted: Scripted) -> None:
     [
         lambda raw: reframed(raw, "Transfer-Encoding: chunked", content=chunked(content_of(raw))),
         lambda raw: reframed(raw),
-        lambda raw: reframed(raw, f"Content-Length: {len(content_of(raw))}, {len(content_of(raw))}"),
         lambda raw: head("100 Continue") + head("103 Early Hints", "Link: </a>") + raw,
         lambda raw: raw.replace(b"HTTP/1.1 ", b"HTTP/1.0 ").replace(b"\r\n", b"\n"),
     ],
-    ids=["chunks", "until the end", "one length twice", "interim answers", "HTTP/1.0"],
+    ids=["chunks", "until the end", "interim answers", "HTTP/1.0"],
 )
 def test_an_answer_of_s3_counts_however_it_is_framed(framing: Callable[[bytes], bytes], scripted: Scripted) -> None:
     scripted.script = lambda asked: framing(s3(asked)) if asked.operation != "Abort" else s3(asked)
@@ -415,8 +414,8 @@ def test_a_copy_says_the_etag_that_the_store_gave_it_and_not_another_writers(scr
 
 
 def test_a_copy_that_is_too_large_for_one_request_is_made_in_parts(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "COPY_BYTES", 6)
-    monkeypatch.setattr(objects, "COPY_PART_BYTES", 3)
+    monkeypatch.setattr(control, "COPY_BYTES", 6)
+    monkeypatch.setattr(control, "COPY_PART_BYTES", 3)
     assert scripted.store.copy("k", "target", etag=ETAG) == Stored("target", len(CONTENT), JOINED)
     ranges = {r.headers["x-amz-copy-source-range"] for r in scripted.asked if r.operation == "UploadPartCopy"}
     assert ranges == {"bytes=0-2", "bytes=3-5", "bytes=6-6"}

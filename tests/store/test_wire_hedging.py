@@ -14,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.store.http.answer import OpenAnswer
 from sidecar.store.http.exchange import _Try
 from sidecar.store.http.link import Link, Pulse
 from sidecar.store.http.wire import Request, Wire
 from sidecar.store.slice import FileSlice, OpenGate
 from tests import servers
-from tests.store.test_wire import OK, body_of, read_request, serving
+from tests.store.test_wire import OK, body_of, exchange, read_request, serving
 
 MIB = 1 << 20
 BOUND_S = 30.0
@@ -85,7 +84,7 @@ def test_the_other_request_is_ended_as_soon_as_one_was_answered(wire: Wire) -> N
     silent.go_on()
     with serving(silent, answers, tls=None) as url:
         with soon():
-            assert wire.exchange(Request("GET", url, {})).content == b"ok"
+            assert exchange(wire, Request("GET", url, {})).content == b"ok"
         assert silent.ended.wait(BOUND_S), "with a reset, so that nothing of it can arrive any more"
 
 
@@ -99,7 +98,7 @@ def test_a_slow_answer_counts_though_another_request_is_under_way(wire: Wire, tl
         second(connection)
 
     with serving(first, slowly, tls=tls) as url, soon():
-        assert wire.exchange(Request("GET", url, {})).content == b"ok"
+        assert exchange(wire, Request("GET", url, {})).content == b"ok"
 
 
 def test_a_body_is_sent_again_beside_a_late_answer_and_has_its_checksum_once(wire: Wire, tls: ssl.SSLContext | None) -> None:
@@ -111,7 +110,7 @@ def test_a_body_is_sent_again_beside_a_late_answer_and_has_its_checksum_once(wir
         connection.sendall(OK)
 
     with serving(silent, takes, tls=tls) as url, body_of(content) as body, soon():
-        assert wire.exchange(Request("PUT", url, {}, body)).content == b"ok"
+        assert exchange(wire, Request("PUT", url, {}, body)).content == b"ok"
         assert body.crc64nvme == body.crc64nvme_ahead()
     assert arrived == [silent.body] == [content]
 
@@ -126,7 +125,7 @@ def test_an_answer_ends_the_body_that_is_sent_again(wire: Wire) -> None:
         time.sleep(2)
 
     with serving(first, stuffed, tls=None) as url, body_of(content) as body, soon():
-        assert wire.exchange(Request("PUT", url, {}, body)).content == b"ok"
+        assert exchange(wire, Request("PUT", url, {}, body)).content == b"ok"
         assert body.crc64nvme == body.crc64nvme_ahead()
 
 
@@ -141,7 +140,7 @@ def test_an_error_of_one_request_does_not_count_while_the_other_may_succeed(wire
         first.go_on()
 
     with serving(first, fails, tls=None) as url, soon():
-        assert wire.exchange(Request("PUT", url, {}, b"x")).status == 200
+        assert exchange(wire, Request("PUT", url, {}, b"x")).status == 200
 
 
 def test_an_error_counts_when_the_other_request_stays_silent(wire: Wire) -> None:
@@ -152,30 +151,7 @@ def test_an_error_counts_when_the_other_request_stays_silent(wire: Wire) -> None
     silent = Silent()
     silent.go_on()
     with serving(silent, fails, tls=None) as url, soon():
-        assert wire.exchange(Request("GET", url, {})).status == 500
-
-
-def test_whoever_must_know_is_told_of_the_answer_to_the_other_request(wire: Wire) -> None:
-    told, came = [], threading.Event()
-
-    def unwanted(answer: OpenAnswer) -> None:
-        told.append(answer.read())
-        came.set()
-
-    late = Silent(then=b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nlate")
-    with serving(late, answers, tls=None) as url:
-        with soon():
-            assert wire.exchange(Request("POST", url, {}, b"", unwanted=unwanted)).content == b"ok"
-        late.go_on()
-        assert came.wait(BOUND_S)
-    assert told == [b"late"]
-
-
-def test_what_has_to_be_answered_within_a_time_is_asked_once(wire: Wire) -> None:
-    silent = Silent()
-    silent.go_on()
-    with serving(silent, tls=None) as url, soon(), pytest.raises(TimeoutError):
-        wire.exchange(Request("PUT", url, {}, b"", within_s=1.0))
+        assert exchange(wire, Request("GET", url, {})).status == 500
 
 
 def takes_nothing(connection: socket.socket) -> None:
@@ -204,7 +180,7 @@ def test_a_body_that_does_not_leave_is_sent_again_from_its_beginning(
         connection.sendall(OK)
 
     with serving(first, takes, tls=tls) as url, body_of(content) as body, soon():
-        assert wire.exchange(Request("PUT", url, {}, body)).content == b"ok"
+        assert exchange(wire, Request("PUT", url, {}, body)).content == b"ok"
     assert arrived == [content]
 
 
@@ -216,7 +192,7 @@ def test_an_answer_whose_rest_does_not_come_is_asked_for_again(wire: Wire, tls: 
         time.sleep(6)
 
     with serving(stops, answers, tls=tls) as url, soon():
-        assert wire.exchange(Request("GET", url, {})).content == b"ok"
+        assert exchange(wire, Request("GET", url, {})).content == b"ok"
 
 
 def trickling(connection: socket.socket, content: bytes) -> None:
@@ -233,13 +209,13 @@ def trickling(connection: socket.socket, content: bytes) -> None:
 def test_a_head_that_trickles_is_late(wire: Wire, method: str, tls: ssl.SSLContext | None) -> None:
     head = b"HTTP/1.1 200 OK\r\nX-Long: %s\r\nContent-Length: 4\r\n\r\nlate" % (b"x" * 400)
     with serving(lambda connection: trickling(connection, head), answers, tls=tls) as url, soon():
-        assert wire.exchange(Request(method, url, {}, None if method == "GET" else b"")).content == b"ok"
+        assert exchange(wire, Request(method, url, {}, None if method == "GET" else b"")).content == b"ok"
 
 
 def test_interim_answers_are_no_answer(wire: Wire) -> None:
     interim = b"HTTP/1.1 102 Processing\r\n\r\n" * 20
     with serving(lambda connection: trickling(connection, interim), answers, tls=None) as url, soon():
-        assert wire.exchange(Request("GET", url, {})).content == b"ok"
+        assert exchange(wire, Request("GET", url, {})).content == b"ok"
 
 
 def test_a_body_that_trickles_is_asked_for_again(wire: Wire, tls: ssl.SSLContext | None) -> None:
@@ -252,7 +228,7 @@ def test_a_body_that_trickles_is_asked_for_again(wire: Wire, tls: ssl.SSLContext
                 time.sleep(0.1)
 
     with serving(trickles, answers, tls=tls) as url, soon():
-        assert wire.exchange(Request("GET", url, {})).content == b"ok"
+        assert exchange(wire, Request("GET", url, {})).content == b"ok"
 
 
 @pytest.mark.slow
@@ -266,7 +242,7 @@ def test_a_store_that_works_for_long_and_says_so_with_spaces_is_not_asked_again(
         connection.sendall(b"done")
 
     with serving(works, answers, tls=None) as url:
-        assert wire.exchange(Request("POST", url, {}, b"")).content.strip() == b"done"
+        assert exchange(wire, Request("POST", url, {}, b"")).content.strip() == b"done"
 
 
 def test_a_slow_link_that_moves_is_told_from_one_that_trickles() -> None:
@@ -285,16 +261,6 @@ def test_a_slow_link_that_moves_is_told_from_one_that_trickles() -> None:
 
 
 @pytest.mark.slow
-def test_nobody_listens_for_ever_to_what_is_not_wanted(secure: tuple[ssl.SSLContext, Path]) -> None:
-    wire = Wire(tls=ssl.create_default_context(), connect_timeout_s=5.0, stall_s=3.0)
-    silent = Silent()
-    silent.go_on()
-    with serving(silent, answers, tls=None) as url:
-        assert wire.exchange(Request("POST", url, {}, b"", unwanted=lambda _: None)).content == b"ok"
-        assert silent.ended.wait(BOUND_S)
-    wire.close()
-
-
 @pytest.mark.slow
 def test_a_connection_that_is_not_made_in_time_is_not_waited_for(wire: Wire) -> None:
     """It is accepted, and TLS is not agreed on."""
@@ -309,7 +275,7 @@ def test_a_connection_that_is_not_made_in_time_is_not_waited_for(wire: Wire) -> 
         thread.start()
         began_s = time.monotonic()
         with pytest.raises(OSError, match="TLS"):
-            wire.exchange(Request("GET", f"https://127.0.0.1:{listening.getsockname()[1]}/k", {}))
+            exchange(wire, Request("GET", f"https://127.0.0.1:{listening.getsockname()[1]}/k", {}))
         assert time.monotonic() - began_s < BOUND_S
         thread.join(BOUND_S)
         assert len(accepted) == 2, "another was tried beside the first"
@@ -337,7 +303,7 @@ def test_a_gate_that_is_held_is_no_silence(wire: Wire) -> None:
         os.write(fd, content)
         with serving(takes, tls=None) as url:
             body = FileSlice(fd, 0, len(content), gate=Held(), name="body")
-            assert wire.exchange(Request("PUT", url, {}, body)).status == 200
+            assert exchange(wire, Request("PUT", url, {}, body)).status == 200
     finally:
         os.close(fd)
     assert arrived == [content]

@@ -4,16 +4,14 @@
 * A connection that falls silent while a body is sent is replaced, and the body is sent again.
 * A request whose answer is late is hedged: it is sent over another connection too, and the first answer wins.
 
-A request may therefore arrive twice. It has to be idempotent, or handle its second answer (``Request.unwanted``).
+A request may therefore arrive twice. It has to be idempotent: objects and parts are, whose bytes are the same.
 """
 
 from __future__ import annotations
 
 import http.client
 import select
-import threading
 import time
-from contextlib import suppress
 from http.client import HTTPException
 from typing import TYPE_CHECKING
 
@@ -188,12 +186,8 @@ class Exchange:
                 self._places += attempt.connection.link.holds_place
                 self._end_place(attempt)
                 self._wire.give_back(self.origin, attempt.connection, kept=self._answer.leaves_connection_usable)
-            elif self._request.unwanted is None:
-                self._give_up(attempt)
             else:
-                self._tries.remove(attempt)
-                self._end_place(attempt)
-                _listen_to_the_end(self._wire, self._request, attempt)
+                self._give_up(attempt)
         while self._places:
             self._places -= 1
             self._pulse.end_hedge()
@@ -285,7 +279,7 @@ class Exchange:
         if sum(attempt.is_leaving(now_s) for attempt in self._waiting()):
             course.latest_s = course.moved_s = now_s
             self._pulse.quiet.heard_s = now_s
-        if now_s - course.moved_s >= (self._request.within_s or self._pulse.most_s):
+        if now_s - course.moved_s >= self._pulse.most_s:
             self._pulse.quiet.fell_silent(since_s=course.moved_s, now_s=now_s)
             raise TimeoutError(f"{self.origin}: no answer for {now_s - course.moved_s:.0f} s")
         # A relay on a slow link may buffer the end of a body: it has left this machine and not reached the store.
@@ -299,7 +293,6 @@ class Exchange:
         is_alone = not self._waiting() and course.held is None and not course.has_new
         if is_alone or (
             now_s >= course.next_s
-            and self._request.within_s is None
             and course.held is None
             and self._waiting()
             and self._pulse.begin_hedge(waiting_since_s=course.latest_s, now_s=now_s)
@@ -408,26 +401,6 @@ def _someone_answers(tries: list[_Try], within_s: float = 0.0) -> bool:
 def _may_be_undone(answer: OpenAnswer) -> bool:
     """Whether an error answer may be followed by a success of another try in flight."""
     return answer.status >= 500 or answer.status == CONFLICT
-
-
-def _listen_to_the_end(wire: Wire, request: Request, attempt: _Try) -> None:
-    """Wait in a background thread for a superseded try's answer, and hand it to ``request.unwanted``."""
-
-    def listen() -> None:
-        connection = attempt.connection
-        until_s = time.monotonic() + wire.pulse.most_s
-        with suppress(Exception):  # a silent connection or a closed store: nothing to undo
-            while True:
-                if time.monotonic() > until_s:
-                    raise TimeoutError
-                with suppress(BlockingIOError):
-                    answer = attempt.head(request.method)
-                    break
-            assert request.unwanted is not None
-            request.unwanted(answer)
-        wire.abandon(connection)
-
-    threading.Thread(target=listen, name="unwanted", daemon=True).start()
 
 
 def split(url: str) -> tuple[str, str]:

@@ -42,7 +42,9 @@ class Pulse:
         self.hurried = False
         """A termination notice was given: waits are shorter."""
         self.connections = 0
-        """Number of connections in use."""
+        """Number of connections of the wire in use."""
+        self.calls = 0
+        """Number of small requests in flight beside them. Written by their event loop alone."""
         self.moved_bytes = 0
         """Bytes of large bodies sent and received; approximate, because threads add to it without a lock."""
         self.quiet = hedging.Quiet(most_s=most_s)
@@ -68,7 +70,7 @@ class Pulse:
         """
         with self._lock:
             is_quiet = self.quiet.heard_s < waiting_since_s and now_s - waiting_since_s < self.most_s
-            may = hedging.may_hedge(hedges=self._hedges, requests=self.connections, is_quiet=is_quiet)
+            may = hedging.may_hedge(hedges=self._hedges, requests=self.connections + self.calls, is_quiet=is_quiet)
             self._hedges += may
         return may
 

@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from sidecar.store.http.answer import Connection, OpenAnswer
@@ -48,10 +48,6 @@ class Request:
     """Key of the latency statistics; requests of one kind take about the same time."""
     silences: int = 0
     """Connections that already fell silent with this request; each makes the wait for the next one longer."""
-    within_s: float | None = None
-    """Deadline for the answer in seconds after the request was sent, without hedging; ``None``: the store's, with hedging."""
-    unwanted: Callable[[OpenAnswer], object] | None = None
-    """Called in a background thread with the second answer to a hedged request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +108,9 @@ class Wire:
         proxy_of: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         self.pulse = Pulse(most_s=stall_s)
-        self._proxy = functools.partial(_proxy, proxy_of)
-        self._dialler = Dialler(tls=tls, connect_timeout_s=connect_timeout_s, pulse=self.pulse, proxy_of=self._proxy)
+        self.proxy = functools.partial(_proxy, proxy_of)
+        """Returns the proxy of an origin; ``None``: there is none. Raises ``CannotConnect`` if its URL is malformed."""
+        self._dialler = Dialler(tls=tls, connect_timeout_s=connect_timeout_s, pulse=self.pulse, proxy_of=self.proxy)
         self._lock = threading.Lock()
         self._idle: dict[str, list[Connection]] = {}
         self._busy: set[Connection] = set()
@@ -121,23 +118,6 @@ class Wire:
         self._keeps = True
         weakref.finalize(self, _close_idle, self._idle)
         self._buffers: list[memoryview] = []
-
-    def exchange(self, request: Request, most_bytes: int = MAX_ANSWER_BYTES) -> Answer:
-        """Send a request with its body and return the whole answer. If the answer stops midway, the request is sent again.
-
-        Raises:
-            AnswerTooLong: The answer has more than ``most_bytes``.
-        """
-        silent_s = 0.0
-        while True:
-            try:
-                with self.sent(request) as answered:
-                    return whole(answered(), most_bytes)
-            except Silent as silent:
-                silent_s += silent.seconds
-                if silent_s >= self.pulse.most_s:
-                    raise
-                request = replace(request, silences=request.silences + 1)
 
     @contextmanager
     def sent(self, request: Request) -> Iterator[Callable[[], OpenAnswer]]:
@@ -198,7 +178,7 @@ class Wire:
     def head(self, origin: str, target: str, request: Request) -> bytes:
         """Return the request line and the headers as bytes."""
         added = {"Accept-Encoding": "identity"}  # prevents proxies from compressing what is stored
-        if origin.startswith("http:") and (proxy := self._proxy(origin)):
+        if origin.startswith("http:") and (proxy := self.proxy(origin)):
             target = request.url
             added |= proxy.headers
         lines = [f"{request.method} {target} HTTP/1.1", f"Host: {host_of(origin)}"]

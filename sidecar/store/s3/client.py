@@ -1,35 +1,46 @@
-"""Access to a bucket: boto3's client, the signer and the HTTP transport, with timeouts, trust and rotating credentials."""
+"""Access to a bucket: control plane, bodies and the transports below, with timeouts, trust and rotating credentials."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-import boto3
-import botocore.session
-from botocore.config import Config
+from aiobotocore.config import AioConfig
+from aiobotocore.session import AioSession
+from botocore.credentials import ReadOnlyCredentials
+from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
-from sidecar.errors import StoreUnavailable
+from sidecar.errors import AccessRefused, StoreUnavailable
 from sidecar.store.http.wire import Wire
+from sidecar.store.s3.answers import OpenBody
+from sidecar.store.s3.bodies import Bodies, WireBodies
+from sidecar.store.s3.control import Control
+from sidecar.store.s3.errors import translated
+from sidecar.store.s3.loop import CLOSED, LoopThread
 from sidecar.store.s3.signing import Signer
+from sidecar.store.s3.transport import Transport
 
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Addressing = Literal["path", "virtual", "auto"]
 SECRET_POLL_S = 5.0
-AGAIN, AGAIN_IN_S = frozenset({500, 502, 503, 504}), 0.2
-"""Statuses that are retried once, and the delay in seconds."""
-FETCHING_CREDENTIALS = Config(connect_timeout=2, read_timeout=2, retries={"total_max_attempts": 5, "mode": "standard"})
+FETCHING_CREDENTIALS: dict[str, Any] = {
+    "connect_timeout": 2,
+    "read_timeout": 2,
+    "retries": {"total_max_attempts": 5, "mode": "standard"},
+}
 """For botocore's STS client (web identity roles), which would wait for a minute by default. The metadata services of EC2 and of
 containers have timeouts of their own, 1 and 2 s."""
 _SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -51,6 +62,8 @@ class S3Options:
     concurrency: int = 4
     verify: Literal["auto", "md5", "read-back", "off"] = "auto"
     credentials_dir: Path | None = None
+    client: Literal["wire", "boto3"] = "wire"
+    """What sends and receives bodies."""
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 60.0
     """Longest wait for an answer, and for progress of a body."""
@@ -58,26 +71,72 @@ class S3Options:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Client, signer and transport of one set of credentials."""
+    """Control plane and bodies of one set of credentials."""
 
-    client: S3Client
-    """For requests that are not about objects."""
-    signer: Signer
+    client: Any
+    """aiobotocore's client."""
+    control: Control
+    bodies: Bodies
     wire: Wire
 
 
 class Clients:
-    """Holds the current ``Access``; replaces it when mounted credentials rotate, or after the store refused them."""
+    """Holds the current ``Access``; replaces it when mounted credentials rotate, or after the store refused them.
+
+    Blocking, thread-safe. Small requests run on an event loop of its own.
+    """
 
     def __init__(self, options: S3Options) -> None:
         self._options = options
         self._lock = threading.Lock()
+        self._loop = LoopThread()
         self._secrets: tuple[str | None, ...] = ()
         self._looked_s = 0.0
         self._made: Access | None = None
         self._closed = False
         self._hurried = False
         self._addressing: Addressing = "path" if options.endpoint_url else "auto"
+
+    def ask(self, request: Callable[Concatenate[Control, P], Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Make a request of the control plane on the event loop. Raises as it does.
+
+        Raises:
+            StoreUnavailable: The store was closed.
+            Stopped: The call of this thread was cancelled.
+        """
+        return self._loop.run(request(self.current().control, *args, **kwargs))
+
+    def pages(
+        self, request: Callable[Concatenate[Control, P], AsyncIterator[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> Iterator[T]:
+        """Yield the pages of a listing of the control plane; each is requested when it is needed. Raises as ``ask``."""
+        pages = aiter(request(self.current().control, *args, **kwargs))
+
+        async def page() -> T | None:
+            return await anext(pages, None)
+
+        while (found := self._loop.run(page())) is not None:
+            yield found
+
+    def getting(
+        self, key: str, headers: Mapping[str, str], *, silences: int = 0
+    ) -> AbstractContextManager[Callable[[], OpenBody]]:
+        """Request a body, as ``Bodies.getting``."""
+        return self.current().bodies.getting(key, headers, silences=silences)
+
+    def pause(self, seconds: float) -> None:
+        """Wait. Raises as ``ask``."""
+        self._loop.run(asyncio.sleep(seconds))
+
+    @contextmanager
+    def translated(self, name: str) -> Iterator[None]:
+        """Translate errors of a request (``errors.translated``). After a refusal, credentials are read again."""
+        try:
+            with translated(name):
+                yield
+        except AccessRefused:
+            self.forget()
+            raise
 
     def address_by(self, style: Literal["path", "virtual"]) -> None:
         """Switch to path-style or virtual-hosted addresses."""
@@ -93,14 +152,14 @@ class Clients:
         """
         with self._lock:
             if self._closed:
-                raise StoreUnavailable(f"s3://{self._options.bucket}: the store was closed")
+                raise StoreUnavailable(f"s3://{self._options.bucket}: {CLOSED}")
             now_s = time.monotonic()
             if self._made is None or (self._options.credentials_dir and now_s - self._looked_s > SECRET_POLL_S):
                 self._looked_s = now_s
                 secrets = _read_secrets(self._options.credentials_dir)
                 if self._made is None or secrets != self._secrets:
                     self._retire()
-                    self._made, self._secrets = _make_access(self._options, secrets, self._addressing), secrets
+                    self._made, self._secrets = self._make(secrets), secrets
                     self._made.wire.hurry(self._hurried)
             return self._made
 
@@ -120,53 +179,128 @@ class Clients:
         """Abort requests in flight; later ones fail."""
         with self._lock:
             self._closed = True
-            if self._made is not None:
-                self._made.wire.close()
-                self._made.client.close()
+            made = self._made
+        if made is not None:
+            made.wire.close()
+            made.bodies.close()
+        self._loop.close()
 
     def _retire(self) -> None:
         if self._made is not None:
             self._made.wire.retire()
         self._made = None
 
+    def _make(self, secrets: Sequence[str | None]) -> Access:
+        options, tls = self._options, _tls(self._options)
+        wire = Wire(tls=tls, connect_timeout_s=options.connect_timeout_s, stall_s=options.read_timeout_s, proxy_of=_proxy_of)
+        transport = Transport.of(wire, tls=tls, connect_timeout_s=options.connect_timeout_s)
+        session = _session(secrets)
+        client, presigned = self._loop.run(_client(session, options, transport, self._addressing))
+        self._loop.at_end(client.close)
+        control = Control(client, bucket=options.bucket, encryption=_encryption(options))
+        frozen = Frozen(session, self._loop)
+        return Access(client, control, self._bodies(frozen, client, presigned, wire), wire)
 
-def _make_access(options: S3Options, secrets: Sequence[str | None], addressing: Addressing) -> Access:
-    key_id, secret, token = secrets if secrets else (None, None, None)
-    underlying = botocore.session.get_session()
-    underlying.set_default_client_config(FETCHING_CREDENTIALS)
-    session = boto3.session.Session(
-        aws_access_key_id=key_id, aws_secret_access_key=secret, aws_session_token=token, botocore_session=underlying
-    )
-    client: S3Client = session.client(
+    def _bodies(self, frozen: Frozen, client: Any, presigned: str, wire: Wire) -> Bodies:
+        options, region = self._options, client.meta.region_name
+        if options.client == "wire":
+            return WireBodies(Signer(frozen.credentials, presigned=presigned, region=region), wire)
+        from sidecar.store.s3.boto_bodies import BotoBodies
+
+        return BotoBodies(
+            frozen.credentials,
+            bucket=options.bucket,
+            config=client_config(options, self._addressing, signs_payload=False),
+            endpoint_url=options.endpoint_url,
+            region_name=region,
+            verify=_trusted(options),
+        )
+
+
+class Frozen:
+    """Current credentials for threads. Only those that expire need the event loop."""
+
+    def __init__(self, session: AioSession, loop: LoopThread) -> None:
+        self._session = session
+        self._loop = loop
+        self._known: ReadOnlyCredentials | None = None
+
+    def credentials(self) -> ReadOnlyCredentials:
+        """Return the credentials, refreshed if they are about to expire.
+
+        Raises:
+            NoCredentialsError: There are none.
+            BotoCoreError: They cannot be refreshed.
+        """
+        is_stale = getattr(self._session._credentials, "refresh_needed", bool)
+        if self._known is None or is_stale():
+            self._known = self._loop.run(self._fetched())
+        return self._known
+
+    async def _fetched(self) -> ReadOnlyCredentials:
+        found = await self._session.get_credentials()
+        if found is None:
+            raise NoCredentialsError
+        frozen: ReadOnlyCredentials = await found.get_frozen_credentials()
+        return frozen
+
+
+def _known_services(_: str) -> list[str]:
+    """Return the services whose data is loaded. botocore looks into the folders of all that there are."""
+    return ["s3", "sts", "sso", "sso-oidc", "signin"]
+
+
+def _session(secrets: Sequence[str | None]) -> AioSession:
+    session = AioSession()
+    session.get_component("data_loader").list_available_services = _known_services
+    session.set_default_client_config(AioConfig(**FETCHING_CREDENTIALS))
+    # Times stay text: parsing them takes longer than all else about a listed object.
+    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
+    if any(secrets):
+        if not (secrets[0] and secrets[1]):
+            raise PartialCredentialsError(provider="CKPT_CREDENTIALS_DIR", cred_var=_SECRETS[bool(secrets[0])])
+        session.set_credentials(*secrets)
+    return session
+
+
+async def _client(
+    session: AioSession, options: S3Options, transport: type[Transport], addressing: Addressing
+) -> tuple[Any, str]:
+    """Return a client, and its presigned URL for an object ``k``."""
+    creating = session.create_client(
         "s3",
         endpoint_url=options.endpoint_url,
         region_name=options.region or ("us-east-1" if options.endpoint_url else None),
-        verify=_trusted(options),
-        config=_config(options, addressing),
+        config=AioConfig(http_session_cls=transport, **client_config(options, addressing, signs_payload=True)),
     )
-    wire = Wire(
-        tls=_tls(options), connect_timeout_s=options.connect_timeout_s, stall_s=options.read_timeout_s, proxy_of=_proxy_of
-    )
-    return Access(client, Signer(client, session.get_credentials(), bucket=options.bucket), wire)
+    client = await creating.__aenter__()
+    return client, await client.generate_presigned_url("get_object", Params={"Bucket": options.bucket, "Key": "k"})
 
 
-def _config(options: S3Options, addressing: Addressing) -> Config:
-    return Config(
-        connect_timeout=options.connect_timeout_s,
-        read_timeout=options.read_timeout_s,
-        retries={"total_max_attempts": 1, "mode": "standard"},  # the caller decides about retries
-        max_pool_connections=options.concurrency + 4,
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-        tcp_keepalive=True,
-        user_agent_extra="checkpoint-sidecar",
-        s3={"payload_signing_enabled": False, "addressing_style": addressing},
-    )
+def client_config(options: S3Options, addressing: Addressing, *, signs_payload: bool) -> dict[str, Any]:
+    """Return the settings of a botocore client. The caller decides about retries."""
+    return {
+        "connect_timeout": options.connect_timeout_s,
+        "read_timeout": options.read_timeout_s,
+        "retries": {"total_max_attempts": 1, "mode": "standard"},
+        "max_pool_connections": options.concurrency + 4,
+        "request_checksum_calculation": "when_required",
+        "response_checksum_validation": "when_required",
+        "user_agent_extra": "checkpoint-sidecar",
+        "s3": {"payload_signing_enabled": signs_payload, "addressing_style": addressing},
+    }
+
+
+def _encryption(options: S3Options) -> dict[str, str]:
+    given = {"ServerSideEncryption": options.sse, "SSEKMSKeyId": options.sse_kms_key_id}
+    return {name: value for name, value in given.items() if value}
 
 
 def _tls(options: S3Options) -> ssl.SSLContext:
-    """Return a context that trusts the same authorities as boto3."""
+    """Return the context of all connections. Without a bundle of its own, it trusts the authorities that botocore trusts."""
     trusted = _trusted(options)
+    if (options.endpoint_url or "").startswith("http:"):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used: reading the authorities would be in vain
     if trusted is False:
         context = ssl.create_default_context()
         context.check_hostname = False

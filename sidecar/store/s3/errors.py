@@ -32,7 +32,7 @@ from sidecar.errors import (
     StoreUnavailable,
     TooLarge,
 )
-from sidecar.store.s3.xml import IncompleteDocument
+from sidecar.store.s3.answers import IncompleteDocument
 
 _REFUSALS = {
     "NoSuchBucket": "the bucket does not exist: create it, or correct CKPT_STORE or AWS_S3_ENDPOINT",

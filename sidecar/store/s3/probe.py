@@ -6,15 +6,16 @@ import hashlib
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Literal, Protocol
 
 from sidecar.core.format import keys
 from sidecar.core.format.checksum import checksum
 from sidecar.core.schedule.parts import MIB
 from sidecar.errors import AccessRefused, AlreadyExists, ConfigurationError, CorruptObject, NotFound
-from sidecar.store.protocol import Capabilities, Store, Verification
+from sidecar.store.protocol import Capabilities, Store, Stored, Verification
 from sidecar.store.slice import FileSlice, OpenGate
 
 MIN_PART_BYTES, MAX_PARTS = 5 * MIB, 10_000
@@ -23,6 +24,8 @@ CONTENT = b"checkpoint-sidecar probe\n"
 WRONG_CRC = checksum(CONTENT) ^ 1
 TRIES, NEAR_S = 3, 0.01
 """Round trips below ``NEAR_S`` seconds are measured up to ``TRIES`` times: the first run of our own code takes longer."""
+LEFTOVER_AFTER = timedelta(hours=1)
+"""Age from which an object of another probe counts as left by one that was killed."""
 CHOSEN = {"read-back": Verification.READ_BACK, "off": Verification.OFF}
 
 
@@ -46,9 +49,10 @@ def probe(store: Probed, verify: Literal["auto", "md5", "read-back", "off"]) -> 
         ConfigurationError: ``CKPT_VERIFY=md5``, but the store's etags are not MD5s.
     """
     key = f"{keys.PROBE}{uuid.uuid4().hex}"
-    next(iter(store.list(keys.PROBE)), None)
+    found = list(store.list(keys.PROBE))
     store.put(key, CONTENT)
     try:
+        _delete_leftovers(store, found, key)
         if store.get(key) != CONTENT:
             raise CorruptObject(key, want="what was written", got="the store returned something else")
         round_trip_s = _round_trip_s(store, key)
@@ -63,6 +67,20 @@ def probe(store: Probed, verify: Literal["auto", "md5", "read-back", "off"]) -> 
         max_parts=MAX_PARTS,
         round_trip_s=round_trip_s,
     )
+
+
+def _delete_leftovers(store: Probed, found: Sequence[Stored], key: str) -> None:
+    """Delete what killed probes left: the objects ``found`` that are an hour older than ``key``, by the store's clock."""
+    if found:
+        now = next((_time_of(there) for there in store.list(key)), None)
+        store.delete([old.key for old in found if now and (at := _time_of(old)) and now - at > LEFTOVER_AFTER])
+
+
+def _time_of(stored: Stored) -> datetime | None:
+    try:
+        return datetime.fromisoformat(stored.modified)
+    except ValueError:
+        return None
 
 
 def _round_trip_s(store: Probed, key: str) -> float:

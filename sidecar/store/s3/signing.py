@@ -1,4 +1,4 @@
-"""Signed requests for objects (AWS Signature Version 4), with the address and the credentials that boto3 found.
+"""Signed requests for objects (AWS Signature Version 4), with the address and the credentials that botocore found.
 
 The signature is identical to botocore's (a test compares them) and takes a seventh of the time: it covers one service and few
 headers, and caches the day's key. For small objects, signing is a large part of the cost.
@@ -10,18 +10,12 @@ import hashlib
 import hmac
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
-from botocore.credentials import Credentials, ReadOnlyCredentials
-from botocore.exceptions import NoCredentialsError
+from botocore.credentials import ReadOnlyCredentials
 
-from sidecar.store.http.answer import OpenAnswer
 from sidecar.store.http.wire import Request, host_of
 from sidecar.store.slice import FileSlice
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
 
 UNSIGNED = "UNSIGNED-PAYLOAD"
 SAFE_IN_PATHS = "/~"
@@ -32,11 +26,15 @@ _ALGORITHM = "AWS4-HMAC-SHA256"
 class Signer:
     """Creates signed requests for the objects of one bucket. Thread-safe."""
 
-    def __init__(self, client: S3Client, credentials: Credentials | None, *, bucket: str) -> None:
+    def __init__(self, credentials: Callable[[], ReadOnlyCredentials], *, presigned: str, region: str) -> None:
+        """Take the current credentials from ``credentials``, for each request.
+
+        ``presigned``: botocore's URL for an object ``k`` of the bucket. botocore resolves the bucket's address (path or host,
+        region, FIPS, access points).
+        """
         self._credentials = credentials
-        self._region = client.meta.region_name
-        # boto3 resolves the bucket's address (path or host, region, FIPS, access points): it is taken from a presigned URL.
-        example = urlsplit(client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": "k"}))
+        self._region = region
+        example = urlsplit(presigned)
         self._origin, self._folder = f"{example.scheme}://{example.netloc}", example.path.removesuffix("k")
         self._key: tuple[str, str, bytes] = ("", "", b"")
         """Secret, day, and the signing key derived from them."""
@@ -52,8 +50,6 @@ class Signer:
         sha256: str = UNSIGNED,
         kind: str = "",
         silences: int = 0,
-        within_s: float | None = None,
-        unwanted: Callable[[OpenAnswer], object] | None = None,
     ) -> Request:
         """Return a signed request for an object.
 
@@ -66,16 +62,12 @@ class Signer:
             sha256: Hash of the body, for a store that verifies it.
             kind: See ``Request``, as the following ones.
             silences: Connections that already fell silent with this request.
-            within_s: Deadline for the answer, in seconds.
-            unwanted: Called with a second answer.
 
         Raises:
-            NoCredentialsError: There are none.
+            BotoCoreError: There are none, or they cannot be refreshed.
 
         Source: AWS, "Create a signed AWS API request"; S3 API reference, "Authenticating Requests (AWS Signature Version 4)".
         """
-        if self._credentials is None:
-            raise NoCredentialsError
         path = self._folder + quote(key, safe=SAFE_IN_PATHS) if key else self._folder.rstrip("/") or "/"
         asked = "&".join(
             f"{name}={value}"
@@ -83,7 +75,7 @@ class Signer:
                 (quote(name, safe="~"), quote(str(value), safe="~")) for name, value in (query or {}).items()
             )
         )
-        credentials, stamp = self._credentials.get_frozen_credentials(), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        credentials, stamp = self._credentials(), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         sent = {**(headers or {}), "X-Amz-Date": stamp, "X-Amz-Content-SHA256": sha256}
         if credentials.token:
             sent["X-Amz-Security-Token"] = credentials.token
@@ -98,7 +90,7 @@ class Signer:
             f"{_ALGORITHM} Credential={credentials.access_key}/{scope}, SignedHeaders={names}, Signature={signature}"
         )
         url = f"{self._origin}{path}?{asked}" if asked else f"{self._origin}{path}"
-        return Request(method, url, sent, body, kind, silences, within_s, unwanted)
+        return Request(method, url, sent, body, kind, silences)
 
     def _signing_key(self, credentials: ReadOnlyCredentials, day: str) -> bytes:
         secret, of_day, key = self._key

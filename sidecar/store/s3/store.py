@@ -1,16 +1,16 @@
-"""Store on S3 and compatible servers: one request per call, retried by the caller; only the checksums needed are computed."""
+"""Store on S3 and compatible servers: small requests by the control plane, bodies of files by the data plane.
+
+One request per call, retried by the caller; only the checksums needed are computed.
+"""
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import io
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sidecar.core.format import checksum
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
@@ -23,28 +23,24 @@ from sidecar.errors import (
     StoreError,
     StoreUnavailable,
 )
-from sidecar.store.http.answer import OpenAnswer
 from sidecar.store.http.wire import Answer
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
-from sidecar.store.s3.answers import object_bytes
+from sidecar.store.s3.answers import plain_etag
 from sidecar.store.s3.client import Clients, S3Options
-from sidecar.store.s3.errors import refused_deletion, translated
-from sidecar.store.s3.listing import Page, pages
-from sidecar.store.s3.multipart import Multipart, multipart_etag
-from sidecar.store.s3.objects import Objects
+from sidecar.store.s3.control import Control, Page, base64_crc, multipart_etag
+from sidecar.store.s3.errors import refused_deletion
 from sidecar.store.s3.probe import probe
-from sidecar.store.s3.requests import Incoming, S3Requests, conditions
+from sidecar.store.s3.reads import Reads, same_object
 from sidecar.store.s3.signing import UNSIGNED
 from sidecar.store.slice import FileSlice
 
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+P = ParamSpec("P")
+T = TypeVar("T")
 
 __all__ = ["S3Options", "S3Store"]
 
 SSE_HEADER = "x-amz-server-side-encryption"
-CHECKSUM_HEADER = "x-amz-checksum"
-CRC_HEADER = f"{CHECKSUM_HEADER}-crc64nvme"
+CRC_HEADER = "x-amz-checksum-crc64nvme"
 DELETE_BATCH = 1000
 """Source: S3 API reference, "DeleteObjects"."""
 JOINING_S = (0.1, 0.2, 0.4, 0.8, 1.5)
@@ -61,17 +57,10 @@ class S3Store:
         self._root = f"{options.prefix}/" if options.prefix else ""
         self.url = f"s3://{options.bucket}/{options.prefix}".rstrip("/")
         self._clients = Clients(options)
-        self._bodies = S3Requests(self._clients.current)
-        self._multipart = Multipart(self._bodies)
-        self._objects = Objects(self._bodies, self._multipart, bucket=options.bucket)
+        self._reads = Reads(self._clients, self.stat, root=self._root, url=self.url)
         self.verification = Verification.READ_BACK
         self._takes_conditions = True
         self.crc_with_parts = False
-
-    @property
-    def client(self) -> S3Client:
-        """The boto3 client for the next request."""
-        return self._clients.current().client
 
     def probe(self) -> Capabilities:  # noqa: D102
         self._takes_conditions = True
@@ -94,8 +83,7 @@ class S3Store:
                 raise refused from None
 
     def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:  # noqa: D102
-        with self._translated(key):
-            answer = self._bodies.get_document(self._root + key, most_bytes=most_bytes)
+        answer = self._ask(key, Control.get, self._root + key, most_bytes=most_bytes)
         if answer is not None and answer.says_where_it_ends and self._is_of_store(answer):
             return answer.content
         there = self.stat(key)  # by a listing, whose truncation is detected
@@ -104,7 +92,7 @@ class S3Store:
             raise OversizedDocument(f"{self.url}/{key}", most_bytes=most_bytes, size_bytes=size_bytes)
         if answer is None or len(answer.content) != size_bytes:
             raise StoreUnavailable(f"{self.url}/{key}: the answer has not the {size_bytes} bytes listed; it is tried again")
-        if there.etag != _etag(answer.headers.get("etag", "")):
+        if there.etag != plain_etag(answer.headers.get("etag", "")):
             raise StoreUnavailable(f"{self.url}/{key}: the answer has not the etag {there.etag} listed; it is tried again")
         return answer.content
 
@@ -113,24 +101,23 @@ class S3Store:
 
         Other servers send etags, too. The store's is the MD5 of the content, or looks like one where the content is encrypted.
         """
-        etag = _etag(answer.headers.get("etag", ""))
+        etag = plain_etag(answer.headers.get("etag", ""))
         if etag == hashlib.md5(answer.content, usedforsecurity=False).hexdigest():
             return True
         return self.verification is not Verification.MD5 and _MD5.fullmatch(etag) is not None
 
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:  # noqa: D102
-        condition = {"If-None-Match": "*"} if only_if_absent and self._takes_conditions else {}
+        condition = only_if_absent and self._takes_conditions
         if only_if_absent and not condition and self._exists(key):
             raise AlreadyExists(key)
-        headers = condition | self._encryption_headers() | self._checksums_of(content)
+        crc = checksum.checksum(content) if self.verification is Verification.STORE_CRC else None
         try:
-            with self._translated(key):
-                etag = self._bodies.put_document(self._root + key, content, headers=headers)
+            etag = self._ask(key, Control.put, self._root + key, content, only_if_absent=condition, crc64nvme=crc)
         except AlreadyExists:  # perhaps our own object: an earlier try succeeded, and its answer was lost
             if not self._holds(key, content):
                 raise
             return self.stat(key)
-        stored = Stored(key, len(content), _etag(etag))
+        stored = Stored(key, len(content), plain_etag(etag))
         if self._is_what_was_sent(stored, content):
             return stored
         if self._remove_damaged(stored):
@@ -165,25 +152,16 @@ class S3Store:
         except (NotFound, OversizedDocument):
             return False
 
-    def _checksums_of(self, content: bytes) -> dict[str, str]:
-        """Return the checksum headers of a small object: its MD5, and the CRC if the probe saw the store verify it."""
-        md5 = {"Content-MD5": base64.b64encode(hashlib.md5(content, usedforsecurity=False).digest()).decode()}
-        crc = {CRC_HEADER: _base64_crc(checksum.checksum(content))}
-        return md5 | (crc if self.verification is Verification.STORE_CRC else {})
-
     def _is_what_was_sent(self, stored: Stored, content: bytes) -> bool:
         if self.verification is Verification.MD5:
             return stored.etag == hashlib.md5(content, usedforsecurity=False).hexdigest()
         return self.verification is not Verification.READ_BACK or self._holds(stored.key, content)
 
     def put_with_crc(self, key: str, content: bytes, *, crc64nvme: int) -> None:  # noqa: D102
-        headers = self._encryption_headers() | {CRC_HEADER: _base64_crc(crc64nvme)}
-        with self._translated(key):
-            self._bodies.put_document(self._root + key, content, headers=headers)
+        self._ask(key, Control.put, self._root + key, content, only_if_absent=False, crc64nvme=crc64nvme)
 
     def stat(self, key: str) -> Stored:  # noqa: D102
-        with self._translated(key):
-            found = self._objects.find(self._root + key)
+        found = self._ask(key, Control.find, self._root + key)
         if found is None:
             raise NotFound(f"{self.url}/{key}")
         return replace(found, key=key)
@@ -201,14 +179,13 @@ class S3Store:
 
     def _pages(self, prefix: str, *, delimiter: str = "") -> Iterator[Page]:
         with self._translated(prefix or self.url):
-            yield from pages(self._bodies.list_objects, prefix=self._root + prefix, delimiter=delimiter)
+            yield from self._clients.pages(Control.pages, self._root + prefix, delimiter=delimiter)
 
     def delete(self, keys: Iterable[str]) -> None:  # noqa: D102
         left = list(keys)
         while left:
             batch, left = left[:DELETE_BATCH], left[DELETE_BATCH:]
-            with self._translated(batch[0]):
-                failed = self._objects.delete([self._root + key for key in batch])
+            failed = self._ask(batch[0], Control.delete, [self._root + key for key in batch])
             if failed:
                 raise refused_deletion(self.url, failed)
 
@@ -221,15 +198,13 @@ class S3Store:
         with ExitStack() as sent:
             with self._translated(key):
                 headers = self._encryption_headers() | self._crc_header(body, whole=True)
-                putting = self._bodies.putting(
-                    self._root + key, body, operation="PutObject", headers=headers, sha256=self._signed_hash(body)
-                )
-                answered = sent.enter_context(putting)
+                putting = self._clients.current().bodies.putting
+                answered = sent.enter_context(putting(self._root + key, body, headers=headers, sha256=self._signed_hash(body)))
             yield lambda: self._put(key, body, answered)
 
     def _put(self, key: str, body: FileSlice, answered: Callable[[], str]) -> Stored:
         with self._translated(key):
-            stored = Stored(key, body.size_bytes, _etag(answered()))
+            stored = Stored(key, body.size_bytes, plain_etag(answered()))
         try:
             self._compare_md5(key, body, stored.etag)
         except CorruptObject:
@@ -238,61 +213,47 @@ class S3Store:
         return stored
 
     def copy(self, source: str, target: str, *, etag: str) -> Stored:  # noqa: D102
-        there = self._same(source, etag)
+        there = same_object(self.stat(source), etag)
         origin, place = self._root + source, self._root + target
         try:
-            with self._translated(target):
-                copied = self._objects.copy(
-                    origin, place, etag=etag, size_bytes=there.size_bytes, headers=self._encryption_headers()
-                )
+            copied = self._ask(target, Control.copy, origin, place, etag=etag, size_bytes=there.size_bytes)
         except AlreadyExists:  # the precondition failed
             raise CorruptObject(source, want=f"etag {etag}", got="the object was replaced") from None
-        self._same(source, etag)  # some stores ignore the condition
+        same_object(self.stat(source), etag)  # some stores ignore the condition
         return Stored(target, there.size_bytes, copied)
 
-    def _same(self, key: str, etag: str) -> Stored:
-        there = self.stat(key)
-        if there.etag != etag:
-            raise CorruptObject(key, want=f"etag {etag}", got=f"etag {there.etag}")
-        return there
-
     def begin_upload(self, key: str) -> str:  # noqa: D102
-        checksums = {}
-        if self.verification is Verification.STORE_CRC:
-            checksums = {f"{CHECKSUM_HEADER}-algorithm": "CRC64NVME", f"{CHECKSUM_HEADER}-type": "FULL_OBJECT"}
-        with self._translated(key):
-            return self._multipart.begin(self._root + key, headers=checksums | self._encryption_headers())
+        return self._ask(key, Control.begin, self._root + key, checksummed=self.verification is Verification.STORE_CRC)
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> Part:  # noqa: D102
         with self._translated(f"{key} part {number}"):
-            putting = self._bodies.putting(
+            putting = self._clients.current().bodies.putting(
                 self._root + key,
                 body,
-                operation="UploadPart",
                 query={"partNumber": number, "uploadId": upload_id},
                 headers=self._crc_header(body, whole=False),
                 sha256=self._signed_hash(body),
             )
             with putting as answered:
                 etag = answered()
-        self._compare_md5(f"{key} part {number}", body, _etag(etag))
-        return Part(number, body.size_bytes, _etag(etag))
+        self._compare_md5(f"{key} part {number}", body, plain_etag(etag))
+        return Part(number, body.size_bytes, plain_etag(etag), crc64nvme=body.crc64nvme)
 
     def complete_upload(self, key: str, upload_id: str, parts: Iterable[Part], *, crc64nvme: int) -> Stored:  # noqa: D102
         ordered = sorted(parts, key=lambda part: part.number)
-        checksums = {}
-        if self.verification is Verification.STORE_CRC:
-            checksums = {CRC_HEADER: _base64_crc(crc64nvme), f"{CHECKSUM_HEADER}-type": "FULL_OBJECT"}
+        is_checked = self.verification is Verification.STORE_CRC and _total_bytes(ordered) > 0  # MinIO refuses that of nothing
+        whole = crc64nvme if is_checked else None
         try:
-            with self._translated(key):
-                etag = self._multipart.complete(self._root + key, upload_id, ordered, headers=checksums)
+            etag = self._ask(
+                key, Control.complete, self._root + key, upload_id, ordered, crc64nvme=whole, of_parts=self.crc_with_parts
+            )
         except NotFound:
             return self._completed_before(key, ordered)
         except StoreUnavailable:  # Ceph RGW 16's answer for an upload that no longer exists
             if self._is_pending(key, upload_id):
                 raise
             return self._completed_before(key, ordered)
-        stored = Stored(key, _total_bytes(ordered), _etag(etag))
+        stored = Stored(key, _total_bytes(ordered), plain_etag(etag))
         if not stored.etag:  # Ceph RGW 16 leaves it out
             stored = self._just_joined(key, ordered)
         if self.verification is Verification.MD5 and stored.etag != (want := multipart_etag(ordered)):
@@ -333,104 +294,32 @@ class S3Store:
                 if there.size_bytes == _total_bytes(parts) and there.etag == multipart_etag(parts):
                     return there
             if pause_s is not None:
-                time.sleep(pause_s)
+                self._clients.pause(pause_s)
         raise NotFound(f"{self.url}/{key} (unfinished upload)")
 
     def abort_upload(self, key: str, upload_id: str) -> None:  # noqa: D102
         try:
-            with self._translated(key):
-                self._multipart.abort(self._root + key, upload_id)
+            self._ask(key, Control.abort, self._root + key, upload_id)
         except NotFound:
             return
 
     def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:  # noqa: D102
         with self._translated(prefix or self.url):
-            for found in self._multipart.pending(self._root + prefix):
-                yield replace(found, key=found.key.removeprefix(self._root))
+            for page in self._clients.pages(Control.pending, self._root + prefix):
+                yield from (replace(found, key=found.key.removeprefix(self._root)) for found in page)
 
     def list_parts(self, key: str, upload_id: str) -> Iterator[Part]:  # noqa: D102
         with self._translated(key):
-            yield from self._multipart.parts(self._root + key, upload_id)
+            for page in self._clients.pages(Control.parts, self._root + key, upload_id):
+                yield from page
 
-    @contextmanager
     def read(  # noqa: D102
         self, key: str, *, offset: int = 0, length: int | None = None, etag: str | None = None
-    ) -> Iterator[Readable]:
-        if (length == 0 or (length is None and offset)) and self._ends_at(key, offset, length, etag):
-            yield io.BytesIO()
-            return
-        with self._asked(key, offset, length, etag) as answered:
-            yield answered()
+    ) -> AbstractContextManager[Readable]:
+        return self._reads.read(key, offset=offset, length=length, etag=etag)
 
-    @contextmanager
-    def reading(self, key: str, *, length: int) -> Iterator[Callable[[], Readable]]:  # noqa: D102
-        if length:
-            with self._asked(key, 0, length, None) as answered:
-                yield answered
-        else:
-            with self.read(key, length=0) as body:
-                yield lambda: body
-
-    @contextmanager
-    def _asked(self, key: str, offset: int, length: int | None, etag: str | None) -> Iterator[Callable[[], Readable]]:
-        with ExitStack() as asked:
-            with self._translated(key):
-                answered = asked.enter_context(self._bodies.getting(self._root + key, conditions(offset, length, etag)))
-            yield lambda: self._opened(key, answered, offset, length, etag, asked)
-
-    def _opened(
-        self,
-        key: str,
-        answered: Callable[[], OpenAnswer],
-        offset: int,
-        length: int | None,
-        etag: str | None,
-        opened: ExitStack,
-    ) -> Readable:
-        try:
-            with self._translated(key):
-                answer = answered()
-        except AlreadyExists:  # the precondition failed
-            raise CorruptObject(key, want=f"etag {etag}", got="the object was replaced") from None
-        there = object_bytes(f"{self.url}/{key}", answer, offset, length)
-        if (length is not None and (there or 0) < length) or (there is None and not answer.is_chunked):
-            # A shorter length may be that of another server's page; the listing has the object's true size.
-            size_bytes = self._seen(key, etag).size_bytes
-            if size_bytes < offset + (length or 0):
-                raise CorruptObject(key, want=f"at least {offset + (length or 0)} bytes", got=f"{size_bytes} bytes")
-            if there is not None:
-                raise StoreUnavailable(f"{self.url}/{key}: {there} of {size_bytes - offset} bytes came; it is tried again")
-            there = size_bytes - offset
-        wanted = there if length is None else length
-
-        def rest(left: int, silences: int) -> OpenAnswer:
-            return self._rest(key, answer, offset + (wanted or 0) - left, left, silences, opened)
-
-        return Incoming(f"{self.url}/{key}", answer, left=wanted, rest=rest)
-
-    def _rest(self, key: str, before: OpenAnswer, offset: int, length: int, silences: int, opened: ExitStack) -> OpenAnswer:
-        """Request the missing rest of a read, of the same version of the object."""
-        etag = _etag(before.headers.get("etag", ""))
-        same, name = conditions(offset, length, etag or None), f"{self.url}/{key}"
-        try:
-            with translated(name):
-                answer = opened.enter_context(self._bodies.getting(self._root + key, same, silences=silences))()
-        except AlreadyExists:  # the precondition failed
-            raise CorruptObject(key, want=f"etag {etag}", got="the object was replaced") from None
-        there = object_bytes(name, answer, offset, length)
-        if there is not None and there < length:
-            raise StoreUnavailable(f"{name}: {there} of the last {length} bytes came; it is tried again")
-        return answer
-
-    def _seen(self, key: str, etag: str | None) -> Stored:
-        return self.stat(key) if etag is None else self._same(key, etag)
-
-    def _ends_at(self, key: str, offset: int, length: int | None, etag: str | None) -> bool:
-        """Whether the range is empty. Such a read sends no request: stores refuse an empty range, or send the whole object."""
-        there = self._seen(key, etag)
-        if there.size_bytes < offset:
-            raise CorruptObject(key, want=f"at least {offset} bytes", got=f"{there.size_bytes} bytes")
-        return length == 0 or there.size_bytes == offset
+    def reading(self, key: str, *, length: int) -> AbstractContextManager[Callable[[], Readable]]:  # noqa: D102
+        return self._reads.reading(key, length=length)
 
     def hurry(self, hurried: bool) -> None:  # noqa: D102
         self._clients.hurry(hurried)
@@ -440,25 +329,24 @@ class S3Store:
 
     @contextmanager
     def _translated(self, key: str) -> Iterator[None]:
-        try:
-            with translated(key if key.startswith("s3://") else f"{self.url}/{key}"):
-                yield
-        except AccessRefused:
-            self._clients.forget()
-            raise
+        with self._clients.translated(key if key.startswith("s3://") else f"{self.url}/{key}"):
+            yield
 
-    def _encryption(self) -> dict[str, Any]:
-        sse, key_id = self._options.sse, self._options.sse_kms_key_id
-        return ({"ServerSideEncryption": sse} if sse else {}) | ({"SSEKMSKeyId": key_id} if key_id else {})
+    def _ask(
+        self, key: str, request: Callable[Concatenate[Control, P], Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Make a small request. Errors name ``key``."""
+        with self._translated(key):
+            return self._clients.ask(request, *args, **kwargs)
 
     def _encryption_headers(self) -> dict[str, str]:
-        names = {"ServerSideEncryption": SSE_HEADER, "SSEKMSKeyId": f"{SSE_HEADER}-aws-kms-key-id"}
-        return {names[name]: value for name, value in self._encryption().items()}
+        sse, key_id = self._options.sse, self._options.sse_kms_key_id
+        return ({SSE_HEADER: sse} if sse else {}) | ({f"{SSE_HEADER}-aws-kms-key-id": key_id} if key_id else {})
 
     def _crc_header(self, body: FileSlice, *, whole: bool) -> dict[str, str]:
         if self.verification is not Verification.STORE_CRC or not (whole or self.crc_with_parts):
             return {}
-        return {CRC_HEADER: _base64_crc(body.crc64nvme_ahead())}
+        return {CRC_HEADER: base64_crc(body.crc64nvme_ahead())}
 
     def _signed_hash(self, body: FileSlice) -> str:
         return body.sha256_ahead() if self.verification is Verification.SIGNED_SHA256 else UNSIGNED
@@ -468,13 +356,5 @@ class S3Store:
             raise CorruptObject(key, want=f"md5 {body.md5.hex()}", got=f"the store received {etag}")
 
 
-def _etag(text: str) -> str:
-    return text.removeprefix("W/").strip('"')  # a proxy marks an etag as weak
-
-
 def _total_bytes(parts: Sequence[Part]) -> int:
     return sum(part.size_bytes for part in parts)
-
-
-def _base64_crc(crc: int) -> str:
-    return base64.b64encode(crc.to_bytes(8, "big")).decode()

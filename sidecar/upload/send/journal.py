@@ -116,7 +116,7 @@ class Journal:
                 self.stamps[line.path] = line.stamp
             case PartSent() if line.path in self.uploads:
                 progress = self.uploads[line.path]
-                progress.parts[line.number] = Part(line.number, line.size_bytes, line.etag)
+                progress.parts[line.number] = Part(line.number, line.size_bytes, line.etag, crc64nvme=line.crc)
                 progress.checksums[line.number] = line.crc
             case FileStored():
                 self._remember(line)

@@ -1,0 +1,95 @@
+"""An event loop in a thread of its own: what a store's small requests run on, whoever makes them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from sidecar.errors import StoreUnavailable
+from sidecar.store.cancellation import result_of
+
+T = TypeVar("T")
+
+END_S = 1.0
+"""Longest wait for the loop's end, in seconds."""
+CLOSED = "the store was closed"
+
+
+class LoopThread:
+    """Runs coroutines for callers in other threads. Thread-safe; starts with the first call, ends with ``close``."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ends: list[Callable[[], Awaitable[object]]] = []
+        self._end: weakref.finalize[..., LoopThread] | None = None
+        self._closed = False
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop, and wait for its result.
+
+        Raises:
+            StoreUnavailable: The loop was closed.
+            Stopped: The call of this thread was cancelled (``cancellation``); so was the coroutine.
+        """
+        with self._lock:
+            if self._closed:
+                work.close()
+                raise StoreUnavailable(CLOSED)
+            running = asyncio.run_coroutine_threadsafe(work, self._started())
+        try:
+            return result_of(running)
+        except CancelledError:
+            raise StoreUnavailable(CLOSED) from None
+        except BaseException:
+            running.cancel()
+            raise
+
+    def at_end(self, end: Callable[[], Awaitable[object]]) -> None:
+        """Await ``end`` on the loop before it ends. It must not refer to this object."""
+        self._ends.append(end)
+
+    def close(self) -> None:
+        """Cancel what runs; later calls fail."""
+        with self._lock:
+            self._closed = True
+        if self._end is not None:
+            self._end()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=_run, args=(self._loop,), name="store-requests", daemon=True)
+            self._end = weakref.finalize(self, _stop, self._loop, thread, self._ends)
+            thread.start()
+        return self._loop
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, ends: list[Callable[[], Awaitable[object]]]) -> None:
+    async def end() -> None:
+        try:
+            running = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in running:
+                task.cancel()
+            if running:
+                await asyncio.wait(running, timeout=END_S)
+            await asyncio.gather(*(ends.pop()() for _ in range(len(ends))), return_exceptions=True)
+        finally:
+            loop.stop()
+
+    held: list[asyncio.Task[None]] = []
+    loop.call_soon_threadsafe(lambda: held.append(loop.create_task(end())))
+    if threading.current_thread() is not thread:  # else: collected by the garbage collector in the loop's own thread
+        thread.join(END_S * 2)

@@ -25,13 +25,13 @@ compose-demo:  ## the same in containers (Docker with Compose; STORE=ceph: not M
 	@$(PYTHON) -m examples.demo.compose $(if $(filter ceph,$(STORE)),--store ceph) $(if $(filter 1,$(JSON)),--json) $(COMPOSE_ARGS)
 
 test: $(VENV)/.trainer  ## unit, property, store and process tests (PYTEST_ARGS='-k …' for some of them)
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=10 -m "not slow and not rgw and not docker" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=10 -m "not slow and not rgw and not minio and not docker and not cluster" $(PYTEST_ARGS)
 
 test-docker: $(VENV)/.trainer  ## the images, and the compose scenario against Ceph RGW (Docker with Compose)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
-test-slow: $(VENV)/.trainer .deepspeed/.installed  ## the rest: long process tests, and everything that needs Ceph RGW (tests/rgw/up)
-	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw) and not docker" $(PYTEST_ARGS)
+test-slow: $(VENV)/.trainer .deepspeed/.installed  ## the rest: long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
+	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw or minio) and not docker and not cluster" $(PYTEST_ARGS)
 
 lint: $(VENV)/.trainer  ## ruff and import-linter
 	$(BIN)/ruff check .

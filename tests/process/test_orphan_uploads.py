@@ -25,11 +25,12 @@ from sidecar.upload.send.journal import Journal
 from sidecar.volume.volume import Volume
 from tests.process.conftest import Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
+from tests.servers import REAL_STORES
 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("place", ["moto", pytest.param("rgw", marks=pytest.mark.rgw)], indirect=True)
+@pytest.mark.parametrize("place", ["moto", *REAL_STORES], indirect=True)
 @pytest.mark.slow
 def test_a_replacement_pod_spares_the_flush_of_the_pod_that_it_replaces(place: Place, tmp_path: Path) -> None:
     content = os.urandom(30 * MIB)

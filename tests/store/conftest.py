@@ -28,7 +28,7 @@ class Backend:
     open: Callable[[str], Store]
 
 
-@pytest.fixture(params=["memory", "file", "moto", "checking", pytest.param("rgw", marks=pytest.mark.rgw)])
+@pytest.fixture(params=["memory", "file", "moto", "checking", *servers.REAL_STORES])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     kind: str = request.param
     opened: list[Store] = []

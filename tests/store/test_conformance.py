@@ -43,6 +43,7 @@ def test_the_probe_finds_the_strongest_verification_that_the_store_has(
         "moto": Verification.MD5,
         "checking": Verification.STORE_CRC,
         "rgw": Verification.SIGNED_SHA256,
+        "minio": Verification.SIGNED_SHA256,
     }
     assert opened[1].verification is expected[backend.kind]
     assert opened[1].conditional_put

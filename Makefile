@@ -9,11 +9,12 @@ JSON   ?= 0
 # More processes than cores, because most tests wait: for a server, a deadline. Those of make test-slow train, too.
 PROCESSES := 6
 PROCESSES_SLOW := 4
+PROCESSES_CLUSTER := 4
 
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-hook bench-scale bench-sigterm bench-stall bench-start bench-all bench-peers clean
+.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-stall bench-start bench-all bench-peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +33,13 @@ test-docker: $(VENV)/.trainer  ## the images, and the compose scenario against C
 
 test-slow: $(VENV)/.trainer .deepspeed/.installed  ## the rest: long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
 	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw or minio) and not docker and not cluster" $(PYTEST_ARGS)
+
+test-cluster: $(VENV)/.trainer  ## what Kubernetes does to trainings, on the cluster of KUBECONFIG (tests/cluster/README.md)
+	$(BIN)/python -m pytest -n $(PROCESSES_CLUSTER) --dist worksteal -m "cluster and not disruptive" tests/cluster $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m disruptive tests/cluster $(PYTEST_ARGS)
+
+test-cluster-all: $(VENV)/.trainer  ## the same on a cluster of our own with JobSet, Kubeflow Trainer and Kueue (root, Docker, Go)
+	tests/cluster/run jobset trainer kueue
 
 lint: $(VENV)/.trainer  ## ruff and import-linter
 	$(BIN)/ruff check .

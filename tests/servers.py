@@ -31,7 +31,8 @@ ACCESS_KEY, SECRET_KEY = "minioadmin", "minioadmin"
 REGION = "us-east-1"
 RGW = Path(__file__).parent / "rgw"
 MINIO = Path(__file__).parent / "minio"
-REAL_STORES = [pytest.param("rgw", marks=pytest.mark.rgw), pytest.param("minio", marks=pytest.mark.minio)]
+ON_RGW, ON_MINIO = pytest.param("rgw", marks=pytest.mark.rgw), pytest.param("minio", marks=pytest.mark.minio)
+REAL_STORES = [ON_RGW, ON_MINIO]
 """S3 servers that people run, for parameters: ``["moto", *REAL_STORES]``."""
 
 

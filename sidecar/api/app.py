@@ -61,10 +61,10 @@ async def healthz() -> models.Alive:
 @health.get("/readyz", summary="Watching, and the store is reachable", responses=responses(503))
 async def readyz(services: Running) -> models.Ready:
     """503 while the store is not reachable; training does not depend on it."""
-    if services.capabilities is None or services.health.trouble is not None:
+    if services.state.capabilities is None or services.health.trouble is not None:
         trouble = services.health.trouble or "the store was not reached yet"
         raise Problem(503, "Not ready", f"{trouble}; it is tried again, training goes on")
-    return models.Ready(verification=services.capabilities.verification.value)
+    return models.Ready(verification=services.state.capabilities.verification.value)
 
 
 @health.get("/metrics", summary="Prometheus metrics", response_class=PlainTextResponse)
@@ -135,7 +135,7 @@ async def begin_resume(services: Running, wanted: models.ResumeRequest) -> model
 @calls.get("/v1/resume", summary="Progress of the trainer's latest resume")
 async def resume(services: Running, wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0) -> models.Resume:
     """The result is the local path, or null with the reasons. Requests of people are read by their id."""
-    await services.unless_ended(services.resume_service.progress(timeout_s=wait_s))
+    await services.state.unless_ended(services.resume_service.progress(timeout_s=wait_s))
     return views.resume(services.resume_service.status() or ResumeStatus())
 
 
@@ -144,7 +144,7 @@ async def one_resume(
     services: Running, identifier: str, wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0
 ) -> models.Resume:
     """The result is the local path, or null with the reasons. Waits up to ``wait_s`` for it."""
-    await services.unless_ended(services.resume_service.progress(identifier, timeout_s=wait_s))
+    await services.state.unless_ended(services.resume_service.progress(identifier, timeout_s=wait_s))
     asked = services.resume_service.status(identifier)
     if asked is None:
         raise Problem(
@@ -162,10 +162,10 @@ async def flush(services: Running, wanted: models.FlushRequest) -> models.Flushe
     """504 names the checkpoints not durable in time, lost or given up, and the newest one if it is rejected."""
     asked = FlushCall(services)
     in_time = True
-    await services.unless_ended(services.look())
+    await services.state.unless_ended(services.inventory.scan())
     try:
         async with asyncio.timeout(wanted.timeout_s):
-            await services.unless_ended(asked.all_settled())
+            await services.state.unless_ended(asked.all_settled())
     except TimeoutError:
         in_time = False
     missing = asked.missing()
@@ -201,7 +201,7 @@ async def save(
             "Volume not writable",
             f"{REQUEST}: {error.strerror}; free space on the volume or mend its mount, then ask again",
         ) from None
-    await services.unless_ended(services.save_requests.settled(asked, timeout_s=wait_s))
+    await services.state.unless_ended(services.save_requests.settled(asked, timeout_s=wait_s))
     return views.saving(services, asked)
 
 
@@ -211,7 +211,7 @@ async def saving(services: Running, identifier: str, wait_s: Annotated[float, Qu
     asked = services.save_requests.get(identifier)
     if asked is None:
         raise Problem(404, "No such request", f"{identifier[:40]!r} was not asked for here, or long ago; POST /v1/save again")
-    await services.unless_ended(services.save_requests.settled(asked, timeout_s=wait_s))
+    await services.state.unless_ended(services.save_requests.settled(asked, timeout_s=wait_s))
     return views.saving(services, asked)
 
 
@@ -232,7 +232,7 @@ async def change_bandwidth(services: Running, wanted: models.BandwidthRequest) -
 async def make_room(services: Running, wanted: models.RoomRequest) -> models.Room:
     """Deletes durable ones, oldest first; not the one that the run resumes from, nor those that the script rotates itself."""
     try:
-        deleted = await services.make_room(wanted.bytes) if services.make_room is not None else []
+        deleted = await services.cleaner.make_room(wanted.bytes)
         return models.Room(free_bytes=services.volume.free_bytes(), deleted=deleted)
     except OSError as error:
         raise Problem(503, "Volume not readable", f"{error.strerror}: look at the volume's mount, then ask again") from None
@@ -243,7 +243,7 @@ async def drain(services: Running, source: Literal["prestop", "api"] = "api") ->
     """Starts the clock of the grace period; returns at once."""
     services.termination.notice(source)
     # The daemon changes the phase in its next cycle, as for every other notice.
-    phase = Phase.DRAINING if services.phase in (Phase.STARTING, Phase.RUNNING) else services.phase
+    phase = Phase.DRAINING if services.state.phase in (Phase.STARTING, Phase.RUNNING) else services.state.phase
     return models.Draining(phase=phase.value, deadline_in_s=round(services.termination.left_s() or 0.0, 3))
 
 
@@ -264,7 +264,7 @@ async def _event_lines(services: Services, after: int | None) -> AsyncIterator[s
     yield ": connected\n\n"
     stream = services.events.stream(after)
     seen = services.events.newest if after is None else after
-    while (waited := await services.unless_ended(_next_of(stream))) is not None:
+    while (waited := await services.state.unless_ended(_next_of(stream))) is not None:
         if waited.event is None:
             yield ": still here\n\n"
         else:

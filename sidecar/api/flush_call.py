@@ -22,15 +22,15 @@ class FlushCall:
         """Wait until no checkpoint is pending."""
         while True:
             self._remember()
-            if self._services.everything_durable():
+            if self._services.inventory.everything_durable():
                 if not self._vanished():
                     return
                 # A checkpoint that starts over is unknown until the next scan of the volume.
-                await self._services.look()
+                await self._services.inventory.scan()
                 self._remember()
-                if self._services.everything_durable():
+                if self._services.inventory.everything_durable():
                     return
-            await self._services.settled()
+            await self._services.inventory.changed()
 
     def missing(self) -> list[Missing]:
         """Return the checkpoints that are not durable, or never will be; empty exactly when all finished ones are durable."""
@@ -41,7 +41,7 @@ class FlushCall:
         known |= {missing.checkpoint for missing in queue}
         rejected = [t for t in self._services.catalog.newest_rejected() if t.name not in known]
         queue += [Missing(checkpoint=t.name, state=t.state, reason=t.reason) for t in rejected]
-        unseen = self._services.unseen()
+        unseen = self._services.inventory.unseen()
         if not queue and unseen is not None:
             queue = [Missing(checkpoint="the last checkpoints", state=State.WRITING, reason=unseen)]
         return queue

@@ -33,11 +33,11 @@ class _Metrics(Collector):
             "checkpoint_sidecar_phase", "1 for the current phase of the sidecar, 0 for all others", labels=["phase"]
         )
         for phase in Phase:
-            phases.add_metric([phase.value], float(phase is services.phase))
+            phases.add_metric([phase.value], float(phase is services.state.phase))
         yield phases
 
     def _gauges(self) -> Iterator[GaugeMetricFamily]:
-        services, risk = self._services, self._services.risk()
+        services, risk = self._services, self._services.risk_monitor.risk()
         values: dict[tuple[str, str], float | None] = {
             ("degraded", "1 while the store is not reachable or refuses requests"): float(services.health.trouble is not None),
             ("newest_durable_step", "Newest step that is committed"): services.catalog.newest_durable_step,

@@ -18,10 +18,10 @@ from trainer_hook.contract import rfc3339
 
 def status(services: Services) -> models.Status:
     """Return the status of the sidecar."""
-    newest = services.newest()
+    newest = services.catalog.newest_finished()
     return models.Status(
         version=__version__,
-        phase=services.phase.value,
+        phase=services.state.phase.value,
         degraded=services.health.trouble is not None,
         degraded_reason=services.health.trouble,
         store=_store(services),
@@ -32,7 +32,7 @@ def status(services: Services) -> models.Status:
         queue=queue(services),
         flush=flush_plan(services),
         given_up={t.name: t.reason or "" for t in services.catalog.all() if t.state in REPORTED},
-        at_risk=models.AtRisk(**asdict(services.risk())),
+        at_risk=models.AtRisk(**asdict(services.risk_monitor.risk())),
         bandwidth_limit_bytes_per_s=services.executor.gate.bytes_per_s,
         concurrency=services.executor.adapted.limit,
         throughput_bytes_per_s=services.executor.sent.bytes_per_s(),
@@ -56,15 +56,15 @@ def queue(services: Services) -> list[models.Transfer]:
     """Return the checkpoints that are not durable yet, in upload order."""
     pending = {t.name: t for t in services.catalog.pending()}
     names = [w.name for w in upload_order(t.waiting for t in pending.values())]
-    if services.plan is not None:
-        rank = services.plan.rank()
+    if services.flush.plan is not None:
+        rank = services.flush.plan.rank()
         names.sort(key=lambda name: rank.get(name, -1))  # checkpoints whose bytes are all sent are not in the plan
     return [_transfer(pending[name]) for name in names]
 
 
 def flush_plan(services: Services) -> list[models.Planned] | None:
     """Return the flush plan; ``None`` without a termination notice."""
-    if services.plan is None:
+    if services.flush.plan is None:
         return None
     return [
         models.Planned(
@@ -74,7 +74,7 @@ def flush_plan(services: Services) -> list[models.Planned] | None:
             predicted_s=None if planned.done_in_s is None else round(planned.done_in_s, 3),
             reason=planned.reason,
         )
-        for planned in services.plan.order
+        for planned in services.flush.plan.order
     ]
 
 
@@ -155,9 +155,9 @@ def resume(status: ResumeStatus) -> models.Resume:
 
 
 def _store(services: Services) -> models.StoreStatus:
-    can = services.capabilities
+    can = services.state.capabilities
     return models.StoreStatus(
-        url=services.store_url,
+        url=services.store.url,
         reached=can is not None,
         verification=can.verification.value if can else None,
         conditional_put=can.conditional_put if can else None,

@@ -85,6 +85,11 @@ class Catalog:
         """Return the finished checkpoints that are not durable yet."""
         return [t for t in self._tracked.values() if t.state in PENDING]
 
+    def newest_finished(self) -> Tracked | None:
+        """Return the finished checkpoint with the highest step; ``None``: there is none."""
+        steps = {t.checkpoint.resume_step: t for t in self.all() if t.checkpoint and t.checkpoint.resume_step is not None}
+        return steps[max(steps)] if steps else None
+
     def newest_rejected(self) -> list[Tracked]:
         """Return the rejected checkpoints that are newer than every durable one: the newest state is not in the store."""
         rejected = {t.name: t for t in self._tracked.values() if t.state is State.REJECTED}

@@ -25,6 +25,11 @@ class Event:
     fields: dict[str, Any]
 
 
+def rounded(seconds: float | None) -> float | None:
+    """Return seconds as events show them, to the millisecond; ``None`` stays."""
+    return None if seconds is None else round(seconds, 3)
+
+
 class Events:
     """Keeps the latest events and wakes their waiters. Used from the event loop alone."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ log = structlog.get_logger()
 TERMINATION_LOG = Path("/dev/termination-log")
 """Where Kubernetes reads the reason of a container's end, up to 4,096 bytes."""
 MOST_NAMED = 8
+WRITE_S = 0.25
+"""Longest delay of the exit by writing the report; the volume may hang."""
 _LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", "newest_rejected", "unfinished", "unseen", "grace_used_s")
 _IF_ANY = ("newest_rejected", "unfinished", "unseen")
 EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP = 0, 2, 3
@@ -76,6 +80,15 @@ def write(volume: Volume, report: dict[str, Any]) -> None:
             place.publish(content)
         except OSError as error:
             log.warning("exit_report_not_written", path=str(place), error=error.strerror)
+
+
+async def write_in_time(volume: Volume, report: dict[str, Any]) -> None:
+    """Do as ``write``, for at most ``WRITE_S`` seconds."""
+    # A thread of its own: those of the event loop may all be inside calls to a volume that hangs.
+    writer = ThreadPoolExecutor(1, thread_name_prefix="report")
+    writing = asyncio.get_running_loop().run_in_executor(writer, write, volume, report)
+    await asyncio.wait({writing}, timeout=WRITE_S)
+    writer.shutdown(wait=False)
 
 
 def ended_waiting(volume: Volume) -> int:

@@ -11,6 +11,7 @@ import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
+from sidecar.catalog.inventory import Inventory
 from sidecar.core.commit.resume import PassedOver, matches_train_call, may_replace, may_replace_beside_trainer, newest_first
 from sidecar.core.format import obstacles
 from sidecar.download.downloader import Downloader, Offer, Unproven
@@ -49,7 +50,7 @@ class RequestWorker:
         health: Health,
         node: Node,
         quarantine: Quarantine,
-        look_at_volume: Callable[[], Awaitable[None]],
+        inventory: Inventory,
         reader: Callable[[], Awaitable[Downloader]],
     ) -> None:
         self._volume = volume
@@ -58,7 +59,7 @@ class RequestWorker:
         self._health = health
         self._node = node
         self._quarantine = quarantine
-        self._look_at_volume = look_at_volume
+        self._inventory = inventory
         self._reader = reader
         self._local = LocalCopies(volume, catalog, reader)
         self._unreadable: set[str] = set()
@@ -68,7 +69,7 @@ class RequestWorker:
         """Work on a request until it has ended."""
         try:
             with awaited():
-                await self._look_at_volume()
+                await self._inventory.scan_until_settled()
                 if request.wanted == LATEST:
                     await self._latest(request)
                 elif not await self._try(request, request.wanted):
@@ -184,7 +185,7 @@ class RequestWorker:
         except CheckpointChanged as changed:
             why = _IN_THE_WAY[request.asked_by]
             self._pass_over(request, name, f"{changed.path} on the volume is in the way, {why}", may_be_whole=True)
-            await self._look_at_volume()
+            await self._inventory.scan_until_settled()
         except UnreadableObject as error:
             self._cannot_read(request, name, error)
         except ArchivedObject as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
+from sidecar.catalog.inventory import Inventory
 from sidecar.core.format.rank_layout import Share
 from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Quarantine
@@ -46,7 +46,7 @@ class ResumeService:
         health: Health,
         node: Node | None,
         enabled: bool,
-        look_at_volume: Callable[[], Awaitable[None]],
+        inventory: Inventory,
     ) -> None:
         self._health = health
         self._enabled = enabled
@@ -61,7 +61,7 @@ class ResumeService:
             health=health,
             node=node or Node(),
             quarantine=self._quarantine,
-            look_at_volume=look_at_volume,
+            inventory=inventory,
             reader=self._reader,
         )
         catalog.on_durable = self._durable

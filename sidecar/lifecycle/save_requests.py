@@ -8,12 +8,16 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import structlog
+
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
 from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.states import State
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import ANSWER, REQUEST, Answer, ContractError, Request, encode_request, parse_answer, parse_request
+
+log = structlog.get_logger()
 
 POLL_S = 0.5
 """Poll interval for the answer while a client waits, in seconds."""
@@ -70,6 +74,14 @@ class SaveRequests:
         self._remember(asked)
         self._events.happened("save_asked", id=asked.id, action=asked.action)
         return asked
+
+    def ask_running_trainer(self) -> None:
+        """Ask for a save without stop if a trainer is running; a volume that is not writable is only logged."""
+        if self._volume.held_leases():
+            try:
+                self.ask(stop=False)
+            except OSError as error:
+                log.warning("save_not_asked", error=error.strerror)
 
     def get(self, identifier: str) -> SaveRequest | None:
         """Return a request with its present state, also an open one of an earlier sidecar process; ``None``: unknown."""

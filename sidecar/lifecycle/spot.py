@@ -13,7 +13,10 @@ from typing import Protocol
 
 import structlog
 
+from sidecar.catalog.events import Events
 from sidecar.core.lifecycle.spot import SpotNotice, aws_action, aws_rebalance, azure_preempt, gcp_preempted
+from sidecar.lifecycle.save_requests import SaveRequests
+from sidecar.lifecycle.termination import Termination
 
 log = structlog.get_logger()
 
@@ -132,12 +135,20 @@ class SpotWatch:
     """Polls a metadata service, and reports each notice and each recommendation once."""
 
     def __init__(
-        self, kind: str, endpoint: str | None, *, on_notice: Callable[[SpotNotice], None], on_hint: Callable[[str], None]
+        self,
+        kind: str,
+        endpoint: str | None,
+        *,
+        termination: Termination,
+        save_requests: SaveRequests,
+        events: Events,
     ) -> None:
+        """Poll ``CLOUDS[kind]``. ``endpoint``: its URL; ``None``: ``LINK_LOCAL``."""
         self._kind = kind
         self._cloud = CLOUDS[kind]((endpoint or LINK_LOCAL).rstrip("/"))
-        self._on_notice = on_notice
-        self._on_hint = on_hint
+        self._termination = termination
+        self._save_requests = save_requests
+        self._events = events
         self._reported: set[str] = set()
         self._failures = 0
 
@@ -158,11 +169,16 @@ class SpotWatch:
         self._failures = 0
         if said.hint is not None and said.hint not in self._reported:
             self._reported.add(said.hint)
-            self._on_hint(said.hint)
+            self._on_recommendation(said.hint)
         if said.notice is not None and said.notice.identity not in self._reported:
             self._reported.add(said.notice.identity)
-            self._on_notice(said.notice)
+            self._termination.notice("spot", ends_in_s=said.notice.ends_in_s)
         return self._cloud.every_s
+
+    def _on_recommendation(self, given_at: str) -> None:
+        """Save now: training goes on until there is a notice."""
+        self._events.happened("spot_rebalance_recommended", level="warning", given_at=given_at)
+        self._save_requests.ask_running_trainer()
 
 
 def _ask(url: str, headers: Mapping[str, str], *, method: str = "GET") -> tuple[int, bytes]:

@@ -185,6 +185,15 @@ class Termination:
         except ContractError:
             return None
 
+    def trainer_attempt(self) -> str | None:
+        """Return the attempt that the hook reported last, or ``None`` without a hook."""
+        trainer = self.trainer()
+        return trainer.attempt if trainer else None
+
+    def is_going(self) -> bool:
+        """Whether there is a termination notice."""
+        return self.going is not None
+
     def trainer_succeeded(self) -> bool:
         """Whether the trainer of this pod has reported success."""
         trainer = self.trainer()

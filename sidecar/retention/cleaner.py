@@ -9,12 +9,12 @@ import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
-from sidecar.core.commit.retention import Deletion, Kept, plan_local_deletion, turn_after_s
+from sidecar.core.commit.retention import Kept, plan_local_deletion, turn_after_s
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.settings import Settings
 from sidecar.download.resume_service import ResumeService
 from sidecar.errors import StoreError
-from sidecar.retention.store_retention import StoreRetention
+from sidecar.retention.store_retention import IN_USE, StoreRetention
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.volume.volume import Volume
@@ -23,11 +23,8 @@ from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
 log = structlog.get_logger()
 
 INTERVAL_S = 10.0
-
-
 STORE_AGAIN_S = 60.0
 """Seconds until the next try after the store refused a request."""
-IN_USE = "the run resumes from it"
 
 
 class Cleaner:
@@ -52,7 +49,6 @@ class Cleaner:
         self._volume = volume
         self._catalog = catalog
         self._resume_service = resume_service
-        self._events = events
         self._retention: StoreRetention | None = None
         if settings.keep_store is not None:
             self._retention = StoreRetention(
@@ -60,9 +56,8 @@ class Cleaner:
                 executor,
                 keep_newest=settings.keep_store,
                 keep_every_steps=settings.keep_every_steps,
-                protected=lambda: dict.fromkeys(resume_service.in_use(), IN_USE),
-                is_quarantined=resume_service.is_quarantined,
-                on_deleted=self._deleted_from_store,
+                resumes=resume_service,
+                events=events,
             )
 
     async def run(self) -> None:
@@ -143,9 +138,6 @@ class Cleaner:
         assert checkpoint is not None
         protected = IN_USE if self._resume_service.is_in_use(tracked.name) else None
         return Kept(tracked.name, checkpoint.resume_step, checkpoint.size_bytes, protected)
-
-    def _deleted_from_store(self, deletion: Deletion) -> None:
-        self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
 
 
 def _is_scripts(tracked: Tracked) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import structlog
 
+from sidecar.catalog.events import Events
 from sidecar.core.commit.resume import newest_first
 from sidecar.core.commit.retention import Deletion, StorePlan, is_surplus, plan_store_deletion
 from sidecar.core.commit.training_line import Committed, origin_of, present_line
@@ -26,8 +28,22 @@ SETTLED_S = AFTER_S[-1][0] + 2 * TICK_S
 WHOLE_FOR_S = 300.0
 """Seconds for which a verification of a commit is valid. Before a deletion, commits are always verified again."""
 
+IN_USE = "the run resumes from it"
+
 Writing = tuple[str, str]
 """A commit: name and checksum."""
+
+
+class Resumes(Protocol):
+    """What retention needs to know of resumes on this node."""
+
+    def in_use(self) -> frozenset[str]:
+        """Return the checkpoints that a run resumes from: they must stay."""
+        ...
+
+    def is_quarantined(self, name: str, crc: str) -> bool:
+        """Whether this node has quarantined the commit with this checksum."""
+        ...
 
 
 class StoreRetention:
@@ -40,9 +56,8 @@ class StoreRetention:
         *,
         keep_newest: int,
         keep_every_steps: int | None,
-        protected: Callable[[], Mapping[str, str]],
-        is_quarantined: Callable[[str, str], bool],
-        on_deleted: Callable[[Deletion], None],
+        resumes: Resumes,
+        events: Events,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without observations.
@@ -52,18 +67,16 @@ class StoreRetention:
             executor: Runs the requests.
             keep_newest: ``CKPT_KEEP_STORE``.
             keep_every_steps: ``CKPT_KEEP_EVERY_STEPS``; ``None``: no such steps.
-            protected: Returns the names that must stay now, with reasons.
-            is_quarantined: Whether this node has quarantined a commit, by name and checksum.
-            on_deleted: Called with each deleted checkpoint.
+            resumes: Asked for the checkpoints that must stay now, and for quarantined ones.
+            events: Where deletions are recorded.
             clock: Monotonic seconds.
         """
         self._store = store
         self._executor = executor
         self._keep_newest = keep_newest
         self._keep_every_steps = keep_every_steps
-        self._protected = protected
-        self._is_quarantined = is_quarantined
-        self._on_deleted = on_deleted
+        self._resumes = resumes
+        self._events = events
         self._clock = clock
         self._committer = Committer(store, executor)
         self._seen_s: dict[Writing, float] = {}
@@ -109,7 +122,7 @@ class StoreRetention:
             whole=whole,
             keep_newest=self._keep_newest,
             keep_every_steps=self._keep_every_steps,
-            protected=self._protected(),
+            protected=dict.fromkeys(self._resumes.in_use(), IN_USE),
         )
 
     def _first_seen(self, commit: Committed, now_s: float) -> float:
@@ -166,7 +179,7 @@ class StoreRetention:
 
     async def _is_whole(self, commit: Committed, not_before_s: float) -> bool:
         writing = commit.name, commit.crc64nvme
-        if self._is_quarantined(*writing):
+        if self._resumes.is_quarantined(*writing):
             return False
         seen_s = self._whole_s.get(writing)
         if seen_s is not None and seen_s >= not_before_s:
@@ -198,13 +211,13 @@ class StoreRetention:
         for deletion in deletions:
             there = await self._committer.stored_commit(deletion.name)
             is_judged = there is not None and there.crc64nvme == committed[deletion.name].crc64nvme
-            if not is_judged or deletion.name in self._protected():  # changed since the plan was made
+            if not is_judged or deletion.name in self._resumes.in_use():  # changed since the plan was made
                 continue
             # In the order of I4. Objects that another node deletes concurrently are missing, which is not an error.
             if await self._committer.revoke_commit(deletion.name, judged=there):
                 left = await self._executor.persistently(self._keys, deletion.name)
                 await self._committer.delete_while_uncommitted(deletion.name, left)
-                self._on_deleted(deletion)
+                self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
 
     def _keys(self, name: str) -> list[str]:
         return [stored.key for stored in self._store.list(keys.folder(name))]

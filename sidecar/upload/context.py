@@ -10,34 +10,27 @@ from typing import Protocol
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.schedule.parts import max_parts_after_refusal
+from sidecar.lifecycle.pod import PodState
 from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.existing_commit import Quarantine
-from sidecar.upload.commit.overwrite_guard import OverwriteGuard
 from sidecar.upload.commit.reuploads import Reuploads
 from sidecar.upload.schedule.flush_control import FlushControl
 from sidecar.upload.schedule.retry_waits import RetryWaits
 from sidecar.upload.send.deduplicate import Deduplicator
-from sidecar.upload.send.file_transfer import FileTransfer
+from sidecar.upload.send.file_transfer import FileTransfer, TransferObserver, WriteGuard
 from sidecar.upload.send.journal import Journal
 from sidecar.upload.send.payloads import Payloads, Source
+from sidecar.upload.send.store_link import StoreLink
 from trainer_hook.contract import Node
 
 
-class PodState(Protocol):
-    """The pod and its trainer, as uploads ask about them."""
+class EarlySending(Protocol):
+    """Files that are sent before their checkpoint is finished."""
 
-    def left_s(self) -> float | None:
-        """Return the seconds until the deadline of the flush, or ``None`` while the pod stays."""
-        ...
-
-    def trainer_alive(self) -> bool:
-        """Whether a training process still runs."""
-        ...
-
-    def attempt(self) -> str:
-        """Return the id of the attempt that the trainer makes now."""
+    def wait_for_closing(self) -> None:
+        """Send only closed files from now on."""
         ...
 
 
@@ -113,8 +106,8 @@ class UploadContext:
         source: Source,
         journal: Journal,
         *,
-        guard: OverwriteGuard,
-        on_sent_in_vain: Callable[[], None],
+        guard: WriteGuard,
+        early: EarlySending,
         tracked: Tracked | None = None,
     ) -> FileTransfer:
         """Return what carries the files of a checkpoint.
@@ -124,29 +117,44 @@ class UploadContext:
             source: Its files.
             journal: What is in the store already.
             guard: Passed before each request that writes.
-            on_sent_in_vain: Called when a file turns out to be another one than what was sent of it early.
+            early: Told when a file turns out to be another one than what was sent of it early.
             tracked: Where to say how much arrived; ``None``: nowhere.
         """
-        arrived = self.flush.progressed(name)
-
-        def progressed(sent_bytes: int) -> None:
-            arrived(sent_bytes)
-            if tracked is not None:
-                tracked.sent_bytes = sent_bytes
-
+        observer = _Observer(self, name, early, tracked)
         transfer = FileTransfer(
-            name=name,
+            name,
+            StoreLink(self.store, self.limits.known, self.executor, self.deduplicator),
             payloads=self.payloads(name, source),
-            store=self.store,
-            capabilities=self.limits.known,
-            executor=self.executor,
             journal=journal,
-            deduplicator=self.deduplicator,
-            guard=guard.pass_through,
-            on_progress=progressed,
-            on_change=self.news.set,
-            on_sent_in_vain=on_sent_in_vain,
-            on_part_refused=self.limits.part_refused,
+            guard=guard,
+            observer=observer,
         )
-        arrived(transfer.sent_bytes())  # what came before is not counted
+        observer.arrived_bytes = transfer.sent_bytes()
         return transfer
+
+
+class _Observer(TransferObserver):
+    """Takes what happens to one transfer to the flush, the catalog and the queue."""
+
+    def __init__(self, context: UploadContext, name: str, early: EarlySending, tracked: Tracked | None) -> None:
+        self._context = context
+        self._name = name
+        self._early = early
+        self._tracked = tracked
+        self.arrived_bytes = 0
+        """Bytes of the checkpoint in the store; those from before this transfer are not counted as progress of the flush."""
+
+    def progressed(self, sent_bytes: int) -> None:
+        self._context.flush.arrived(self._name, sent_bytes - self.arrived_bytes)
+        self.arrived_bytes = sent_bytes
+        if self._tracked is not None:
+            self._tracked.sent_bytes = sent_bytes
+
+    def changed(self) -> None:
+        self._context.news.set()
+
+    def sent_in_vain(self) -> None:
+        self._early.wait_for_closing()
+
+    def part_refused(self, number: int) -> None:
+        self._context.limits.part_refused(number)

@@ -42,7 +42,7 @@ class Uploader:
         self._versions = VolumeVersions(context, volume, scanner, self._early)
         self._queue = Queue(context.catalog, self._early, context.flush)
         self._post_commit_check = PostCommitCheck(
-            context.catalog, context.committer, is_going=context.is_going, clock=context.clock.monotonic
+            context.catalog, context.committer, context.pod, clock=context.clock.monotonic
         )
 
     async def run(self) -> None:
@@ -57,7 +57,7 @@ class Uploader:
             tasks.create_task(self._keep_pace())
             tasks.create_task(self._post_commit_check.run())
             while True:
-                self._queue.plan(context.pod.left_s(), trainer_alive=context.pod.trainer_alive)
+                self._queue.plan(context.pod)
                 self._drop_superseded(tasks)
                 self._begin_and_end(tasks)
                 ordered = self._queue.in_order()

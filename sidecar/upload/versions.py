@@ -127,7 +127,7 @@ class VolumeVersions:
             held.source,
             sent.journal,
             guard=guard,
-            on_sent_in_vain=self._early.wait_for_closing,
+            early=self._early,
             tracked=active.tracked,
         )
         say_uploading(context.catalog, active.tracked, transfer)

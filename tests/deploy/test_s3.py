@@ -21,7 +21,7 @@ OTHERS = [
     {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 14}},
     {"ID": "old", "Status": "Disabled", "Filter": {"Prefix": "tmp/"}, "Expiration": {"Days": 1}},
 ]
-ALL = pytest.mark.parametrize("server", ["moto", *servers.REAL_STORES])
+WITH_ABORT = pytest.mark.parametrize("server", ["moto", servers.ON_RGW])
 
 
 class Bucket:
@@ -54,7 +54,7 @@ def bucket(request: pytest.FixtureRequest, server: str) -> Iterator[Bucket]:
     made.client.close()
 
 
-@ALL
+@WITH_ABORT
 def test_the_rules_are_added_to_those_that_are_there(bucket: Bucket) -> None:
     bucket.put(OTHERS)
     before = bucket.rules()
@@ -72,12 +72,24 @@ def test_the_rules_are_added_to_those_that_are_there(bucket: Bucket) -> None:
     assert {rule["Filter"]["Prefix"] for rule in (replaced, aborted)} == {"runs/"}
 
 
-@ALL
+@WITH_ABORT
 def test_a_bucket_without_rules_gets_them_and_another_prefix_has_its_own(bucket: Bucket) -> None:
     assert bucket.merge(bucket.name).returncode == 0
     assert bucket.merge(bucket.name, "--prefix", "teams/a").returncode == 0
     prefixes = sorted(rule["Filter"]["Prefix"] for rule in bucket.rules().values())
     assert prefixes == ["runs/", "runs/", "teams/a/", "teams/a/"]
+
+
+@pytest.mark.parametrize("server", [servers.ON_MINIO])
+def test_a_store_that_aborts_unfinished_uploads_itself_gets_the_other_rule(bucket: Bucket) -> None:
+    done = bucket.merge(bucket.name)
+    assert done.returncode == 0, done.stderr
+    assert "AbortIncompleteMultipartUpload" in done.stderr
+    assert (
+        set(bucket.rules())
+        == {"expire-overwritten-or-deleted-checkpoints"}
+        == {r["ID"] for r in json.loads(done.stdout)["Rules"]}
+    )
 
 
 @pytest.mark.parametrize("server", ["moto"])

@@ -10,8 +10,6 @@ import pytest
 
 from sidecar.core.schedule.order import superseded
 from sidecar.daemon.services import Services
-from sidecar.retention.cleaner import Cleaner
-from sidecar.store.memory import MemoryStore
 from tests.process.sidecar_process import write_checkpoint
 from tests.process.test_volume_trouble import new_life
 
@@ -26,18 +24,6 @@ async def durable(services: Services, *steps: int) -> None:
         services.catalog.durable(tracked, at_s=time.time())
 
 
-def cleaner_of(services: Services) -> Cleaner:
-    return Cleaner(
-        settings=services.settings,
-        store=MemoryStore(),
-        volume=services.volume,
-        catalog=services.catalog,
-        executor=services.executor,
-        resume_service=services.resume_service,
-        events=services.events,
-    )
-
-
 def on_volume(services: Services) -> set[str]:
     return set(services.volume.names())
 
@@ -46,7 +32,7 @@ def test_what_is_durable_and_not_to_be_kept_goes(tmp_path: Path) -> None:
     async def scenario() -> None:
         services = new_life(tmp_path / "volume", CKPT_KEEP_LOCAL="2")
         await durable(services, 10, 20, 30)
-        await cleaner_of(services).clean_volume()
+        await services.cleaner.clean_volume()
         assert on_volume(services) == {"checkpoint-20", "checkpoint-30"}
 
     asyncio.run(scenario())
@@ -64,7 +50,7 @@ def test_room_is_made_of_what_is_durable_oldest_first_and_of_nothing_else(
         own = services.catalog.get("checkpoint-5")
         assert own
         services.catalog.durable(own, at_s=time.time())
-        cleaner = cleaner_of(services)
+        cleaner = services.cleaner
         monkeypatch.setattr(services.volume, "free_bytes", lambda: 100)
         assert await cleaner.make_room(100) == []
         assert await cleaner.make_room(101) == ["checkpoint-10"]
@@ -80,7 +66,7 @@ def test_a_version_that_nobody_has_seen_yet_is_not_deleted(tmp_path: Path) -> No
         await durable(services, 10, 20, 30)
         (tmp_path / "volume/checkpoint-10/.complete").unlink()
         write_checkpoint(tmp_path / "volume", "checkpoint-10", {"m": b"v2"}, {"meta": {"second": True}})
-        await cleaner_of(services).clean_volume()
+        await services.cleaner.clean_volume()
         assert "checkpoint-10" in on_volume(services)
 
     asyncio.run(scenario())
@@ -99,7 +85,7 @@ def test_what_is_handed_out_after_the_plan_was_made_is_not_deleted(tmp_path: Pat
             real(name)
 
         monkeypatch.setattr(services.volume, "delete", delete)
-        await cleaner_of(services).clean_volume()
+        await services.cleaner.clean_volume()
         assert len(deleted) == 1
 
     asyncio.run(scenario())

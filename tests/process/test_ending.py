@@ -19,7 +19,7 @@ import pytest
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.lifecycle.phases import margin_s
-from sidecar.daemon import daemon, exit_report
+from sidecar.daemon import exit_report, tasks
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
@@ -159,7 +159,7 @@ def test_a_volume_that_is_away_ends_nothing_and_is_not_taken_for_an_empty_one(tm
 
 
 async def test_a_service_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon, "SERVICE_AGAIN_S", 0.0)
+    monkeypatch.setattr(tasks, "RESTART_AFTER_S", 0.0)
     lives = 0
 
     async def service() -> None:
@@ -170,7 +170,7 @@ async def test_a_service_that_fails_is_started_again(monkeypatch: pytest.MonkeyP
         raise OSError(116, "Stale file handle")
 
     with pytest.raises(KeyboardInterrupt):
-        await daemon._kept_up("service", service)
+        await tasks.run_forever("service", service)
 
 
 def test_after_a_void_notice_the_store_is_not_hammered(tmp_path: Path) -> None:

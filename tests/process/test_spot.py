@@ -17,11 +17,13 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from sidecar.core.lifecycle.phases import margin_s
 from sidecar.core.lifecycle.spot import SpotNotice
 from sidecar.lifecycle import spot
 from sidecar.lifecycle.spot import CLOUDS, Said, SpotWatch
 from tests.ports import free_port
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
+from tests.process.test_volume_trouble import new_life
 from trainer_hook.contract import Notice, encode_notice, rfc3339
 
 
@@ -196,7 +198,7 @@ def test_without_a_metadata_service_nothing_is_said_but_once_and_it_is_asked_eve
         assert not [e for e in running.events() if e.get("level") in ("warning", "error")]
 
 
-async def test_each_notice_and_each_hint_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_notice_and_each_hint_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = [Said(hint="a"), Said(SpotNotice("1", 5.0), "a"), OSError("away"), Said(SpotNotice("1", 4.0)), Said(hint="b")]
 
     class Scripted:
@@ -209,11 +211,19 @@ async def test_each_notice_and_each_hint_is_told_once(monkeypatch: pytest.Monkey
             return now
 
     monkeypatch.setitem(spot.CLOUDS, "aws", lambda endpoint: Scripted())
-    notices: list[SpotNotice] = []
-    hints: list[str] = []
-    watch = SpotWatch("aws", None, on_notice=notices.append, on_hint=hints.append)
+    services = new_life(tmp_path / "volume")
+    watch = SpotWatch(
+        "aws", None, termination=services.termination, save_requests=services.save_requests, events=services.events
+    )
+    notices: list[float | None] = []
+    services.termination.on_notice = lambda: notices.append(services.termination.left_s())
     rests = [await watch._look() for _ in range(5)]
-    assert notices == [SpotNotice("1", 5.0)]
+    [left_s] = notices
+    assert left_s == pytest.approx(5.0 - margin_s(30.0), abs=0.5)
+    deadline_s = services.termination.deadline_s()
+    assert deadline_s is not None
+    assert deadline_s - time.monotonic() > 3.0, "the same notice, told again with less time, is not a new one"
+    hints = [event.fields["given_at"] for event in services.events.after(0) if event.name == "spot_rebalance_recommended"]
     assert hints == ["a", "b"]
     assert rests == [1.0, 1.0, spot.RESTS_S[0], 1.0, 1.0]
 

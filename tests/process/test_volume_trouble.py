@@ -24,6 +24,7 @@ from sidecar.core.lifecycle.states import State
 from sidecar.daemon.exit_report import EXIT_GIVEN_UP, exit_report
 from sidecar.daemon.services import Services
 from sidecar.daemon.settings import from_environment
+from sidecar.store.memory import MemoryStore
 from sidecar.volume.opener import Folder
 from sidecar.volume.volume import Volume
 from tests.process.sidecar_process import write_checkpoint
@@ -76,11 +77,10 @@ def unlinkable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def new_life(volume: Path, **settings: str) -> Services:
     """The parts of a sidecar that starts on a volume."""
     volume.mkdir(exist_ok=True)
-    services = Services(
-        from_environment({"CKPT_DIR": str(volume), "CKPT_STORE": "file:///nowhere"} | settings), store_url="file:///nowhere"
-    )
+    environ = {"CKPT_DIR": str(volume), "CKPT_STORE": "file:///nowhere"} | settings
+    services = Services(from_environment(environ), MemoryStore())
     services.volume.prepare()
-    services.scanned.set()
+    services.inventory.scanned.set()
     return services
 
 
@@ -216,7 +216,7 @@ def test_what_is_to_be_examined_again_holds_the_end_up_until_it_was(tmp_path: Pa
         await services.scanner.scan()
         services.catalog.forget("checkpoint-20")
         services.scanner.examine_again("checkpoint-20")
-        assert not services.everything_durable()
+        assert not services.inventory.everything_durable()
         await services.scanner.scan()
         assert not services.scanner.unsettled
         assert state_of(services, "checkpoint-20") is State.FINISHED
@@ -246,7 +246,7 @@ def test_a_directory_that_goes_before_its_marker_settled_is_not_waited_for(
             (folder / ".complete").symlink_to("a")
         await services.scanner.scan()
         assert not services.scanner.unsettled
-        assert services.everything_durable()
+        assert services.inventory.everything_durable()
 
     asyncio.run(scenario())
 

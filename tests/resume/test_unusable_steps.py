@@ -237,7 +237,7 @@ def test_what_a_person_asks_for_does_not_replace_what_the_trainer_writes(
         services = runtime_on(store, volume)
         if written == "rewritten in place":
             assert (await answer(services, "checkpoint-20", asked_by=AskedBy.TRAINER)).checkpoint == "checkpoint-20"
-            await services.look()
+            await services.inventory.scan()
         if written == "finished anew":
             write_checkpoint(volume, "checkpoint-20", {"model": b"new"}, {"attempt": "a"})
         (volume / "checkpoint-20").mkdir(parents=True, exist_ok=True)

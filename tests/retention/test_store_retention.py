@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+from sidecar.catalog.events import Events
 from sidecar.core.commit.commit import commit_of, manifest_entry
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import FileEntry, Manifest, NodeOf, Quarantined, encode
@@ -33,7 +34,7 @@ class Kept:
     ) -> None:
         self.store = store or MemoryStore()
         self._keep_every_steps = keep_every_steps
-        self.protected: dict[str, str] = {}
+        self.protected: set[str] = set()
         self._executor = executor
         self._keep = keep
         self.now_s = 0.0
@@ -46,11 +47,16 @@ class Kept:
             self._executor,
             keep_newest=self._keep,
             keep_every_steps=self._keep_every_steps,
-            protected=lambda: self.protected,
-            is_quarantined=lambda name, crc: False,
-            on_deleted=lambda deletion: None,
+            resumes=self,
+            events=Events(),
             clock=lambda: self.now_s,
         )
+
+    def in_use(self) -> frozenset[str]:
+        return frozenset(self.protected)
+
+    def is_quarantined(self, name: str, crc: str) -> bool:
+        return False
 
     async def look(self) -> set[int]:
         """Look until nothing is left to wait for; return the committed steps."""
@@ -160,7 +166,7 @@ async def test_what_counts_in_the_place_of_a_damaged_one_was_written_no_earlier_
     kept = Kept(executor, 2, keep_every_steps=20)
     for step in (20, 10, 30, 50):  # it went back behind 20, which only the store's times say
         kept.commit(step)
-    kept.protected["checkpoint-10"] = "the run resumes from it"
+    kept.protected.add("checkpoint-10")
     await kept.look()
     kept.store.put("checkpoint-50/model", b"of a late request")
     kept.protected.clear()

@@ -215,7 +215,7 @@ class Pod:
             executor=executor,  # type: ignore[arg-type]
             committer=AuditedCommitter(self.store, executor, world),
             catalog=self.catalog,
-            flush=FlushControl(executor, on_plan=world.tell),  # type: ignore[arg-type]
+            flush=FlushControl(executor, Events()),  # type: ignore[arg-type]
             pod=around,
             lease=around,
             quarantine=around,
@@ -270,7 +270,7 @@ class Pod:
         """As ``sidecar.upload.uploader``, of one checkpoint at a time."""
         catalog, check = (
             context.catalog,
-            PostCommitCheck(context.catalog, context.committer, is_going=context.is_going, clock=self.world.clock),
+            PostCommitCheck(context.catalog, context.committer, context.pod, clock=self.world.clock),
         )
         versions = SimulatedVersions(context, self.versions, self.memories, self.seconds_per_file)
         queue, uploaded_s = Queue(catalog, None, context.flush), 0.0  # type: ignore[arg-type]

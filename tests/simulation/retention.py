@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from sidecar.catalog.events import Events
 from sidecar.core.commit.commit import commit_of, manifest_entry
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import FileEntry, Manifest, NodeOf, Quarantined, decode_commit, decode_manifest, encode
@@ -161,6 +162,16 @@ def _step(writing: Writing) -> int:
     return step_of(writing.name) or 0
 
 
+class NoResumes:
+    """Nothing is resumed on this node, and nothing was found damaged."""
+
+    def in_use(self) -> frozenset[str]:
+        return frozenset()
+
+    def is_quarantined(self, name: str, crc: str) -> bool:
+        return False
+
+
 class Node:
     """One node's retention."""
 
@@ -178,9 +189,8 @@ class Node:
             SimulatedExecutor(self.world),  # type: ignore[arg-type]
             keep_newest=self.store.keep,
             keep_every_steps=None,
-            protected=dict,
-            is_quarantined=lambda name, crc: False,
-            on_deleted=lambda deletion: None,
+            resumes=NoResumes(),
+            events=Events(),
             clock=self.world.clock,
         )
         self.process = self.world.start(self, self._live())

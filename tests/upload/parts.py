@@ -23,6 +23,7 @@ from sidecar.upload.send.deduplicate import Deduplicator
 from sidecar.upload.send.file_transfer import FileTransfer
 from sidecar.upload.send.journal import Journal
 from sidecar.upload.send.payloads import Payloads
+from sidecar.upload.send.store_link import StoreLink
 from sidecar.volume.opener import Folder
 from sidecar.volume.unfinished import Unfinished
 from trainer_hook.contract import Node
@@ -47,6 +48,20 @@ class DistantStore(MemoryStore):
             self.reached.set()
         assert self.reached.wait(20), f"only {len(self.came)} parts came before the first answer"
         return part
+
+
+class NothingEarly:
+    """Nothing was sent early."""
+
+    def wait_for_closing(self) -> None:
+        return
+
+
+class OpenGuard:
+    """The checkpoint may be written."""
+
+    async def pass_through(self) -> None:
+        return
 
 
 @contextmanager
@@ -78,18 +93,12 @@ def transfer(path: Path, store: Store, with_transfers: StoreExecutor, *, journal
     name, source = path.parent.name, Unfinished(Folder(path.parent.parent) / path.parent.name)
     (source.see_growing if growing else source.see)(found(path))
 
-    async def guard() -> None:
-        return
-
     return FileTransfer(
-        name=name,
+        name,
+        StoreLink(store, store.probe(), with_transfers, Deduplicator()),
         payloads=Payloads(name=name, source=source, store=store, capabilities=store.probe(), gate=with_transfers.gate),
-        store=store,
-        capabilities=store.probe(),
-        executor=with_transfers,
         journal=Journal(Folder(journal.parent) / f"{name}@{journal.name}"),
-        deduplicator=Deduplicator(),
-        guard=guard,
+        guard=OpenGuard(),
     )
 
 
@@ -126,7 +135,7 @@ def uploads(store: Store, running: StoreExecutor) -> UploadContext:
         executor=running,
         committer=Committer(store, running),
         catalog=Catalog(Events()),
-        flush=FlushControl(running, on_plan=lambda plan: None),
+        flush=FlushControl(running, Events()),
         pod=pod,
         lease=pod,
         quarantine=pod,

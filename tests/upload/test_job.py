@@ -93,7 +93,7 @@ async def run(context: UploadContext, versions: Versions, checkpoint: Finished |
     nothing_early: Any = None
     queue = Queue(context.catalog, nothing_early, context.flush)
     active = queue.active[NAME] = Active(tracked)
-    check = PostCommitCheck(context.catalog, context.committer, is_going=context.is_going)
+    check = PostCommitCheck(context.catalog, context.committer, context.pod)
     await UploadJob(context, versions, queue, check, active).run()
     assert not queue.active
     assert context.news.is_set()

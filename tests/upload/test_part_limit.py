@@ -26,7 +26,7 @@ from sidecar.upload.send.journal import Journal
 from sidecar.volume.opener import Folder
 from sidecar.volume.unfinished import Unfinished
 from tests import servers
-from tests.upload.parts import PART_BYTES, executor, found, transfer, uploads
+from tests.upload.parts import PART_BYTES, NothingEarly, executor, found, transfer, uploads
 from tests.upload.test_continuing import grown
 
 MAX_PARTS = 50
@@ -150,7 +150,7 @@ async def test_a_store_that_takes_fewer_parts_gets_larger_ones(tmp_path: Path) -
             source = Unfinished(Folder(path.parent.parent) / path.parent.name)
             source.see(found(path))
             guard = OverwriteGuard(context.committer, "checkpoint-1", "")
-            one = context.transfer("checkpoint-1", source, journal, guard=guard, on_sent_in_vain=lambda: None)
+            one = context.transfer("checkpoint-1", source, journal, guard=guard, early=NothingEarly())
             stream = Dispatcher(running)
             one.add([found(path)])
             stream.reorder([one])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.catalog.events import Events
 from sidecar.errors import AccessRefused, Stopped, StoreUnavailable
 from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Part
@@ -29,7 +30,7 @@ class OneSlowConnection(MemoryStore):
         super().__init__()
         self.goes_on = threading.Event()
         self.tries = 0
-        self.troubles: list[str | None] = []
+        self.troubles: list[str] = []
         self.came: list[bytes] = []
         self.ended: list[BaseException | None] = []
         self._first_fails = first_fails
@@ -71,7 +72,7 @@ async def sent(folder: Path, store: OneSlowConnection, *, concurrency: int = 4) 
     """Send a file and return how long it took."""
     path = written(folder / "checkpoint-1", parts=PARTS)
     with executor(concurrency=concurrency) as running:
-        running.health = Health(store.troubles.append)
+        running.health = Health(events := Events())
         stream, one = Dispatcher(running), transfer(path, store, running, journal=folder / "journal")
         one.add([found(path)])
         began_s = time.monotonic()
@@ -82,6 +83,7 @@ async def sent(folder: Path, store: OneSlowConnection, *, concurrency: int = 4) 
         took_s = time.monotonic() - began_s
         store.goes_on.set()
         await asyncio.sleep(0.2)
+    store.troubles = [event.name for event in events.after(0)]
     return took_s
 
 

@@ -29,9 +29,10 @@ from sidecar.upload.send.deduplicate import Deduplicator
 from sidecar.upload.send.file_transfer import FileTransfer
 from sidecar.upload.send.journal import Journal
 from sidecar.upload.send.payloads import Payloads
+from sidecar.upload.send.store_link import StoreLink
 from sidecar.volume.opener import Folder
 from sidecar.volume.unfinished import Unfinished
-from tests.upload.parts import ended, executor, found
+from tests.upload.parts import OpenGuard, ended, executor, found
 
 FILES = 40
 
@@ -164,18 +165,12 @@ def small_files(folder: Path, store: MemoryStore, running: StoreExecutor) -> Fil
         files.append(found(folder / f"file-{number:02}"))
         source.see(files[-1])
 
-    async def guard() -> None:
-        return
-
     made = FileTransfer(
-        name=folder.name,
+        folder.name,
+        StoreLink(store, store.probe(), running, Deduplicator()),
         payloads=Payloads(name=folder.name, source=source, store=store, capabilities=store.probe(), gate=running.gate),
-        store=store,
-        capabilities=store.probe(),
-        executor=running,
         journal=Journal(Folder(folder.parent) / f"{folder.name}@j.jsonl"),
-        deduplicator=Deduplicator(),
-        guard=guard,
+        guard=OpenGuard(),
     )
     made.add(files)
     return made

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import structlog
 
+from sidecar.catalog.catalog import Catalog
 from sidecar.core.lifecycle.orphan_uploads import is_orphan, quiet_s
 from sidecar.errors import NotFound, StoreError
+from sidecar.lifecycle.pod import PodState
 from sidecar.store.protocol import PendingUpload, Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.send.journal import Journal
@@ -29,23 +30,23 @@ class OrphanUploads:
         store: Store,
         executor: StoreExecutor,
         volume: Volume,
+        catalog: Catalog,
+        pod: PodState,
         *,
         alone: bool,
-        newest_committed_step: Callable[[], int | None],
-        is_going: Callable[[], bool],
     ) -> None:
         """``volume`` has this node's journals, ``alone`` whether this node is the whole job."""
         self._store = store
         self._executor = executor
         self._volume = volume
         self._alone = alone
-        self._newest_committed_step = newest_committed_step
-        self._is_going = is_going
+        self._catalog = catalog
+        self._pod = pod
 
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            if not self._is_going():
+            if self._pod.left_s() is None:
                 await self.look()
             await asyncio.sleep(EVERY_S)
 
@@ -80,7 +81,7 @@ class OrphanUploads:
             continued=continued,
             given_up=given_up,
             alone=self._alone,
-            newest_committed_step=self._newest_committed_step(),
+            newest_committed_step=self._catalog.newest_durable_step,
         )
 
     def _quiet_s(self, upload: PendingUpload) -> float | None:

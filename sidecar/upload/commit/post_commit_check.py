@@ -11,6 +11,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.states import State
 from sidecar.errors import StoreError
+from sidecar.lifecycle.pod import PodState
 from sidecar.upload.commit.committer import Committer
 
 log = structlog.get_logger()
@@ -29,13 +30,13 @@ class PostCommitCheck:
         self,
         catalog: Catalog,
         committer: Committer,
+        pod: PodState,
         *,
-        is_going: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._catalog = catalog
         self._committer = committer
-        self._is_going = is_going
+        self._pod = pod
         self._clock = clock
         self._due: list[tuple[float, Tracked, bool]] = []
         """When which checkpoint is looked at, and whether thoroughly (monotonic)."""
@@ -61,7 +62,7 @@ class PostCommitCheck:
         now_s = self._clock()
         due, self._due = [d for d in self._due if d[0] <= now_s], [d for d in self._due if d[0] > now_s]
         for _, tracked, thoroughly in due:
-            if self._matters(tracked) and not self._is_going():
+            if self._matters(tracked) and self._pod.left_s() is None:
                 await self._look(tracked, thoroughly=thoroughly)
 
     def _matters(self, tracked: Tracked) -> bool:

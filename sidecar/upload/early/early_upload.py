@@ -267,9 +267,7 @@ class EarlyUploads:
             early.begun[file.path] = file
         if early.transfer is None:
             guard = OverwriteGuard(self._context.committer, early.name, "", clock=self._context.clock.monotonic)
-            early.transfer = self._context.transfer(
-                early.name, early.source, early.journal, guard=guard, on_sent_in_vain=self.wait_for_closing
-            )
+            early.transfer = self._context.transfer(early.name, early.source, early.journal, guard=guard, early=self)
             watchers.create_task(self._watch_over(early, early.transfer))
             log.info("checkpoint_sent_early", checkpoint=early.name, closed_files=len(closed), growing_files=len(longer))
         early.transfer.add(closed)

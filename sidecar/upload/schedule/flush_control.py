@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from sidecar.catalog.catalog import Tracked
+from sidecar.catalog.events import Events, rounded
 from sidecar.core.lifecycle.save_profile import SaveProfile
 from sidecar.core.schedule.flush import Costs, Load, Outcome, Plan, plan_flush
 from sidecar.core.schedule.order import Waiting
+from sidecar.lifecycle.pod import PodState
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.rate_gate import PauseGate
 from sidecar.upload.send.file_transfer import FileTransfer
@@ -60,13 +63,25 @@ class Writing:
     age_s: float
 
 
+class UnfinishedCheckpoints(Protocol):
+    """Checkpoints that the trainer still writes."""
+
+    def writing(self, *, alive: bool) -> list[Writing]:
+        """Return those that the trainer is likely to finish. ``alive``: a training process is running."""
+        ...
+
+    def sendings(self) -> list[tuple[Waiting, FileTransfer]]:
+        """Return those of which files are being sent, with their place in the queue."""
+        ...
+
+
 class FlushControl:
     """Used from the event loop only. ``plan`` is ``None`` as long as the pod stays."""
 
-    def __init__(self, executor: StoreExecutor, *, on_plan: Callable[[Plan | None], None]) -> None:
+    def __init__(self, executor: StoreExecutor, events: Events) -> None:
         self.plan: Plan | None = None
         self._executor = executor
-        self._on_plan = on_plan
+        self._events = events
         self._turnstiles: dict[str, _Counted] = {}
         self._planned: tuple[frozenset[object], float] = (frozenset(), 0.0)
 
@@ -74,49 +89,52 @@ class FlushControl:
         """Return what the bytes of a checkpoint pass through."""
         return self._counted(name).pause_gate
 
-    def progressed(self, name: str) -> Callable[[int], None]:
-        """Return what takes note of the bytes that arrived, given all that has arrived so far by one sending."""
-        counted, before = self._counted(name), -1
-
-        def arrived(sent_bytes: int) -> None:
-            nonlocal before
-            counted.arrived_bytes += sent_bytes - before if before >= 0 else 0
-            before = sent_bytes
-
-        return arrived
+    def arrived(self, name: str, size_bytes: int) -> None:
+        """Take note of so many bytes of a checkpoint that the store has confirmed."""
+        self._counted(name).arrived_bytes += size_bytes
 
     def stay(self) -> None:
         """The pod stays: there is no plan, and nothing is held."""
         if self.plan is not None:
             self.plan, self._planned = None, (frozenset(), 0.0)
             self.hold([])
-            self._on_plan(None)
 
-    def decide(
-        self, going: FlushBudget, pending: Sequence[Pending], writing: Callable[[], list[Writing]], early: Iterable[str]
-    ) -> None:
+    def decide(self, going: FlushBudget, pending: Sequence[Pending], early: UnfinishedCheckpoints, pod: PodState) -> None:
         """Make the plan, if it is time to.
 
         Args:
             going: How much time is left, and for what.
             pending: What is finished and not all sent.
-            writing: Returns what is not finished.
-            early: Names of what is sent before it is finished.
+            early: What is not finished, and what of it is being sent.
+            pod: Asked whether the trainer is alive.
         """
-        what = frozenset([*((each.place.name, each.place.refused, each.is_sent) for each in pending), *early])
+        sent_early = (place.name for place, _ in early.sendings())
+        what = frozenset([*((each.place.name, each.place.refused, each.is_sent) for each in pending), *sent_early])
         if self.plan is not None and what == self._planned[0] and time.monotonic() - self._planned[1] < PLAN_S:
             return
         before, self._planned = self.plan, (what, time.monotonic())
         self.plan = plan_flush(
             # What is finished counts, also while its directory is being written anew.
-            [*(self._expected(each, going.usual) for each in writing()), *map(self._load, pending)],
+            [
+                *(self._expected(each, going.usual) for each in early.writing(alive=pod.trainer_alive())),
+                *map(self._load, pending),
+            ],
             rate=self._executor.rate(),
             left_s=going.left_s,
             newest_durable_step=going.newest_durable_step,
             costs=Costs(ROUND_TRIP_S / self._executor.most, COMMIT_ROUND_TRIPS * ROUND_TRIP_S),
         )
         if before is None or _outcome(before) != _outcome(self.plan):
-            self._on_plan(self.plan)
+            self._announce(self.plan, going.left_s)
+
+    def _announce(self, plan: Plan, left_s: float) -> None:
+        self._events.happened(
+            "flush_planned",
+            level="warning" if any(p.verdict is Outcome.NO_TIME for p in plan.order) else "info",
+            order={p.name: p.verdict.value for p in plan.order},
+            left_s=rounded(left_s),
+            why={p.name: p.reason for p in plan.order if p.reason},
+        )
 
     def hold(self, ordered: Sequence[FileTransfer], *, next_up: str | None = None) -> None:
         """Hold what does not go first, in the middle of its requests, while the first is not through.

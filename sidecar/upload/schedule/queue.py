@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.save_profile import usual_profile
 from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.order import Waiting, overtakes, send_order, upload_order
+from sidecar.lifecycle.pod import PodState
 from sidecar.upload.early.early_upload import EarlyUploads
 from sidecar.upload.schedule.flush_control import FlushBudget, FlushControl, Pending
 from sidecar.upload.send.file_transfer import FileTransfer
@@ -47,8 +47,9 @@ class Queue:
         """Name of the upload that is let through before everything that may not overtake it."""
         self._ended = asyncio.Event()
 
-    def plan(self, left_s: float | None, *, trainer_alive: Callable[[], bool]) -> None:
-        """While the pod is going the time that is left decides; ``None``: it is not."""
+    def plan(self, pod: PodState) -> None:
+        """Plan the flush by the time that is left, while the pod is going."""
+        left_s = pod.left_s()
         if left_s is None:
             self._flush.stay()
             return
@@ -59,8 +60,7 @@ class Queue:
                 active = self.active.get(tracked.name) or Active(tracked)
                 pending.append(Pending(tracked, self._waiting(tracked), active.transfer, active.is_sent))
         going = FlushBudget(left_s, self._catalog.newest_durable_step, usual)
-        early = [place.name for place, _ in self._early.sendings()]
-        self._flush.decide(going, pending, lambda: self._early.writing(alive=trainer_alive()), early)
+        self._flush.decide(going, pending, self._early, pod)
 
     def begin(self) -> list[Active]:
         """Let those in whose turn it is, and return them."""

@@ -4,25 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol, TypeVar
 
 from sidecar.core.format import checksum
 from sidecar.core.format.found_checkpoint import FoundFile
 from sidecar.core.format.manifest import FileEntry
 from sidecar.errors import CorruptObject, NotFound, PartRefused, StoreError
-from sidecar.store.protocol import Capabilities, Store, Stored, Verification
-from sidecar.transfer.executor import CORRUPT_TRIES, StoreExecutor
+from sidecar.store.protocol import Stored, Verification
+from sidecar.transfer.executor import CORRUPT_TRIES
 from sidecar.transfer.rate_gate import RetryGate
-from sidecar.upload.send.deduplicate import Deduplicator, Known
+from sidecar.upload.send.deduplicate import Known
 from sidecar.upload.send.hedged_request import HedgedRequest
 from sidecar.upload.send.journal import FileProgress, Journal
 from sidecar.upload.send.payloads import Payloads
 from sidecar.upload.send.small_batch import SmallBatch
+from sidecar.upload.send.store_link import StoreLink
 from sidecar.upload.send.work_item import LOCAL_AT_ONCE, Step, Upload, WorkItem
 from sidecar.upload.send.work_plan import PartsOf, WorkPlan
 
 T = TypeVar("T")
+
+
+class WriteGuard(Protocol):
+    """Passed before each request that writes."""
+
+    async def pass_through(self) -> None:
+        """Return if the checkpoint may still be written.
+
+        Raises:
+            StoreError: It may not, or that cannot be known now.
+        """
+        ...
+
+
+class TransferObserver:
+    """What happens to a transfer; does nothing. All methods are called from the event loop."""
+
+    def progressed(self, sent_bytes: int) -> None:
+        """So many bytes of the checkpoint are in the store."""
+
+    def changed(self) -> None:
+        """Something happened that may change the order of uploads."""
+
+    def sent_in_vain(self) -> None:
+        """A file turned out to be another one than what was sent of it early."""
+
+    def part_refused(self, number: int) -> None:
+        """The store refused a part by its number."""
 
 
 class FileTransfer:
@@ -30,23 +59,18 @@ class FileTransfer:
 
     def __init__(
         self,
-        *,
         name: str,
+        link: StoreLink,
+        *,
         payloads: Payloads,
-        store: Store,
-        capabilities: Capabilities,
-        executor: StoreExecutor,
         journal: Journal,
-        deduplicator: Deduplicator,
-        guard: Callable[[], Awaitable[None]],
-        on_progress: Callable[[int], None] = lambda _: None,
-        on_change: Callable[[], None] = lambda: None,
-        on_sent_in_vain: Callable[[], None] = lambda: None,
-        on_part_refused: Callable[[int], None] = lambda _: None,
+        guard: WriteGuard,
+        observer: TransferObserver | None = None,
     ) -> None:
         self.name = name
         self.journal = journal
-        self.retry_gate = RetryGate(on_change)
+        self._observer = observer or TransferObserver()
+        self.retry_gate = RetryGate(self._observer.changed)
         self.in_flight = 0
         """Pieces that are carried."""
         self.places = 0
@@ -58,17 +82,11 @@ class FileTransfer:
         self.rest_until_s = 0.0
         """Monotonic: pieces that failed while something else went first are not tried again before."""
         self._payloads = payloads
-        self._store = store
-        self._can = capabilities
-        self._executor = executor
+        self._store = link.store
+        self._can = link.capabilities
+        self._executor = link.executor
         self._guard = guard
-        self._on_progress = on_progress
-        self._on_change = on_change
-        self._on_sent_in_vain = on_sent_in_vain
-        self._on_part_refused = on_part_refused
-        self._left = WorkPlan(
-            name=name, journal=journal, part_bytes=executor.part_bytes, capabilities=capabilities, deduplicator=deduplicator
-        )
+        self._left = WorkPlan(name, link, journal)
         self._carried: set[WorkItem] = set()
         self._sent_bytes = self.sent_bytes()
         self._error: BaseException | None = None
@@ -88,7 +106,7 @@ class FileTransfer:
     def settle(self, other: Journal) -> None:
         """What was awaited has ended, and ``other`` knows how: what arrived is compared, the rest is sent."""
         self._left.settle(other)
-        self._on_change()
+        self._observer.changed()
 
     def entries(self) -> list[FileEntry] | None:
         """Return the entries of all files, or ``None`` while some are not in the store or not confirmed."""
@@ -115,7 +133,7 @@ class FileTransfer:
             return None
         item = self._left.items.take(local=self.local_in_flight < LOCAL_AT_ONCE, large=large, small=small)
         if item is not None and not self._left.items:
-            self._on_change()  # others may begin
+            self._observer.changed()  # others may begin
         return item
 
     def put_back(self, item: WorkItem, *, rest_s: float) -> None:
@@ -202,7 +220,7 @@ class FileTransfer:
         if await self._executor.once(self._payloads.is_still, path, places, wanted):
             self.journal.confirmed(path)
         else:
-            self._on_sent_in_vain()
+            self._observer.sent_in_vain()
             await self._drop(upload)
         self._left.queue(upload.file, compare=False)
 
@@ -211,11 +229,11 @@ class FileTransfer:
             return
         upload, part, crc = late
         if not await self._executor.once(self._payloads.is_still, path, [upload.ranges[number - 1]], [crc]):
-            self._on_sent_in_vain()
+            self._observer.sent_in_vain()
             self._left.send_after_all(path, number)
         elif self._left.arrived_late(path, part, crc):
             self._sent_bytes += part.size_bytes
-            self._on_progress(self._sent_bytes)
+            self._observer.progressed(self._sent_bytes)
             if path not in self.journal.unconfirmed:
                 await self._join_if_all_are_there(upload, self.journal.uploads[path])
 
@@ -228,7 +246,7 @@ class FileTransfer:
             self._left.queue(upload.file, compare=False)
 
     async def _copy(self, upload: Upload, known: Known) -> bool:
-        await self._guard()
+        await self._guard.pass_through()
         crc = checksum.from_text(known.entry.crc64nvme)
         try:
             stored = await self._executor.once(self._store.copy, known.entry.key, upload.key, etag=known.entry.etag)
@@ -242,7 +260,7 @@ class FileTransfer:
     async def _send_whole(self, upload: Upload, on_left: Callable[[], object]) -> None:
         path, size_bytes = upload.file.path, upload.file.size_bytes
         for _ in range(CORRUPT_TRIES):
-            await self._guard()
+            await self._guard.pass_through()
             began_s = time.monotonic()
             outgoing = self._payloads.outgoing(on_left)
             stored, crc = await self._persistently(self._payloads.put_file, path, upload.key, size_bytes, outgoing)
@@ -253,7 +271,7 @@ class FileTransfer:
         raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one, each time it was sent")
 
     async def _send_small(self, item: WorkItem) -> None:
-        await self._guard()
+        await self._guard.pass_through()
         reads_back, began_s = self._can.verification is Verification.READ_BACK, time.monotonic()
         files = SmallBatch(
             item.upload,
@@ -273,7 +291,7 @@ class FileTransfer:
                 self._arrived(files.sent_bytes, began_s=began_s)
             self._left.missing.difference_update(upload.file.path for upload in files.done)
             if not self.has_more:
-                self._on_change()  # others may begin
+                self._observer.changed()  # others may begin
 
     def _next_small(self) -> Upload | None:
         """Return the next small file, unless something else goes first. Called from threads."""
@@ -285,7 +303,7 @@ class FileTransfer:
     async def _send_part(self, item: WorkItem) -> None:
         upload, number = item.upload, item.number
         path, place = upload.file.path, upload.ranges[number - 1]
-        await self._guard()
+        await self._guard.pass_through()
         progress = await self._begun(upload)
         began_s = time.monotonic()
         item.hedged = HedgedRequest(lambda: self._payloads.outgoing(item.on_left))
@@ -298,7 +316,7 @@ class FileTransfer:
             self.journal.dropped(path)
             raise
         except PartRefused:
-            self._on_part_refused(number)
+            self._observer.part_refused(number)
             await self._drop(upload)
             raise
         self.journal.part(path, part, crc=crc)
@@ -336,7 +354,7 @@ class FileTransfer:
         numbers = sorted(progress.parts)
         crc = checksum.combined((progress.checksums[n], progress.parts[n].size_bytes) for n in numbers)
         parts = [progress.parts[n] for n in numbers]
-        await self._guard()
+        await self._guard.pass_through()
         try:
             stored = await self._executor.persistently(
                 self._store.complete_upload, upload.key, progress.upload_id, parts, crc64nvme=crc
@@ -363,12 +381,12 @@ class FileTransfer:
 
     async def _persistently(self, call: Callable[..., T], *args: object) -> T:
         # The store may have been away for an hour: another attempt may have committed the step meanwhile.
-        return await self._executor.persistently(call, *args, retry_gate=self.retry_gate, before_again=self._guard)
+        return await self._executor.persistently(call, *args, retry_gate=self.retry_gate, before_again=self._guard.pass_through)
 
     def _arrived(self, size_bytes: int, *, began_s: float) -> None:
         self._executor.count(size_bytes, began_s=began_s)
         self._sent_bytes += size_bytes
-        self._on_progress(self._sent_bytes)
+        self._observer.progressed(self._sent_bytes)
 
     def _stored(self, upload: Upload, stored: Stored, crc: int, *, part_bytes: int, first_crc: int) -> None:
         self._record(upload, stored, crc, part_bytes=part_bytes, first_crc=first_crc)

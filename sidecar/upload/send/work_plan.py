@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from sidecar.core.format import keys
 from sidecar.core.format.found_checkpoint import FoundFile
 from sidecar.core.schedule.parts import largest_file_bytes, most_bytes, part_size, upload_ranges
-from sidecar.store.protocol import Capabilities, Part
-from sidecar.upload.send.deduplicate import Deduplicator
+from sidecar.store.protocol import Part
 from sidecar.upload.send.journal import Journal
 from sidecar.upload.send.payloads import Range
+from sidecar.upload.send.store_link import StoreLink
 from sidecar.upload.send.work_item import Step, Upload, WorkItem, WorkItems
 
 PartsOf = Mapping[str, Iterable[int]]
@@ -20,25 +20,17 @@ PartsOf = Mapping[str, Iterable[int]]
 class WorkPlan:
     """Turns files into pieces. Used from the event loop only."""
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        journal: Journal,
-        part_bytes: Callable[[int], int],
-        capabilities: Capabilities,
-        deduplicator: Deduplicator,
-    ) -> None:
-        """Begin with nothing. ``part_bytes`` says how large the parts of a file of so many bytes should be."""
+    def __init__(self, name: str, link: StoreLink, journal: Journal) -> None:
+        """Begin without files. ``link`` gives the size and the maximum number of parts."""
         self.items = WorkItems()
         self.files: dict[str, FoundFile] = {}
         self.missing: set[str] = set()
         """Paths of files that are not in the store, or not confirmed."""
         self._name = name
         self._journal = journal
-        self._part_bytes = part_bytes
-        self._can = capabilities
-        self._deduplicator = deduplicator
+        self._part_bytes = link.executor.part_bytes
+        self._can = link.capabilities
+        self._deduplicator = link.deduplicator
         self._moved: Mapping[str, str] = {}
         self._uploads: dict[str, Upload] = {}
         """What was queued last of each path."""

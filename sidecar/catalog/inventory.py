@@ -1,0 +1,66 @@
+"""What is known of the checkpoints on the volume, and how completely: whether something finished may not have been seen yet."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sidecar.catalog.catalog import Catalog
+from sidecar.catalog.scanner import SETTLE_S, Scanner
+from sidecar.volume.volume import Volume
+from trainer_hook.contract import step_of
+
+
+class Inventory:
+    """The volume as the catalog knows it. Used from the event loop alone."""
+
+    def __init__(self, volume: Volume, catalog: Catalog, scanner: Scanner) -> None:
+        self._volume = volume
+        self._catalog = catalog
+        self._scanner = scanner
+        self.scanned = asyncio.Event()
+        """Set after the first scan, once the checkpoints that an earlier process held were taken over."""
+
+    async def scan(self) -> None:
+        """Scan the volume once. A scan whose caller is cancelled goes on: what it found so far is not forgotten."""
+        await asyncio.shield(asyncio.create_task(self._scanner.scan()))
+
+    async def scan_until_settled(self) -> None:
+        """Scan until everything that the trainer finished up to now is known."""
+        await self.scan()
+        while self._scanner.unsettled:
+            await self.changed()
+
+    async def changed(self) -> None:
+        """Wait for the next change of a checkpoint, or until a marker that is being written may be examined again."""
+        try:
+            async with asyncio.timeout(SETTLE_S if self.unseen() else None):
+                await self._catalog.changed()
+        except TimeoutError:
+            await self.scan()
+
+    def unseen(self) -> str | None:
+        """Return why a finished checkpoint may be unknown; ``None``: all are known."""
+        if not self.scanned.is_set():
+            return "the volume was not looked at yet"
+        if self._scanner.unsettled:
+            return "a checkpoint on the volume is still being looked at"
+        try:
+            self._volume.names()
+        except OSError as error:
+            return f"the volume cannot be read: {error.strerror}"
+        return None
+
+    def everything_durable(self) -> bool:
+        """Whether no finished checkpoint is pending, and none may be unknown."""
+        return not self._catalog.pending() and self.unseen() is None
+
+    def unfinished(self, *, trainer_alive: bool) -> dict[str, str]:
+        """Return the directories without a marker beyond the newest durable step, with the reason."""
+        try:
+            names = [name for name in self._volume.names() if self._volume.marker_signature(name) is None]
+        except OSError:
+            return {}
+        durable = self._catalog.newest_durable_step
+        newer = [name for name in names if (step := step_of(name)) is not None and (durable is None or step > durable)]
+        reason = "the trainer was still writing it" if trainer_alive else "the trainer ended before it was finished"
+        return dict.fromkeys(newer, reason)

@@ -1,0 +1,42 @@
+"""Tasks of the daemon: run together, and started again after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, NoReturn
+
+import structlog
+
+log = structlog.get_logger()
+
+RESTART_AFTER_S = 1.0
+"""Seconds from the failure of a task to its next start."""
+
+
+async def run_forever(name: str, service: Callable[[], Coroutine[Any, Any, None]]) -> NoReturn:
+    """Run a service until cancelled; after an exception, start it again: no bug in one of them ends the uploads."""
+    while True:
+        try:
+            await service()
+        except Exception:
+            log.exception("service_failed", service=name, again_in_s=RESTART_AFTER_S)
+        await asyncio.sleep(RESTART_AFTER_S)
+
+
+async def run_together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines as tasks until one fails or the caller is cancelled; then all are cancelled.
+
+    Raises:
+        ExceptionGroup: What failed.
+    """
+    async with asyncio.TaskGroup() as group:
+        for coroutine in coroutines:
+            group.create_task(coroutine)
+
+
+def first_error(group: BaseException) -> BaseException:
+    """Return the first exception inside nested groups."""
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group

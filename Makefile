@@ -14,7 +14,7 @@ PROCESSES_CLUSTER := 4
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-stall bench-start bench-all bench-peers clean
+.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-all bench-peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ bench-start: $(VENV)/.trainer  ## CPU time, seconds and memory of a sidecar's st
 
 bench-sigterm: $(VENV)/.trainer bench-peers  ## seconds from SIGTERM to durable beside the Kubeflow SDK's scheme, over a shaped link (root)
 	$(BIN)/python -m benchmarks.sigterm $(BENCH_ARGS)
+
+bench-preemption: $(VENV)/.trainer  ## when what happens at a preemption, with the sidecar and without, on the cluster of KUBECONFIG
+	$(BIN)/python -m benchmarks.preemption $(BENCH_ARGS)
 
 bench-hook: $(VENV)/.trainer  ## what the hook costs a training script: per step, per interpreter
 	$(BIN)/python -m benchmarks.hook_overhead $(BENCH_ARGS)

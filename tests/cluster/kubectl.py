@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import IO, Any, TypeVar
 
 PATIENCE_S = 90.0
@@ -59,6 +60,8 @@ class Life:
     container: str
     restart: int
     lines: list[str] = field(default_factory=list)
+    at_s: list[float] = field(default_factory=list)
+    """When each line was said, by the clock of its node."""
 
     def has(self, text: str) -> bool:
         return any(text in line for line in self.lines)
@@ -66,6 +69,13 @@ class Life:
     def events(self, event: str) -> list[Object]:
         """Return the log lines of a sidecar with this event."""
         return [found for line in self.lines if f'"{event}"' in line and (found := _parsed(line)).get("event") == event]
+
+
+def _seconds(timestamp: str) -> float:
+    try:
+        return datetime.fromisoformat(timestamp[:26].rstrip("Z") + "+00:00").timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _parsed(line: str) -> Object:
@@ -84,6 +94,8 @@ class Watch:
         self.pods: dict[str, Object] = {}
         """By name, as last seen; pods that are gone stay."""
         self.gone_at_s: dict[str, float] = {}
+        self.changes: list[tuple[float, str, Object]] = []
+        """Seconds (this machine's clock), ADDED, MODIFIED or DELETED, and the pod."""
         self.lives: dict[tuple[str, str, int], Life] = {}
         self._processes: list[subprocess.Popen[str]] = []
         self._closed = False
@@ -119,6 +131,7 @@ class Watch:
     def _seen(self, kind: str, pod: Object) -> None:
         name = pod["metadata"]["name"]
         self.pods[name] = pod
+        self.changes.append((time.time(), kind, pod))
         if kind == "DELETED":
             self.gone_at_s[name] = time.time()
         status = pod.get("status", {})
@@ -136,9 +149,11 @@ class Watch:
 
     def _read_log(self, life: Life) -> None:
         for _ in range(20):
-            with self._run("logs", "--follow", life.pod, "-c", life.container) as output:
+            with self._run("logs", "--follow", "--timestamps", life.pod, "-c", life.container) as output:
                 for line in output:
-                    life.lines.append(line.rstrip("\n"))
+                    at, _, said = line.rstrip("\n").partition(" ")
+                    life.at_s.append(_seconds(at))
+                    life.lines.append(said)
             if life.lines or self._closed:
                 return
             time.sleep(0.2)

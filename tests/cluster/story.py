@@ -22,6 +22,7 @@ class Story:
     bucket: Any
     name: str = "run"
     trainer: str = TRAINER
+    kind: str = "job"
 
     def start(self, *documents: Object, options: tuple[str, ...] = ("--grace", "60"), store: str = "") -> None:
         self.namespace.kubectl("apply", "-f", "-", given=self.workloads.injected(*documents, options=options, store=store))
@@ -54,13 +55,20 @@ class Story:
 
     def weights(self, *, timeout_s: float = 120) -> str:
         """Wait for the end, and return the digest of the weights."""
-        life = self.said("weights ", timeout_s=timeout_s)
-        return next(line for line in life.lines if line.startswith("weights ")).split()[-1]
 
-    def completed(self, kind: str = "job", *, timeout_s: float = 60, condition: str = "Complete") -> None:
+        def found() -> list[str]:
+            said = [line for life in self.lives() for line in list(life.lines) if line.startswith("weights ")]
+            assert said or "Failed" not in self.namespace.condition(self.kind, self.name), self.namespace.watch.report()
+            return said
+
+        report = self.namespace.watch.report
+        return until(found, what=lambda: f"the end\n{report()}", timeout_s=timeout_s, every_s=1)[-1].split()[-1]
+
+    def completed(self, *, timeout_s: float = 60, condition: str = "") -> None:
+        wanted = condition or {"jobset": "Completed"}.get(self.kind, "Complete")
         until(
-            lambda: condition in self.namespace.condition(kind, self.name),
-            what=lambda: f"{kind} {condition}\n{self.namespace.watch.report()}",
+            lambda: wanted in self.namespace.condition(self.kind, self.name),
+            what=lambda: f"{self.kind} {wanted}\n{self.namespace.watch.report()}",
             timeout_s=timeout_s,
             every_s=0.5,
         )

@@ -44,13 +44,13 @@ def test_two_train_jobs_of_one_runtime_are_two_runs(story: Story, workloads: Wor
     story.start(runtime(workloads))
     names = ("one", "two")
     story.namespace.apply(*map(train_job, names))
-    runs = [Story(story.namespace, workloads, story.bucket, name=name, trainer="node") for name in names]
+    runs = [Story(story.namespace, workloads, story.bucket, name=name, trainer="node", kind="trainjob") for name in names]
     lives = until(lambda: found if len(found := runs[0].lives()) == 2 else [], what=story.namespace.watch.report)
     for life in lives:
         until(lambda life=life: life.has("step 20"), what="step 20")  # type: ignore[misc]
         story.namespace.delete_pod(life.pod)
     for run in runs:
-        run.completed("trainjob", timeout_s=120)
+        run.completed(timeout_s=120)
         assert run.committed()[-1] == STEPS
     ends = [line for life in runs[0].lives() for line in life.lines if line.startswith("weights ")]
     assert ends == [f"weights {weights_after(STEPS)}"] * 2

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cluster.file_trainer import weights_after
 from tests.cluster.kubectl import SIDECAR, Refused, kubectl, until
+from tests.cluster.settings import ClusterSettings
 from tests.cluster.story import Story, assert_no_step_was_lost, steps
 from tests.cluster.workloads import Workloads, named
 
@@ -165,6 +166,32 @@ def test_a_pod_evicted_for_its_disk_goes_on_from_the_newest_durable_step(
     assert story.weights(timeout_s=200) == expected
     assert story.namespace.watch.pods[first.pod]["status"]["reason"] == "Evicted"
     assert steps(story.lives()[1])[0] == 41
+
+
+def test_a_classic_sidecar_ends_after_the_trainer_that_is_told_to_go_with_it(
+    story: Story, workloads: Workloads, expected: str
+) -> None:
+    story.start(workloads.job(workloads.file_pod(STEPS=STEPS)), options=("--grace", "60", "--mode", "classic"))
+    first = story.at_step(25)
+    story.namespace.delete_pod(first.pod)
+    assert story.weights() == expected
+    assert_no_step_was_lost(*story.lives())
+    story.completed()
+
+
+def test_two_users_of_one_group_share_the_volume(
+    story: Story, workloads: Workloads, settings: ClusterSettings, expected: str
+) -> None:
+    if settings.user is None:
+        pytest.skip("the cluster gives one user to all containers")
+    pod = workloads.file_pod(STEPS=STEPS)
+    named(pod, "trainer")["securityContext"]["runAsUser"] = settings.user + 1
+    story.start(workloads.job(pod), options=("--grace", "60", "--run-as-user", str(settings.user)))
+    first = story.at_step(25)
+    story.namespace.delete_pod(first.pod)
+    assert story.weights() == expected
+    assert_no_step_was_lost(*story.lives())
+    story.completed()
 
 
 def _owner(story: Story) -> str:

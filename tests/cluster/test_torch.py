@@ -14,8 +14,8 @@ PATIENCE_S = 300.0
 REFERENCE = "undisturbed"
 
 
-def torchrun(first_host: str, *options: str) -> list[str]:
-    rendezvous = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={first_host}:29500"]
+def torchrun(first_host: str, *options: str, nodes: int = 2) -> list[str]:
+    rendezvous = [f"--nnodes={nodes}", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint={first_host}:29500"]
     return ["python3", "-m", "torch.distributed.run", *rendezvous, "/scripts/train_fsdp.py", *options]
 
 
@@ -59,6 +59,7 @@ def test_nodes_of_an_indexed_job_that_are_replaced_one_by_one_stop_and_go_on_tog
 def test_a_jobset_of_two_nodes_completes_after_more_preemptions_than_it_has_restarts(
     story: Story, workloads: Workloads, jobsets: None
 ) -> None:
+    story.kind = "jobset"
     command = torchrun("run-node-0-0.run", "--epochs=8", "--step-seconds=0.2")
     story.start(workloads.jobset(workloads.pod(command, torch=True), max_restarts=1))
     for life in range(3):
@@ -66,7 +67,7 @@ def test_a_jobset_of_two_nodes_completes_after_more_preemptions_than_it_has_rest
         story.namespace.delete_pod(last)
     story.weights(timeout_s=PATIENCE_S)
     _each_step_was_done_once(story)
-    story.completed("jobset", condition="Completed")
+    story.completed()
 
 
 def test_two_nodes_share_a_volume_as_their_store(
@@ -79,6 +80,22 @@ def test_two_nodes_share_a_volume_as_their_store(
     story.namespace.delete_pod(_rank_zero(story, 0, 25))
     story.weights(timeout_s=PATIENCE_S)
     _each_step_was_done_once(story)
+    story.completed()
+
+
+def test_a_sharded_run_goes_on_with_fewer_nodes(story: Story, workloads: Workloads) -> None:
+    def documents(nodes: int) -> list[Object]:
+        command = torchrun("run-0.run", "--epochs=4", "--step-seconds=0.2", nodes=nodes)
+        return workloads.indexed(workloads.pod(command, torch=True), nodes=nodes)
+
+    story.start(*documents(2))
+    last = _rank_zero(story, 0, 25)
+    story.namespace.kubectl("delete", "job", "run", "--cascade=foreground", "--timeout=90s")
+    story.start(*documents(1))
+    story.weights(timeout_s=PATIENCE_S)
+    before, after = [life for life in story.lives() if steps(life)]
+    assert before.pod == last
+    assert after.has(f"resumes from checkpoint-{steps(before)[-1]}")
     story.completed()
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 PATIENCE_S = 90.0
 SIDECAR = "checkpoint-sidecar"
@@ -97,15 +98,24 @@ class Watch:
         self.changes: list[tuple[float, str, Object]] = []
         """Seconds (this machine's clock), ADDED, MODIFIED or DELETED, and the pod."""
         self.lives: dict[tuple[str, str, int], Life] = {}
-        self._processes: list[subprocess.Popen[str]] = []
+        self._lock = threading.Lock()
+        self._running: set[subprocess.Popen[str]] = set()
         self._closed = False
-        threading.Thread(target=self._follow_pods, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._start(self._follow_pods)
 
     def close(self) -> None:
-        self._closed = True
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        with self._lock:
+            self._closed = True
+            for process in self._running:
+                process.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, follow: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=follow, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def of(self, container: str) -> list[Life]:
         """Return the lives of all containers of this name, in the order of their start."""
@@ -124,8 +134,9 @@ class Watch:
             command = ["get", "pods", "--watch", "--output-watch-events", "-o", "json"]
             with self._run(*command) as output:
                 for line in output:
-                    event = json.loads(line)
-                    self._seen(event["type"], event["object"])
+                    if line.endswith("\n"):  # else it was cut at the end
+                        event = json.loads(line)
+                        self._seen(event["type"], event["object"])
             time.sleep(0.2)
 
     def _seen(self, kind: str, pod: Object) -> None:
@@ -145,7 +156,7 @@ class Watch:
         key = (life.pod, life.container, life.restart)
         if key not in self.lives:
             self.lives[key] = life
-            threading.Thread(target=self._read_log, args=[life], daemon=True).start()
+            self._start(self._read_log, life)
 
     def _read_log(self, life: Life) -> None:
         for _ in range(20):
@@ -158,7 +169,21 @@ class Watch:
                 return
             time.sleep(0.2)
 
-    def _run(self, *arguments: str) -> IO[str]:
+    @contextlib.contextmanager
+    def _run(self, *arguments: str) -> Iterator[Iterable[str]]:
+        """Yield the lines that kubectl prints; none once this is closed."""
+        with self._lock:
+            process = None if self._closed else self._started(*arguments)
+        if process is None:
+            yield ()
+            return
+        with process:
+            assert process.stdout is not None
+            yield process.stdout
+        with self._lock:
+            self._running.remove(process)
+
+    def _started(self, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             ["kubectl", "-n", self._namespace, *arguments],
             stdout=subprocess.PIPE,
@@ -167,11 +192,8 @@ class Watch:
             text=True,
             errors="replace",
         )
-        self._processes.append(process)
-        if self._closed:
-            process.kill()
-        assert process.stdout is not None
-        return process.stdout
+        self._running.add(process)
+        return process
 
 
 def _summary(pod: Object) -> str:

@@ -118,7 +118,7 @@ def test_a_sidecar_out_of_memory_comes_back_and_training_does_not_notice(
     until(lambda: len(story.sidecars()) == 2, what="the sidecar is back")
     assert story.weights() == expected
     assert len(story.lives()) == 1
-    assert STEPS in story.committed()
+    story.durable(STEPS)
 
 
 def test_a_job_that_passed_its_deadline_goes_on_under_the_same_name(story: Story, workloads: Workloads, expected: str) -> None:

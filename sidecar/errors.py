@@ -6,6 +6,7 @@
     ├─ CheckpointChanged       a file was rewritten while it was being read
     ├─ UnreadableFile          the volume failed while a file was read: tried again
     ├─ Stopped                 asked to stop at the next block or part; nothing is wrong
+    │  └─ Fenced               a later pod of the job holds the prefix: nothing is committed or deleted any more
     └─ StoreError
        ├─ NotFound             no such object or upload
        ├─ AlreadyExists        a conditional write met an object
@@ -57,6 +58,10 @@ class UnreadableFile(SidecarError):
 
 class Stopped(SidecarError):
     """The work was asked to stop."""
+
+
+class Fenced(Stopped):
+    """A later pod of the job has taken the prefix over."""
 
 
 class StoreError(SidecarError):

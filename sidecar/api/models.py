@@ -94,6 +94,13 @@ class Volume(BaseModel):
     total_bytes: int | None
 
 
+class Lease(BaseModel):
+    """This pod's share of the lease of the prefix."""
+
+    state: str = Field(description="waiting, held, fenced, or none: not the first node, or the store was not reached yet")
+    reason: str | None = Field(None, description="What it waits for, or who has taken the prefix over")
+
+
 class Status(BaseModel):
     """Status of the sidecar."""
 
@@ -104,6 +111,7 @@ class Status(BaseModel):
     store: StoreStatus
     trainer: Trainer
     termination: Termination | None = None
+    lease: Lease
     newest_durable_step: int | None = None
     newest_finished_step: int | None = None
     queue: list[Transfer] = Field(description="Checkpoints that are not durable yet, in upload order")

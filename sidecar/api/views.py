@@ -12,6 +12,7 @@ from sidecar.core.lifecycle.states import REPORTED, State
 from sidecar.core.schedule.order import upload_order
 from sidecar.daemon.services import Services
 from sidecar.download.request import ResumeStatus
+from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.save_requests import SaveRequest
 from trainer_hook.contract import rfc3339
 
@@ -27,6 +28,7 @@ def status(services: Services) -> models.Status:
         store=_store(services),
         trainer=_trainer(services),
         termination=termination(services),
+        lease=lease(services.lease),
         newest_durable_step=services.catalog.newest_durable_step,
         newest_finished_step=newest.checkpoint.step if newest and newest.checkpoint else None,
         queue=queue(services),
@@ -42,6 +44,15 @@ def status(services: Services) -> models.Status:
         rejected={t.name: t.reason or "" for t in services.catalog.all() if t.state is State.REJECTED},
         quarantined=services.resume_service.quarantined,
     )
+
+
+def lease(lease: PrefixLease) -> models.Lease:
+    """Return this pod's share of the lease."""
+    if lease.fenced.is_set():
+        return models.Lease(state="fenced", reason=lease.fenced_by)
+    if lease.waits_for is not None:
+        return models.Lease(state="waiting", reason=lease.waits_for)
+    return models.Lease(state="held" if lease.is_held else "none")
 
 
 def volume(services: Services) -> models.Volume:

@@ -58,6 +58,8 @@ class Daemon:
         self.services.executor.on_hurry = store.hurry
         self.services.termination.on_notice = self._on_notice
         self._phase_control = PhaseControl(self.services)
+        self._is_announced = False
+        """The log says that the pod is terminating."""
         self._token_file = TokenFile(self.services.volume / TOKEN, self.services.token)
 
     async def run(self) -> int:
@@ -163,6 +165,7 @@ class Daemon:
             services.inventory.scanned.set()
             if services.termination.expire():
                 services.executor.calm()
+                self._is_announced = False
                 services.events.happened("termination_void", hint="no SIGTERM followed the notice: the pod stays")
             services.termination.look()
             services.save_requests.look()
@@ -181,8 +184,13 @@ class Daemon:
         services, going = self.services, self.services.termination.going
         services.executor.hurry()
         left_s = rounded(services.termination.left_s())
-        services.events.happened("termination_noticed", source=going.source if going else None, left_s=left_s)
+        if self._is_announced:  # a second notice, or SIGTERM after one: the clock runs since the first
+            services.events.happened("termination_confirmed", sigterms=services.termination.sigterms, left_s=left_s)
+        else:
+            services.events.happened("termination_noticed", source=going.source if going else None, left_s=left_s)
+        self._is_announced = True
         services.hints.wake()
+        services.lease.wake()
         self._phase_control.decide_now()
 
     async def _finish(self) -> int:
@@ -198,13 +206,16 @@ class Daemon:
         )
         services.state.ended.set()
         services.resume_service.close()
-        await exit_report.write_in_time(services.volume, report)
+        await asyncio.gather(exit_report.write_in_time(services.volume, report), services.lease.release_in_time())
         return int(report["exit_code"])
 
     def _give_up_pending(self) -> None:
         services = self.services
-        why = "a second SIGTERM cut the flush short" if services.termination.sigterms > 1 else "the deadline passed first"
-        if services.health.trouble is not None:
+        termination = services.termination
+        why = "a second SIGTERM cut the flush short" if termination.sigterms > 1 else "the deadline passed first"
+        if termination.fenced_by is not None:
+            why = termination.fenced_by
+        elif services.health.trouble is not None:
             why = f"{why}; {services.health.trouble}"
         for tracked in services.catalog.pending():
             planned = services.flush.plan.get(tracked.name) if services.flush.plan else None

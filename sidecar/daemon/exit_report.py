@@ -26,9 +26,9 @@ TERMINATION_LOG = Path("/dev/termination-log")
 MOST_NAMED = 8
 WRITE_S = 0.25
 """Longest delay of the exit by writing the report; the volume may hang."""
-_LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", "newest_rejected", "unfinished", "unseen", "grace_used_s")
-_IF_ANY = ("newest_rejected", "unfinished", "unseen")
-EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP = 0, 2, 3
+_IF_ANY = ("newest_rejected", "unfinished", "unseen", "fenced")
+_LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", *_IF_ANY, "grace_used_s")
+EXIT_DONE, EXIT_CONFIGURATION, EXIT_GIVEN_UP, EXIT_FENCED = 0, 2, 3, 4
 
 
 def exit_report(
@@ -52,10 +52,12 @@ def exit_report(
     given_up = [t for t in catalog.all() if t.state in PENDING or t.state in (State.GIVEN_UP, State.LOST)]
     newest_rejected = {t.name: t.reason for t in catalog.newest_rejected()}
     going = termination.going
+    exit_code = EXIT_GIVEN_UP if given_up or newest_rejected or unseen else EXIT_DONE
     return {
         "format": 1,
         "written_at": rfc3339(time.time()),
-        "exit_code": EXIT_GIVEN_UP if given_up or newest_rejected or unseen else EXIT_DONE,
+        "exit_code": EXIT_FENCED if termination.fenced_by else exit_code,
+        "fenced": termination.fenced_by,
         "notice": None if going is None else {"source": going.source, "at": rfc3339(going.at_s)},
         "grace_used_s": None if going is None else round(time.monotonic() - going.began_s, 3),
         "newest_durable_step": catalog.newest_durable_step,
@@ -138,6 +140,8 @@ def _sentence(report: dict[str, Any]) -> str:
     if report["newest_rejected"]:
         names = "; ".join(_why(name, reason) for name, reason in report["newest_rejected"].items())
         lost.append(f"rejected, so the newest is not in the store: {names}")
+    if report["fenced"]:
+        return f"fenced: {report['fenced']}; this pod made nothing durable after that; {durable}"
     if lost:
         advice = ". Raise terminationGracePeriodSeconds and CKPT_GRACE_SECONDS, or save less" if report["given_up"] else ""
         return f"{'. '.join(lost)}. {durable}{advice}"

@@ -89,6 +89,7 @@ class PhaseControl:
             everything_durable=services.inventory.everything_durable(),
             deadline_passed=left_s is not None and left_s <= 0,
             cut_short=termination.sigterms > 1,
+            fenced=termination.fenced_by is not None,
         )
 
 

@@ -13,6 +13,7 @@ from sidecar.daemon.settings import Settings
 from sidecar.daemon.state import DaemonState
 from sidecar.download.resume_service import ResumeService
 from sidecar.lifecycle.pod import Pod
+from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.risk_monitor import RiskMonitor
 from sidecar.lifecycle.save_requests import SaveRequests
 from sidecar.lifecycle.termination import Termination
@@ -51,6 +52,7 @@ class Services:
         self.pod: Final = Pod(settings, self.volume, self.termination)
         self.scanner: Final = Scanner(self.volume, self.catalog, self.pod)
         self.inventory: Final = Inventory(self.volume, self.catalog, self.scanner)
+        self.lease: Final = PrefixLease(store, self.executor, self.termination)
         self.save_requests: Final = SaveRequests(self.volume, self.catalog, self.events)
         self.risk_monitor: Final = RiskMonitor(
             self.catalog, self.events, self.executor, self.termination, grace_s=settings.grace_seconds
@@ -72,4 +74,5 @@ class Services:
             executor=self.executor,
             resume_service=self.resume_service,
             events=self.events,
+            fence=self.lease,
         )

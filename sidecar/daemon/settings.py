@@ -153,6 +153,8 @@ class Settings(BaseSettings):
     """From ``CKPT_NODE_*``, ``PET_*`` or ``JOB_COMPLETION_INDEX``. None: one of several nodes; the marker must name it."""
     pod: str = "local"
     """The pod's UID, else its host name."""
+    pod_is_unique: bool = False
+    """``pod`` is a UID: no other pod has it. A machine with this host name may be used again."""
     restart: tuple[int, str] | None = None
     """Restart attempt and UID of the JobSet (``JOBSET_RESTART_ATTEMPT``, ``JOBSET_UID`` of the downward API). None: unknown."""
     job: str | None = None
@@ -196,8 +198,7 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
         ConfigurationError: One line that names the variable and what it may be.
     """
     given = {name: value.strip() for name, value in environ.items() if value.strip()}
-    pod = _safe(given.get("POD_UID") or pod_uid(mountinfo) or hostname)
-    sources = (_MountedSecret(given), _Environment(given), _Place(given, pod))
+    sources = (_MountedSecret(given), _Environment(given), _Place(given, given.get("POD_UID") or pod_uid(mountinfo), hostname))
     try:
         return Settings(_build_sources=(sources, {}))
     except ContractError as error:
@@ -247,13 +248,15 @@ class _Environment(EnvSettingsSource):
 class _Place(_Source):
     """Which pod this is: of which job and restart, and which of the job's nodes."""
 
-    def __init__(self, given: Mapping[str, str], pod: str) -> None:
+    def __init__(self, given: Mapping[str, str], pod: str | None, hostname: str) -> None:
         super().__init__(given)
         self._pod = pod
+        self._hostname = hostname
 
     def __call__(self) -> dict[str, Any]:
         return {
-            "pod": self._pod,
+            "pod": _safe(self._pod or self._hostname),
+            "pod_is_unique": self._pod is not None,
             "job": _job(self._given),
             "restart": _restart(self._given),
             "node": node_from_environment(self._given),

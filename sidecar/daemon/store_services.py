@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 
@@ -12,8 +14,9 @@ from sidecar.daemon.services import Services
 from sidecar.daemon.tasks import run_forever, run_together
 from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Sharing
-from sidecar.errors import ConfigurationError, NotFound, StoreError
-from sidecar.lifecycle.prefix_lease import PrefixLease, claim
+from sidecar.errors import ConfigurationError, Fenced, NotFound, StoreError
+from sidecar.lifecycle.prefix_lease import Holder
+from sidecar.lifecycle.run_document import claim
 from sidecar.lifecycle.termination import POD
 from sidecar.store.protocol import Capabilities, Verification
 from sidecar.transfer.executor import awaited
@@ -36,19 +39,32 @@ async def use_store(services: Services) -> None:
     Raises:
         ConfigurationError: The store refuses access, or another job holds the prefix.
     """
+    try:
+        await _use_store(services)
+    except* Fenced:  # at the start; later, a task of its own waits for it
+        _on_fenced(services)
+
+
+async def _use_store(services: Services) -> None:
+    lease, node = services.lease, services.settings.node
+    is_first = node is not None and node.index == 0
     with awaited():
         capabilities, run = await _open_store(services)
+        lease.begin(run, _holder(services))
+        await lease.wait_for_ending()
+        if is_first and lease.takes_over_at_once:  # before a resume is decided: no earlier pod commits after it
+            await lease.settle()
     await _opened(services, capabilities)
-    lease = _prefix_lease(services, run)
-    uploader = _uploader(services, capabilities, lease)
+    uploader = _uploader(services, capabilities)
     services.state.store_opened.set()
-    node = services.settings.node
-    is_first = node is not None and node.index == 0
-    if is_first:  # for all nodes: no other job may write below the prefix at this time
+    if is_first and not lease.is_held:  # for all nodes: no other job may write below the prefix at this time
         await lease.settle()
-    tasks = [run_forever("uploader", uploader.run), run_forever("cleaner", services.cleaner.run)]
+    tasks: list[Coroutine[Any, Any, None]] = [
+        run_forever("uploader", uploader.run),
+        run_forever("cleaner", services.cleaner.run),
+    ]
     if is_first:
-        tasks.append(run_forever("tenancy", lease.keep))
+        tasks += [run_forever("lease", lease.keep), _end_when_fenced(services)]
     if services.settings.keep_store is not None:
         tasks.append(run_forever("retention", services.cleaner.run_retention))
     if is_first or node is None:  # for all nodes; where only markers name the node, it may be the first
@@ -99,31 +115,39 @@ async def _opened(services: Services, capabilities: Capabilities) -> None:
         services.resume_service.begin_early()
 
 
-def _prefix_lease(services: Services, run: Run) -> PrefixLease:
-    settings, termination = services.settings, services.termination
+def _holder(services: Services) -> Holder:
+    settings = services.settings
     life = checksum.to_text(checksum.checksum(services.volume.read_state(POD) or services.token.encode()))
-    return PrefixLease(
-        services.store,
-        services.executor,
-        run,
-        me=f"{settings.pod}/{life[:8]}",
+    return Holder(
+        name=f"{settings.pod}/{life[:8]}",
+        is_unique=settings.pod_is_unique,
         node=settings.node,
         job=settings.job,
-        going=termination.is_going,
-        attempt=termination.trainer_attempt,
+        run_id=settings.run_id,
     )
 
 
-def _uploader(services: Services, capabilities: Capabilities, lease: PrefixLease) -> Uploader:
+async def _end_when_fenced(services: Services) -> None:
+    await services.lease.fenced.wait()
+    _on_fenced(services)
+
+
+def _on_fenced(services: Services) -> None:
+    reason = services.lease.fenced_by
+    services.events.happened("fenced", level="error", reason=reason, hint="the trainer is told to stop")
+    services.termination.fenced(reason)
+
+
+def _uploader(services: Services, capabilities: Capabilities) -> Uploader:
     context = UploadContext(
         store=services.store,
         limits=StoreLimits(capabilities),
         executor=services.executor,
-        committer=Committer(services.store, services.executor),
+        committer=Committer(services.store, services.executor, fence=services.lease),
         catalog=services.catalog,
         flush=services.flush,
         pod=services.pod,
-        lease=lease,
+        lease=services.lease,
         quarantine=services.resume_service,
     )
     return Uploader(

@@ -324,11 +324,14 @@ class RequestWorker:
         if request.is_interrupted:
             return
         request.end(state, **fields)
-        known = {key: fields[key] for key in ("checkpoint", "step", "source", "detail") if fields.get(key) is not None}
+        known: dict[str, Any] = {
+            key: fields[key] for key in ("checkpoint", "step", "source", "detail") if fields.get(key) is not None
+        }
+        if request.status.passed_over:
+            known["passed_over"] = {each.checkpoint: each.reason for each in request.status.passed_over}
         self._events.happened(
             f"resume_{state.value}",
             level="error" if state is ResumeState.FAILED else "info",
-            passed_over=len(request.status.passed_over),
             took_s=round(time.monotonic() - request.asked_s, 3),
             **known,
         )

@@ -55,6 +55,8 @@ class Termination:
         self._started_at_s = time.time()
         self.going: TerminationNotice | None = None
         self.sigterms = 0
+        self.fenced_by: str | None = None
+        """Who has taken the prefix over, as a sentence; ``None``: nobody."""
         self.on_notice: Callable[[], None] = lambda: None
         """Called on each new notice of any source, and on each SIGTERM."""
         self._trainer_before: bytes | None = None
@@ -110,18 +112,27 @@ class Termination:
             first = before if before.began_s <= began_s else TerminationNotice(source, at_s, began_s, until_s)
             self.going = replace(first, until_s=min(before.until_s, until_s))
         if tell_trainer and self._volume.read_small(TERMINATING) is None:
-            try:
-                (self._volume / TERMINATING).publish(encode_notice(Notice(rfc3339(at_s), source)))
-            except OSError as error:  # for example a full disk: the trainer gets its own signal
-                log.warning("notice_not_written", error=error.strerror)
+            self._tell_trainer(Notice(rfc3339(at_s), source))
         return before is None
+
+    def _tell_trainer(self, notice: Notice) -> None:
+        try:
+            (self._volume / TERMINATING).publish(encode_notice(notice))
+        except OSError as error:  # for example a full disk: the trainer gets its own signal
+            log.warning("notice_not_written", error=error.strerror)
 
     def expire(self) -> bool:
         """Withdraw a notice without SIGTERM within its time: the pod stays. Returns whether there was one."""
-        if self.sigterms or not self._is_overdue():
+        if self.sigterms or self.fenced_by or not self._is_overdue():
             return False
         self._drop()
         return True
+
+    def fenced(self, by: str) -> None:
+        """Record that a later pod of the job has taken the prefix over. The trainer is told to stop; no SIGTERM need follow."""
+        self.fenced_by = by
+        if not self.notice("fenced") and self._volume.read_small(TERMINATING) is None:
+            self._tell_trainer(Notice(rfc3339(time.time()), "fenced"))
 
     def sigterm(self, *, tell_trainer: bool = True) -> None:
         """Record that the sidecar got SIGTERM."""

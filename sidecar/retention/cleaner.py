@@ -13,10 +13,11 @@ from sidecar.core.commit.retention import Kept, plan_local_deletion, turn_after_
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.settings import Settings
 from sidecar.download.resume_service import ResumeService
-from sidecar.errors import StoreError
+from sidecar.errors import Fenced, StoreError
 from sidecar.retention.store_retention import IN_USE, StoreRetention
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.commit.committer import Fence
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
 
@@ -44,6 +45,7 @@ class Cleaner:
         executor: StoreExecutor,
         resume_service: ResumeService,
         events: Events,
+        fence: Fence,
     ) -> None:
         self._settings = settings
         self._volume = volume
@@ -58,6 +60,7 @@ class Cleaner:
                 keep_every_steps=settings.keep_every_steps,
                 resumes=resume_service,
                 events=events,
+                fence=fence,
             )
 
     async def run(self) -> None:
@@ -95,6 +98,8 @@ class Cleaner:
         assert self._retention is not None
         try:
             return await self._retention.look()
+        except Fenced:  # a later pod cleans the store now
+            return STORE_AGAIN_S
         except StoreError as error:
             log.warning("store_not_cleaned", error=str(error), hint=f"tried again in {STORE_AGAIN_S:.0f} s")
             return STORE_AGAIN_S

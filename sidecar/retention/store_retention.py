@@ -17,7 +17,7 @@ from sidecar.core.format import keys
 from sidecar.errors import ArchivedObject
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from sidecar.upload.commit.committer import Committer
+from sidecar.upload.commit.committer import Committer, Fence
 from sidecar.upload.commit.post_commit_check import AFTER_S, TICK_S
 from trainer_hook.contract import step_of
 
@@ -58,6 +58,7 @@ class StoreRetention:
         keep_every_steps: int | None,
         resumes: Resumes,
         events: Events,
+        fence: Fence | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without observations.
@@ -69,6 +70,7 @@ class StoreRetention:
             keep_every_steps: ``CKPT_KEEP_EVERY_STEPS``; ``None``: no such steps.
             resumes: Asked for the checkpoints that must stay now, and for quarantined ones.
             events: Where deletions are recorded.
+            fence: Asked before each deletion; ``None``: no other pod is there.
             clock: Monotonic seconds.
         """
         self._store = store
@@ -78,7 +80,7 @@ class StoreRetention:
         self._resumes = resumes
         self._events = events
         self._clock = clock
-        self._committer = Committer(store, executor)
+        self._committer = Committer(store, executor, fence=fence)
         self._seen_s: dict[Writing, float] = {}
         """Time of each commit's first sight."""
         self._whole_s: dict[Writing, float] = {}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -12,6 +10,7 @@ from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.schedule.parts import max_parts_after_refusal
 from sidecar.lifecycle.pod import PodState
 from sidecar.store.protocol import Capabilities, Store
+from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.existing_commit import Quarantine
@@ -48,15 +47,6 @@ class Lease(Protocol):
             StoreError: It cannot be known now.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Time. All in seconds: a monotonic clock, one since 1970, and sleeping."""
-
-    monotonic: Callable[[], float] = time.monotonic
-    epoch: Callable[[], float] = time.time
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
 
 class StoreLimits:

@@ -11,7 +11,7 @@ from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.states import LET_GO, State
 from sidecar.core.schedule.parts import largest_file_bytes
-from sidecar.errors import CheckpointChanged, CheckpointRejected, SidecarError, StoreError, TooLarge, UnreadableFile
+from sidecar.errors import CheckpointChanged, CheckpointRejected, Fenced, SidecarError, StoreError, TooLarge, UnreadableFile
 from sidecar.repository.documents import StoredCommit
 from sidecar.upload.commit.committer import manifest_of
 from sidecar.upload.commit.existing_commit import ExistingCommit
@@ -56,6 +56,8 @@ class UploadJob:
         except CheckpointRejected as error:
             if catalog.is_current(tracked):
                 catalog.move(tracked, State.LOST, reason=str(error))
+        except Fenced as error:
+            self.give_up(str(error))
         except Outdated as error:
             log.warning("upload_starts_again", checkpoint=tracked.name, error=str(error))
             self._restart(str(error))
@@ -73,10 +75,16 @@ class UploadJob:
         context, checkpoint, committer = self._context, self._checkpoint, self._context.committer
         # May we write it?
         self._require_possible_sizes()
-        if not await self._nobody_objects():
+        # A downloaded one is written by nobody: its attempt is an earlier one, which must not be declared this pod's own.
+        if checkpoint.restored_from is None and not await self._nobody_objects():
             return
         guard = OverwriteGuard(
-            committer, checkpoint.name, checkpoint.attempt, checkpoint.save_id, clock=context.clock.monotonic
+            committer,
+            checkpoint.name,
+            checkpoint.attempt,
+            checkpoint.save_id,
+            node=checkpoint.node,
+            clock=context.clock.monotonic,
         )
         there, before = await committer.already_there(checkpoint)
         if checkpoint.restored_from is not None:
@@ -144,6 +152,12 @@ class UploadJob:
         """Let go of a checkpoint that will not be sent, and of its unfinished uploads."""
         await self._abort_uploads(await self._versions.journal(self._checkpoint))
         self._let_go()
+
+    def give_up(self, reason: str) -> None:
+        """Do not send or commit it any more; what was sent stays, for a later life."""
+        catalog, tracked = self._context.catalog, self._tracked
+        if catalog.is_current(tracked):
+            catalog.move(tracked, State.GIVEN_UP, reason=reason, sent_bytes=tracked.sent_bytes)
 
     # May we write it?
 

@@ -14,7 +14,7 @@ import structlog
 from sidecar.catalog.scanner import Scanner
 from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.order import superseded
-from sidecar.errors import StoreError
+from sidecar.errors import Fenced, StoreError
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import UploadContext
 from sidecar.upload.early.early_upload import EarlyUploads
@@ -112,8 +112,11 @@ class Uploader:
         while True:
             for tracked in self._context.catalog.pending():
                 if self._queue.waits_for_others(tracked):
+                    job = self._job(Active(tracked))
                     try:
-                        await self._job(Active(tracked)).commit()
+                        await job.commit()
+                    except Fenced as error:
+                        job.give_up(str(error))
                     except StoreError as error:
                         log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
             await asyncio.sleep(COMMIT_POLL_S)

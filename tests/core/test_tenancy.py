@@ -68,11 +68,11 @@ def test_the_latest_attempts_that_node_0_said_are_its_own_are_known(said: list[s
 
 def test_other_nodes_write_what_node_0_said_is_its_own_and_node_0_says_it_while_it_holds_the_prefix() -> None:
     run = with_attempt(Run("r", holder="first"), "a-1")
-    assert why_not(run, me="first", index=0, attempt="a-2") is None
-    assert why_not(run, me="other", index=1, attempt="a-1") is None
-    refused = why_not(run, me="other", index=1, attempt="b-1")
+    assert why_not(run, me="first", index=0, attempt="a-2", job=None) is None
+    assert why_not(run, me="other", index=1, attempt="a-1", job=None) is None
+    refused = why_not(run, me="other", index=1, attempt="b-1", job=None)
     assert refused is not None
     assert "attempt b-1" in refused
     assert "first" in refused
-    assert "first" in (why_not(run, me="second", index=0, attempt="b-1") or "")
-    assert why_not(replace(run, ending=True), me="second", index=0, attempt="b-1") is None
+    assert "first" in (why_not(run, me="second", index=0, attempt="b-1", job=None) or "")
+    assert why_not(replace(run, ending=True), me="second", index=0, attempt="b-1", job=None) is None

@@ -12,7 +12,7 @@ import pytest
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, SILENCE_S
 from sidecar.errors import ConfigurationError
-from sidecar.lifecycle.prefix_lease import claim
+from sidecar.lifecycle.run_document import claim
 from sidecar.store.file.store import FileStore
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint

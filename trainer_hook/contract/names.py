@@ -40,7 +40,7 @@ REASONS = frozenset({"periodic", "jit", "manual", "final"})
 TRAINER_STATES = frozenset({"running", "preempted", "succeeded", "failed"})
 ACTIONS = frozenset({"save", "save-and-stop"})
 OUTCOMES = frozenset({"saved", "failed"})
-NOTICE_SOURCES = frozenset({"sigterm", "prestop", "spot", "api"})
+NOTICE_SOURCES = frozenset({"sigterm", "prestop", "spot", "api", "fenced"})
 
 SCRIPT_OWNED = "script"
 """Value of ``meta["owner"]`` for a checkpoint that the training script itself rotates: the sidecar never deletes it."""

@@ -7,6 +7,8 @@ from trainer_hook.contract import MARKER, SYSTEM_DIR, Node
 RUN = "run.json"
 ASKED = "run-asked.json"
 """Request of another pod to the holder of the prefix for a sign of life."""
+CLAIMS = "run-claims/"
+"""Prefix of the claims to the prefix, one object for each pod that took it over."""
 _QUARANTINED = "quarantined-"
 STEPS = "checkpoint-"
 """Prefix of all objects of all steps."""

@@ -38,15 +38,19 @@ class Situation:
     deadline_passed: bool
     cut_short: bool
     """The sidecar got a second SIGTERM."""
+    fenced: bool = False
+    """A later pod of the job has taken the prefix over."""
 
 
 def next_phase(phase: Phase, now: Situation) -> Phase:
     """Return the next phase; the same one if nothing changes.
 
     The process ends after SIGTERM, or, as a classic sidecar, when the trainer has succeeded and all is durable: otherwise the
-    pod would never end.
+    pod would never end. A fenced one ends with its trainer: it makes nothing durable any more.
     """
     if phase is Phase.DONE or now.cut_short:
+        return Phase.DONE
+    if now.fenced and (now.deadline_passed or not now.trainer_alive):
         return Phase.DONE
     if now.sigterm and (now.deadline_passed or (not now.trainer_alive and now.everything_durable)):
         return Phase.DONE

@@ -28,7 +28,11 @@ class Run:
     ending: bool = False
     """The holder is terminating: the next pod of the job may already be running."""
     attempts: tuple[str, ...] = ()
-    """Attempts that node 0 has declared its own, latest last."""
+    """Attempts that node 0 has declared its own, latest last. A pod that takes over begins with none."""
+    epoch: int = 0
+    """Number of the holder's claim (``core/lifecycle/fencing``); 0: it has none."""
+    ends_in_s: float | None = None
+    """Seconds from the last sign of life to the deadline of a holder that is terminating."""
 
 
 class Ownership(Enum):
@@ -81,22 +85,23 @@ def with_attempt(run: Run, attempt: str) -> Run:
     return replace(run, attempts=(*others[1 - MOST_ATTEMPTS :], attempt))
 
 
-def why_not(run: Run, *, me: str, index: int, attempt: str) -> str | None:
+def why_not(run: Run, *, me: str, index: int, attempt: str, job: str | None) -> str | None:
     """Return why a node of a job with several nodes may not write a checkpoint yet, or ``None``.
 
-    Only node 0 holds the prefix, so only node 0 of a second job would be refused. The other nodes write the attempts that node
-    0 has declared its own; nothing is committed without node 0's part anyway.
+    Only node 0 holds the prefix, so only node 0 of a second job is refused, and only an earlier node 0 is fenced. Others write
+    the attempts that node 0 has declared its own; nothing is committed without node 0's part anyway.
 
     Args:
         run: The run as it is now.
-        me: Name of this pod's volume.
+        me: Name of this pod.
         index: Index of the node.
         attempt: Attempt of the checkpoint.
+        job: This pod's job, which is the run's; ``None``: unknown. Such a node need not wait for node 0's first declaration.
     """
     if index == 0:
-        other = is_of_another(run, me=me)
+        other = job is None and is_of_another(run, me=me)
         return f"the prefix is held by {run.holder}: a later pod of this job, or another job" if other else None
-    if attempt in run.attempts:
+    if attempt in run.attempts or (job is not None and not run.attempts):
         return None
     holder = f" ({run.holder} does)" if run.holder else ""
     hint = "if its sidecar was refused, give this job its own prefix in CKPT_STORE"

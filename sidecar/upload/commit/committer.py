@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -83,6 +83,25 @@ class _Look:
         return now_s - self.ready_since_s.setdefault(what, now_s) >= self.turn.patience_s(position)
 
 
+class Fence(Protocol):
+    """The lease of the prefix, as commits and deletions ask it."""
+
+    async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
+        """Return if no later pod of the job has taken the prefix over.
+
+        Raises:
+            Fenced: One has.
+        """
+        ...
+
+
+class Unfenced:
+    """Fence of a store that nobody else uses."""
+
+    async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
+        """Return at once."""
+
+
 class Committer(Documents):
     """Also writes them: manifests, and the commit when it is time."""
 
@@ -91,11 +110,14 @@ class Committer(Documents):
         store: Store,
         executor: StoreExecutor,
         *,
+        fence: Fence | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         epoch: Callable[[], float] = time.time,
     ) -> None:
+        """Start with nothing seen. ``fence``: asked before each commit and each deletion; ``None``: no other pod is there."""
         super().__init__(store, executor)
+        self.fence = fence or Unfenced()
         self._clock = clock
         self._epoch = epoch
         self._sleep = sleep
@@ -186,7 +208,11 @@ class Committer(Documents):
 
         Returns:
             Whether the way is free.
+
+        Raises:
+            Fenced: A later pod of the job has taken the prefix over.
         """
+        await self.fence.require_held()
         there = await self.stored_commit(name)
         if there is None:
             return True
@@ -346,7 +372,12 @@ class Committer(Documents):
     async def _commit(self, checkpoint: Finished, look: _Look, *, digests: Sequence[str] = ()) -> Decision:
         """Compare what is there with all manifests, and commit if nothing is missing."""
         name, attempt, node = checkpoint.name, checkpoint.attempt, checkpoint.node
-        listing = await self._executor.persistently(self._listing, name)
+        # At the same time: the question costs no time beside the listing.
+        asked: list[Coroutine[Any, Any, Any]] = [
+            self._executor.persistently(self._listing, name),
+            self.fence.require_held(node, attempt),
+        ]
+        listing, _ = await self._executor.together(asked)
         if keys.commit(name) in listing and (there := await self.stored_commit(name)) is not None:
             return await self._found(checkpoint, look, there)
         if digests:

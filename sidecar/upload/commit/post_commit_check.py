@@ -10,7 +10,7 @@ import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.states import State
-from sidecar.errors import StoreError
+from sidecar.errors import Fenced, StoreError
 from sidecar.lifecycle.pod import PodState
 from sidecar.upload.commit.committer import Committer
 
@@ -72,6 +72,8 @@ class PostCommitCheck:
         assert tracked.checkpoint is not None
         try:
             stands = await self._committer.still_stands(tracked.checkpoint, thoroughly=thoroughly)
+        except Fenced:  # a later pod looks after the prefix now
+            return
         except StoreError as error:
             log.warning("commit_not_looked_at", checkpoint=tracked.name, error=str(error))
             return

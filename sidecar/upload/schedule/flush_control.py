@@ -124,7 +124,7 @@ class FlushControl:
             newest_durable_step=going.newest_durable_step,
             costs=Costs(ROUND_TRIP_S / self._executor.most, COMMIT_ROUND_TRIPS * ROUND_TRIP_S),
         )
-        if before is None or _outcome(before) != _outcome(self.plan):
+        if _outcome(self.plan) != (_outcome(before) if before is not None else []):
             self._announce(self.plan, going.left_s)
 
     def _announce(self, plan: Plan, left_s: float) -> None:

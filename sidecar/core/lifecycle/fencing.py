@@ -1,0 +1,91 @@
+"""Fencing: which of several pods of one job is the present one. Each that takes over claims the prefix with a higher epoch.
+
+A claim is an object of its own, whose key has its epoch and its holder. So no store needs a conditional write for it: a pod
+that takes over lists the claims, writes one with the next epoch, and lists again. The highest claim counts; of two with one
+epoch, the one with the higher holder id. Every other holder is fenced: it commits and deletes nothing any more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from sidecar.core.format import keys
+from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Run
+
+_CLAIM = re.compile(re.escape(keys.CLAIMS) + r"(\d{8})-([0-9a-f]{16})\.json", re.ASCII)
+MOST_CLAIMS = 256
+"""Number of claims in a store from which the oldest are deleted."""
+KEPT_CLAIMS = 128
+"""Number of claims that are kept then. A pod that was fenced that many take-overs ago would count as a new one."""
+ENDING_BEAT_S = 2.0
+"""Interval in seconds of the signs of life of a holder that is terminating: a later pod waits for what it still commits."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Claim:
+    """One pod's claim to the prefix, ordered as claims are."""
+
+    epoch: int
+    """From 1."""
+    holder_id: str
+    """16 hexadecimal digits, of the pod and its volume."""
+
+    @property
+    def key(self) -> str:
+        """Key of the claim in the store."""
+        return f"{keys.CLAIMS}{self.epoch:08d}-{self.holder_id}.json"
+
+
+class Standing(Enum):
+    """Standing of one pod among the claims."""
+
+    HOLDER = auto()
+    """Its claim is the highest."""
+    FENCED = auto()
+    """It had the highest claim once; a later pod has it now."""
+    NEW = auto()
+    """It has no claim yet."""
+
+
+def claims_among(listed: Iterable[str]) -> list[Claim]:
+    """Return the claims among keys, lowest first. Other keys are ignored."""
+    found = (_CLAIM.fullmatch(key) for key in listed)
+    return sorted(Claim(int(match[1]), match[2]) for match in found if match)
+
+
+def standing(claims: Iterable[Claim], holder_id: str) -> Standing:
+    """Return the standing of the pod with this id."""
+    ordered = sorted(claims)
+    if ordered and ordered[-1].holder_id == holder_id:
+        return Standing.HOLDER
+    return Standing.FENCED if any(claim.holder_id == holder_id for claim in ordered) else Standing.NEW
+
+
+def next_claim(claims: Iterable[Claim], holder_id: str) -> Claim:
+    """Return the claim with which a pod takes the prefix over."""
+    return Claim(max((claim.epoch for claim in claims), default=0) + 1, holder_id)
+
+
+def obsolete(claims: Iterable[Claim]) -> list[Claim]:
+    """Return the claims that may be deleted: the oldest, once there are more than ``MOST_CLAIMS``."""
+    ordered = sorted(claims)
+    return ordered[:-KEPT_CLAIMS] if len(ordered) > MOST_CLAIMS else []
+
+
+def waits_for_ending(first: Run, now: Run, *, me: str, watched_s: float, silent_s: float) -> bool:
+    """Whether a later pod waits for the holder, which is terminating and may still commit what this pod should resume from.
+
+    Args:
+        first: The run when this pod first read it.
+        now: The run as it is now.
+        me: Name of this pod.
+        watched_s: Seconds since ``first`` was read, by this pod's clock.
+        silent_s: Seconds since the last sign of life that this pod saw.
+    """
+    if not now.ending or now.holder in (None, me) or now.ends_in_s is None:
+        return False
+    known_s = first.ends_in_s if first.holder == now.holder and first.ends_in_s is not None else now.ends_in_s
+    return watched_s < known_s and silent_s < SILENCE_S

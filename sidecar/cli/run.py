@@ -14,6 +14,7 @@ from typing import NoReturn
 from sidecar.cli.exit_codes import EXIT_CONFIGURATION, EXIT_FAILED
 from sidecar.cli.missing_package import not_installed
 from sidecar.cli.output import fail
+from sidecar.daemon import termination_message
 from sidecar.daemon.settings import Settings, from_environment
 from sidecar.errors import ConfigurationError
 
@@ -24,9 +25,15 @@ def run() -> int:
         mountinfo = Path("/proc/self/mountinfo").read_text(errors="replace")
         settings = from_environment(os.environ, mountinfo=mountinfo, hostname=socket.gethostname())
     except ConfigurationError as error:
-        return fail(f": {error}", EXIT_CONFIGURATION)
+        return _misconfigured(f": {error}")
     asyncio.run(_life(settings))
     raise AssertionError("a life ends with the process")
+
+
+def _misconfigured(text: str) -> int:
+    """Say in one line what must be changed, also to Kubernetes. Returns the exit code."""
+    termination_message.write(text.removeprefix(":").strip())
+    return fail(text, EXIT_CONFIGURATION)
 
 
 async def _life(settings: Settings) -> NoReturn:
@@ -44,11 +51,12 @@ async def _life(settings: Settings) -> NoReturn:
         code = await Daemon(settings, store).run()
         store.close()
     except (ConfigurationError, StoreError) as error:
-        code = fail(f": {error}", EXIT_CONFIGURATION)
+        code = _misconfigured(f": {error}")
     except ModuleNotFoundError as error:
-        code = fail(f" run: {not_installed(error)}", EXIT_CONFIGURATION)
-    except BaseException:
+        code = _misconfigured(f" run: {not_installed(error)}")
+    except BaseException as error:
         traceback.print_exc()
+        termination_message.write(f"a bug, see the log: {type(error).__name__}: {error}")
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.flush()

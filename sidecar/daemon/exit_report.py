@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.states import PENDING, State
+from sidecar.daemon import termination_message
 from sidecar.lifecycle.termination import LAST_REPORT, Termination
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import EXIT_REPORT, rfc3339
 
 log = structlog.get_logger()
 
-TERMINATION_LOG = Path("/dev/termination-log")
-"""Where Kubernetes reads the reason of a container's end, up to 4,096 bytes."""
 MOST_NAMED = 8
 WRITE_S = 0.25
 """Longest delay of the exit by writing the report; the volume may hang."""
@@ -75,7 +71,7 @@ def write(volume: Volume, report: dict[str, Any]) -> None:
     """Write the log line, the termination message and the file on the volume, which may be full, away or hanging: last."""
     level = log.info if report["exit_code"] == EXIT_DONE else log.error
     level("exit_report", **{key: report[key] for key in _LOGGED if key not in _IF_ANY or report[key]})
-    _tell_kubernetes(_sentence(report))
+    termination_message.write(_sentence(report))
     content = json.dumps(report, indent=1).encode() + b"\n"
     for place in [volume.state / LAST_REPORT, *([volume / EXIT_REPORT] if volume.has_own_state else [])]:
         try:
@@ -107,14 +103,8 @@ def ended_waiting(volume: Volume) -> int:
         return EXIT_DONE
     unseen = f"another sidecar used the volume until the end; on it are {', '.join(sorted(finished)[:MOST_NAMED])}"
     log.error("ended_without_the_volume", reason=unseen, hint="the next sidecar on this volume sends what is not durable")
-    _tell_kubernetes(f"not everything finished is known to be durable: {unseen}")
+    termination_message.write(f"not everything finished is known to be durable: {unseen}")
     return EXIT_GIVEN_UP
-
-
-def _tell_kubernetes(sentence: str) -> None:
-    with contextlib.suppress(OSError):
-        if TERMINATION_LOG.is_file() and os.access(TERMINATION_LOG, os.W_OK):
-            TERMINATION_LOG.write_text(sentence[:2000])
 
 
 def _given_up(tracked: Tracked) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from sidecar.daemon.services import Services
 from sidecar.daemon.tasks import run_forever, run_together
 from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Sharing
-from sidecar.errors import ConfigurationError, Fenced, NotFound, StoreError
+from sidecar.errors import AccessRefused, ConfigurationError, Fenced, NotFound, StoreError
 from sidecar.lifecycle.prefix_lease import Holder
 from sidecar.lifecycle.run_document import claim
 from sidecar.lifecycle.termination import POD
@@ -29,6 +29,8 @@ log = structlog.get_logger()
 
 REACH_AGAIN_S = 5.0
 """Seconds until the next try to reach the store."""
+CLOCK_SKEW = "RequestTimeTooSkewed"
+"""S3's code for a request whose time is too far from the store's."""
 PROBE_TRIES = 3
 """Tries of the probe whose objects vanish: another pod's sidecar that starts at the same time may remove them as orphans."""
 
@@ -92,13 +94,18 @@ async def _open_store(services: Services) -> tuple[Capabilities, Run]:
             if isinstance(error, NotFound) and vanished < PROBE_TRIES:
                 vanished += 1
                 continue
-            if settings.verify_access and not error.transient:
+            if settings.verify_access and not error.transient and not _passes_by_itself(error):
                 raise ConfigurationError(str(error)) from None
             services.health.failed(error)
             await asyncio.sleep(REACH_AGAIN_S)
         else:
             log.info("store_opened", run_id=run.run_id, verification=capabilities.verification.value)
             return capabilities, run
+
+
+def _passes_by_itself(error: StoreError) -> bool:
+    """Whether a refusal may end without a change of settings: a clock that is not set yet is set soon."""
+    return isinstance(error, AccessRefused) and error.code == CLOCK_SKEW
 
 
 async def _opened(services: Services, capabilities: Capabilities) -> None:

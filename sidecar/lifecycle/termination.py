@@ -131,8 +131,9 @@ class Termination:
     def fenced(self, by: str) -> None:
         """Record that a later pod of the job has taken the prefix over. The trainer is told to stop; no SIGTERM need follow."""
         self.fenced_by = by
-        if not self.notice("fenced") and self._volume.read_small(TERMINATING) is None:
-            self._tell_trainer(Notice(rfc3339(time.time()), "fenced"))
+        # Also over an earlier notice: a trainer that started after that one does not believe it.
+        self._tell_trainer(Notice(rfc3339(time.time()), "fenced"))
+        self.notice("fenced", tell_trainer=False)
 
     def sigterm(self, *, tell_trainer: bool = True) -> None:
         """Record that the sidecar got SIGTERM."""

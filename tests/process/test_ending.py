@@ -19,7 +19,7 @@ import pytest
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.lifecycle.phases import margin_s
-from sidecar.daemon import exit_report, tasks
+from sidecar.daemon import exit_report, tasks, termination_message
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
@@ -363,7 +363,7 @@ def test_the_termination_message_names_the_rejected_one_and_its_reason(tmp_path:
     volume, message = Volume(tmp_path), tmp_path / "termination-log"
     volume.prepare()
     message.touch()
-    monkeypatch.setattr(exit_report, "TERMINATION_LOG", message)
+    monkeypatch.setattr(termination_message, "FILE", message)
     catalog = Catalog(Events())
     catalog.rejected("checkpoint-20", "1-1-1", "'a\\tb' has a control character", marked_at_s=1.0)
     written = exit_report.exit_report(catalog, Termination(volume, grace_s=1.0), quarantined={}, unfinished={})

@@ -100,8 +100,11 @@ def test_a_pod_that_was_fenced_stays_fenced_when_its_sidecar_starts_again(job: J
         earlier.kill()
     with job.pod("later") as later:
         later.ready()
+        notice = earlier.volume / ".ckpt/terminating"
+        notice.write_text('{"at": "2026-01-01T00:00:00Z", "source": "sigterm"}')
         with job.pod("earlier") as again:
             assert again.wait() == EXIT_FENCED
+            assert json.loads(notice.read_text())["source"] == "fenced", "a trainer that started since believes no older one"
             assert "a later pod of this job (later/" in again.log()
         assert later.status()["lease"]["state"] == "held"
 

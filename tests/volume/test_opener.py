@@ -201,7 +201,7 @@ _MAY = {
     "cli/run.py": {"read_text"},  # of /proc/self/mountinfo
     "cli/demo.py": {"is_file"},  # of the current folder
     "daemon/settings.py": None,
-    "daemon/exit_report.py": {"is_file", "access", "write_text"},  # of /dev/termination-log
+    "daemon/termination_message.py": {"is_file", "access", "write_text"},  # of /dev/termination-log
     "download/partial_file.py": {"open"},  # of /proc/self/mountinfo
 }
 

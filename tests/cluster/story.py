@@ -62,7 +62,7 @@ class Story:
             return said
 
         report = self.namespace.watch.report
-        return until(found, what=lambda: f"the end\n{report()}", timeout_s=timeout_s, every_s=1)[-1].split()[-1]
+        return until(found, what=lambda: f"the end\n{report()}", timeout_s=timeout_s, every_s=3)[-1].split()[-1]
 
     def completed(self, *, timeout_s: float = 60, condition: str = "") -> None:
         wanted = condition or {"jobset": "Completed"}.get(self.kind, "Complete")
@@ -70,7 +70,7 @@ class Story:
             lambda: wanted in self.namespace.condition(self.kind, self.name),
             what=lambda: f"{self.kind} {wanted}\n{self.namespace.watch.report()}",
             timeout_s=timeout_s,
-            every_s=0.5,
+            every_s=2,
         )
 
     # --- the sidecar

@@ -14,7 +14,7 @@ PROCESSES_CLUSTER := 4
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-all bench-peers clean
+.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ bench-preemption: $(VENV)/.trainer  ## when what happens at a preemption, with t
 bench-hook: $(VENV)/.trainer  ## what the hook costs a training script: per step, per interpreter
 	$(BIN)/python -m benchmarks.hook_overhead $(BENCH_ARGS)
 	$(BIN)/python -m torch.distributed.run --nproc_per_node=2 -m benchmarks.agreement
+
+bench-webhook: $(VENV)/.trainer  ## how long an API server waits for the webhook when 500 pods are created at once (openssl)
+	$(BIN)/python -m benchmarks.webhook $(BENCH_ARGS)
 
 bench-peers: .venv-peers/.installed  ## the tools to compare with
 

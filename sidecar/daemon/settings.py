@@ -31,6 +31,8 @@ _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 _AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)(?:/s)?", re.ASCII)
 _DATA_CONNECTION = ("AWS_S3_ENDPOINT", "AWS_S3_BUCKET", "AWS_DEFAULT_REGION")
 """Names of a data connection: read from the mounted secret, too, which wins over the environment."""
+_NAMES_OF_RUN = ("POD_NAMESPACE", "JOBSET_NAME", "LWS_NAME", "LWS_GROUP", "JOB_NAME")
+"""Variables of the downward API that a store may refer to."""
 _READ_NAMES = (SIDECAR_SETTINGS - {"CKPT_NODE_INDEX", "CKPT_NODE_COUNT"}).union(
     _DATA_CONNECTION, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION")
 )
@@ -151,6 +153,8 @@ class Settings(BaseSettings):
 
     node: Node | None = Node()
     """From ``CKPT_NODE_*``, ``PET_*`` or ``JOB_COMPLETION_INDEX``. None: one of several nodes; the marker must name it."""
+    is_first: bool = True
+    """Whether this pod is node 0, which holds the prefix; ``CKPT_NODE_INDEX`` says it also where nothing says the count."""
     pod: str = "local"
     """The pod's UID, else its host name."""
     pod_is_unique: bool = False
@@ -198,6 +202,7 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
         ConfigurationError: One line that names the variable and what it may be.
     """
     given = {name: value.strip() for name, value in environ.items() if value.strip()}
+    _check_filled_in(environ, given.get("CKPT_STORE", ""))
     sources = (_MountedSecret(given), _Environment(given), _Place(given, given.get("POD_UID") or pod_uid(mountinfo), hostname))
     try:
         return Settings(_build_sources=(sources, {}))
@@ -259,13 +264,30 @@ class _Place(_Source):
             "pod_is_unique": self._pod is not None,
             "job": _job(self._given),
             "restart": _restart(self._given),
-            "node": node_from_environment(self._given),
+            "node": (node := node_from_environment(self._given)),
+            "is_first": node.index == 0 if node is not None else self._given.get("CKPT_NODE_INDEX") == "0",
         }
 
 
 def _job(environ: Mapping[str, str]) -> str | None:
     name = environ.get("JOBSET_NAME") or environ.get("JOB_NAME")
     return f"{environ.get('POD_NAMESPACE', 'default')}/{name}"[:200] if name else None
+
+
+def _check_filled_in(environ: Mapping[str, str], store: str) -> None:
+    """Refuse a store whose variable was filled in with nothing: all runs would have one prefix.
+
+    Kubernetes takes the empty text for a label that the pod does not have.
+    """
+    _, _, path = store.partition("://")
+    if all(part and part == part.strip("-") for part in path.removeprefix("/").split("/")):
+        return
+    empty = [name for name in _NAMES_OF_RUN if name in environ and not environ[name].strip(" -")]
+    if empty:
+        raise ConfigurationError(
+            f"CKPT_STORE: {empty[0]}, which names the run there, is empty: the pod does not have the label that it comes from "
+            "(kubectl get pod -o yaml); add that, or write the name of the run into CKPT_STORE"
+        )
 
 
 def _restart(environ: Mapping[str, str]) -> tuple[int, str] | None:

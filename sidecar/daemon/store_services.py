@@ -49,7 +49,7 @@ async def use_store(services: Services) -> None:
 
 async def _use_store(services: Services) -> None:
     lease, node = services.lease, services.settings.node
-    is_first = node is not None and node.index == 0
+    is_first = services.settings.is_first
     with awaited():
         capabilities, run = await _open_store(services)
         lease.begin(run, _holder(services))

@@ -48,7 +48,7 @@ class RequestWorker:
         catalog: Catalog,
         events: Events,
         health: Health,
-        node: Node,
+        node: Node | None,
         quarantine: Quarantine,
         inventory: Inventory,
         reader: Callable[[], Awaitable[Downloader]],
@@ -57,7 +57,8 @@ class RequestWorker:
         self._catalog = catalog
         self._events = events
         self._health = health
-        self._node = node
+        self._node = node or Node()
+        self._knows_node_count = node is not None
         self._quarantine = quarantine
         self._inventory = inventory
         self._reader = reader
@@ -257,7 +258,7 @@ class RequestWorker:
         return reader.patience(is_short=was_spent or name in self._unreadable)
 
     def _say_if_elastic(self, offer: Offer) -> None:
-        if len(offer.manifests) != self._node.count:
+        if self._knows_node_count and len(offer.manifests) != self._node.count:
             self._events.happened(
                 "resume_with_other_node_count",
                 level="warning",

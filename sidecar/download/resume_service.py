@@ -59,7 +59,7 @@ class ResumeService:
             catalog=catalog,
             events=events,
             health=health,
-            node=node or Node(),
+            node=node,
             quarantine=self._quarantine,
             inventory=inventory,
             reader=self._reader,

@@ -168,6 +168,17 @@ def test_a_pod_evicted_for_its_disk_goes_on_from_the_newest_durable_step(
     assert steps(story.lives()[1])[0] == 41
 
 
+def test_a_jobset_completes_after_more_preemptions_than_it_has_restarts(
+    story: Story, workloads: Workloads, jobsets: None, expected: str
+) -> None:
+    story.kind = "jobset"
+    story.start(workloads.jobset(workloads.file_pod(STEPS=STEPS), nodes=1, max_restarts=1))
+    for life in range(3):
+        story.namespace.delete_pod(story.at_step(25 * (life + 1), life=life).pod)
+    assert story.weights() == expected
+    story.completed()
+
+
 def test_a_classic_sidecar_ends_after_the_trainer_that_is_told_to_go_with_it(
     story: Story, workloads: Workloads, expected: str
 ) -> None:

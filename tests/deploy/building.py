@@ -20,7 +20,8 @@ def job(**pod: Any) -> dict[str, Any]:
     containers = [{"name": "main", "image": "i", "env": [{"name": "CKPT_HOOK", "value": "auto"}]}]
     spec = {"restartPolicy": "OnFailure", "terminationGracePeriodSeconds": 120, "securityContext": {"runAsUser": 1000}}
     spec |= {"containers": containers, **pod}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "run"}, "spec": {"template": {"spec": spec}}}
+    inner = {"backoffLimit": 1000, "template": {"spec": spec}}  # of restartPolicy OnFailure: preemptions count there
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "run"}, "spec": inner}
 
 
 def pod_of(done: Injected) -> dict[str, Any]:

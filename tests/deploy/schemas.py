@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
@@ -157,6 +158,10 @@ def _job_rules(node: Any) -> Iterator[str]:
     elif isinstance(node, dict):
         for value in node.values():
             yield from _job_rules(value)
+        of_set = node["failurePolicy"] if isinstance(node.get("failurePolicy"), dict) else {}
+        for rule in of_set.get("rules") or ():  # JobSet's webhook
+            if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"]):
+                yield f"no name of a rule: {rule['name']}"
         if "podFailurePolicy" in node:
             spec = node["template"]["spec"]
             names = {container["name"] for key in ("containers", "initContainers") for container in spec.get(key) or ()}

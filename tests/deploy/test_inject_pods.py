@@ -10,10 +10,10 @@ import pytest
 
 from sidecar.cli.main import main
 from sidecar.daemon.settings import from_environment as sidecar_settings
-from sidecar.kubernetes.inject import Options, inject
+from sidecar.kubernetes.inject import Options, inject, inject_text
 from sidecar.kubernetes.inject.options import with_given
 from tests.deploy.building import INDEXED, POD, STORE, asked, job, named, pod_of, several, sidecar_of, values
-from tests.deploy.schemas import pod_templates
+from tests.deploy.schemas import KUBERNETES, VERSIONS, complaints, documents, pod_templates
 from trainer_hook.contract import Node
 from trainer_hook.process.settings import from_environment as hook_settings
 
@@ -158,6 +158,11 @@ def test_auto_is_native_where_the_cluster_knows_that(version: str, where: str) -
     assert "checkpoint-sidecar" in [container["name"] for container in pod[where]]
 
 
+ALONE = {"template": POD}
+PARTIAL = "kueue.x-k8s.io/job-min-parallelism"
+FEWER = {PARTIAL: "2", "kueue.x-k8s.io/job-completions-equal-parallelism": "true"}
+
+
 @pytest.mark.parametrize(
     ("document", "count", "has_index"),
     [
@@ -168,6 +173,8 @@ def test_auto_is_native_where_the_cluster_knows_that(version: str, where: str) -
         (several("Job", {"parallelism": 3, "template": POD}), "3", False),
         (several("JobSet", {"replicatedJobs": [{"name": "a", "template": {"spec": INDEXED}}]}), "4", False),
         (several("JobSet", {"replicatedJobs": [{"name": "a", "replicas": 2, "template": {"spec": INDEXED}}]}), None, False),
+        (several("JobSet", {"replicatedJobs": [{"name": "a", "replicas": 2, "template": {"spec": ALONE}}]}), "2", True),
+        (several("Job", INDEXED) | {"metadata": {"name": "x", "annotations": FEWER}}, None, False),
         (several("StatefulSet", {"replicas": 3, "template": POD}), "3", True),
         (several("StatefulSet", {"template": POD}), None, False),
         (several("Deployment", {"replicas": 2, "template": POD}), "2", False),
@@ -189,6 +196,50 @@ def test_the_sidecar_knows_of_how_many_it_is_one_wherever_the_document_tells(
         env = values(sidecar_of(template["spec"]))
         assert env.get("CKPT_NODE_COUNT") == count
         assert ("CKPT_NODE_INDEX" in env) == has_index
+
+
+def test_a_job_that_kueue_may_start_with_fewer_pods_must_have_as_many_indices_as_pods() -> None:
+    document = several("Job", INDEXED) | {"metadata": {"name": "x", "annotations": {PARTIAL: "2"}}}
+    said = [warning for warning in inject(document, STORE).warnings if "Kueue" in warning.text]
+    assert [warning.path for warning in said] == ["metadata.annotations"]
+    document["metadata"] = {"name": "x", "annotations": FEWER}
+    assert not [warning for warning in inject(document, STORE).warnings if "Kueue" in warning.text]
+
+
+RUNTIME = (KUBERNETES / "plain/runtime.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        (RUNTIME, "metadata.annotations['batch.kubernetes.io/job-completion-index']"),
+        (RUNTIME.replace("torch: {}", "mpi: {numProcPerNode: 1, runLauncherAsNode: true}"), None),
+        (
+            RUNTIME.replace("- name: node\n          template:", "- name: node\n          replicas: 2\n          template:"),
+            None,
+        ),
+    ],
+)
+def test_a_pod_of_a_train_job_knows_its_index_where_that_is_certain(text: str, field: str | None) -> None:
+    [document] = documents(inject_text(text, STORE).text)
+    env = sidecar_of(next(iter(pod_templates(document)))["spec"])["env"]
+    found = [entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in env if entry["name"] == "CKPT_NODE_INDEX"]
+    assert found == ([] if field is None else [field])
+
+
+@pytest.mark.parametrize("given", ["{}", "{targets: []}", "{targets: [{jobName: node, containerNames: [check]}]}"])
+def test_a_runtime_of_trainer_2_3_tells_the_sidecar_the_number_of_nodes_where_it_is_asked_for(given: str) -> None:
+    text = RUNTIME.replace("torch: {}", f"torch: {{envInjection: {given}}}")
+    assert text != RUNTIME
+    once = inject_text(text, STORE).text
+    [document] = documents(once)
+    [target] = document["spec"]["mlPolicy"]["torch"]["envInjection"]["targets"]
+    names = ["check", "checkpoint-sidecar"] if "check" in given else ["checkpoint-sidecar"]
+    assert target == {"jobName": "node", "containerNames": names}
+    assert complaints(document, VERSIONS[-1]) == []
+    assert inject_text(once, STORE).text == once
+    [plain] = documents(inject_text(RUNTIME, STORE).text)
+    assert plain["spec"]["mlPolicy"]["torch"] == {}
 
 
 INDEX = {"name": "JOB_COMPLETION_INDEX", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/x']"}}}

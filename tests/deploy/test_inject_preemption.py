@@ -18,15 +18,37 @@ DISRUPTED = [{"type": "DisruptionTarget", "status": "True"}]
 
 
 def never(**fields: Any) -> dict[str, Any]:
-    document = job(restartPolicy="Never")
+    return restarting("Never", **fields)
+
+
+def restarting(policy: str | None, **fields: Any) -> dict[str, Any]:
+    """A Job with the default ``backoffLimit``, whose pods have a restart policy or none."""
+    document = job()
+    pod = document["spec"]["template"]["spec"]
+    del document["spec"]["backoffLimit"], pod["restartPolicy"]
+    pod |= {} if policy is None else {"restartPolicy": policy}
     document["spec"] |= fields
     return document
 
 
-def jobset(failure_policy: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    inner = never(**fields)["spec"]
+def jobset(failure_policy: dict[str, Any] | None = None, *, restart: str | None = "Never", **fields: Any) -> dict[str, Any]:
+    inner = restarting(restart, **fields)["spec"]
     policy = {} if failure_policy is None else {"failurePolicy": failure_policy}
     return several("JobSet", policy | {"replicatedJobs": [{"name": "node", "template": {"spec": inner}}]})
+
+
+def of_kind(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, "spec": spec}
+
+
+def runtime(failure_policy: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """A training runtime of the same set, whose container has the name that Trainer wants."""
+    inner = jobset(failure_policy, **fields)["spec"]
+    inner["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]["name"] = "node"
+    labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    inner["replicatedJobs"][0]["template"]["metadata"] = {"labels": labels}
+    made = of_kind("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime", {"template": {"spec": inner}})
+    return made | {"spec": {"mlPolicy": {"numNodes": 1, "torch": {}}, **made["spec"]}}
 
 
 def cron(**fields: Any) -> dict[str, Any]:
@@ -36,16 +58,24 @@ def cron(**fields: Any) -> dict[str, Any]:
     return document | {"kind": "CronJob"}
 
 
+def set_of(document: dict[str, Any]) -> dict[str, Any]:
+    return document["spec"] if document["kind"] == "JobSet" else document["spec"]["template"]["spec"]
+
+
 def job_of(document: dict[str, Any]) -> dict[str, Any]:
     spec = document["spec"]
-    if document["kind"] == "JobSet":
-        return spec["replicatedJobs"][0]["template"]["spec"]
+    if document["kind"] in ("JobSet", "ClusterTrainingRuntime"):
+        return set_of(document)["replicatedJobs"][0]["template"]["spec"]
     return spec["jobTemplate"]["spec"] if document["kind"] == "CronJob" else spec
+
+
+def on_codes(operator: str, *values: int, action: str = "FailJob", name: str = "main") -> dict[str, Any]:
+    return {"action": action, "onExitCodes": {"containerName": name, "operator": operator, "values": list(values)}}
 
 
 def about_policies(document: dict[str, Any], **given: str) -> list[str]:
     said = [str(warning) for warning in inject(document, asked(**GIVEN, **given)).warnings]
-    return [line for line in said if "olicy" in line or "backoffLimit" in line or "EXIT_CODE" in line]
+    return [line for line in said if "Policy" in line or "backoffLimit" in line or "EXIT_CODE" in line]
 
 
 @pytest.mark.parametrize("made", [never, cron, jobset], ids=["Job", "CronJob", "JobSet"])
@@ -89,10 +119,6 @@ def with_rules(*rules: dict[str, Any]) -> dict[str, Any]:
     return never(podFailurePolicy={"rules": list(rules)})
 
 
-def on_codes(operator: str, *values: int, action: str = "FailJob", name: str = "main") -> dict[str, Any]:
-    return {"action": action, "onExitCodes": {"containerName": name, "operator": operator, "values": list(values)}}
-
-
 @pytest.mark.parametrize(
     ("document", "index"),
     [
@@ -127,21 +153,76 @@ def test_a_set_that_begins_anew_as_a_whole_does_so_without_counting_preemptions(
     assert inject(done.document, asked(**GIVEN)).document == done.document
 
 
-def test_every_part_of_such_a_set_is_a_target() -> None:
-    document = jobset(backoffLimit=0)
+@pytest.mark.parametrize("policy", [None, {"rules": [{"name": "preempted", "action": "FailJobSet"}]}])
+def test_every_part_of_such_a_set_is_a_target(policy: dict[str, Any] | None) -> None:
+    document = jobset(policy, backoffLimit=0)
     other = copy.deepcopy(document["spec"]["replicatedJobs"][0]) | {"name": "other"}
     document["spec"]["replicatedJobs"].append(other)
-    [rule] = inject(document, asked(**GIVEN)).document["spec"]["failurePolicy"]["rules"]
+    done = inject(document, asked(**GIVEN)).document
+    rule, *theirs = done["spec"]["failurePolicy"]["rules"]
     assert rule["targetReplicatedJobs"] == ["node", "other"]
+    assert theirs == (policy or {"rules": []})["rules"]
+    assert inject(done, asked(**GIVEN)).document == done
 
 
-RULES = {"rules": [{"name": "a", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}], "maxRestarts": 2}
+@pytest.mark.parametrize("made", [jobset, runtime], ids=["JobSet", "ClusterTrainingRuntime"])
+def test_where_nothing_says_how_containers_restart_a_set_gets_pods_whose_preemption_need_not_count(made: Any) -> None:
+    document = made({"maxRestarts": 1}, restart=None)
+    done = inject(document, asked(**GIVEN))
+    pod = job_of(done.document)["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    codes = IGNORED["onExitCodes"] | {"containerName": pod["containers"][0]["name"]}
+    rules = [{"action": "Ignore", "onPodConditions": DISRUPTED}, {"action": "Ignore", "onExitCodes": codes}]
+    assert job_of(done.document)["podFailurePolicy"]["rules"] == rules
+    assert set_of(done.document)["failurePolicy"] == {"maxRestarts": 1}
+    assert [said for version in VERSIONS for said in complaints(done.document, version)] == []
+    assert [line.partition(": ")[2][:16] for line in about_policies(document)] == ["Never is written"]
+    again = inject(done.document, asked(**GIVEN))
+    assert again.document == done.document
+    assert about_policies(again.document) == []
+
+
+def test_a_classic_sidecar_keeps_pods_that_restart_in_place() -> None:
+    done = inject(jobset(restart=None), asked(**GIVEN, mode="classic")).document
+    assert "restartPolicy" not in job_of(done)["template"]["spec"]
+    assert "podFailurePolicy" not in job_of(done)
+
+
+@pytest.mark.parametrize(
+    ("document", "given", "why"),
+    [
+        (restarting("OnFailure"), {}, "restartPolicy: OnFailure allows no podFailurePolicy"),
+        (jobset(restart="OnFailure"), {}, "restartPolicy: OnFailure allows no podFailurePolicy"),
+        (runtime(restart="OnFailure"), {}, "restartPolicy: OnFailure allows no podFailurePolicy"),
+        (never(podReplacementPolicy="TerminatingOrFailed"), {}, "podReplacementPolicy: TerminatingOrFailed allows no"),
+        (never(), {"kubernetes_version": "1.25", "mode": "classic"}, "Kubernetes before 1.26 has no podFailurePolicy"),
+        (never(podFailurePolicy={"rules": []}), {}, "no rule of the podFailurePolicy ignores exit code 143"),
+        (never(podFailurePolicy={"rules": [on_codes("In", 143, action="Count")]}), {}, "no rule of the podFailurePolicy"),
+    ],
+)
+def test_where_preemptions_count_it_is_said_why(document: dict[str, Any], given: dict[str, str], why: str) -> None:
+    [line] = about_policies(document, **given)
+    assert "backoffLimit: each preemption counts as a failure, and the job fails after 6: " in line
+    assert why in line
+    job_of(document)["backoffLimit"] = 100
+    assert about_policies(document, **given) == []
+
+
+RULES = {"rules": [{"name": "preempted", "action": "FailJobSet"}], "maxRestarts": 2}
+
+
+def test_the_rule_of_a_set_stands_in_front_of_those_that_people_wrote() -> None:
+    done = inject(jobset(RULES, backoffLimit=0), asked(**GIVEN)).document
+    assert complaints(done, VERSIONS[-1]) == []
+    [ours, theirs] = done["spec"]["failurePolicy"]["rules"]
+    assert (ours["name"], ours["onJobFailureReasons"]) == ("preempted_pods", ["PodFailurePolicy"])
+    assert theirs == RULES["rules"][0]
 
 
 @pytest.mark.parametrize(
     ("document", "text"),
     [
-        (jobset(RULES, backoffLimit=0), "costs the set one of its 2 restarts"),
+        (jobset({"maxRestarts": 2}, restart="OnFailure", backoffLimit=0), "costs the set one of its 2 restarts"),
         (jobset({"maxRestarts": 2}, backoffLimit=0, podFailurePolicy={"rules": []}), "costs the set one of its 2 restarts"),
         (jobset(backoffLimit=0, podFailurePolicy={"rules": []}), "the first preempted pod fails the whole set"),
         (jobset(podFailurePolicy={"rules": [on_codes("NotIn", 0)]}), "also takes exit code 143"),
@@ -193,10 +274,6 @@ def test_a_shell_that_swallows_the_exit_code_is_warned_of(
 
 PIPED = ["bash", "-c", "torchrun t.py | tee log"]
 _CONTAINER = {"name": "main", "image": "i", "command": PIPED}
-
-
-def of_kind(version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, "spec": spec}
 
 
 @pytest.mark.parametrize(

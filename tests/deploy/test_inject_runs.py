@@ -188,6 +188,47 @@ def test_a_train_job_has_its_runtimes_prefix_or_one_of_its_own() -> None:
     assert ours["env"][2]["value"] == "s3://bucket/runs/$(POD_NAMESPACE)/$(JOBSET_NAME)"
 
 
+@pytest.mark.parametrize("kind", ["CronJob", "JobSet", "TrainingRuntime", "LeaderWorkerSet"])
+@pytest.mark.parametrize("store", [EACH, "s3://bucket/{name}/x", "s3:///{namespace}-{name}"])
+def test_a_pod_without_the_label_that_names_its_run_is_refused(kind: str, store: str) -> None:
+    """Kubernetes fills in the empty text, and all such pods would have one prefix."""
+    document = KINDS[kind] | {"metadata": {"generateName": "llama-"}}
+    done = inject(document, asked(store=store)).document
+    environment = started(done, "a", **dict.fromkeys(LABELS, "")) | {"AWS_S3_BUCKET": "bucket", "CKPT_STATE_DIR": ""}
+    with pytest.raises(ConfigurationError, match=r"NAME|LWS_") as refused:
+        from_environment(environment)
+    assert "the pod does not have the label" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_trailing_slash_is_no_missing_name() -> None:
+    assert from_environment({"CKPT_STORE": "s3://bucket/run/", "JOB_NAME": "x"}).job == "default/x"
+
+
+def test_two_train_jobs_of_one_runtime_are_two_runs() -> None:
+    runtime = inject(KINDS["TrainingRuntime"], asked(store=EACH)).document
+    runs = [run_of(runtime, "a", **{"jobset.sigs.k8s.io/jobset-name": name}) for name in ("llama", "mistral")]
+    assert runs == [("s3://bucket/runs/a/llama", "a/llama"), ("s3://bucket/runs/a/mistral", "a/mistral")]
+
+
+POD_TEMPLATE = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "llama"}, "template": POD}
+
+
+@pytest.mark.parametrize(
+    ("document", "store", "path"),
+    [
+        (KINDS["TrainingRuntime"], "s3://bucket/run", "metadata.name"),
+        (KINDS["TrainingRuntime"], EACH, None),
+        (POD_TEMPLATE, EACH, "metadata.name"),
+        (KINDS["RayCronJob"], "s3://bucket/run", "spec.schedule"),
+        (KINDS["Job"], "s3://bucket/run", None),
+    ],
+)
+def test_a_prefix_that_several_runs_share_is_said(document: dict[str, Any], store: str, path: str | None) -> None:
+    said = [warning.path for warning in inject(document, asked(store=store)).warnings if "one prefix" in warning.text]
+    assert said[:1] == ([] if path is None else [path])
+
+
 def test_a_variable_that_nothing_filled_in_is_no_store() -> None:
     with pytest.raises(ValueError, match=r"still has \$\(POD_NAMESPACE\)"):
         store_place("s3://bucket/runs/$(POD_NAMESPACE)/x")

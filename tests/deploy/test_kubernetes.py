@@ -146,10 +146,9 @@ def test_probes_run_inside_and_the_notice_comes_at_once(path: Path) -> None:
         assert volume["emptyDir"] == {}
 
 
-def test_jobs_replace_pods_late_and_ignore_preemption() -> None:
+def test_jobs_ignore_preemption() -> None:
     for name in ("job", "job-irsa"):
         [_, job] = documents((KUBERNETES / f"{name}.yaml").read_text())
-        assert job["spec"]["podReplacementPolicy"] == "Failed"
         rules = job["spec"]["podFailurePolicy"]["rules"]
         assert all(rule["onExitCodes"]["containerName"] == "trainer" for rule in rules if "onExitCodes" in rule)
         assert [143] in [

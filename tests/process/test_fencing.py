@@ -57,6 +57,17 @@ def save(pod: Sidecar, step: int, content: bytes = b"state") -> None:
     write_checkpoint(pod.volume, f"checkpoint-{step}", {"model": content}, {"attempt": pod.volume.name})
 
 
+def test_node_0_is_fenced_also_where_nothing_says_how_many_nodes_there_are(job: Job) -> None:
+    """As in a TrainJob whose runtime has the sidecar: its pods know their index alone."""
+    with job.pod("earlier-0", CKPT_NODE_INDEX="0") as first, job.pod("earlier-1", CKPT_NODE_INDEX="1") as second:
+        first.ready()
+        second.ready()
+        with job.pod("later-0", CKPT_NODE_INDEX="0") as later:
+            assert later.ready().status()["lease"]["state"] == "held"
+            assert first.wait() == EXIT_FENCED
+            assert second.terminate() == 0
+
+
 def test_a_later_pod_takes_over_and_the_earlier_one_commits_nothing_more_and_ends(job: Job, place: Place) -> None:
     with job.pod("earlier") as earlier:
         save(earlier.ready(), 10)

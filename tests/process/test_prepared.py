@@ -81,3 +81,8 @@ def test_of_steps_that_are_broken_each_in_its_way_none_is_resumed(place: Place, 
         # Two nodes saved it and three run now: that is said.
         said = running.events("resume_with_other_node_count")[-1]
         assert (said["saved_nodes"], said["nodes"]) == (2, 3)
+
+    unknown = place.settings | {"JOB_COMPLETION_INDEX": "1"}  # of how many, only the trainer knows
+    with sidecar(tmp_path / "other", unknown) as running:
+        assert running.up().resume()["checkpoint"] == "checkpoint-10"
+        assert running.events("resume_with_other_node_count") == []

@@ -1,9 +1,11 @@
 """Puts the sidecar into Kubernetes manifests: documents in, documents and warnings out. Only ``command`` touches files.
 
-Which pods a document has is in ``places``; which container trains, in ``trainer``; whose run it is, in ``workload``; what a pod
-gets, in ``injection``, ``environment``, ``volumes`` and ``containers``; what stays from an earlier time, in ``recalled``; what
-would bite, in ``traps``, ``preemption`` and ``exit_codes``; how the text keeps its comments and its order, in ``manifests``
-and ``merging``.
+- ``manifests`` → ``documents`` → ``injection``: a file, a document, a pod template. ``merging``, ``kyaml`` keep the style.
+- Found in a document: ``pod_templates`` (by kind), ``roles`` and ``trainer`` (who trains), ``workload`` (the run's name),
+  ``identity`` (number and index of nodes), ``recalled`` (options of an earlier injection).
+- Written into a pod: ``containers``, ``environment``, ``volumes``; into its Job or JobSet: ``preemption``; into a TrainJob:
+  ``train_job``.
+- Warnings: ``warnings``, ``preemption``, and of shells ``exit_codes`` on top of the parser ``shell``.
 """
 
 from sidecar.kubernetes.inject.documents import Injected, inject

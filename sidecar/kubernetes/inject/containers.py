@@ -1,4 +1,4 @@
-"""The containers that a pod gets, and the names of what belongs to them."""
+"""The containers that a pod gets; names of their volumes and ports."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CREDENTIALS = "checkpoint-credentials"
 CREDENTIALS_DIR = "/var/run/secrets/checkpoint-sidecar"
 STORE = "checkpoint-store"
 STATE = "checkpoint-sidecar-state"
-"""The sidecar's private volume: what the trainer could forge there would be believed."""
+"""The sidecar's private volume, whose content it trusts: the trainer cannot write there."""
 STATE_DIRS = ("/state", "/sidecar-state", "/checkpoint-sidecar-state")
-"""Where it is mounted: the first that nothing else needs."""
+"""Its mount paths: the first that is free."""
 METRICS = "ckpt-metrics"
 HOOK_DIR = ".ckpt/hook"
-"""Below the shared volume: what ``install-hook`` fills and ``PYTHONPATH`` names."""
+"""Directory of the hook on the shared volume, for ``install-hook`` and ``PYTHONPATH``."""
 
 COMMAND = ["checkpoint-sidecar", "run"]
 _SHARE = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
@@ -29,7 +29,7 @@ _ONCE_WHOLE = {"requests": {"cpu": "500m", "memory": "128Mi"}, "limits": {"cpu":
 
 
 def security(*, as_root: bool, user: int | None, group: int | None) -> dict[str, Any]:
-    """Return what the restricted Pod Security Standard wants; the user is the image's, or the trainer's where that is known."""
+    """Return a security context of the restricted Pod Security Standard; the user is the trainer's, or else the image's."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -78,7 +78,7 @@ def hook_installer(*, image: str, guaranteed: bool, secured: dict[str, Any], vol
 
 
 def is_guaranteed(spec: Mapping[str, Any]) -> bool:
-    """Whether all containers ask for exactly their limits: another one that does not would cost the pod its class."""
+    """Whether the pod is of class Guaranteed: all containers request exactly their limits."""
     found = [c.get("resources") or {} for c in spec.get("containers") or () if c.get("name") != SIDECAR]
     for resources in found:
         limits, requests = resources.get("limits") or {}, resources.get("requests") or {}

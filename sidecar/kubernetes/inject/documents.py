@@ -1,4 +1,4 @@
-"""A document in, the document with the sidecar and what would bite out. Nothing here reads or writes anything."""
+"""Injection into one parsed document. No I/O."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sidecar.kubernetes.inject import train_job
-from sidecar.kubernetes.inject.fields import Fields, put
-from sidecar.kubernetes.inject.identity import run_of
+from sidecar.kubernetes.inject.fields import Fields, metadata_of
+from sidecar.kubernetes.inject.identity import nodes_of, put_env_injection
 from sidecar.kubernetes.inject.injection import put_in
 from sidecar.kubernetes.inject.options import Options, in_store
 from sidecar.kubernetes.inject.pod_templates import (
     InjectWarning,
     Kind,
     NotInjectable,
-    Place,
+    PodTemplate,
     group_of,
     kind_of,
     nested,
-    places,
     pod_somewhere,
+    pod_templates_of,
 )
 from sidecar.kubernetes.inject.pods import Pod, look_at
 from sidecar.kubernetes.inject.preemption import put_failure_policy
@@ -34,7 +34,7 @@ from sidecar.kubernetes.inject.workload import NAMESPACE, name_in_store
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """The new document, what would bite, how many pod templates got the sidecar, and where each run of it goes."""
+    """The new document, warnings, the number of pod templates with the sidecar, and the store of each run."""
 
     document: Any
     warnings: tuple[InjectWarning, ...] = ()
@@ -43,11 +43,11 @@ class Injected:
 
 
 def inject(document: Any, options: Options) -> Injected:
-    """Put the sidecar into every pod of a document that trains. Doing it again changes nothing.
+    """Put the sidecar into every pod template of a document that trains. A second injection changes nothing.
 
     Args:
         document: Parsed YAML or JSON. It is not changed.
-        options: What is asked for.
+        options: The requested options.
 
     Returns:
         The document itself where its kind has no pods, such as a Service.
@@ -59,11 +59,11 @@ def inject(document: Any, options: Options) -> Injected:
 
 
 def inject_in_place(document: Any, options: Options, *, inside: str = "", only_again: bool = False) -> Injected:
-    """Do the same to the document itself, which is left half changed when that is refused.
+    """Inject into the document itself; a refused one is left half changed.
 
     Args:
         document: Parsed YAML or JSON. A copy of ruamel's would lose its merge keys.
-        options: What is asked for.
+        options: The requested options.
         inside: Path of this document within another that carries it.
         only_again: Leave a document without a sidecar as it is: no store is given, and others beside it have one.
 
@@ -120,9 +120,9 @@ def _inject_carried(document: Fields, carried: list[tuple[str, Fields]], options
 
 def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
     chosen, warnings = _chosen(document, kind, options)
-    count, index_field, said = run_of(document, kind, chosen)
+    nodes, said = nodes_of(document, kind, chosen)
     warnings += said
-    found: list[Pod] = [look_at(place, options, pods=count, node_index_field=index_field) for place in chosen]
+    found: list[Pod] = [look_at(template, options, nodes) for template in chosen]
     for pod in found:
         warnings += warnings_of(pod)
     stores: dict[str, None] = {}
@@ -130,24 +130,21 @@ def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
     for pod in found:
         stores[put_in(pod)] = None
         put_failure_policy(pod)
-        job = pod.place.job
-        if job is not None and pod.options.is_native:
-            # Else the next pod starts while this one still uploads.
-            put(job, "podReplacementPolicy", job.get("podReplacementPolicy") or "Failed", before=("template",))
-    # What a training runtime has is only what a TrainJob replaces.
-    namespace = (document.get("metadata") or {}).get("namespace") or NAMESPACE
+        put_env_injection(pod.template)
+    # A training runtime's store is a default: TrainJobs replace it.
+    namespace = metadata_of(document).get("namespace") or NAMESPACE
     runs = () if kind.group == "trainer.kubeflow.org" else tuple(store.replace(NAMESPACE, namespace) for store in stores)
     return Injected(document, tuple(dict.fromkeys(warnings)), len(found), runs)
 
 
-def _chosen(document: Fields, kind: Kind, options: Options) -> tuple[list[Place], list[InjectWarning]]:
+def _chosen(document: Fields, kind: Kind, options: Options) -> tuple[list[PodTemplate], list[InjectWarning]]:
     """Return the pods that get a sidecar: those that are named, else those that train."""
-    chosen, wanted_pods = places(document, kind), chosen_pods(document, options)
+    chosen, wanted_pods = pod_templates_of(document, kind), chosen_pods(document, options)
     if wanted_pods:
-        chosen = [place for place in chosen if place.name in wanted_pods]
+        chosen = [template for template in chosen if template.name in wanted_pods]
         if not chosen:
             raise NotInjectable(kind.pods[0], f"none is called {', '.join(wanted_pods)}")
-    with_trainer = [place for place in chosen if has_trainer(place, options)]
+    with_trainer = [template for template in chosen if has_trainer(template, options)]
     if not with_trainer:
         wanted = options.trainer_container or kind.trainer
         raise NotInjectable(kind.pods[0], f"no pod has a container {wanted!r}: --trainer-container")

@@ -1,4 +1,4 @@
-"""The variables that an injection gives to the trainer and to the sidecar."""
+"""Environment variables of the trainer and of the sidecar."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _shared(pod: Pod) -> dict[str, Any]:
 
 
 def put_trainer_environment(pod: Pod) -> None:
-    """Tell the trainer where the volume is, how long its grace period is, and with the hook what activates it.
+    """Give the trainer the volume's directory, the grace period and, with the hook, the variables that activate it.
 
     Raises:
         NotInjectable: ``PYTHONPATH`` cannot be prefixed.
@@ -45,7 +45,7 @@ def put_trainer_environment(pod: Pod) -> None:
         paths = str((there or {}).get("value") or "").split(":")
         wanted["PYTHONPATH"] = ":".join(dict.fromkeys([hook, *filter(None, paths)]))
         wanted["CKPT_HOOK"] = "auto"
-        # torchrun kills its workers this long after SIGTERM. A value of its own that a person gave it stays.
+        # torchrun kills its workers this long after SIGTERM. A value that a person chose stays.
         before = [(named(env, name) or {}).get("value") for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "CKPT_GRACE_SECONDS")]
         if before[0] in (None, before[1]):
             wanted["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(pod.grace_s)
@@ -53,7 +53,7 @@ def put_trainer_environment(pod: Pod) -> None:
 
 
 def put_sidecar_environment(pod: Pod, env: MutableSequence[Any], store: str, *, state_dir: str) -> None:
-    """Give the sidecar its variables. Those that the store refers to stand in front of it, else Kubernetes ignores them."""
+    """Give the sidecar its variables, those that the store refers to in front of it: Kubernetes expands no others."""
     if pod.options.is_native and (mode := named(env, "CKPT_MODE")) is not None:
         env.remove(mode)
     put_variables(env, _of_sidecar(pod, store, state_dir))
@@ -64,25 +64,25 @@ def put_variables(env: MutableSequence[Any], wanted: Mapping[str, Any]) -> None:
     put_environment(env, wanted)
     names = [str(entry.get("name")) for entry in env]
     needed = [names.index(variable[2:-1]) for variable in VARIABLE.findall(wanted["CKPT_STORE"]) if variable[2:-1] in names]
-    if (place := names.index("CKPT_STORE")) < max(needed, default=0):
-        entry = env[place]
-        del env[place]
+    if (position := names.index("CKPT_STORE")) < max(needed, default=0):
+        entry = env[position]
+        del env[position]
         env.insert(max(needed), entry)
 
 
 def put_environment(env: MutableSequence[Any], wanted: Mapping[str, Any]) -> None:
-    """Set variables: a value, or where it comes from."""
+    """Set variables: a value, or its source (``valueFrom``)."""
     for name, value in wanted.items():
         put_named(env, {"name": name, "value": value} if isinstance(value, str) else {"name": name, "valueFrom": value})
 
 
 def _of_sidecar(pod: Pod, store: str, state_dir: str) -> dict[str, Any]:
-    options, place = pod.options, pod.place
-    several = told(place, pod.trainer, pod.trainer_path, count=pod.node_count)
+    options, template = pod.options, pod.template
+    several = told(template, pod.trainer, pod.trainer_path, count=pod.nodes.count)
     is_alone = not several and "CKPT_NODE_COUNT" not in options.settings
     version = options.kubernetes_version
     has_old_labels = version is not None and version < (1, 27)
-    wanted = run_variables(place.document, place.kind, store, is_alone=is_alone, has_old_labels=has_old_labels)
+    wanted = run_variables(template.document, template.kind, store, is_alone=is_alone, has_old_labels=has_old_labels)
     wanted |= {"CKPT_STORE": store} | _shared(pod)
     wanted["CKPT_STATE_DIR"] = state_dir
     if not options.is_native:
@@ -92,10 +92,10 @@ def _of_sidecar(pod: Pod, store: str, state_dir: str) -> dict[str, Any]:
     if options.metrics_port:
         wanted["CKPT_METRICS_BIND"] = f"0.0.0.0:{options.metrics_port}"
     wanted |= several
-    if pod.node_count is not None:
-        wanted["CKPT_NODE_COUNT"] = str(pod.node_count)
+    if pod.nodes.count is not None:
+        wanted["CKPT_NODE_COUNT"] = str(pod.nodes.count)
     wanted |= options.sidecar_settings()
     wanted["POD_UID"] = {"fieldRef": {"fieldPath": "metadata.uid"}}
-    if pod.node_index_field:
-        wanted["CKPT_NODE_INDEX"] = {"fieldRef": {"fieldPath": pod.node_index_field}}
+    if pod.nodes.index_field:
+        wanted["CKPT_NODE_INDEX"] = {"fieldRef": {"fieldPath": pod.nodes.index_field}}
     return wanted

@@ -46,7 +46,7 @@ def _has_weight(command: Command) -> bool:
 
 
 def swallowed(shell: Shell) -> str | None:
-    """Return how the shell ends with another exit code than its trainer, or ``None``."""
+    """Return the reason why the shell ends with another exit code than its trainer; ``None``: it does not."""
     found = commands(shell.script)
     index = trainer_of(found)
     if index is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 from sidecar.kubernetes.inject.pod_templates import NotInjectable
@@ -69,6 +69,32 @@ def growing(mapping: Fields, key: str, path: str, **where: Sequence[str]) -> Mut
         put(mapping, key, [], **where)
     value: MutableSequence[Any] = mapping[key]
     return value
+
+
+def metadata_of(owner: Mapping[str, Any]) -> Fields:
+    """Return the metadata of a document or a pod template; an empty mapping where it has none."""
+    return owner.get("metadata") or {}
+
+
+def labels_of(owner: Mapping[str, Any]) -> Fields:
+    """Return its labels; an empty mapping where it has none."""
+    return metadata_of(owner).get("labels") or {}
+
+
+def annotations_of(owner: Mapping[str, Any]) -> Fields:
+    """Return its annotations; an empty mapping where it has none."""
+    return metadata_of(owner).get("annotations") or {}
+
+
+def containers_of(spec: Mapping[str, Any], path: str) -> Iterator[tuple[str, Fields]]:
+    """Yield the containers of a pod, init containers first, each with its path.
+
+    Raises:
+        NotInjectable: They are no lists of mappings.
+    """
+    for key in ("initContainers", "containers"):
+        for index, container in enumerate(entries(spec, key, path)):
+            yield f"{path}.{key}[{index}]", container
 
 
 def named(items: Sequence[Fields], name: str, *, key: str = "name") -> Fields | None:

@@ -9,24 +9,25 @@ from typing import Any
 
 from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.environment import BEFORE_MOUNTS, put_sidecar_environment, put_trainer_environment
-from sidecar.kubernetes.inject.fields import Fields, entries, growing, named, overlay, put, put_named, section
-from sidecar.kubernetes.inject.options import ANY_BUCKET, DEFAULT_IMAGE
+from sidecar.kubernetes.inject.fields import Fields, containers_of, entries, growing, named, overlay, put, put_named, section
+from sidecar.kubernetes.inject.options import DEFAULT_IMAGE
 from sidecar.kubernetes.inject.pod_templates import NotInjectable
 from sidecar.kubernetes.inject.pods import GRACE, Pod, our_container, store_that_is_there
 from sidecar.kubernetes.inject.recalled import SKIP_CONTAINERS, remember
+from sidecar.kubernetes.inject.trainer import warning_of_guess
 from sidecar.kubernetes.inject.volumes import put_own_volume, state_directory
-from sidecar.kubernetes.inject.workload import as_checked
-from sidecar.store_url import shown, store_place
+from sidecar.kubernetes.inject.workload import check_store
 
 INJECTED = "checkpoint-sidecar/injected"
 
 
 def put_in(pod: Pod) -> str:
     """Change the pod: the volume, the trainer's environment, the sidecar, the hook's installer. Returns its store."""
-    spec, path, options = pod.spec, pod.place.spec_path, pod.options
+    spec, path, options = pod.spec, pod.template.spec_path, pod.options
     store = _store(pod)
     _label(pod)
-    remember(pod.place, options, str(pod.trainer.get("name")), is_guess=pod.guess is not None)
+    is_guess = any(warning_of_guess(pod.template, options))
+    remember(pod.template, options, str(pod.trainer.get("name")), is_guess=is_guess)
     put(spec, GRACE, pod.grace_s, before=("initContainers", "containers"))
     if pod.shared.mount is None:
         volumes = growing(spec, "volumes", path, after=("containers",))
@@ -46,12 +47,11 @@ def put_in(pod: Pod) -> str:
 
 
 def _label(pod: Pod) -> None:
-    template = pod.place.template
-    metadata = section(template, "metadata", pod.place.path, before=("spec",))
-    put(section(metadata, "labels", f"{pod.place.path}.metadata"), INJECTED, "true")
+    metadata = section(pod.template.fields, "metadata", pod.template.path, before=("spec",))
+    put(section(metadata, "labels", f"{pod.template.path}.metadata"), INJECTED, "true")
     if pod.options.cloud_identity:
-        annotations = section(metadata, "annotations", f"{pod.place.path}.metadata")
-        names = [str(c.get("name")) for key in ("initContainers", "containers") for c in pod.spec.get(key) or ()]
+        annotations = section(metadata, "annotations", f"{pod.template.path}.metadata")
+        names = [str(container.get("name")) for _, container in containers_of(pod.spec, pod.template.spec_path)]
         there = [name for name in str(annotations.get(SKIP_CONTAINERS, "")).split(",") if name]
         skipped = dict.fromkeys([*there, *(name for name in [*names, made.HOOK] if name != made.SIDECAR)])
         if not pod.options.install_hook and made.HOOK not in names:
@@ -60,7 +60,7 @@ def _label(pod: Pod) -> None:
 
 
 def _security(pod: Pod) -> dict[str, Any]:
-    """The trainer's user and group where they are known: one user can link and delete what the other wrote.
+    """Return a security context with the trainer's user and group, so that both can link and delete each other's files.
 
     Else the user of an earlier injection.
     """
@@ -100,14 +100,14 @@ def _first_folder(store: str) -> str:
 
 
 def _private_state(pod: Pod, ours: Fields, store: str) -> str:
-    """Give the sidecar a volume that the trainer cannot write to, and return where it is; one that a person chose stays."""
+    """Give the sidecar a volume that the trainer cannot write to, and return its path; one that a person chose stays."""
     mounts = growing(ours, "volumeMounts", made.SIDECAR)
     there = (named(entries(ours, "env", made.SIDECAR), "CKPT_STATE_DIR") or {}).get("value")
     mounted = named(mounts, str(there), key="mountPath") or {}
     if mounted.get("name") not in (None, made.STATE):
         return str(there)
     directory = state_directory(pod.shared.directory, store)
-    put_own_volume(pod.spec, pod.place.spec_path, {"name": made.STATE, "emptyDir": {}})
+    put_own_volume(pod.spec, pod.template.spec_path, {"name": made.STATE, "emptyDir": {}})
     for mount in [mount for mount in mounts if mount.get("name") == made.STATE and mount.get("mountPath") != directory]:
         mounts.remove(mount)
     put_named(mounts, {"name": made.STATE, "mountPath": directory}, key="mountPath")
@@ -115,14 +115,14 @@ def _private_state(pod: Pod, ours: Fields, store: str) -> str:
 
 
 def _sub_path(pod: Pod) -> dict[str, Any]:
-    """Both containers must see the same directory, also where that is one which links do not work in."""
+    """Return the sub-path of the trainer's mount: both containers must see the same directory."""
     mount = pod.shared.mount or {}
     return {key: mount[key] for key in ("subPath", "subPathExpr") if key in mount}
 
 
 def _our_container(pod: Pod, wanted: dict[str, Any]) -> Fields:
     """Return the sidecar's container in the right list: new, or that of an earlier injection with what people added to it."""
-    spec, path = pod.spec, pod.place.spec_path
+    spec, path = pod.spec, pod.template.spec_path
     right, wrong = ("initContainers", "containers") if pod.options.is_native else ("containers", "initContainers")
     there = named(entries(spec, right, path), made.SIDECAR)
     if there is None:
@@ -133,8 +133,8 @@ def _our_container(pod: Pod, wanted: dict[str, Any]) -> Fields:
             if not spec[wrong]:
                 del spec[wrong]
         where = growing(spec, right, path, before=("containers",))
-        # The first of the init containers: what it downloads for the resume is on its way while the others work.
-        where.insert(_first_place(where), there) if pod.options.is_native else where.append(there)
+        # The first init container: its download for the resume overlaps with the others' work.
+        where.insert(_first_position(where), there) if pod.options.is_native else where.append(there)
     if "restartPolicy" not in wanted:
         there.pop("restartPolicy", None)
     kept = {"env", "volumeMounts", *({"resources"} if there.get("resources") else ())}
@@ -144,12 +144,12 @@ def _our_container(pod: Pod, wanted: dict[str, Any]) -> Fields:
     return there
 
 
-def _first_place(init_containers: MutableSequence[Any]) -> int:
+def _first_position(init_containers: MutableSequence[Any]) -> int:
     return 1 if init_containers and init_containers[0].get("name") == made.HOOK else 0
 
 
 def _installer(pod: Pod, secured: dict[str, Any]) -> None:
-    init = growing(pod.spec, "initContainers", pod.place.spec_path, before=("containers",))
+    init = growing(pod.spec, "initContainers", pod.template.spec_path, before=("containers",))
     ours = named(pod.spec["initContainers" if pod.options.is_native else "containers"], made.SIDECAR) or {}
     wanted = _plain(
         made.hook_installer(
@@ -173,13 +173,10 @@ def _store(pod: Pod) -> str:
     store = pod.options.store or store_that_is_there(pod)
     if store is None:
         raise NotInjectable("", "--store is missing: where do the checkpoints go? Such as s3://bucket/runs/{name}")
-    try:
-        store_place(as_checked(store, pod.place.document), bucket=ANY_BUCKET, volume=Path(pod.shared.directory))
-    except ValueError as error:
-        raise NotInjectable("", f"--store {shown(as_checked(store, pod.place.document))} {error}") from None
+    check_store(store, pod.template.document, volume=Path(pod.shared.directory))
     return store
 
 
 def _plain(value: Any) -> Any:
-    """A copy in which nothing is shared: YAML would show shared parts as anchors."""
+    """Return a copy without shared parts, which YAML would write as anchors."""
     return json.loads(json.dumps(value))

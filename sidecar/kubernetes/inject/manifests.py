@@ -1,4 +1,4 @@
-"""Text in, text out: every document of a file gets its sidecar, and whatever is not changed keeps its every character."""
+"""Injection into the text of a file with several documents; lines that do not change keep every character."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from sidecar.errors import ConfigurationError
 from sidecar.kubernetes.inject.documents import Injected, inject, inject_in_place
+from sidecar.kubernetes.inject.fields import metadata_of
 from sidecar.kubernetes.inject.kyaml import kyaml
 from sidecar.kubernetes.inject.merging import merged
 from sidecar.kubernetes.inject.options import Options
@@ -22,14 +23,14 @@ from sidecar.kubernetes.inject.workload import JOB, JOBSET
 
 _SEPARATOR = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 _NESTED = re.compile(r"^( *(?:- +)*)[^\s#][^\n]*:[ ]*(?:#[^\n]*)?\n(?:[ ]*(?:#[^\n]*)?\n)*( *)(- )?", re.MULTILINE)
-"""A key with nothing behind it, and how the next line begins."""
+"""A key without a value on its line, and the beginning of the next line."""
 _AMBIGUOUS = re.compile(r"|~|null|true|false|y|n|yes|no|on|off|[-+.0-9][-+.0-9a-fox_:e]*", re.IGNORECASE)
-"""Strings that some YAML parser takes for something else; Kubernetes' knows the words of YAML 1.1, too."""
+"""Strings that some YAML parser reads as another type; Kubernetes' parser knows the words of YAML 1.1, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class InjectedText:
-    """The new text, what would bite, and how many pod templates got the sidecar."""
+    """The new text, warnings, and the number of pod templates with the sidecar."""
 
     text: str
     warnings: tuple[InjectWarning, ...]
@@ -51,7 +52,7 @@ def inject_text(text: str, options: Options) -> InjectedText:
     done = _inject_json(plain, options)
     if done is None:
         texts = _parts(plain)
-        # Without a store there are only options to change: where something has a sidecar, what has none was left out before.
+        # Without a store, options of earlier injections change: documents without a sidecar were left out then, too.
         only_again = options.store is None and any(has_sidecar(_load(text)) for text in texts)
         parts = [_inject_part(text, options, only_again=only_again) for text in texts]
         runtimes = frozenset(name for part in parts for name in part.runtimes)
@@ -96,7 +97,7 @@ def _inject_part(text: str, options: Options, *, only_again: bool) -> InjectedTe
     if done.document == loaded:
         return InjectedText(text, warnings, done.pods, done.stores, runtimes)
     candidates = list(_candidates(text, loaded, done.document))
-    # What an anchor shares is the same for all who share it, but only once it is text: then none compares equal.
+    # A change to what an anchor shares reaches all who share it only in the text: then no candidate compares equal.
     new = next((candidate for candidate in candidates if _same(candidate, done)), candidates[-1])
     if not new.endswith("\n"):
         new += "\n"
@@ -109,7 +110,7 @@ def _candidates(text: str, loaded: Any, document: Any) -> Iterator[str]:
     if loaded.fa.flow_style() and "\n" in text.strip("-\n "):
         writers.insert(0, _dump_braces)
     for write in writers:
-        # Against what it makes of the text without a change: the rest of the differences are its taste, not ours.
+        # Compared with the unchanged document as the same writer writes it, so that its style is no difference.
         before, after = write(loaded, text), write(document, text)
         mixed = merged(text, before, after)
         if mixed is not None:
@@ -129,7 +130,7 @@ def _same(text: str, done: Injected) -> bool:
 
 
 def _called(document: Any) -> str:
-    name = (document.get("metadata") or {}).get("name") if hasattr(document, "get") else None
+    name = metadata_of(document).get("name") if hasattr(document, "get") else None
     return f"{document.get('kind')}/{name}" if name else str(document.get("kind"))
 
 
@@ -198,7 +199,7 @@ def _dump(document: Any, text: str) -> str:
 
 
 def _inject_json(text: str, options: Options) -> InjectedText | None:
-    """Return ``None`` for what is no JSON, though it may begin like it."""
+    """Inject into JSON; ``None``: the text is no JSON."""
     try:
         loaded = json.loads(text.lstrip("\ufeff"))
     except ValueError:

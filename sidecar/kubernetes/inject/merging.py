@@ -1,4 +1,4 @@
-"""Carries a change over from one text to another that says the same in a different style."""
+"""Applies the difference of two texts to a third one, which has the content of the first in another style."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from difflib import SequenceMatcher
 
 
 def merged(original: str, before: str, after: str) -> str | None:
-    """Apply the change from ``before`` to ``after`` to ``original``, which says the same as ``before`` in another style.
+    """Apply the change from ``before`` to ``after`` to ``original``, which has the content of ``before`` in another style.
 
     Returns:
-        ``None`` where a changed line has no counterpart. The caller compares what the result means with what it should.
+        ``None`` where a changed line has no counterpart. The caller parses the result and compares it with the wanted content.
     """
     lines, old, new = _joined(original.splitlines()), before.splitlines(), after.splitlines()
     partner = _partners(old, lines)
@@ -39,7 +39,7 @@ def _partners(old: Sequence[str], lines: Sequence[str]) -> dict[int, int]:
 
 
 def _joined(lines: Sequence[str]) -> list[str]:
-    """Make one of a dash or a key and the line with its value, which templates like to put below it."""
+    """Join a lone dash or key with the line of its value, as templates write it."""
     found: list[str] = []
     for line in lines:
         last = found[-1].strip() if found else ""
@@ -82,7 +82,7 @@ def _indents(steps: Iterable[tuple[str, int, int, int, int]], partner: dict[int,
 
 
 class _Columns:
-    """By how many columns lines that are new must be moved to stand with their neighbours in the original.
+    """Shifts new lines to the columns of their neighbours in the original.
 
     A list may be indented against its key there, and another one not.
     """
@@ -138,7 +138,7 @@ def _indented(line: str, shift: int) -> str:
 
 
 def _above_comments(lines: Sequence[str], place: int, added: Sequence[str], least: int) -> int:
-    """Comments and blank lines in front of what follows stay with that, unless they are indented more than what is added."""
+    """Comments and blank lines stay with the line below them, unless they are indented more than the added lines."""
     first = next((_indent(line) for line in added if line.strip() and not line.lstrip().startswith("#")), 0)
     while place > least:
         line = lines[place - 1]

@@ -1,4 +1,4 @@
-"""What can be asked for: flags of ``inject``, annotations of a pod, defaults of the webhook. One table for the three."""
+"""Options of an injection, in one table: flags of ``inject``, annotations of a pod, defaults of the webhook."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ FLAGS = (
 
 
 def with_given(options: Options, given: Mapping[str, str], *, prefix: str = "--") -> Options:
-    """Return the options with what was given as text, by flag name; ``settings`` entries by ``CKPT_*`` name.
+    """Return the options with the given texts, by flag name; ``settings`` entries by ``CKPT_*`` name.
 
     Raises:
         ConfigurationError: One line that names what was given and what it may be.

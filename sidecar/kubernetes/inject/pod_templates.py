@@ -1,4 +1,4 @@
-"""Where in a document its pods are, for every kind that is understood, and what is known of them from around them."""
+"""The kinds of workloads, and the pod templates of a document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Fields = MutableMapping[str, Any]
 
 
 class NotInjectable(SidecarError):
-    """A document that is not understood, or that must not get a sidecar as it is."""
+    """A document of an unknown form, or one that cannot have a sidecar as it is."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"{path}: {why}" if path else why)
@@ -23,12 +23,12 @@ class NotInjectable(SidecarError):
 
 @dataclass(frozen=True, slots=True)
 class InjectWarning:
-    """Something that would bite later: where in the document, what, and what to do."""
+    """A problem that will show when the workload runs: its path in the document, the problem, the remedy."""
 
     path: str
     text: str
     unless_injected: str | None = None
-    """Name of a training runtime; where the same file brings it, there is nothing to say."""
+    """Name of a training runtime; no warning where the same file injects into it."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}"
@@ -42,11 +42,11 @@ class Kind:
     name: str
     pods: tuple[str, ...]
     trainer: str | None = None
-    """What the container that trains is called by convention; pods without it are left alone."""
+    """Name of the trainer's container by convention; pods without it get no sidecar."""
 
     @property
     def is_job(self) -> bool:
-        """Whether a batch Job stands above each pod template."""
+        """Whether batch Jobs make the pods."""
         return self.group == "batch" or self.has_replicated_jobs
 
     @property
@@ -84,21 +84,21 @@ _STEP = re.compile(r"[^.\[\]{}]+|\[\]|\{\}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PodTemplate:
     """One pod template of a document."""
 
     kind: Kind
     path: str
-    template: Fields
+    fields: Fields
     """``metadata`` and ``spec``; of a Pod, the document itself."""
     above: tuple[Fields, ...]
-    """What stands above the template, the document first."""
+    """The mappings that contain the template, the document first."""
     name: str
     """Of the replica, the replicated job or the worker group; of a plain workload, its kind in lower case."""
 
     @property
     def spec_path(self) -> str:
-        """Where the pod's own fields begin."""
+        """Path of the pod's spec."""
         return f"{self.path}.spec".lstrip(".")
 
     @property
@@ -113,12 +113,12 @@ class Place:
 
     @property
     def document(self) -> Fields:
-        """The whole of it."""
-        return self.above[0] if self.above else self.template
+        """The whole document."""
+        return self.above[0] if self.above else self.fields
 
     @property
     def job_path(self) -> str:
-        """Where that is."""
+        """Path of the Job's spec."""
         return self.path.removesuffix(".template")
 
 
@@ -129,12 +129,12 @@ def group_of(document: Mapping[str, Any]) -> str:
 
 
 def kind_of(document: Mapping[str, Any]) -> Kind | None:
-    """Return what is known of the document's kind."""
+    """Return the document's kind; ``None``: not a known one."""
     here = (group_of(document), document.get("kind"))
     return next((kind for kind in KINDS if (kind.group, kind.name) == here), None)
 
 
-def places(document: Fields, kind: Kind) -> list[Place]:
+def pod_templates_of(document: Fields, kind: Kind) -> list[PodTemplate]:
     """Return the pod templates of a document, in its order.
 
     Raises:
@@ -145,7 +145,7 @@ def places(document: Fields, kind: Kind) -> list[Place]:
         paths = _ray_paths(document, kind)
     elif kind.name == "LeaderWorkerSet" and at(document, _OPTIONAL_LEADER):
         paths = (_OPTIONAL_LEADER, *kind.pods)
-    return [place for path in paths for place in _walk(kind, document, _STEP.findall(path), "", (), kind.name.lower())]
+    return [template for path in paths for template in _walk(kind, document, _STEP.findall(path), "", (), kind.name.lower())]
 
 
 def _ray_paths(document: Fields, kind: Kind) -> tuple[str, ...]:
@@ -164,11 +164,11 @@ def at(document: Any, path: str) -> Any:
     return document
 
 
-def _walk(kind: Kind, here: Any, steps: list[str], path: str, above: tuple[Fields, ...], name: str) -> Iterator[Place]:
+def _walk(kind: Kind, here: Any, steps: list[str], path: str, above: tuple[Fields, ...], name: str) -> Iterator[PodTemplate]:
     if not steps:
         if not isinstance(here, MutableMapping):
             raise NotInjectable(path, "must be a pod template")
-        yield Place(kind, path, here, above, name)
+        yield PodTemplate(kind, path, here, above, name)
         return
     step, rest = steps[0], steps[1:]
     for key, value in _children(here, step, path):
@@ -195,7 +195,7 @@ def _children(here: Any, step: str, path: str) -> list[tuple[Any, Any]]:
 
 
 def nested(document: Fields) -> list[tuple[str, Fields]] | None:
-    """Return the documents that this one carries, each with its path; ``None`` where its kind carries none.
+    """Return the documents inside a List or an AppWrapper, each with its path; ``None`` for other kinds.
 
     Raises:
         NotInjectable: An entry is no mapping.

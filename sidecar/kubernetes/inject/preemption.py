@@ -1,23 +1,33 @@
-"""What becomes of a Job when its trainer was preempted: saved, and ended with exit code 143.
+"""Preemptions must not count as failures: of a Job (``backoffLimit``) or of a JobSet (``maxRestarts``).
 
-A ``podFailurePolicy`` that ignores that is written where there is none. Rules that people wrote stay, and are warned of.
+A preempted trainer saves and ends with exit code 143, and the cluster marks its pod with the condition ``DisruptionTarget``. A
+``podFailurePolicy`` that ignores both is written where there is none and the API takes one. Policies that people wrote stay.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from typing import Any
 
 from sidecar.kubernetes.inject.fields import Fields, growing, named, put, section
-from sidecar.kubernetes.inject.pod_templates import InjectWarning, Place
+from sidecar.kubernetes.inject.pod_templates import InjectWarning, PodTemplate
 from sidecar.kubernetes.inject.pods import Pod
 
 _PREEMPTED = 143
 _SETTING = "CKPT_PREEMPTED_EXIT_CODE"
 _RESTART_FREELY = "RestartJobSetAndIgnoreMaxRestarts"
+_BY_POLICY = "PodFailurePolicy"
+"""Reason of a Job that failed by its podFailurePolicy."""
+_RULES = ("preempted", "preempted_pods", "preempted_by_the_cluster")
+"""Names of the set's rule: the first that no other rule has."""
 _FAILS = ("FailJob", "FailIndex")
-_DISRUPTED = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+_DEFAULT_BACKOFF_LIMIT = 6
+_MANY_RETRIES = 100
+"""A ``backoffLimit`` from which preemptions may count."""
+
+
+def _disrupted() -> list[dict[str, str]]:
+    return [{"type": "DisruptionTarget", "status": "True"}]
 
 
 def preempted_exit_code(pod: Pod) -> int:
@@ -28,36 +38,57 @@ def preempted_exit_code(pod: Pod) -> int:
 
 
 def put_failure_policy(pod: Pod) -> None:
-    """Let preemptions not count as failures of the Job, where its pods may have such a policy and nobody wrote one.
+    """Write the ``podFailurePolicy`` of a Job that may have one and has none.
 
-    In a JobSet whose Jobs fail with their first pod all pods begin anew together. That stays so for pods that are lost: the
-    Job fails, and the set is restarted without counting it.
+    In a JobSet whose Jobs fail with their first pod (``backoffLimit: 0``) all pods begin anew together. That stays so for pods
+    that are lost: the Job fails by its policy, and a rule of the set restarts it without counting.
     """
-    job = pod.place.job
-    if job is None or not _may_have_policy(pod, job):
+    job = pod.template.job
+    if job is None or not _gets_policy(pod):
         return
-    ignored = {"action": "Ignore", "onExitCodes": _exit_codes(pod)}
+    put(pod.spec, "restartPolicy", "Never", before=("securityContext", "initContainers", "containers"))
+    ignored: dict[str, Any] = {"action": "Ignore", "onExitCodes": _exit_codes(pod)}
     if _may_be_old(pod):
-        ignored["onPodConditions"] = []  # which schemas before 1.29 want beside exit codes
-    if not (pod.place.kind.has_replicated_jobs and job.get("backoffLimit") == 0):
-        rules: list[Any] = [{"action": "Ignore", **_DISRUPTED}, ignored]
-    elif _put_set_rule(pod.place):
-        rules = [{"action": "FailJob", **_DISRUPTED}, ignored]
-    else:
-        rules = [ignored]
-    put(job, "podFailurePolicy", {"rules": _unshared(rules)}, before=("podReplacementPolicy", "template"))
+        ignored["onPodConditions"] = []  # required by schemas before 1.29
+    action = "Ignore"
+    if _restarts_as_a_whole(pod):
+        _put_set_rule(pod.template)
+        action = "FailJob"
+    rules = [{"action": action, "onPodConditions": _disrupted()}, ignored]
+    put(job, "podFailurePolicy", {"rules": rules}, before=("podReplacementPolicy", "template"))
 
 
-def _may_have_policy(pod: Pod, job: Fields) -> bool:
-    """By the rules of the API: beside ``restartPolicy: Never`` and no other replacement policy than ``Failed``."""
-    version = pod.options.kubernetes_version
-    return (
-        "podFailurePolicy" not in job
-        and pod.spec.get("restartPolicy") == "Never"
-        and job.get("podReplacementPolicy") in (None, "Failed")
-        and (version is None or version >= (1, 26))
-        and preempted_exit_code(pod) != 0
-    )
+def _gets_policy(pod: Pod) -> bool:
+    return _obstacle(pod) is None and preempted_exit_code(pod) != 0
+
+
+def _obstacle(pod: Pod) -> str | None:
+    """Return why no ``podFailurePolicy`` can be written into a pod's Job, by the rules of the API; ``None``: it can."""
+    job, version = pod.template.job or {}, pod.options.kubernetes_version
+    if "podFailurePolicy" in job:
+        return f"no rule of the podFailurePolicy ignores exit code {preempted_exit_code(pod)} or DisruptionTarget"
+    if version is not None and version < (1, 26):
+        return "Kubernetes before 1.26 has no podFailurePolicy that ignores it"
+    if job.get("podReplacementPolicy") not in (None, "Failed"):
+        return f"podReplacementPolicy: {job['podReplacementPolicy']} allows no podFailurePolicy that ignores it"
+    if _restart_policy(pod) != "Never":
+        return f"restartPolicy: {_restart_policy(pod)} allows no podFailurePolicy that ignores it (Never does)"
+    return None
+
+
+def _restart_policy(pod: Pod) -> str:
+    """Return the pod's restart policy. A JobSet writes OnFailure where there is none; ``Never`` is written instead.
+
+    A classic sidecar that fails would not be started again by ``Never``.
+    """
+    there = pod.spec.get("restartPolicy")
+    if there:
+        return str(there)
+    return "Never" if pod.template.kind.has_replicated_jobs and pod.options.is_native else "OnFailure"
+
+
+def _restarts_as_a_whole(pod: Pod) -> bool:
+    return pod.template.kind.has_replicated_jobs and (pod.template.job or {}).get("backoffLimit") == 0
 
 
 def _may_be_old(pod: Pod) -> bool:
@@ -69,78 +100,89 @@ def _exit_codes(pod: Pod) -> dict[str, Any]:
     return {"containerName": str(pod.trainer.get("name")), "operator": "In", "values": [preempted_exit_code(pod)]}
 
 
-def _put_set_rule(place: Place) -> bool:
-    """Let the set restart freely when one of its Jobs fails by its podFailurePolicy. Returns whether it does."""
-    policy = section(_set_of(place), "failurePolicy", "spec", before=("replicatedJobs",))
-    there = policy.get("rules")
-    if not there:
-        rule = {
-            "name": "preempted",
-            "action": _RESTART_FREELY,
-            "onJobFailureReasons": ["PodFailurePolicy"],
-            "targetReplicatedJobs": [place.name],
-        }
-        growing(policy, "rules", "spec.failurePolicy").append(rule)
-        return True
-    ours = named(there, "preempted")
-    if ours is not None and ours.get("action") == _RESTART_FREELY and place.name not in ours.get("targetReplicatedJobs", ()):
-        ours["targetReplicatedJobs"].append(place.name)
-    return _restarts_freely(place)
+def _put_set_rule(template: PodTemplate) -> None:
+    """Let the set restart without counting when the Job fails by its ``podFailurePolicy``.
+
+    The rule stands in front of others, as the first that matches decides. Only the policy that is written here can make the Job
+    fail so, which means that no other rule loses anything.
+    """
+    if _restarts_freely(template):
+        return
+    policy = section(_set_of(template), "failurePolicy", "spec", before=("replicatedJobs",))
+    rules = growing(policy, "rules", "spec.failurePolicy")
+    ours = next(filter(_is_ours, rules), None)
+    if ours is not None:
+        ours["targetReplicatedJobs"].append(template.name)
+        return
+    name = next(name for name in _RULES if named(rules, name) is None)
+    rule = {"name": name, "action": _RESTART_FREELY, "onJobFailureReasons": [_BY_POLICY]}
+    rules.insert(0, {**rule, "targetReplicatedJobs": [template.name]})
 
 
-def _set_of(place: Place) -> Fields:
+def _is_ours(rule: Fields) -> bool:
+    is_free = rule.get("action") == _RESTART_FREELY and rule.get("onJobFailureReasons") == [_BY_POLICY]
+    return rule.get("name") in _RULES and is_free and bool(rule.get("targetReplicatedJobs"))
+
+
+def _set_of(template: PodTemplate) -> Fields:
     """Return the spec of the JobSet."""
-    return place.above[-4]
+    return template.above[-4]
 
 
-def _restarts_freely(place: Place) -> bool:
+def _restarts_freely(template: PodTemplate) -> bool:
     """Whether the set restarts without counting when one of its Jobs fails by its podFailurePolicy."""
-    if not place.kind.has_replicated_jobs:
+    if not template.kind.has_replicated_jobs:
         return False
-    for rule in (_set_of(place).get("failurePolicy") or {}).get("rules") or ():
-        targets, reasons = rule.get("targetReplicatedJobs") or [place.name], rule.get("onJobFailureReasons")
-        if place.name in targets and (not reasons or "PodFailurePolicy" in reasons):
+    for rule in (_set_of(template).get("failurePolicy") or {}).get("rules") or ():
+        targets, reasons = rule.get("targetReplicatedJobs") or [template.name], rule.get("onJobFailureReasons")
+        if template.name in targets and (not reasons or _BY_POLICY in reasons):
             return bool(rule.get("action") == _RESTART_FREELY)
     return False
 
 
 def warnings_of_policies(pod: Pod) -> Iterator[InjectWarning]:
-    """Yield what makes of a preemption a failure of the Job, or its success."""
-    job, path, code = pod.place.job, pod.place.job_path, preempted_exit_code(pod)
+    """Yield warnings about policies and limits by which a preemption counts as a failure, or as a success."""
+    job, path, code = pod.template.job, pod.template.job_path, preempted_exit_code(pod)
     if code == 0:
         text = f"{_SETTING} is 0: a preempted pod counts as succeeded, and the Job is complete before the training is"
         yield InjectWarning(f"{pod.trainer_path}.env", text)
     if job is None:
         return
     rules = (job.get("podFailurePolicy") or {}).get("rules") or []
+    failing = dict(_failing_rules(pod, rules, code))
     for index, rule in enumerate(rules):
+        where = f"{path}.podFailurePolicy.rules[{index}]"
         if rule.get("onExitCodes") and "containerName" not in rule["onExitCodes"]:
-            text = "without containerName it takes the sidecar's exit codes for the trainer's"
-            yield InjectWarning(f"{path}.podFailurePolicy.rules[{index}].onExitCodes", text)
+            yield InjectWarning(f"{where}.onExitCodes", "without containerName it matches the sidecar's exit codes, too")
+        if index in failing and not _restarts_freely(pod.template):
+            yield InjectWarning(where, failing[index])
+    if code != 0 and not failing:
+        yield from _of_limits(pod, job, rules)
+
+
+def _failing_rules(pod: Pod, rules: list[Fields], code: int) -> Iterator[tuple[int, str]]:
+    """Yield the index of each rule that makes a preemption a failure of the Job, with what to do."""
     disrupted = _first_rule_of_disruptions(rules)
-    if disrupted is not None and rules[disrupted].get("action") in _FAILS and not _restarts_freely(pod.place):
+    if disrupted is not None and rules[disrupted].get("action") in _FAILS:
+        text = "takes a pod that is preempted, evicted or drained for a failure: use action Ignore"
+        yield disrupted, f"{rules[disrupted]['action']} {text}"
+    index = _first_rule_of_exit_code(pod, rules, code)
+    if index is not None and rules[index].get("action") in _FAILS:
         text = (
-            f"{rules[disrupted]['action']} takes a pod that is preempted, evicted or drained for a failure: use action Ignore"
-        )
-        yield InjectWarning(f"{path}.podFailurePolicy.rules[{disrupted}]", text)
-    failing = _first_failing_rule(pod, rules, code)
-    if failing is not None and not _restarts_freely(pod.place):
-        text = (
-            f"{rules[failing]['action']} also takes exit code {code}, the one of a trainer that saved and left, for a failure: "
+            f"{rules[index]['action']} also takes exit code {code}, the one of a trainer that saved and left, for a failure: "
             f"put a rule with action Ignore, containerName {pod.trainer.get('name')} and values [{code}] in front of it"
         )
-        yield InjectWarning(f"{path}.podFailurePolicy.rules[{failing}]", text)
-    yield from _of_limits(pod, job, rules, is_failing=failing is not None)
+        yield index, text
 
 
-def _first_failing_rule(pod: Pod, rules: list[Fields], code: int) -> int | None:
-    """Return the index of the rule that decides about the trainer's exit code, if it fails the Job."""
+def _first_rule_of_exit_code(pod: Pod, rules: list[Fields], code: int) -> int | None:
+    """Return the index of the rule that decides about the trainer's exit code, if there is one."""
     for index, rule in enumerate(rules):
         codes = rule.get("onExitCodes") or {}
         if not codes or codes.get("containerName") not in (None, pod.trainer.get("name")):
             continue
         if (code in (codes.get("values") or ())) == (codes.get("operator", "In") == "In"):
-            return index if rule.get("action") in _FAILS else None
+            return index
     return None
 
 
@@ -152,35 +194,37 @@ def _first_rule_of_disruptions(rules: list[Fields]) -> int | None:
     return None
 
 
-def _of_limits(pod: Pod, job: Fields, rules: list[Fields], *, is_failing: bool) -> Iterator[InjectWarning]:
-    place, path = pod.place, pod.place.job_path
-    is_covered = is_failing or _may_have_policy(pod, job) or any(_ignores_preemption(rule) for rule in rules)
-    if job.get("backoffLimit") == 0 and not place.kind.has_replicated_jobs and not is_covered:
-        text = "0: a preempted pod fails the job; raise it, or let podFailurePolicy ignore DisruptionTarget and exit code 143"
-        yield InjectWarning(f"{path}.backoffLimit", text)
-    if not place.kind.has_replicated_jobs or job.get("backoffLimit") != 0 or _restarts_freely(place):
+def _of_limits(pod: Pod, job: Fields, rules: list[Fields]) -> Iterator[InjectWarning]:
+    """Yield a warning about the limit that preemptions use up, with the reason why no policy is written."""
+    path, why, limit = f"{pod.template.job_path}.backoffLimit", _obstacle(pod), job.get("backoffLimit", _DEFAULT_BACKOFF_LIMIT)
+    if why is None:
+        yield from _of_changes(pod)
         return
-    policy = _set_of(place).get("failurePolicy") or {}
-    if _may_have_policy(pod, job) and not policy.get("rules"):
+    decided = (_first_rule_of_exit_code(pod, rules, preempted_exit_code(pod)), _first_rule_of_disruptions(rules))
+    is_ignored = any(rules[index].get("action") == "Ignore" for index in decided if index is not None)
+    if is_ignored or not isinstance(limit, int) or limit >= _MANY_RETRIES or _restarts_freely(pod.template):
+        return
+    policy = _set_of(pod.template).get("failurePolicy") or {} if pod.template.kind.has_replicated_jobs else {}
+    if limit == 0 and policy.get("maxRestarts"):
+        text = f"0: each preempted pod costs the set one of its {policy['maxRestarts']} restarts (maxRestarts): {why}"
+    elif limit == 0:
+        text = f"0: the first preempted pod fails the {'whole set' if pod.template.kind.has_replicated_jobs else 'job'}: {why}"
+    else:
+        text = f"each preemption counts as a failure, and the job fails after {limit}: {why}"
+    yield InjectWarning(path, text)
+
+
+def _of_changes(pod: Pod) -> Iterator[InjectWarning]:
+    """Yield warnings about changes in the behaviour of a set by the policy that is written."""
+    if _restarts_as_a_whole(pod) and not _restarts_freely(pod.template):
         text = (
             "0: a lost pod restarts the whole set; failurePolicy.rules says from now on that a preemption does not count "
             "against maxRestarts (JobSet 0.6 or later)"
         )
-        yield InjectWarning(f"{path}.backoffLimit", text)
-    elif policy.get("maxRestarts"):
-        text = f"0: each preempted pod costs the set one of its {policy['maxRestarts']} restarts (maxRestarts)"
-        yield InjectWarning(f"{path}.backoffLimit", f"{text}: use a failurePolicy rule with action {_RESTART_FREELY}")
-    else:
-        text = "0: the first preempted pod fails the whole set, which has no failurePolicy with maxRestarts"
-        yield InjectWarning(f"{path}.backoffLimit", text)
-
-
-def _ignores_preemption(rule: Fields) -> bool:
-    codes = (rule.get("onExitCodes") or {}).get("values") or []
-    conditions = [condition.get("type") for condition in rule.get("onPodConditions") or ()]
-    return rule.get("action") == "Ignore" and (_PREEMPTED in codes or "DisruptionTarget" in conditions)
-
-
-def _unshared(rules: list[Any]) -> list[Any]:
-    """A copy in which nothing is shared: YAML would show shared parts as anchors."""
-    return [copy.deepcopy(rule) for rule in rules]
+        yield InjectWarning(f"{pod.template.job_path}.backoffLimit", text)
+    if "restartPolicy" not in pod.spec:
+        text = (
+            "Never is written, where JobSet would take OnFailure: only beside it a preemption need not count as a failure. A "
+            "trainer that fails gets a new pod; OnFailure, written here, restarts it in its pod and counts preemptions"
+        )
+        yield InjectWarning(f"{pod.template.spec_path}.restartPolicy", text)

@@ -1,32 +1,32 @@
-"""What an earlier injection was asked for: where it is not said again, it stays."""
+"""Options of an earlier injection: they stay unless they are given again."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sidecar.kubernetes.inject import containers as made
-from sidecar.kubernetes.inject.fields import Fields, named, put, section
+from sidecar.kubernetes.inject.fields import Fields, annotations_of, named, put, section
 from sidecar.kubernetes.inject.options import ANNOTATION, Options
-from sidecar.kubernetes.inject.pod_templates import Place
+from sidecar.kubernetes.inject.pod_templates import PodTemplate
 from sidecar.kubernetes.inject.trainer import TRAINER_ANNOTATION
 
 PODS_ANNOTATION = f"{ANNOTATION}pods"
-"""On the workload: which of its pods get a sidecar, where only some were asked for."""
+"""On the workload: the chosen pods (``--pods``)."""
 _USER_ANNOTATION = f"{ANNOTATION}run-as-user"
 SKIP_CONTAINERS = "eks.amazonaws.com/skip-containers"
 
 
-def with_recalled(place: Place, options: Options) -> Options:
-    """Return the options of one pod, those that are not given as an earlier injection had them."""
-    spec = place.template.get("spec") or {}
+def with_recalled(template: PodTemplate, options: Options) -> Options:
+    """Return the options of one pod; options that are not given are those of an earlier injection."""
+    spec = template.fields.get("spec") or {}
     init, main = spec.get("initContainers") or [], spec.get("containers") or []
     ours = named(init, made.SIDECAR) or named(main, made.SIDECAR)
     if ours is None:
         return options
-    annotations = _annotations(place.template)
+    annotations = annotations_of(template.fields)
     recalled: dict[str, Any] = {}
     if options.mode == "auto" and options.kubernetes_version is None:
         recalled["mode"] = "classic" if named(main, made.SIDECAR) else "native"
@@ -39,10 +39,6 @@ def with_recalled(place: Place, options: Options) -> Options:
     if not options.secret and made.SIDECAR not in skipped and _are_all_skipped(main, skipped):
         recalled["cloud_identity"] = True
     return replace(options, **recalled)
-
-
-def _annotations(owner: Fields) -> Fields:
-    return (owner.get("metadata") or {}).get("annotations") or {}
 
 
 def _ports(ours: Fields, options: Options) -> dict[str, int]:
@@ -59,28 +55,28 @@ def _are_all_skipped(containers: Sequence[Fields], skipped: Sequence[str]) -> bo
     return bool(names) and names <= set(skipped)
 
 
-def remember(place: Place, options: Options, trainer: str, *, is_guess: bool) -> None:
-    """Write down in the pod template's annotations what nothing else there will tell the next injection."""
+def remember(template: PodTemplate, options: Options, trainer: str, *, is_guess: bool) -> None:
+    """Record in the pod template's annotations the options that the next injection cannot find elsewhere."""
     said = {
         TRAINER_ANNOTATION: trainer if options.trainer_container or is_guess else None,
         _USER_ANNOTATION: None if options.run_as_user is None else str(options.run_as_user),
     }
     wanted = {name: value for name, value in said.items() if value is not None}
     if wanted:
-        metadata = section(place.template, "metadata", place.path, before=("spec",))
-        annotations = section(metadata, "annotations", f"{place.path}.metadata")
+        metadata = section(template.fields, "metadata", template.path, before=("spec",))
+        annotations = section(metadata, "annotations", f"{template.path}.metadata")
         for name, value in wanted.items():
             put(annotations, name, value)
 
 
 def chosen_pods(document: Fields, options: Options) -> tuple[str, ...]:
-    """Return the names of the pods that get a sidecar, said now or at an earlier injection; none: all that train."""
-    recorded = str(_annotations(document).get(PODS_ANNOTATION, ""))
+    """Return the chosen pods, of this injection or an earlier one; none: all that train."""
+    recorded = str(annotations_of(document).get(PODS_ANNOTATION, ""))
     return options.pods or tuple(filter(None, (name.strip() for name in recorded.split(","))))
 
 
 def remember_pods(document: Fields, options: Options) -> None:
-    """Write down in the workload's annotations which of its pods were chosen."""
+    """Record the chosen pods in the workload's annotations."""
     if options.pods:
         metadata = section(document, "metadata", "", before=("spec",))
         put(section(metadata, "annotations", "metadata"), PODS_ANNOTATION, ",".join(options.pods))
@@ -88,6 +84,16 @@ def remember_pods(document: Fields, options: Options) -> None:
 
 def has_sidecar(node: Any) -> bool:
     """Whether an earlier injection left a sidecar anywhere in a document."""
+    return any("env" in container for _, container in sidecars_in(node))
+
+
+def sidecars_in(node: Any, key: str = "") -> Iterator[tuple[str, Fields]]:
+    """Yield the sidecar's containers and patches below a node, each with the name of its list."""
     if isinstance(node, dict):
-        return (node.get("name") == made.SIDECAR and "env" in node) or any(has_sidecar(value) for value in node.values())
-    return isinstance(node, list) and any(has_sidecar(value) for value in node)
+        if node.get("name") == made.SIDECAR:
+            yield key, node
+        for name, value in node.items():
+            yield from sidecars_in(value, str(name))
+    elif isinstance(node, list):
+        for value in node:
+            yield from sidecars_in(value, key)

@@ -1,44 +1,44 @@
-"""Which pods of a workload train, where the document says so: others prepare, or only start what runs elsewhere."""
+"""Pods of a workload that do not train: they prepare, or launch ranks on other pods."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sidecar.kubernetes.inject.pod_templates import Fields, InjectWarning, Kind, Place, at
+from sidecar.kubernetes.inject.pod_templates import Fields, InjectWarning, Kind, PodTemplate, at
 from sidecar.kubernetes.inject.warnings import warnings_of_shell
 
 _TAKE_IT = "name it with --pods if it trains"
 
 
-def without_helpers(document: Fields, kind: Kind, chosen: list[Place]) -> tuple[list[Place], list[InjectWarning]]:
-    """Return the places that may train, and what is said of those that are left out.
+def without_helpers(document: Fields, kind: Kind, chosen: list[PodTemplate]) -> tuple[list[PodTemplate], list[InjectWarning]]:
+    """Return the pod templates that may train, and warnings about those that are left out.
 
-    A helper's sidecar would take part in a run that it has nothing of. Where nothing but helpers would be left, all stay.
+    A helper has no part of the run's checkpoints. Where all pods are helpers, all stay.
     """
     said = dict(_helpers(document, kind, chosen))
-    trains = [place for place in chosen if place.name not in said]
+    trains = [template for template in chosen if template.name not in said]
     if not trains:
         return chosen, []
     warnings = []
-    for place in chosen:
-        if place.name in said:
-            warnings += [InjectWarning(place.path, said[place.name]), *_of_launcher(place)]
+    for template in chosen:
+        if template.name in said:
+            warnings += [InjectWarning(template.path, said[template.name]), *_of_launcher(template)]
     return trains, warnings
 
 
-def _of_launcher(place: Place) -> Iterator[InjectWarning]:
-    """Yield what the launcher's shell makes of the exit code of mpirun, which is the job's."""
-    containers = (place.template.get("spec") or {}).get("containers") or () if place.name == "launcher" else ()
+def _of_launcher(template: PodTemplate) -> Iterator[InjectWarning]:
+    """Yield warnings about the launcher's shell: the exit code of mpirun is the job's."""
+    containers = (template.fields.get("spec") or {}).get("containers") or () if template.name == "launcher" else ()
     for index, container in enumerate(containers):
-        yield from warnings_of_shell(container, f"{place.spec_path}.containers[{index}]", gets_signals=False)
+        yield from warnings_of_shell(container, f"{template.spec_path}.containers[{index}]", gets_signals=False)
 
 
-def _helpers(document: Fields, kind: Kind, chosen: list[Place]) -> Iterator[tuple[str, str]]:
-    names = {place.name for place in chosen}
-    for place in chosen if kind.has_replicated_jobs else ():
-        for other in place.replicated_job.get("dependsOn") or ():
+def _helpers(document: Fields, kind: Kind, chosen: list[PodTemplate]) -> Iterator[tuple[str, str]]:
+    names = {template.name for template in chosen}
+    for template in chosen if kind.has_replicated_jobs else ():
+        for other in template.replicated_job.get("dependsOn") or ():
             if other.get("status") == "Complete":
-                yield str(other.get("name")), f"gets no sidecar: {place.name} waits for its end, so it prepares; {_TAKE_IT}"
+                yield str(other.get("name")), f"gets no sidecar: {template.name} waits for its end, so it prepares; {_TAKE_IT}"
     launches = f"gets no sidecar: mpirun starts the ranks on other pods; {_TAKE_IT}"
     if kind.name == "MPIJob" and "launcher" in names and not at(document, "spec.runLauncherAsWorker"):
         yield "launcher", launches

@@ -1,4 +1,4 @@
-"""What a shell makes of its trainer's exit code and of SIGTERM, read from the script's words. Nothing is expanded or run.
+"""Parser of shell scripts, for warnings about exit codes and SIGTERM. Nothing is expanded or run.
 
 An exit code that is swallowed makes a preempted Job *Complete*; a shell that keeps SIGTERM to itself takes the notice away.
 """
@@ -22,12 +22,12 @@ _TRIVIAL = """
     hostname nvidia-smi
 """
 TRIVIAL = frozenset(_TRIVIAL.split())
-"""Programs that nobody trains with."""
+"""Programs that are no trainers."""
 _OPENERS, _CLOSERS = ("if", "while", "until", "for", "case", "{", "("), ("fi", "done", "esac", "}", ")")
 _MOST_CALLS = 4
-"""Functions that call each other are followed so deep."""
+"""Maximum depth of calls between functions."""
 _MOST_INLINED = 1000
-"""Commands of functions' bodies, all calls together."""
+"""Maximum number of commands of functions' bodies, over all calls."""
 _LIST_ENDS = (";", "\n", "&", ";;")
 
 
@@ -37,7 +37,7 @@ class Shell:
 
     script: str
     options: frozenset[str]
-    """Names of what is on from the start: ``errexit``, ``pipefail``."""
+    """Options of its command line: ``errexit``, ``pipefail``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,51 +268,67 @@ def _names_function(words: Sequence[str]) -> bool:
 
 
 def _parsed(script: str) -> list[Command]:
-    found: list[Command] = []
-    within: list[str] = []
-    words: list[str] = []
-    before = ""
-
-    def end(after: str) -> None:
-        nonlocal words, before
-        if words:
-            found.append(Command(tuple(words), before, after, tuple(within)))
-            words = []
-        before = after
-
+    parser = _Parser()
     for token in tokens(script):
-        text = token.text
-        if (text == "\n" and words[-1:] == ["()"]) or (text == "{" and not token.is_operator and _names_function(words)):
-            if text == "{":
-                name, words = words[words[0] == "function"], []
-                end(text)
-                within.append(f"{name}()")
-        elif token.is_operator and text not in "()":
-            end(text)
-        elif text in ("(", ")") and token.is_operator:
-            if text == "(" and words:  # the parentheses of a function's name
-                words.append("()")
-            elif text == "(":
-                end(text)
-                within.append("(")
-            elif words[-1:] == ["()"]:
-                continue
-            else:
-                end(text)
-                if within and within[-1] == "(":
-                    within.pop()
-        elif not words and text in _OPENERS:
-            end(text)
-            within.append(f"{text}?" if text in ("if", "while", "until") else text)
-        elif not words and text in ("then", "do", "else", "elif"):
-            end(text)
-            if within:
-                within[-1] = within[-1].rstrip("?") + ("?" if text == "elif" else "")
-        elif not words and text in _CLOSERS:
-            end(text)
-            if within:
-                within.pop()
+        if token.is_operator:
+            parser.operator(token.text)
         else:
-            words.append(text)
-    end("")
-    return found
+            parser.word(token.text)
+    parser.end("")
+    return parser.found
+
+
+class _Parser:
+    """Makes commands of tokens."""
+
+    def __init__(self) -> None:
+        self.found: list[Command] = []
+        self._within: list[str] = []
+        self._words: list[str] = []
+        self._before = ""
+
+    def end(self, after: str) -> None:
+        """End the command whose words were read, if there are any."""
+        if self._words:
+            self.found.append(Command(tuple(self._words), self._before, after, tuple(self._within)))
+            self._words = []
+        self._before = after
+
+    def operator(self, text: str) -> None:
+        """Take an operator."""
+        if text == "(" and self._words:  # the parentheses of a function's name
+            self._words.append("()")
+        elif text == "(":
+            self._open(text, "(")
+        elif text == ")":
+            if self._words[-1:] != ["()"]:
+                self._close(text, only="(")
+        elif text != "\n" or self._words[-1:] != ["()"]:
+            self.end(text)
+
+    def word(self, text: str) -> None:
+        """Take a word, which may be one of the shell's own."""
+        if text == "{" and _names_function(self._words):
+            name, self._words = self._words[self._words[0] == "function"], []
+            self._open(text, f"{name}()")
+        elif self._words:
+            self._words.append(text)
+        elif text in _OPENERS:
+            self._open(text, f"{text}?" if text in ("if", "while", "until") else text)
+        elif text in ("then", "do", "else", "elif"):
+            self.end(text)
+            if self._within:
+                self._within[-1] = self._within[-1].rstrip("?") + ("?" if text == "elif" else "")
+        elif text in _CLOSERS:
+            self._close(text)
+        else:
+            self._words.append(text)
+
+    def _open(self, text: str, inside: str) -> None:
+        self.end(text)
+        self._within.append(inside)
+
+    def _close(self, text: str, *, only: str | None = None) -> None:
+        self.end(text)
+        if self._within and only in (None, self._within[-1]):
+            self._within.pop()

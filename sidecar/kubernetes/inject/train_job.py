@@ -1,4 +1,4 @@
-"""A TrainJob cannot add containers: its runtime has the sidecar. What differs from run to run is patched into that."""
+"""A TrainJob cannot add containers: its runtime has the sidecar, and the TrainJob patches the variables of its own run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.environment import put_variables
 from sidecar.kubernetes.inject.fields import Fields, entries, growing, named, put, put_named, section
-from sidecar.kubernetes.inject.options import ANY_BUCKET, Options
+from sidecar.kubernetes.inject.options import Options
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, NotInjectable
-from sidecar.kubernetes.inject.recalled import chosen_pods, remember_pods
+from sidecar.kubernetes.inject.recalled import chosen_pods, remember_pods, sidecars_in
 from sidecar.kubernetes.inject.warnings import warning_of_name, warnings_of_shell
-from sidecar.kubernetes.inject.workload import as_checked, referred_to
-from sidecar.store_url import shown, store_place
+from sidecar.kubernetes.inject.workload import check_store, referred_to
 
 MANAGER = "checkpoint-sidecar/inject"
 _DEFAULT_POD = "node"
@@ -50,9 +49,9 @@ def put_in(document: Fields, options: Options) -> list[InjectWarning]:
 
 
 def _with_recalled(document: Fields, spec: Fields, options: Options) -> Options:
-    """Return the options, those that are not given as an earlier injection of this TrainJob had them."""
+    """Return the options; options that are not given are those of an earlier injection of this TrainJob."""
     where = ("runtimePatches", "podTemplateOverrides")
-    ours = [found for key in where for found in _sidecars(spec.get(key))]
+    ours = [found for key in where for found in sidecars_in(spec.get(key))]
     if not ours:
         return options
     stores = [named(container.get("env") or [], "CKPT_STORE") or {} for _, container in ours]
@@ -61,18 +60,6 @@ def _with_recalled(document: Fields, spec: Fields, options: Options) -> Options:
     if mode == "auto" and options.kubernetes_version is None:
         mode = "native" if ours[0][0] == "initContainers" else "classic"
     return replace(options, store=options.store or recalled, mode=mode, pods=chosen_pods(document, options))
-
-
-def _sidecars(node: Any, key: str = "") -> Iterator[tuple[str, Fields]]:
-    """Yield the patches of our container below a node, each with the name of its list."""
-    if isinstance(node, dict):
-        if node.get("name") == made.SIDECAR:
-            yield key, node
-        for name, value in node.items():
-            yield from _sidecars(value, str(name))
-    elif isinstance(node, list):
-        for value in node:
-            yield from _sidecars(value, key)
 
 
 def _sidecar_environment(document: Fields, spec: Fields, options: Options) -> dict[str, Any]:
@@ -86,10 +73,7 @@ def _sidecar_environment(document: Fields, spec: Fields, options: Options) -> di
     }
     if not options.store:
         raise NotInjectable("", "--store is missing: each run has its own prefix, such as s3://bucket/runs/{name}")
-    try:
-        store_place(as_checked(options.store, document), bucket=ANY_BUCKET)
-    except ValueError as error:
-        raise NotInjectable("", f"--store {shown(as_checked(options.store, document))} {error}") from None
+    check_store(options.store, document)
     return env
 
 

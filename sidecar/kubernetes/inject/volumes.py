@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from sidecar.kubernetes.inject import containers as made
-from sidecar.kubernetes.inject.fields import Fields, entries, growing, named, put_named
+from sidecar.kubernetes.inject.fields import Fields, containers_of, entries, growing, metadata_of, named, put_named
 from sidecar.kubernetes.inject.options import Options
-from sidecar.kubernetes.inject.pod_templates import NotInjectable, Place
+from sidecar.kubernetes.inject.pod_templates import NotInjectable, PodTemplate
 from trainer_hook.contract import DEFAULT_DIR
 
 _HOLDS_FILES = ("emptyDir", "persistentVolumeClaim", "ephemeral", "hostPath", "csi", "nfs")
@@ -24,7 +24,7 @@ class Shared:
     mount: Fields | None
     """The trainer's, where it has one already."""
     volume: Fields | None
-    """``None``: to be made, or a claim that the workload makes."""
+    """``None``: not there yet, or a claim that the workload makes."""
 
     @property
     def is_claim_template(self) -> bool:
@@ -32,15 +32,15 @@ class Shared:
         return self.mount is not None and self.volume is None
 
 
-def shared_volume(place: Place, spec: Fields, trainer: Fields, trainer_path: str, options: Options) -> Shared:
-    """Return the volume that is mounted where the trainer writes, or the one to be made there.
+def shared_volume(template: PodTemplate, spec: Fields, trainer: Fields, trainer_path: str, options: Options) -> Shared:
+    """Return the volume at the trainer's checkpoint directory; where there is none, the one to make.
 
     Raises:
         NotInjectable: It cannot hold checkpoints, or no name is left for one.
     """
     env = named(entries(trainer, "env", trainer_path), "CKPT_DIR") or {}
     directory = (options.dir or str(env.get("value") or DEFAULT_DIR)).rstrip("/")
-    volumes = entries(spec, "volumes", place.spec_path)
+    volumes = entries(spec, "volumes", template.spec_path)
     for index, mount in enumerate(entries(trainer, "volumeMounts", trainer_path)):
         if str(mount.get("mountPath", "")).rstrip("/") != directory:
             continue
@@ -48,27 +48,27 @@ def shared_volume(place: Place, spec: Fields, trainer: Fields, trainer_path: str
         if mount.get("readOnly"):
             raise NotInjectable(f"{where}.readOnly", f"nothing can be saved in {directory}")
         volume = named(volumes, str(mount.get("name")))
-        if volume is None and not _is_claim_template(place, str(mount.get("name"))):
+        if volume is None and not _is_claim_template(template, str(mount.get("name"))):
             raise NotInjectable(f"{where}.name", f"there is no volume {mount.get('name')!r}")
         if volume is not None and not any(kind in volume for kind in _HOLDS_FILES):
             raise NotInjectable(
-                f"{place.spec_path}.volumes", f"{mount['name']!r} cannot hold checkpoints: mount another at {directory}"
+                f"{template.spec_path}.volumes", f"{mount['name']!r} cannot hold checkpoints: mount another at {directory}"
             )
         return Shared(str(mount["name"]), directory, mount, volume)
     for name in (made.VOLUME, made.VOLUME_BESIDE):
-        if named(volumes, name) is None and not _is_claim_template(place, name):
+        if named(volumes, name) is None and not _is_claim_template(template, name):
             return Shared(name, directory, None, None)
-    raise NotInjectable(f"{place.spec_path}.volumes", f"{made.VOLUME} and {made.VOLUME_BESIDE} are both taken: rename one")
+    raise NotInjectable(f"{template.spec_path}.volumes", f"{made.VOLUME} and {made.VOLUME_BESIDE} are both taken: rename one")
 
 
-def _is_claim_template(place: Place, name: str) -> bool:
+def _is_claim_template(template: PodTemplate, name: str) -> bool:
     """Whether the workload makes a claim of that name for its pods: a StatefulSet, or a JobSet with volumeClaimPolicies."""
-    templates: list[Any] = []
-    for above in place.above:
-        templates += above.get("volumeClaimTemplates") or []
+    claims: list[Any] = []
+    for above in template.above:
+        claims += above.get("volumeClaimTemplates") or []
         for policy in above.get("volumeClaimPolicies") or []:
-            templates += policy.get("templates") or []
-    return any((template.get("metadata") or {}).get("name") == name for template in templates)
+            claims += policy.get("templates") or []
+    return any(metadata_of(claim).get("name") == name for claim in claims)
 
 
 def put_own_volume(spec: Fields, path: str, volume: dict[str, Any]) -> None:
@@ -77,20 +77,17 @@ def put_own_volume(spec: Fields, path: str, volume: dict[str, Any]) -> None:
     Raises:
         NotInjectable: Another container mounts a volume of that name.
     """
-    for key in ("initContainers", "containers"):
-        for index, container in enumerate(entries(spec, key, path)):
-            mounts = entries(container, "volumeMounts", f"{path}.{key}[{index}]")
-            if container.get("name") != made.SIDECAR and named(mounts, volume["name"]) is not None:
-                raise NotInjectable(
-                    f"{path}.{key}[{index}].volumeMounts", f"{volume['name']} is the sidecar's volume: rename yours"
-                )
+    for where, container in containers_of(spec, path):
+        mounts = entries(container, "volumeMounts", where)
+        if container.get("name") != made.SIDECAR and named(mounts, volume["name"]) is not None:
+            raise NotInjectable(f"{where}.volumeMounts", f"{volume['name']} is the sidecar's volume: rename yours")
     put_named(growing(spec, "volumes", path, after=("containers",)), volume)
 
 
 def state_directory(directory: str, store: str) -> str:
     """Return where the sidecar's private volume is mounted: beside the shared one and a store that is a folder."""
     others = [directory, *([store.removeprefix("file://")] if store.startswith("file://") else [])]
-    return next(place for place in made.STATE_DIRS if not any(_overlap(place, other) for other in others))
+    return next(path for path in made.STATE_DIRS if not any(_overlap(path, other) for other in others))
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -1,4 +1,4 @@
-"""What would bite later in a pod that gets a sidecar: each trap is one function of what the document says."""
+"""Warnings about a pod that gets a sidecar. Each check is one function of what the document says."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ from collections.abc import Callable, Iterator
 
 from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.exit_codes import ends_otherwise, keeps_signals, swallowed
-from sidecar.kubernetes.inject.fields import Fields, named
+from sidecar.kubernetes.inject.fields import Fields, metadata_of, named
 from sidecar.kubernetes.inject.options import DEFAULT_IMAGE
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, at
 from sidecar.kubernetes.inject.pods import Pod, our_container, store_that_is_there
 from sidecar.kubernetes.inject.preemption import warnings_of_policies
 from sidecar.kubernetes.inject.shell import Shell, shell_of
+from sidecar.kubernetes.inject.trainer import warning_of_guess
 from sidecar.kubernetes.inject.workload import has_groups, names_each_run
 from trainer_hook.contract import DEFAULT_API_PORT
 
-Trap = Callable[[Pod], Iterator[InjectWarning]]
+Check = Callable[[Pod], Iterator[InjectWarning]]
 _KUBEFLOW_V1 = "kubeflow.org"
 
 
 def warnings_of(pod: Pod) -> list[InjectWarning]:
-    """Return everything that would bite, in the order of the pod's life."""
-    guess = [] if pod.guess is None else [pod.guess]
-    return guess + [warning for trap in _TRAPS for warning in trap(pod)]
+    """Return all warnings about a pod, in the order of its life."""
+    return [*warning_of_guess(pod.template, pod.options), *(warning for check in _CHECKS for warning in check(pod))]
 
 
 def _grace(pod: Pod) -> Iterator[InjectWarning]:
     if "terminationGracePeriodSeconds" not in pod.spec and pod.options.grace is None:
         text = "is not set: Kubernetes gives 30 s from SIGTERM to the end, for the save and its upload; choose it with --grace"
-        yield InjectWarning(f"{pod.place.spec_path}.terminationGracePeriodSeconds", text)
+        yield InjectWarning(f"{pod.template.spec_path}.terminationGracePeriodSeconds", text)
 
 
 def _volume(pod: Pod) -> Iterator[InjectWarning]:
-    path, shared = pod.place.spec_path, pod.shared
+    path, shared = pod.template.spec_path, pod.shared
     if shared.mount is None and shared.name == made.VOLUME_BESIDE:
         text = (
             f"the pod has a volume {made.VOLUME!r} that the trainer does not mount at {shared.directory}: the shared one is "
@@ -47,15 +47,15 @@ def _volume(pod: Pod) -> Iterator[InjectWarning]:
             yield InjectWarning(f"{pod.trainer_path}.volumeMounts", f"{key}: {text}")
     empty = (shared.volume or {}).get("emptyDir") or {}
     if "sizeLimit" in empty:
-        text = "beyond it the pod is evicted with a second's notice, instead of the trainer seeing a full disk: leave it out"
+        text = "beyond it the pod is evicted with a second's notice, where the trainer would survive a full disk: leave it out"
         yield InjectWarning(f"{path}.volumes", f"{shared.name}: sizeLimit: {text}")
     if empty.get("medium") == "Memory":
         yield InjectWarning(
             f"{path}.volumes", f"{shared.name}: checkpoints in memory count against the containers' memory limits"
         )
     # A JobSet makes one claim for all of its pods.
-    is_of_all = shared.is_claim_template and pod.place.kind.has_replicated_jobs
-    if (is_of_all or "persistentVolumeClaim" in (shared.volume or {})) and (pod.node_count or 1) > 1:
+    is_of_all = shared.is_claim_template and pod.template.kind.has_replicated_jobs
+    if (is_of_all or "persistentVolumeClaim" in (shared.volume or {})) and (pod.nodes.count or 1) > 1:
         text = (
             "several pods share the claim, but one sidecar at a time uses a volume: give each an emptyDir or ephemeral volume"
         )
@@ -68,13 +68,13 @@ def _ephemeral_storage(pod: Pod) -> Iterator[InjectWarning]:
         limits = (container.get("resources") or {}).get("limits") or {}
         if on_node and "ephemeral-storage" in limits:
             text = "checkpoints on the emptyDir count against it, and beyond it the pod is evicted with a second's notice"
-            yield InjectWarning(f"{pod.place.spec_path}.containers[{index}].resources.limits.ephemeral-storage", text)
+            yield InjectWarning(f"{pod.template.spec_path}.containers[{index}].resources.limits.ephemeral-storage", text)
 
 
 def _user(pod: Pod) -> Iterator[InjectWarning]:
     own, common = pod.trainer.get("securityContext") or {}, pod.spec.get("securityContext") or {}
     user = own.get("runAsUser", common.get("runAsUser")) if pod.options.run_as_user is None else pod.options.run_as_user
-    where = f"{pod.place.spec_path}.securityContext"
+    where = f"{pod.template.spec_path}.securityContext"
     if user == 0:
         yield InjectWarning(
             where, "the trainer is root, so the sidecar is, too (without capabilities): the restricted standard forbids both"
@@ -88,7 +88,7 @@ def _user(pod: Pod) -> Iterator[InjectWarning]:
 
 
 def _network(pod: Pod) -> Iterator[InjectWarning]:
-    path, ports = pod.place.spec_path, {pod.options.api_port or DEFAULT_API_PORT, pod.options.metrics_port}
+    path, ports = pod.template.spec_path, {pod.options.api_port or DEFAULT_API_PORT, pod.options.metrics_port}
     if pod.spec.get("hostNetwork"):
         numbers = ", ".join(str(port) for port in sorted(filter(None, ports)))
         text = f"{numbers} are the node's ports then: two such pods on one node clash; choose others with --api-port"
@@ -101,12 +101,12 @@ def _network(pod: Pod) -> Iterator[InjectWarning]:
 
 
 def _restart(pod: Pod) -> Iterator[InjectWarning]:
-    path, policy, native = pod.place.spec_path, pod.spec.get("restartPolicy"), pod.options.is_native
-    if pod.place.kind.name == "Pod" and policy in (None, "Always"):
+    path, policy, native = pod.template.spec_path, pod.spec.get("restartPolicy"), pod.options.is_native
+    if pod.template.kind.name == "Pod" and policy in (None, "Always"):
         yield InjectWarning(
             f"{path}.restartPolicy", "Always: a training that has succeeded is started again; use OnFailure or Never"
         )
-    elif not native and policy in (None, "Always") and pod.place.kind.group != "apps":
+    elif not native and policy in (None, "Always") and pod.template.kind.group != "apps":
         yield InjectWarning(
             f"{path}.restartPolicy", "Always: the classic sidecar ends after a success and is started again; use OnFailure"
         )
@@ -120,8 +120,10 @@ def _restart(pod: Pod) -> Iterator[InjectWarning]:
         yield InjectWarning(
             f"{path}.initContainers", "native sidecars need 1.29, or the feature gate SidecarContainers in 1.28"
         )
-    if native and pod.place.kind.group == _KUBEFLOW_V1:
-        field = f"{pod.place.kind.name.lower()}.{pod.place.kind.pods[0].replace('{}', '')}.spec.initContainers.restartPolicy"
+    if native and pod.template.kind.group == _KUBEFLOW_V1:
+        field = (
+            f"{pod.template.kind.name.lower()}.{pod.template.kind.pods[0].replace('{}', '')}.spec.initContainers.restartPolicy"
+        )
         text = (
             "an operator whose CRD does not know restartPolicy here drops it, and the pod waits for the sidecar's end: "
             f"see 'kubectl explain {field}', else use --mode classic"
@@ -130,32 +132,26 @@ def _restart(pod: Pod) -> Iterator[InjectWarning]:
 
 
 def _replica(pod: Pod) -> Iterator[InjectWarning]:
-    if pod.place.kind.group == _KUBEFLOW_V1 and pod.place.above[-1].get("restartPolicy") == "Never":
+    if pod.template.kind.group == _KUBEFLOW_V1 and pod.template.above[-1].get("restartPolicy") == "Never":
         text = "Never: a preempted replica (exit code 143) is not started again; use ExitCode or OnFailure"
-        yield InjectWarning(f"{pod.place.job_path}.restartPolicy", text)
+        yield InjectWarning(f"{pod.template.job_path}.restartPolicy", text)
     limit = "spec.runPolicy.backoffLimit"
-    if pod.place.kind.group == _KUBEFLOW_V1 and at(pod.place.document, limit) == 0:
+    if pod.template.kind.group == _KUBEFLOW_V1 and at(pod.template.document, limit) == 0:
         yield InjectWarning(limit, "0: the first preempted pod (exit code 143) fails the whole job: raise it, or leave it out")
 
 
 def _job(pod: Pod) -> Iterator[InjectWarning]:
-    job, path = pod.place.job, pod.place.job_path
-    if job is None:
-        return
-    if job.get("podReplacementPolicy") == "TerminatingOrFailed":
-        yield InjectWarning(f"{path}.podReplacementPolicy", "the next pod starts while the last one still uploads: use Failed")
-    if pod.place.kind.group != "batch":
-        return
-    if job.get("completionMode") != "Indexed" and (pod.node_count or 1) > 1:
+    job = pod.template.job if pod.template.kind.group == "batch" else None
+    if job is not None and job.get("completionMode") != "Indexed" and (pod.nodes.count or 1) > 1:
         text = "several pods without an index write to one prefix: use completionMode: Indexed"
-        yield InjectWarning(f"{path}.completionMode", text)
+        yield InjectWarning(f"{pod.template.job_path}.completionMode", text)
 
 
 def _rollout(pod: Pod) -> Iterator[InjectWarning]:
-    strategy = pod.place.above[-1].get("strategy") or {} if pod.place.above else {}
-    if pod.place.kind.name == "Deployment" and strategy.get("type") != "Recreate":
+    strategy = pod.template.above[-1].get("strategy") or {} if pod.template.above else {}
+    if pod.template.kind.name == "Deployment" and strategy.get("type") != "Recreate":
         text = "a rollout starts the next pod while the last one still trains: use type: Recreate"
-        yield InjectWarning(pod.place.job_path + ".strategy", text)
+        yield InjectWarning(pod.template.job_path + ".strategy", text)
 
 
 def _hook(pod: Pod) -> Iterator[InjectWarning]:
@@ -168,21 +164,21 @@ def _hook(pod: Pod) -> Iterator[InjectWarning]:
     if pod.options.install_hook and named(env, "PYTHONPATH") is None:
         text = "is set for the hook; should the image set it, too, that value is lost: give the trainer's env the whole of it"
         yield InjectWarning(f"{pod.trainer_path}.env", f"PYTHONPATH {text}")
-    if pod.options.install_hook and pod.place.kind.name == "MPIJob":
+    if pod.options.install_hook and pod.template.kind.name == "MPIJob":
         text = "ranks that mpirun starts on other pods get the hook only with '-x PYTHONPATH -x CKPT_HOOK -x CKPT_DIR'"
         yield InjectWarning(pod.trainer_path, text)
 
 
 def _shell(pod: Pod) -> Iterator[InjectWarning]:
     yield from warnings_of_shell(pod.trainer, pod.trainer_path)
-    kind, entry = pod.place.kind, pod.place.path.partition(".rayClusterSpec")[0] + ".entrypoint"
-    script = at(pod.place.document, entry) if kind.name in ("RayJob", "RayCronJob") else None
+    kind, entry = pod.template.kind, pod.template.path.partition(".rayClusterSpec")[0] + ".entrypoint"
+    script = at(pod.template.document, entry) if kind.name in ("RayJob", "RayCronJob") else None
     if isinstance(script, str):  # the submitter gives it to a shell
         yield from _of_script(Shell(script, frozenset()), entry, gets_signals=False)
 
 
 def warnings_of_shell(container: Fields, path: str, *, gets_signals: bool = True) -> Iterator[InjectWarning]:
-    """Yield what the shell of a container's command and arguments does to the exit code, and to a SIGTERM that matters."""
+    """Yield warnings about the shell of a container's command: lost exit codes, and SIGTERM that stays with the shell."""
     words = [str(word) for key in ("command", "args") for word in container.get(key) or ()]
     shell = shell_of(words)
     if shell is not None:
@@ -204,34 +200,40 @@ def _of_script(shell: Shell, where: str, *, gets_signals: bool) -> Iterator[Inje
 
 def _name(pod: Pod) -> Iterator[InjectWarning]:
     # A Pod with such a name is mostly one that a controller made.
-    if pod.place.kind.name != "Pod":
-        yield from warning_of_name(pod.place.document, _store_of(pod))
+    if pod.template.kind.name != "Pod":
+        yield from warning_of_name(pod.template.document, _store_of(pod))
 
 
 def warning_of_name(document: Fields, store: str) -> Iterator[InjectWarning]:
-    """Yield what a name that the API server makes means for the prefix."""
-    metadata = document.get("metadata") or {}
+    """Yield a warning about a prefix that all runs of a ``generateName`` share."""
+    metadata = metadata_of(document)
     if metadata.get("generateName") and not metadata.get("name") and not names_each_run(store):
         text = "all that is made from this has one prefix, which is the first one's: give each its own --store"
         yield InjectWarning("metadata.generateName", text)
 
 
-def _schedule(pod: Pod) -> Iterator[InjectWarning]:
-    kind, path = pod.place.kind, "spec.concurrencyPolicy"
-    if kind.name not in ("CronJob", "RayCronJob"):
+def _several_runs(pod: Pod) -> Iterator[InjectWarning]:
+    """Yield a warning about a prefix that all runs of one document share."""
+    kind = pod.template.kind
+    if names_each_run(_store_of(pod)):
+        if kind.name == "RayCronJob":
+            text = (
+                "only its cluster's name tells a run from others, so it is the prefix: a retry with a new cluster begins anew"
+            )
+            yield InjectWarning("spec.jobTemplate.backoffLimit", text)
         return
-    if not names_each_run(_store_of(pod)):
+    if kind.group == "trainer.kubeflow.org":
+        text = "all TrainJobs of the runtime have one prefix, and only one at a time may write there: put {name} into --store"
+        yield InjectWarning("metadata.name", f"{text}, or give each TrainJob its own by inject")
+    elif kind.name == "PodTemplate":
+        yield InjectWarning("metadata.name", "all pods that are made from it have one prefix: give each its own --store")
+    elif kind.name in ("CronJob", "RayCronJob"):
         text = "all runs of the schedule have one prefix, so each resumes the last one, even when that has finished"
         yield InjectWarning("spec.schedule", f"{text}: put {{name}} into --store unless that is meant")
-        if at(pod.place.document, path) in (None, "Allow"):
-            yield InjectWarning(path, "two runs at once would write to one prefix: use Forbid or Replace")
-    elif kind.name == "RayCronJob":
-        text = "only its cluster's name tells a run from others, so it is the prefix: a retry with a new cluster begins anew"
-        yield InjectWarning("spec.jobTemplate.backoffLimit", text)
-
-
-def _groups(pod: Pod) -> Iterator[InjectWarning]:
-    if pod.place.kind.name == "LeaderWorkerSet" and has_groups(pod.place.document) and not names_each_run(_store_of(pod)):
+        if at(pod.template.document, "spec.concurrencyPolicy") in (None, "Allow"):
+            text = "two runs at once would write to one prefix: use Forbid or Replace"
+            yield InjectWarning("spec.concurrencyPolicy", text)
+    elif kind.name == "LeaderWorkerSet" and has_groups(pod.template.document):
         text = "each group is a run of its own and needs its own prefix: put {name} into --store"
         yield InjectWarning("spec.replicas", text)
 
@@ -254,7 +256,7 @@ def _access(pod: Pod) -> Iterator[InjectWarning]:
     known = {str(entry.get("name")) for entry in ours.get("env") or ()}
     if options.secret or not store.startswith("s3://") or ours.get("envFrom") or "CKPT_CREDENTIALS_DIR" in known:
         return
-    where = f"{pod.place.spec_path}.{'initContainers' if options.is_native else 'containers'}"
+    where = f"{pod.template.spec_path}.{'initContainers' if options.is_native else 'containers'}"
     if not options.cloud_identity and not pod.spec.get("serviceAccountName") and "AWS_ACCESS_KEY_ID" not in known:
         yield InjectWarning(where, "nothing here gives the sidecar credentials: use --secret or --cloud-identity")
     if store.startswith("s3:///") and "AWS_S3_BUCKET" not in known:
@@ -266,11 +268,11 @@ def _access(pod: Pod) -> Iterator[InjectWarning]:
 def _image(pod: Pod) -> Iterator[InjectWarning]:
     if pod.options.image is None and our_container(pod) is None:
         yield InjectWarning(
-            f"{pod.place.spec_path}.initContainers", f"the image is {DEFAULT_IMAGE}: name your registry's with --image"
+            f"{pod.template.spec_path}.initContainers", f"the image is {DEFAULT_IMAGE}: name your registry's with --image"
         )
 
 
-_TRAPS: tuple[Trap, ...] = (
+_CHECKS: tuple[Check, ...] = (
     *(_image, _name, _grace, _volume, _ephemeral_storage, _user, _access, _credentials, _network),
-    *(_schedule, _groups, _restart, _replica, _job, warnings_of_policies, _rollout, _hook, _shell),
+    *(_several_runs, _restart, _replica, _job, warnings_of_policies, _rollout, _hook, _shell),
 )

@@ -1,22 +1,25 @@
-"""Which run a pod belongs to: what ``{name}`` in a store stands for, and what tells the sidecar its namespace and job.
+"""The run that a pod belongs to: ``{name}`` in a store, and the variables for the sidecar's namespace and job.
 
-Two workloads must never take each other's prefix for their own, also those of two namespaces and those made from one template.
-What only the cluster knows stays a variable, ``$(POD_NAMESPACE)`` or ``$(JOB_NAME)``, which Kubernetes fills in from the
-container's environment as far as it stands in front of ``CKPT_STORE``.
+Two workloads must never share a prefix, also those of two namespaces and those made from one template. Names that only the
+cluster knows stay variables, ``$(POD_NAMESPACE)`` or ``$(JOB_NAME)``, which Kubernetes expands if they are defined in front of
+``CKPT_STORE``.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from sidecar.kubernetes.inject.fields import Fields
+from sidecar.kubernetes.inject.fields import Fields, metadata_of
+from sidecar.kubernetes.inject.options import ANY_BUCKET
 from sidecar.kubernetes.inject.pod_templates import Kind, NotInjectable
+from sidecar.store_url import shown, store_place
 
 NAMESPACE, JOB, JOBSET = "$(POD_NAMESPACE)", "$(JOB_NAME)", "$(JOBSET_NAME)"
 VARIABLE = re.compile(r"\$\([A-Za-z_][A-Za-z0-9_]*\)")
-"""What Kubernetes fills in when the container starts."""
+"""A variable that Kubernetes expands when the container starts."""
 
 JOB_LABEL = "batch.kubernetes.io/job-name"
 _JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -32,15 +35,15 @@ _MADE_BY_RAY = re.compile(r".+-[bcdfghjklmnpqrstvwxz2456789]{5}")
 
 
 def name_in_store(document: Fields, kind: Kind | None) -> str | None:
-    """Return what ``{name}`` stands for; ``None`` where nothing names the run.
+    """Return the text for ``{name}``; ``None``: nothing names the run.
 
-    It is the workload's name, unless several runs are made from one document: then each run's own, known when it starts.
+    The workload's name; where several runs are made from one document, a variable.
 
     Args:
         document: The workload.
         kind: ``None``: a TrainJob.
     """
-    metadata = document.get("metadata") or {}
+    metadata = metadata_of(document)
     if kind is not None and (variable := _of_several_runs(document, kind)):
         return variable
     if metadata.get("name"):
@@ -52,7 +55,7 @@ def name_in_store(document: Fields, kind: Kind | None) -> str | None:
 
 
 def _of_several_runs(document: Fields, kind: Kind) -> str | None:
-    """Return the variable that names one of the runs that a document makes."""
+    """Return the variable that names each run, where a document makes several."""
     if kind.group == "trainer.kubeflow.org":
         return JOBSET  # a runtime has as many runs as TrainJobs
     if kind.name in ("CronJob", "RayCronJob"):
@@ -63,7 +66,7 @@ def _of_several_runs(document: Fields, kind: Kind) -> str | None:
 
 
 def names_each_run(store: str) -> bool:
-    """Whether a store has a part that is another one for each run."""
+    """Whether a store has a variable that differs between runs."""
     return JOB in store or JOBSET in store
 
 
@@ -80,7 +83,7 @@ def _variable_of(kind: Kind) -> str | None:
 
 
 def _label_of(kind: Kind) -> str | None:
-    """Return the label by which a pod knows the name of its workload."""
+    """Return the pods' label with the name of their workload."""
     if kind.group == "kubeflow.org":
         return _KUBEFLOW_LABEL
     labels = {"batch": JOB_LABEL, "batch.volcano.sh": _VOLCANO_LABEL}
@@ -100,7 +103,7 @@ def run_variables(document: Fields, kind: Kind, store: str, *, is_alone: bool, h
         has_old_labels: Whether the cluster is older than 1.27, where the label of a Job's name had no prefix.
     """
     namespace = {"POD_NAMESPACE": _field("metadata.namespace")}
-    metadata = document.get("metadata") or {}
+    metadata = metadata_of(document)
     if kind.has_replicated_jobs:
         return namespace | _jobset_variables()
     if kind.name == "LeaderWorkerSet":
@@ -120,10 +123,23 @@ def referred_to(store: str) -> dict[str, Any]:
     return dict(value for variable, value in known.items() if variable in store)
 
 
-def as_checked(store: str, document: Fields) -> str:
-    """Return a store with names in the place of variables, to be held against the rule for stores."""
-    namespace = str((document.get("metadata") or {}).get("namespace") or "namespace")
-    return VARIABLE.sub("name", store.replace(NAMESPACE, namespace))
+def check_store(store: str, document: Fields, *, volume: Path | None = None) -> None:
+    """Hold a store against the rule for stores, with names in the place of its variables.
+
+    Args:
+        store: In the form of ``CKPT_STORE``.
+        document: The workload.
+        volume: Directory of the shared volume, which must not contain it.
+
+    Raises:
+        NotInjectable: It is no store.
+    """
+    namespace = str(metadata_of(document).get("namespace") or "namespace")
+    filled = VARIABLE.sub("name", store.replace(NAMESPACE, namespace))
+    try:
+        store_place(filled, bucket=ANY_BUCKET, volume=volume)
+    except ValueError as error:
+        raise NotInjectable("", f"--store {shown(filled)} {error}") from None
 
 
 def _field(path: str) -> dict[str, Any]:
@@ -135,7 +151,7 @@ def _label(name: str) -> dict[str, Any]:
 
 
 def _jobset_variables() -> dict[str, Any]:
-    # The last two grow with each restart of this very set, so they tell a late pod of the last one from those of this one.
+    # By UID and attempt the sidecar tells pods of an earlier restart from those of this one.
     return {
         "JOBSET_NAME": _label(_JOBSET_LABEL),
         "JOBSET_UID": _label("jobset.sigs.k8s.io/jobset-uid"),
@@ -148,7 +164,7 @@ def _group_variables() -> dict[str, Any]:
 
 
 def _pod_variables(metadata: Mapping[str, Any], *, is_alone: bool) -> dict[str, Any]:
-    """Return what a pod says of its run by labels and owners; its own name where nothing else made it."""
+    """Return the variables of a pod by its labels and owners; its own name where no controller made it."""
     labels = metadata.get("labels") or {}
     if labels.get(_JOBSET_LABEL):
         return _jobset_variables()

@@ -1,1 +1,1 @@
-"""The mutating admission webhook: what ``inject`` does to a file, done to a pod when it is created."""
+"""The mutating admission webhook: ``inject`` for pods as they are created."""

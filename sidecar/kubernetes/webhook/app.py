@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import structlog
-from fastapi import Body, FastAPI, Response
-from fastapi.responses import JSONResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-from sidecar import __version__
 from sidecar.kubernetes.inject.options import Options
-from sidecar.kubernetes.webhook.limits import BodyLimit
+from sidecar.kubernetes.webhook.limits import BodyLimit, problem
 from sidecar.kubernetes.webhook.review import NotAReview, answer
 
 log = structlog.get_logger()
 
 
-def create_app(defaults: Options) -> FastAPI:
+def create_app(defaults: Options) -> BodyLimit:
     """Return the application: ``POST /mutate`` for AdmissionReviews, ``GET /healthz`` for probes."""
-    app = FastAPI(title="checkpoint-sidecar webhook", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(BodyLimit)
 
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
+    async def healthz(_: Request) -> Response:
+        return JSONResponse({"status": "ok"})
 
-    @app.post("/mutate", response_model=None)
-    async def mutate(review: Any = Body()) -> dict[str, Any] | Response:  # noqa: B008 - FastAPI's way
+    async def mutate(request: Request) -> Response:
         try:
+            review = json.loads(await request.body())
             answered = answer(review, defaults)
         except NotAReview as error:
-            return JSONResponse({"title": "no AdmissionReview", "status": 400, "detail": str(error)}, 400)
+            return problem(400, "no AdmissionReview", str(error))
+        except (ValueError, RecursionError):
+            return problem(400, "no AdmissionReview", "the body is no JSON")
         _log(review["request"], answered["response"])
-        return answered
+        return JSONResponse(answered)
 
-    return app
+    return BodyLimit(Starlette(routes=[Route("/healthz", healthz), Route("/mutate", mutate, methods=["POST"])]))
 
 
 def _log(request: dict[str, Any], response: dict[str, Any]) -> None:

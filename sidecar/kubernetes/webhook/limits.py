@@ -1,4 +1,4 @@
-"""Bounds on what a client can make the webhook hold: bytes of a body, bytes of all bodies together, seconds of a request."""
+"""Limits of the webhook: bytes of a body, bytes of all bodies together, seconds of a request, connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ MAX_ALL_BODIES_BYTES = 32 << 20
 """Bodies of all requests under way: the container has 256 MiB, and a parsed review takes several times its text."""
 REQUEST_S = 10.0
 """For the TLS handshake's end to the last header, and from there to the last byte of the body. The API server waits 5 s."""
-MAX_CONNECTIONS = 512
+MAX_CONNECTIONS = 1024
+"""Of all API servers together: each has at most 200 changing requests under way (``--max-mutating-requests-inflight``)."""
+IDLE_S = 120
+"""For the next request on a connection. An API server closes it after 90 s; what this side closes may just be in use."""
 
 
 class BodyLimit:
@@ -63,13 +66,13 @@ class BodyLimit:
                     if body.size_bytes > self._max_body_bytes:
                         return self._too_large()
                     if self._held_bytes > self._max_all_bytes:
-                        return _problem(503, "too many requests at once", "ask again")
+                        return problem(503, "too many requests at once", "ask again")
         except TimeoutError:
-            return _problem(408, "request body incomplete", f"not received within {self._request_s:g} s")
+            return problem(408, "request body incomplete", f"not received within {self._request_s:g} s")
         return None
 
     def _too_large(self) -> JSONResponse:
-        return _problem(413, "request body too large", f"must have at most {self._max_body_bytes} bytes")
+        return problem(413, "request body too large", f"must have at most {self._max_body_bytes} bytes")
 
 
 class _Body:
@@ -108,7 +111,8 @@ class _Body:
         return once
 
 
-def _problem(status: int, title: str, detail: str) -> JSONResponse:
+def problem(status: int, title: str, detail: str) -> JSONResponse:
+    """Return an error (RFC 9457) after which the connection is closed."""
     # What the client still sends of this request is not read: the connection cannot carry another one.
     headers = {"Connection": "close"}
     return JSONResponse({"title": title, "status": status, "detail": detail}, status, headers, "application/problem+json")
@@ -162,5 +166,10 @@ class HeaderDeadline(H11Protocol):
 
 
 def server_limits() -> dict[str, Any]:
-    """Return the arguments of ``uvicorn.Config`` that bound connections and headers."""
-    return {"http": HeaderDeadline, "limit_concurrency": MAX_CONNECTIONS, "h11_max_incomplete_event_size": 64 << 10}
+    """Return the arguments of ``uvicorn.Config`` that bound connections, idle time and headers."""
+    return {
+        "http": HeaderDeadline,
+        "limit_concurrency": MAX_CONNECTIONS,
+        "timeout_keep_alive": IDLE_S,
+        "h11_max_incomplete_event_size": 64 << 10,
+    }

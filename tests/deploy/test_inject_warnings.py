@@ -9,7 +9,7 @@ from sidecar.kubernetes.inject import NotInjectable, Options, inject, inject_tex
 from sidecar.kubernetes.inject.options import with_given
 from tests.deploy.building import STORE, asked, in_job, in_pod, job, several, sidecar_of, with_volume
 
-TRAPS = {
+WARNED_OF = {
     "grace": (in_pod("terminationGracePeriodSeconds", None), {}, "terminationGracePeriodSeconds: is not set"),
     "sub-path": (with_volume({"emptyDir": {}}, subPath="x"), {}, "containers[0].volumeMounts: subPath"),
     "size limit": (with_volume({"emptyDir": {"sizeLimit": "1Gi"}}), {}, "volumes: v: sizeLimit"),
@@ -28,7 +28,6 @@ TRAPS = {
     "classic always": (in_pod("restartPolicy", None), {"mode": "classic"}, "classic sidecar ends"),
     "never": (in_pod("restartPolicy", "Never"), {"kubernetes_version": "1.31"}, "waiting for ever"),
     "too old": (job(), {"mode": "native", "kubernetes_version": "1.28"}, "need 1.29"),
-    "replacement": (in_job(podReplacementPolicy="TerminatingOrFailed"), {}, "spec.podReplacementPolicy"),
     "exit codes": (
         in_job(podFailurePolicy={"rules": [{"action": "FailJob", "onExitCodes": {"operator": "In", "values": [1]}}]}),
         {},
@@ -55,9 +54,9 @@ TRAPS = {
 }
 
 
-@pytest.mark.parametrize("name", TRAPS)
-def test_what_would_bite_is_said_with_its_place(name: str) -> None:
-    document, given, text = TRAPS[name]
+@pytest.mark.parametrize("name", WARNED_OF)
+def test_what_will_go_wrong_is_said_with_its_path(name: str) -> None:
+    document, given, text = WARNED_OF[name]
     given = {"image": "registry/x:1", "secret": "data-connection"} | given
     chosen = asked(**{key: value for key, value in given.items() if value is not None})
     said = [str(warning) for warning in inject(document, chosen).warnings]
@@ -74,7 +73,7 @@ def test_credentials_that_a_person_gave_the_sidecar_are_seen(name: str) -> None:
     assert inject(job(), asked(image="registry/x:1", cloud_identity="true")).warnings == ()
 
 
-def test_a_pod_without_traps_has_no_warnings() -> None:
+def test_a_right_pod_has_no_warnings() -> None:
     assert inject(job(), asked(image="registry/x:1", secret="data-connection")).warnings == ()
 
 

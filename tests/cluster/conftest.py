@@ -27,7 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(420))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(420))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,8 +9,8 @@ from tests.cluster.settings import ClusterSettings
 from tests.cluster.story import Story, steps
 from tests.cluster.workloads import Workloads
 
-pytestmark = pytest.mark.usefixtures("torch")
-PATIENCE_S = 300.0
+pytestmark = [pytest.mark.usefixtures("torch"), pytest.mark.timeout(900)]
+PATIENCE_S = 400.0
 REFERENCE = "undisturbed"
 
 

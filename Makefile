@@ -10,11 +10,13 @@ JSON   ?= 0
 PROCESSES := 6
 PROCESSES_SLOW := 4
 PROCESSES_CLUSTER := 4
+SCHEDULES ?= 100000
+FIRST  ?= 0
 
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean
+.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +29,11 @@ compose-demo:  ## the same in containers (Docker with Compose; STORE=ceph: not M
 
 test: $(VENV)/.trainer  ## unit, property, store and process tests (PYTEST_ARGS='-k …' for some of them)
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=10 -m "not slow and not rgw and not minio and not docker and not cluster" $(PYTEST_ARGS)
+
+simulate: $(VENV)/.trainer  ## 100,000 schedules of nodes, pods and retention that look for a broken invariant (SCHEDULES=, FIRST=; CONTRIBUTING.md)
+	$(BIN)/python -m tests.simulation step $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 85 / 100))
+	$(BIN)/python -m tests.simulation retention $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 5 / 100))
+	$(BIN)/python -m tests.simulation job $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 10 / 100))
 
 test-docker: $(VENV)/.trainer  ## the images, and the compose scenario against Ceph RGW (Docker with Compose)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
@@ -78,7 +85,7 @@ bench-preemption: $(VENV)/.trainer  ## when what happens at a preemption, with t
 
 bench-hook: $(VENV)/.trainer  ## what the hook costs a training script: per step, per interpreter
 	$(BIN)/python -m benchmarks.hook_overhead $(BENCH_ARGS)
-	$(BIN)/python -m torch.distributed.run --nproc_per_node=2 -m benchmarks.agreement
+	$(BIN)/python -m torch.distributed.run --nproc_per_node=2 -m benchmarks.rank_consensus
 
 bench-webhook: $(VENV)/.trainer  ## how long an API server waits for the webhook when 500 pods are created at once (openssl)
 	$(BIN)/python -m benchmarks.webhook $(BENCH_ARGS)

@@ -74,18 +74,22 @@ def own_cpu_us(rounds: int = 30, steps: int = 1000) -> float:
     """Return the microseconds of CPU that the hook itself takes for a step at which nothing is due: the least of the rounds."""
     from types import SimpleNamespace
 
-    from trainer_hook.libraries.transformers import trainer as transformers
-    from trainer_hook.libraries.transformers.wrapping import around
+    from trainer_hook.libraries.transformers.callback import callback_class
+    from trainer_hook.libraries.transformers.driver import TrainerDriver
+    from trainer_hook.libraries.transformers.script_saves import ScriptSaves
+    from trainer_hook.process.patching import surrounded
     from trainer_hook.process.session import current_session
+    from trainer_hook.train_call.train_call import TrainCall
 
-    wishes = ("should_evaluate", "should_save", "should_training_stop", "should_epoch_stop")
-    control = SimpleNamespace(**dict.fromkeys(wishes, False))
+    flags = ("should_evaluate", "should_save", "should_training_stop", "should_epoch_stop")
+    control = SimpleNamespace(**dict.fromkeys(flags, False))
     state = SimpleNamespace(epoch=0.5, global_step=1, max_steps=10**9)
     trainer = SimpleNamespace(control=control, state=state, args=SimpleNamespace(world_size=1), step_tail=lambda: None)
-    saver: Any = SimpleNamespace(step_seconds=None, get_ready=lambda: None)
-    hook = transformers._callback_class(None)(current_session(), trainer, saver)
+    driver = TrainerDriver(current_session(), trainer, None)
+    call = TrainCall(current_session(), driver)
+    hook = callback_class()(call, driver, ScriptSaves(call, trainer), lambda: None)
     took = []
-    with around(trainer, "step_tail", hook.tail.doing, then=hook.save_what_is_due):
+    with surrounded(trainer, "step_tail", during=driver.tail.doing, after=hook.save_what_is_due):
         for _ in range(rounds):
             began_s = time.thread_time()
             for _ in range(steps):

@@ -125,9 +125,9 @@ class Dcp(TrainerCallback):
 def watch_the_hook(watch: Watch) -> None:
     """Time what the hook does in the training thread: its saves, and what the optimizer's step waits for."""
     from trainer_hook.asynchronous import snapshot
-    from trainer_hook.libraries.transformers.saver import Saver
+    from trainer_hook.saving.step_saver import StepSaver
 
-    Saver.save = watch.holding(Saver.save)  # type: ignore[method-assign]
+    StepSaver.save = watch.holding(StepSaver.save)  # type: ignore[method-assign]
     before = snapshot.before_next_step
     snapshot.before_next_step = lambda optimizer, act: before(optimizer, watch.holding(act))
 

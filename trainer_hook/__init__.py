@@ -1,8 +1,8 @@
-"""The trainer's side: saves, marks finished checkpoints, resumes. Standard library only at import."""
+"""The trainer's side: saves checkpoints, marks them as finished, resumes. Imports only the standard library."""
 
 import sys
 
-if sys.version_info < (3, 10):  # noqa: UP036 - said before anything that an older Python cannot compile
+if sys.version_info < (3, 10):  # noqa: UP036 - before any syntax that an older Python cannot compile
     _TOLD = f"trainer_hook needs Python 3.10 or newer; this is {sys.version_info[0]}.{sys.version_info[1]} ({sys.executable})"
     if sys.argv[:1] == ["-m"]:
         sys.stderr.write(_TOLD + "\n")
@@ -13,4 +13,4 @@ __version__ = "0.1.0"
 
 PACKAGE = "trainer_hook"
 CURRENT = "trainer_hook-current"
-"""Link in a folder that ``install-hook`` made: it names the folder that holds the package."""
+"""Link in a folder of ``install-hook``: its target is the folder with the package."""

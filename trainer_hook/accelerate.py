@@ -19,25 +19,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.loops.stateful_loop import StatefulLoop
+from trainer_hook.loops.loop import Loop
+from trainer_hook.saving.async_save import WHOLE_STATE_ON_ONE_RANK
 
 __all__ = ["Checkpointer"]
 
-WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
-"""Values of ``DistributedType`` with which ``save_state`` is no collective."""
 
-
-class Checkpointer(StatefulLoop):
-    """Saves by ``accelerator.save_state`` and restores by ``load_state``; the loop's place and the random state are added."""
+class Checkpointer(Loop):
+    """Saves by ``accelerator.save_state`` and restores by ``load_state``; adds random state and position in the data."""
 
     def __init__(self, accelerator: Any, *, sampler: Any = None, **objects: Any) -> None:
         """Create it after ``accelerator.prepare``.
 
         Args:
-            accelerator: What it prepared, and what was registered with it, is saved. (It reads registered objects with
+            accelerator: Its prepared and registered objects are saved. (It reads registered objects with
                 ``weights_only=False``; those in ``objects`` are read without running code.)
             sampler: As for ``trainer_hook.torch.Checkpointer``.
-            objects: More to save, by name.
+            objects: Further objects to save, by name.
         """
         super().__init__(objects, sampler)
         self._accelerator = accelerator
@@ -59,16 +57,16 @@ class Checkpointer(StatefulLoop):
         kind = str(getattr(self._accelerator.distributed_type, "value", self._accelerator.distributed_type))
         return None if kind in WHOLE_STATE_ON_ONE_RANK else kind
 
-    def _large(self) -> Sequence[Any]:
+    def _large_objects(self) -> Sequence[Any]:
         prepared = [*self._accelerator._models, *self._accelerator._optimizers] if self._accelerator.is_main_process else []
-        return [*prepared, *super()._large()]
+        return [*prepared, *super()._large_objects()]
 
     def _stepped(self, accumulate: int) -> bool:
         return bool(self._accelerator.sync_gradients)
 
     @contextlib.contextmanager
     def _naming_off(self) -> Iterator[None]:
-        """With its own naming the accelerator would save below ``project_dir`` and count and delete there."""
+        """Switch automatic naming off: it would save below ``project_dir``, and count and delete there."""
         configuration = self._accelerator.project_configuration
         before = configuration.automatic_checkpoint_naming, configuration.iteration
         configuration.automatic_checkpoint_naming = False

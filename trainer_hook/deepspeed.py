@@ -18,38 +18,37 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.loops.state_files import DoesNotFit
-from trainer_hook.loops.stateful_loop import StatefulLoop
+from trainer_hook.loops.loop import Loop
+from trainer_hook.loops.state_files import StateMismatch
 
 __all__ = ["Checkpointer"]
 
 TAG = "deepspeed"
 
 
-class Checkpointer(StatefulLoop):
-    """Saves by ``engine.save_checkpoint`` and restores by ``load_checkpoint``; the loop's place and random state are added."""
+class Checkpointer(Loop):
+    """Saves by ``engine.save_checkpoint`` and restores by ``load_checkpoint``; adds random state and data position."""
 
     def __init__(self, engine: Any, *, sampler: Any = None, **objects: Any) -> None:
         """Create it after ``deepspeed.initialize``.
 
         Args:
-            engine: With its model, its optimizer, and its scheduler if it has one. DeepSpeed itself reads its files with
-                ``weights_only=False``.
+            engine: Its model, optimizer and scheduler are saved. DeepSpeed reads its own files with ``weights_only=False``.
             sampler: As for ``trainer_hook.torch.Checkpointer``.
-            objects: More to save, by name.
+            objects: Further objects to save, by name.
         """
         super().__init__(objects, sampler)
         self._engine = engine
 
     def _write(self, folder: Path) -> None:
-        (folder / TAG).mkdir(exist_ok=True)  # on every node: DeepSpeed itself makes it where rank 0 is
+        (folder / TAG).mkdir(exist_ok=True)  # on every node: DeepSpeed makes it only on that of rank 0
         self._engine.save_checkpoint(str(folder), tag=TAG)
         super()._write(folder)
 
     def _load(self, folder: Path, progress: Mapping[str, Any]) -> None:
         path, _ = self._engine.load_checkpoint(str(folder), tag=TAG)
         if path is None:
-            raise DoesNotFit(f"{folder.name}: DeepSpeed finds nothing to load in {TAG}/; its own log says why")
+            raise StateMismatch(f"{folder.name}: DeepSpeed finds nothing to load in {TAG}/; its own log says why")
         super()._load(folder, progress)
 
     def _write_final(self, folder: Path) -> None:
@@ -61,7 +60,7 @@ class Checkpointer(StatefulLoop):
         return bool(engine.zero_elastic_checkpoint() or engine.load_universal_checkpoint() or super()._reads_all())
 
     def _obstacle(self) -> str | None:
-        # Its ranks write partitions of one state through writers of its own, some of which write beside training themselves.
+        # Its ranks write partitions of one state through its own writers, some of which are asynchronous themselves.
         return "DeepSpeed, whose own writers save"
 
     def _stepped(self, accumulate: int) -> bool:

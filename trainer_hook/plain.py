@@ -1,4 +1,4 @@
-"""For those who write and read their own files: where to continue, the marker, and when to stop. Standard library only.
+"""For scripts that write and read their own files: the checkpoint to resume from, the marker, when to stop. No dependencies.
 
 ```python
 from trainer_hook.plain import latest, save, stopping
@@ -13,7 +13,7 @@ for step in range(first, last):
         sys.exit(143)
 ```
 
-With several processes (torch.distributed) every rank calls each function at the same step; all get the same answer.
+With several processes (torch.distributed) every rank calls each function at the same step, and gets the same result.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.process.log import say
-from trainer_hook.process.session import Session, session_from_environment
+from trainer_hook.process.log import info
+from trainer_hook.process.session import session_from_environment
 from trainer_hook.resuming.resumer import Resumer
 from trainer_hook.saving.step_monitor import StepMonitor
-from trainer_hook.saving.step_saver import StepSaver
+from trainer_hook.saving.step_saver import StepSaver, StepWriter
 
 __all__ = ["latest", "save", "stopping"]
 
 
 def latest() -> Path | None:
-    """Return the folder of the newest complete checkpoint, on the volume; ``None`` where there is none, or no volume.
+    """Return the folder of the newest complete checkpoint; ``None``: there is none, or no volume.
 
-    It waits for the sidecar's download, at most ``CKPT_RESUME_TIMEOUT_S``.
+    Waits for the sidecar's download, at most ``CKPT_RESUME_TIMEOUT_S``.
     """
     session = session_from_environment()
     if session is None:
@@ -42,10 +42,10 @@ def latest() -> Path | None:
     resumer = Resumer(session.settings, session.client, session.join(), missing=lambda *_, **__: [], reads_all=True)
     choice = resumer.choose(session.train_calls)
     if choice is None:
-        say("no checkpoint to resume from")
+        info("no checkpoint to resume from")
         return None
     session.continues_from(choice.name, attempt=choice.attempt)
-    say(f"resumes from {choice.name}")
+    info(f"resumes from {choice.name}")
     return choice.path
 
 
@@ -53,50 +53,49 @@ def save(step: int, write: Callable[[Path], Any]) -> bool:
     """Make ``checkpoint-<step>``: call ``write`` with its folder, then write the marker.
 
     Returns:
-        Whether it is there. A failure of ``write`` is logged and its folder removed; it does not stop training. A step is
-        saved once: again is no error and changes nothing.
+        Whether the checkpoint is there. A failure of ``write`` is logged and its folder removed; training goes on. A step is
+        saved once: a repeated call changes nothing.
     """
     session = session_from_environment()
     if session is None:
         return False
-    saver = _PlainSaver(session, write)
-    saved = saver.save(None, step, "jit" if session.stop.told_at_s is not None else "periodic")
-    if (pace := _paces.get(session.pid)) is not None:
-        pace.saved(step, ok=saved)
+    saver = StepSaver(session, _Writer(write))
+    saved = saver.save(step, "jit" if session.stop.notice_at_s is not None else "periodic")
+    if (monitor := _monitors.get(session.pid)) is not None:
+        monitor.saved(step, ok=saved)
     session.last_step = step
     session.outcome = "succeeded"  # unless an exception or a signal ends this process
     return saved
 
 
 def stopping() -> bool:
-    """Whether the pod is going, or the sidecar asks to stop: save and exit with code 143.
+    """Whether the pod is being terminated, or the sidecar asks to stop: save and exit with code 143.
 
-    From the first call on SIGTERM no longer ends the process by itself: go on calling it.
+    From the first call on SIGTERM does not end the process: the script has to call this regularly.
     """
     session = session_from_environment()
     if session is None:
         return False
-    pace = _paces.get(session.pid)
-    if pace is None:
-        pace = _paces[session.pid] = StepMonitor(session)
+    monitor = _monitors.get(session.pid)
+    if monitor is None:
+        monitor = _monitors[session.pid] = StepMonitor(session)
         session.stop.begin_training()
-        pace.begin(session.last_step)
-    if not _told.get(session.pid):
-        _told[session.pid] = pace.inside("train").stop
-    return _told[session.pid]
+        monitor.begin(session.last_step)
+    if session.pid not in _stopping and monitor.inside("train").stop:
+        _stopping.add(session.pid)
+    return session.pid in _stopping
 
 
-_paces: dict[int, StepMonitor] = {}
-_told: dict[int, bool] = {}
-"""By process: once told to stop it stays so."""
+_monitors: dict[int, StepMonitor] = {}
+"""By process: a forked child has its own."""
+_stopping: set[int] = set()
+"""Processes that are to stop: the answer stays."""
 
 
-class _PlainSaver(StepSaver):
-    def __init__(self, session: Session, write: Callable[[Path], Any]) -> None:
-        super().__init__(session)
-        self._write_files = write
+class _Writer(StepWriter):
+    def __init__(self, write: Callable[[Path], Any]) -> None:
+        self._write = write
 
-    def _write(self, model: Any, global_step: int) -> None:
-        folder = self._volume / self.name(global_step)
+    def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._write_files(folder)
+        self._write(folder)

@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from trainer_hook.loops.stateful_loop import StatefulLoop
+from trainer_hook.loops.loop import Loop
 
 __all__ = ["Checkpointer"]
 
 
-class Checkpointer(StatefulLoop):
-    """Saves and restores objects that have ``state_dict`` and ``load_state_dict``, the loop's place and the random state.
+class Checkpointer(Loop):
+    """Saves and restores objects that have ``state_dict`` and ``load_state_dict``; random state; the position in the data.
 
     Sharded models (``fully_shard``, FSDP) and their optimizers go through ``torch.distributed.checkpoint`` and may come back
     on another number of ranks. Everything else is saved by rank 0 alone; a sampler with a state by every rank.
@@ -34,8 +34,8 @@ class Checkpointer(StatefulLoop):
 
         Args:
             model: The weights; also written to ``final/`` at the end.
-            sampler: Its ``set_epoch`` is called with each epoch. One that has a state is saved too.
-            objects: ``optimizer``, ``scheduler``, ``scaler``, ``ema``, …: their names are those of the files.
+            sampler: Its ``set_epoch`` is called with each epoch. Its state is saved, if it has one.
+            objects: ``optimizer``, ``scheduler``, ``scaler``, ``ema``, …; the names become those of the files.
 
         Raises:
             TypeError: An object has no state.

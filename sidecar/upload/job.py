@@ -112,8 +112,9 @@ class UploadJob:
             if self._tracked.state is State.PAUSED:
                 context.catalog.move(self._tracked, State.UPLOADING)
             await committer.publish_manifest(manifest_of(checkpoint, entries))
-            context.catalog.move(self._tracked, State.UPLOADED, **self._took())
-            await self.commit()
+            if context.catalog.is_current(self._tracked):  # else superseded or given up meanwhile
+                context.catalog.move(self._tracked, State.UPLOADED, **self._took())
+                await self.commit()
 
     async def commit(self) -> None:
         """Commit, where this node's manifest is published: if nothing is missing, and it is this node's turn.
@@ -189,7 +190,10 @@ class UploadJob:
         return False
 
     async def _may_replace(self, existing: ExistingCommit, held: Held, there: StoredCommit) -> bool:
-        match await existing.decide(self._checkpoint, held.contents, there):
+        decision = await existing.decide(self._checkpoint, held.contents, there)
+        if not self._context.catalog.is_current(self._tracked):  # deleted, superseded or given up meanwhile
+            return False
+        match decision:
             case AlreadyCommitted():
                 self._context.committer.found_equal(self._checkpoint, there)
                 await self._durable(self._committed_at_s(there))
@@ -230,6 +234,8 @@ class UploadJob:
         self._let_go()
 
     def _recognise(self, restored_from: str, there: StoredCommit | None) -> None:
+        if not self._context.catalog.is_current(self._tracked):  # deleted from the volume meanwhile
+            return
         if there is not None and there.crc64nvme == restored_from:
             self._context.catalog.durable(self._tracked, at_s=self._committed_at_s(there), downloaded=True)
         else:

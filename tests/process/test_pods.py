@@ -20,7 +20,7 @@ from sidecar.core.commit.resume import newest_first
 from tests.faults.proxy import FaultProxy
 from tests.hook import story
 from tests.hook.job import ROOT, Training, finished, marker, script, training
-from tests.hook.test_loops import DEEPSPEED
+from tests.hook.loops.test_loops import DEEPSPEED
 from tests.network import Host, Network
 from tests.ports import free_port
 from tests.process.conftest import Place

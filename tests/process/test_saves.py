@@ -19,10 +19,10 @@ from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpo
 TRAINER = """
 import os, sys, time, pathlib
 from trainer_hook.volume import lease
-from trainer_hook.process.signals import Requests
+from trainer_hook.process.save_requests import SaveRequests
 volume = pathlib.Path(sys.argv[1])
 assert lease.hold(volume, 0)
-requests, outcome, step = Requests(volume), sys.argv[2], 10
+requests, outcome, step = SaveRequests(volume), sys.argv[2], 10
 print("held", flush=True)
 while True:
     time.sleep(0.05)

@@ -14,6 +14,7 @@ from sidecar.errors import AlreadyExists, NotFound
 from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Stored
 from sidecar.upload.commit.overwrite_guard import LOOK_S
+from sidecar.upload.commit.post_commit_check import AFTER_S
 from tests.simulation.world import SLOWEST_S, World
 from trainer_hook.contract import ContractError
 
@@ -36,8 +37,17 @@ class Standing:
     named: frozenset[str]
     """Keys of everything that it names."""
     sound: bool
+    writer: Any = None
+    """The process of the sidecar that wrote it."""
     is_touched: bool = False
     """Whether something that it names was written again: with etags of requests nobody can tell that from damage."""
+    hit_s: float | None = None
+    """When it was damaged first; ``None``: never."""
+
+    @property
+    def must_be_repaired(self) -> bool:
+        """Whether it was damaged before its writer looks again: whoever lives on finds that."""
+        return self.hit_s is not None and self.hit_s - self.since_s < AFTER_S[0][0] and self.writer.is_alive
 
 
 @dataclass
@@ -149,7 +159,9 @@ class AuditedStore(MemoryStore):
             if not world.is_stray and not any(self.changed_s.get(key, -1.0) >= looked_s for key in self._changed_keys(named)):
                 raise Violation(f"I2: {world.acting} committed what was not there")
             self.overtaken += 1
-        self.stored_commit = Standing(commit, now_s, frozenset(named), loaded is not None)
+        self.stored_commit = Standing(commit, now_s, frozenset(named), loaded is not None, world.acting.process)
+        if loaded is None:
+            self.stored_commit.hit_s = now_s
         self.history.append((now_s, commit, []))
         self._check_content(loaded)
 
@@ -189,6 +201,7 @@ class AuditedStore(MemoryStore):
             if not self.world.is_stray and late_s > LOOK_S + SLOWEST_S:
                 raise Violation(f"I4: {self.world.acting} changed {key}, which was committed {late_s:.1f} s before")
             self.hits += 1
+            stored_commit.hit_s = self.world.now_s if stored_commit.hit_s is None else stored_commit.hit_s
         stored_commit.sound = loaded is not None
         stored_commit.is_touched = True
 
@@ -218,6 +231,7 @@ class AuditedStore(MemoryStore):
         """Forget who looked when."""
         self.listed_s.clear()
         self.read_s.clear()
+        self.stored_commit = None
 
 
 # Documents are frozen, and read the same each time: the sidecar and the audit read equal ones once.

@@ -167,6 +167,8 @@ class Schedule:
         stored_commit = store.stored_commit
         if stored_commit is not None and not stored_commit.sound and not self._was_hit():
             raise Violation("a commit stands in the end that nobody can resume from")
+        if stored_commit is not None and not stored_commit.sound and stored_commit.must_be_repaired:
+            raise Violation(f"a commit was damaged {stored_commit.hit_s} s, and its writer did not repair it")
         for attempt in {pod.attempt for pod in self.pods}:
             pods = [pod for pod in alive if pod.attempt == attempt]
             if self._is_whole(pods, attempt):

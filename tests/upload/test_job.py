@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from sidecar.catalog.catalog import Tracked
-from sidecar.core.format import keys
+from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
-from sidecar.core.format.manifest import FileEntry
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry
 from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.parts import largest_file_bytes
 from sidecar.errors import CheckpointChanged, CheckpointRejected, NotFound, StoreError, UnreadableFile
 from sidecar.store.memory import MemoryStore
+from sidecar.store.protocol import Stored
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
@@ -192,3 +193,51 @@ def tracked_by(context: UploadContext) -> Tracked:
     tracked = context.catalog.get(NAME)
     assert tracked is not None
     return tracked
+
+
+class _Interrupted(MemoryStore):
+    """Something happens to the checkpoint while a request for a key is answered."""
+
+    def __init__(self, request: str, key: str) -> None:
+        super().__init__()
+        self.request = request, key
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:
+        if self.request == ("put", key):
+            self.meanwhile()
+        return super().put(key, content, only_if_absent=only_if_absent)
+
+    def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        if self.request == ("get", key):
+            self.meanwhile()
+        return super().get(key, most_bytes=most_bytes)
+
+
+def _moves(context: UploadContext, state: State) -> None:
+    tracked = context.catalog.get(NAME)
+    assert tracked is not None
+    context.catalog.move(tracked, state, reason="meanwhile")
+
+
+async def test_superseded_while_its_manifest_is_published_it_stays_superseded(running: StoreExecutor, tmp_path: Path) -> None:
+    """It raised an assertion, which ended all uploads of the pod for a second."""
+    store = _Interrupted("put", keys.manifest(NAME, "a", Node(0, 1)))
+    context = uploads(store, running)
+    store.meanwhile = lambda: _moves(context, State.SUPERSEDED)
+    tracked = await run(context, Versions(tmp_path))
+    assert (tracked.state, tracked.reason) == (State.SUPERSEDED, "meanwhile")
+    with pytest.raises(NotFound):
+        MemoryStore.get(store, keys.commit(NAME))
+
+
+async def test_a_downloaded_one_that_is_deleted_while_its_commit_is_read_stays_lost(
+    running: StoreExecutor, tmp_path: Path
+) -> None:
+    store = _Interrupted("get", keys.commit(NAME))
+    await run(uploads(store, running), Versions(tmp_path))
+    crc = checksum.to_text(checksum.checksum(MemoryStore.get(store, keys.commit(NAME))))
+    context = uploads(store, running)
+    store.meanwhile = lambda: _moves(context, State.LOST)
+    tracked = await run(context, Versions(tmp_path), finished(meta={META_RESTORED: crc}))
+    assert tracked.state is State.LOST

@@ -1,1 +1,1 @@
-"""How the hook comes into a process: the launcher, the start of every Python below it, the imports that it waits for."""
+"""Activation of the hook: the run command, the start of every Python process below it, patches on import."""

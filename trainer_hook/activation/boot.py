@@ -1,8 +1,8 @@
-"""Activates the hook when a library that it knows is imported, and not before. An error here never breaks an interpreter."""
+"""Activates the hook when a supported library is imported. An error here never breaks an interpreter."""
 
 from __future__ import annotations
 
-# Every Python in the container imports this module: nothing that costs time, importlib.abc and typing least of all.
+# Every Python in the container imports this module: no import that costs time, such as importlib.abc or typing.
 import os
 import sys
 
@@ -11,95 +11,49 @@ from trainer_hook.process.log import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping, Sequence
+    from collections.abc import MutableMapping, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-"""torchrun kills its workers so many seconds after SIGTERM; it reads the variable since 2.12, older ones know only 30 s."""
+"""Seconds after SIGTERM until torchrun kills its workers; read since torch 2.12, fixed to 30 s before."""
 
 
-def _on_transformers_trainer(module: Any) -> None:
-    from trainer_hook.libraries.transformers import trainer as transformers
-    from trainer_hook.process.session import current_session
-
-    if not _is_helper():
-        current_session()  # hears signals from now on, before the first train()
-    transformers.patch(module, current_session)
-
-
-def _is_helper() -> bool:
-    """Whether multiprocessing started this interpreter: a DataLoader's worker, which nothing must change, or a rank.
-
-    A rank tells itself apart when it calls ``train()``.
-    """
-    process = sys.modules.get("multiprocessing.process")
-    return process is not None and (process.parent_process() is not None or hasattr(process.current_process(), "_inheriting"))
-
-
-def _on_accelerate_launch(module: Any) -> None:
-    from trainer_hook.activation import launcher_patches
-
-    launcher_patches.patch_accelerate(module)
-
-
-def _on_deepspeed_runner(module: Any) -> None:
-    from trainer_hook.activation import launcher_patches
-
-    launcher_patches.patch_deepspeed(module)
-
-
-def _on_lightning(module: Any) -> None:
-    from trainer_hook import lightning
-
-    lightning.activate()
-
-
-def _on_dcp(module: Any) -> None:
-    from trainer_hook.libraries import patched_saves
-
-    patched_saves.patch_dcp(module)
-
-
-def _on_deepspeed(module: Any) -> None:
-    from trainer_hook.libraries import patched_saves
-
-    patched_saves.patch_deepspeed(module)
-
-
-WATCHED: dict[str, Callable[[Any], None]] = {
-    "transformers.trainer": _on_transformers_trainer,
-    "accelerate.commands.launch": _on_accelerate_launch,
-    "deepspeed.launcher.runner": _on_deepspeed_runner,
-    "lightning.pytorch": _on_lightning,
-    "pytorch_lightning": _on_lightning,
-    "torch.distributed.checkpoint": _on_dcp,
-    "deepspeed.runtime.engine": _on_deepspeed,
+_PATCHES = {
+    "transformers.trainer": ("libraries.transformers.trainer", "activate"),
+    "accelerate.commands.launch": ("activation.launcher_patches", "patch_accelerate"),
+    "deepspeed.launcher.runner": ("activation.launcher_patches", "patch_deepspeed"),
+    "lightning.pytorch": ("lightning", "activate"),
+    "pytorch_lightning": ("lightning", "activate"),
+    "torch.distributed.checkpoint": ("libraries.patched_saves", "patch_dcp"),
+    "deepspeed.runtime.engine": ("libraries.patched_saves", "patch_deepspeed"),
 }
+"""By imported module: the module below ``trainer_hook`` and its function, which is called with the imported module."""
 
 
 class _Finder:
-    """Finds nothing itself: lets the others find, and wraps the loader of a watched module."""
+    """Leaves the search to the other finders, and wraps the loader of a module in ``_PATCHES``."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in WATCHED:
+        if name not in _PATCHES:
             return None
         for finder in sys.meta_path:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
                 if spec.loader is not None:
-                    _wrap(spec.loader, WATCHED[name])
+                    _wrap(spec.loader, *_PATCHES[name])
                 return spec
         return None
 
 
-def _wrap(loader: Any, then: Callable[[Any], None]) -> None:
+def _wrap(loader: Any, patching_module: str, function: str) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
         try:
-            then(module)
+            patching: Any = __import__(f"trainer_hook.{patching_module}", fromlist=[function])
+            getattr(patching, function)(module)
         except Exception as error:
             warn(f"the hook is off: {type(error).__name__}: {error}")
 
@@ -107,7 +61,7 @@ def _wrap(loader: Any, then: Callable[[Any], None]) -> None:
 
 
 def activate() -> None:
-    """Begin to watch imports. Doing it again changes nothing."""
+    """Begin to watch imports. May be repeated."""
     if os.getpid() == 1:
         from trainer_hook.process.pid_one import end_by_sigterm
 
@@ -119,9 +73,9 @@ def activate() -> None:
 
 
 def give_workers_the_grace_period(environ: MutableMapping[str, str]) -> None:
-    """Have torchrun kill its workers that long after SIGTERM, unless it was told otherwise."""
+    """Have torchrun wait for the grace period before it kills its workers, unless the user set another time."""
     if not environ.get(SHUTDOWN_TIMEOUT):
         try:
             environ[SHUTDOWN_TIMEOUT] = str(-int(-float(environ.get("CKPT_GRACE_SECONDS") or 30) // 1))
-        except (ValueError, OverflowError):  # said when the settings are read
+        except (ValueError, OverflowError):  # reported when the settings are read
             return

@@ -1,4 +1,4 @@
-"""Launchers that do not pass SIGTERM on: their ranks would train on until they are killed."""
+"""Patches of launchers that do not forward SIGTERM: their ranks would train until they are killed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def patch_accelerate(launch_module: Any) -> None:
 
 
 def patch_deepspeed(runner_module: Any) -> None:
-    """Make the ``deepspeed`` command forward SIGTERM to the node's launcher, which passes it on to its ranks."""
+    """Make the ``deepspeed`` command forward SIGTERM to the node's launcher, which forwards it to its ranks."""
     original = runner_module.main
 
     @functools.wraps(original)

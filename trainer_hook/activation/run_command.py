@@ -1,4 +1,4 @@
-"""``python -m trainer_hook run -- COMMAND``: sets the environment and becomes the command."""
+"""``python -m trainer_hook run -- COMMAND``: sets the environment and executes the command."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trainer_hook.activation.boot import SHUTDOWN_TIMEOUT, give_workers_the_grac
 from trainer_hook.process.log import warn
 from trainer_hook.process.settings import SettingError, Settings, from_environment
 
-HARD_CODED_S = 30.0
+LAUNCHER_KILL_S = 30.0
 INJECT = Path(__file__).resolve().parent / "inject"
 EXIT_CONFIGURATION, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 2, 126, 127
 
 
 def environment_for(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which every Python below activates the hook."""
+    """Return the environment that activates the hook in every Python process of the command."""
     paths = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     changed = {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "CKPT_HOOK": "auto"}
     give_workers_the_grace_period(changed)
@@ -26,18 +26,16 @@ def environment_for(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def shutdown_warning(environ: Mapping[str, str], settings: Settings, *, reads_variable: bool | None) -> str | None:
-    """Return why torchrun may kill the ranks before the grace period is over, or ``None``.
+    """Return why torchrun may kill the ranks before the grace period is over; ``None``: it does not.
 
-    Args:
-        environ: The environment that the command was given.
-        settings: The hook's.
-        reads_variable: Whether the installed torch has the knob; ``None``: there is no torch.
+    ``reads_variable``: whether the installed torch reads ``SHUTDOWN_TIMEOUT``; ``None``: there is no torch.
     """
     given, grace_s = environ.get(SHUTDOWN_TIMEOUT), settings.grace_seconds
-    if reads_variable is False and grace_s > HARD_CODED_S:
+    if reads_variable is False and grace_s > LAUNCHER_KILL_S:
         return (
-            f"torchrun of this torch kills the ranks {HARD_CODED_S:.0f} s after SIGTERM, not CKPT_GRACE_SECONDS={grace_s:g}: "
-            "a just-in-time save must be finished by then; torch 2.12 and later wait for the whole grace period"
+            f"torchrun of this torch kills the ranks {LAUNCHER_KILL_S:.0f} s after SIGTERM, not "
+            f"CKPT_GRACE_SECONDS={grace_s:g}: a just-in-time save must be finished by then; "
+            "torch 2.12 and later wait for the whole grace period"
         )
     if reads_variable and given and given.isdigit() and int(given) < grace_s:
         return f"{SHUTDOWN_TIMEOUT}={given} is shorter than CKPT_GRACE_SECONDS={grace_s:g}: torchrun kills the ranks that early"
@@ -45,7 +43,7 @@ def shutdown_warning(environ: Mapping[str, str], settings: Settings, *, reads_va
 
 
 def torch_reads_variable() -> bool | None:
-    """Whether the torch of this interpreter has the knob; ``None`` without torch. It is not imported: that takes seconds."""
+    """Whether the installed torch reads ``SHUTDOWN_TIMEOUT``; ``None``: there is no torch. It is not imported."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return None
@@ -57,7 +55,7 @@ def torch_reads_variable() -> bool | None:
 
 
 def run(command: Sequence[str]) -> int:
-    """Become the command: same process, same signals. Returns only when that is not possible."""
+    """Execute the command in this process. Returns an exit code only if that fails."""
     try:
         settings = from_environment(os.environ)
     except SettingError as error:
@@ -79,11 +77,11 @@ def run(command: Sequence[str]) -> int:
 
 
 def deepspeed_warning(command: Sequence[str], settings: Settings) -> str | None:
-    """Return why DeepSpeed's launcher may kill the ranks before the grace period is over, or ``None``."""
-    if "deepspeed" not in _names(command) or settings.grace_seconds <= HARD_CODED_S:
+    """Return why DeepSpeed's launcher may kill the ranks before the grace period is over; ``None``: it does not."""
+    if "deepspeed" not in _names(command) or settings.grace_seconds <= LAUNCHER_KILL_S:
         return None
     return (
-        f"deepspeed kills the ranks {HARD_CODED_S:.0f} s after SIGTERM, not CKPT_GRACE_SECONDS={settings.grace_seconds:g}: "
+        f"deepspeed kills the ranks {LAUNCHER_KILL_S:.0f} s after SIGTERM, not CKPT_GRACE_SECONDS={settings.grace_seconds:g}: "
         "a just-in-time save must be finished by then; torchrun, which can start the same script, waits longer"
     )
 

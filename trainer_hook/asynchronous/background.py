@@ -1,13 +1,12 @@
-"""Saves that hold training only while a snapshot is taken: a process of its own writes it, one checkpoint at a time.
+"""Asynchronous saves: training is held while a snapshot is taken, and a process of its own writes it. One at a time.
 
-Knows nothing of any trainer: :meth:`Background.capture` runs whatever saves a checkpoint into a folder,
-:meth:`Background.start` has it written and then calls back, from a thread that does nothing but wait.
+Knows no trainer: :meth:`Background.capture` runs any function that saves a checkpoint into a folder, :meth:`Background.start`
+has the snapshot written and calls back, from a thread that waits for the process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,56 +14,51 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.asynchronous import host_memory
-from trainer_hook.asynchronous.deferring import Deferred, NotEverywhere, deferring
+from trainer_hook.asynchronous.deferring import Deferred, RankFailed, deferring
 from trainer_hook.asynchronous.host_buffer import HostBuffer
-from trainer_hook.asynchronous.layout import Layout
-from trainer_hook.asynchronous.snapshot import Copier, Torn, steps_alone
-from trainer_hook.asynchronous.writer import Job
-from trainer_hook.asynchronous.writer_process import END_WITHIN_S, NotWritten, Writer
-from trainer_hook.process.log import say, warn
+from trainer_hook.asynchronous.jobs import Job, SnapshotLayout
+from trainer_hook.asynchronous.snapshot import Copier, TornSnapshot, steps_alone
+from trainer_hook.asynchronous.writer_process import KILL_TIMEOUT_S, NotWritten, Writer
+from trainer_hook.process.log import info, warn
 
-FAILURES_IN_A_ROW = 2
-"""After so many, saves block."""
-FITS_WITH = 1.25
-FITS_BEYOND_S = 1.0
+MAX_CONSECUTIVE_FAILURES = 2
+"""After this number of failures in a row, saves block training."""
+SAVE_TIME_FACTOR = 1.25
+SAVE_TIME_MARGIN_S = 1.0
 
 
 def fits(*, expected_s: float, left_s: float) -> bool:
-    """Whether a save that took ``expected_s`` the last time can be tried with ``left_s`` until the process is killed."""
-    return expected_s * FITS_WITH + FITS_BEYOND_S <= left_s
+    """Whether a save can end in time: ``expected_s`` as the last one took, ``left_s`` until the process is killed."""
+    return expected_s * SAVE_TIME_FACTOR + SAVE_TIME_MARGIN_S <= left_s
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A snapshot, or for a save without large files nothing at all: those are on disk already."""
+    """A snapshot. Small files are on disk already."""
 
     files: list[Any]
-    """Jobs of the process that writes."""
+    """Jobs of the writer process; empty: there is no large file."""
     arrived: Callable[[], None]
-    """Returns when all of it is in the memory, or raises."""
+    """Returns when the copy into host memory is complete, or raises."""
     deferred: Deferred
 
     def give_up(self, error: Exception | None = None) -> None:
-        """It will not be written: the optimizer has nothing to wait for any more, nor has another rank."""
+        """Release the optimizer and the other ranks, which wait for this snapshot: it will not be written."""
         with contextlib.suppress(Exception):
             self.arrived()
         self.deferred.give_up(error or RuntimeError("the save was given up"))
 
     def written(self, results: list[Any]) -> None:
-        """All of it is written.
-
-        Raises:
-            NotEverywhere: Another rank could not write its part.
-        """
+        """Finish after the writer process. Raises ``RankFailed``: another rank could not write its part."""
         for file, result in zip(self.deferred.files, results, strict=True):
             file.written(result)
 
 
 class Background:
-    """Writes one checkpoint at a time, beside training. All methods are for the training thread."""
+    """Writes one checkpoint at a time while training runs. All methods are for the training thread."""
 
     def __init__(self, ranks: int = 1) -> None:
-        """``ranks``: as for ``no_room_for``."""
+        """``ranks``: as for ``memory_shortage``."""
         self._ranks = ranks
         self._buffer: HostBuffer | None = None
         self._writer: Writer | None = None
@@ -76,16 +70,13 @@ class Background:
         self._said: set[str] = set()
 
     def prepare(self, size_bytes: int, *, device: Any = None) -> None:
-        """Take memory and start the process while training goes on: the first save is then like the others.
+        """Allocate memory and start the process while training runs, so that the first save takes no longer than others.
 
-        Args:
-            size_bytes: About what a snapshot will take.
-            device: Accelerator from which it will be copied, if it will.
+        ``size_bytes``: estimated size of a snapshot. ``device``: accelerator from which it is copied; ``None``: from the CPU.
         """
-        if self._why_not(size_bytes) is None and (buffer := self._started()) is not None:
-            reserve = functools.partial(_reserve, buffer, size_bytes, device)
-            thread = threading.Thread(target=reserve, name="checkpoint-memory", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread to be had: the first save does it itself
+        if self._memory_shortage(size_bytes) is None and (buffer := self._started()) is not None:
+            thread = threading.Thread(target=buffer.prepare, args=(size_bytes, device), name="checkpoint-memory", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread available: the first save reserves the memory
                 thread.start()
                 self._preparing = thread
 
@@ -96,11 +87,11 @@ class Background:
 
     @property
     def pid(self) -> int | None:
-        """Of the process that writes; ``None``: there is none."""
+        """Of the writer process; ``None``: there is none."""
         return self._writer.pid if self._writer is not None else None
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is being written and what was to be called back has returned. Returns false when time is up."""
+        """Wait until nothing is being written and the callback has returned. Returns false on timeout."""
         if self._thread is None:
             return True
         self._thread.join(timeout_s)
@@ -110,22 +101,21 @@ class Background:
         return True
 
     def capture(self, folder: Path, save: Callable[[], None], *, optimizer: Any = None) -> Captured | None:
-        """Save, but only as far as a snapshot of what is large. Waits for what is in flight.
+        """Run a save, but take a snapshot of its large files instead of writing them. Waits for a save in flight.
 
         Args:
-            folder: Of the checkpoint; what ``save`` writes elsewhere is written at once.
+            folder: Of the checkpoint. Files elsewhere are written at once.
             save: Writes the checkpoint, with ``torch.save`` and ``safetensors.torch.save_file``.
-            optimizer: Nothing changes the parameters but its ``step()``, which will then wait for the copy. ``None``: anybody
-                may, and the copy is complete on return.
+            optimizer: Only its ``step()`` changes the parameters; it will wait for the copy. ``None``: other code may change
+                them, and the copy is complete on return.
 
         Returns:
-            The snapshot for :meth:`start`. ``None`` when ``save`` has written everything, because that was not possible.
+            The snapshot for :meth:`start`; ``None``: no snapshot was possible and all is written.
 
-        Raises:
-            Exception: Whatever ``save`` raises.
+        Raises ``Exception``: any error of ``save``.
         """
         self.wait()
-        if not self._may_try():
+        if self._failures >= MAX_CONSECUTIVE_FAILURES:
             save()
             return None
         with deferring(folder) as deferred, deferred.given_up_on_error():
@@ -139,7 +129,7 @@ class Background:
         return captured
 
     def start(self, captured: Captured, folder: Path, then: Callable[[Exception | None], None]) -> None:
-        """Have a snapshot written below ``folder``, and call ``then`` with what went wrong, if anything did."""
+        """Have a snapshot written below ``folder``; then call ``then`` with the error, or ``None``."""
         job = Job(str(folder), self._buffer.size_bytes if self._buffer else 0, captured.files)
 
         def work() -> None:
@@ -160,7 +150,7 @@ class Background:
         try:
             thread.start()
             self._thread = thread
-        except RuntimeError:  # no thread to be had
+        except RuntimeError:  # no thread available
             work()
 
     def _write(self, captured: Captured, job: Job) -> None:
@@ -174,49 +164,42 @@ class Background:
         captured.written(results)
 
     def close(self) -> None:
-        """End the process and give the memory back. What is in flight is lost; see :meth:`wait`."""
+        """End the process and free the memory. A save in flight is lost; see :meth:`wait`."""
         if self._preparing is not None:
             self._preparing.join()
         if self._writer is not None:
             self._writer.close()
-        if self.wait(END_WITHIN_S) and self._buffer is not None:
+        if self.wait(KILL_TIMEOUT_S) and self._buffer is not None:
             self._buffer.close()
         self._buffer = self._writer = self._copier = self._preparing = None
 
-    def _may_try(self) -> bool:
-        return self._failures < FAILURES_IN_A_ROW
-
-    def _may_overlap(self, optimizer: Any) -> bool:
-        return not self._torn and optimizer is not None and steps_alone(optimizer)
-
     def _count(self, error: Exception) -> None:
-        if isinstance(error, Torn):
-            self._torn = True  # the next ones are copied at once
+        if isinstance(error, TornSnapshot):
+            self._torn = True  # later snapshots do not overlap with training
             return
-        if isinstance(error, NotWritten) and str(error).startswith("the volume is full"):
-            return  # a blocking save would have met the same
-        if isinstance(error, NotEverywhere):
-            return  # it is the other rank's
+        if isinstance(error, RankFailed) or (isinstance(error, NotWritten) and str(error).startswith("the volume is full")):
+            return  # the failure of another rank, or one that a blocking save would have, too
         self._failures += 1
-        if self._failures == FAILURES_IN_A_ROW:
-            warn(f"{self._failures} saves beside training failed in a row: from now on saves block")
+        if self._failures == MAX_CONSECUTIVE_FAILURES:
+            warn(f"{self._failures} asynchronous saves failed in a row: from now on saves block training")
 
-    def _why_not(self, size_bytes: int) -> str | None:
+    def _memory_shortage(self, size_bytes: int) -> str | None:
         held = self._buffer.size_bytes if self._buffer else 0
-        return host_memory.no_room_for(size_bytes, held_bytes=held, limit=host_memory.available(), ranks=self._ranks)
+        return host_memory.memory_shortage(size_bytes, held_bytes=held, limit=host_memory.available(), ranks=self._ranks)
 
     def _snapshot(self, deferred: Deferred, optimizer: Any) -> Captured | None:
-        layout = Layout()
+        layout = SnapshotLayout()
         files = [file.job(layout) for file in deferred.files]
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
-        reason = self._why_not(layout.size_bytes)
+        reason = self._memory_shortage(layout.size_bytes)
         if reason is None and (buffer := self._started()) is not None:
+            overlaps = not self._torn and optimizer is not None and steps_alone(optimizer)
             try:
                 buffer.reserve(layout.size_bytes)
                 assert self._copier is not None
-                arrived = self._copier.copy(layout, optimizer if self._may_overlap(optimizer) else None)
+                arrived = self._copier.copy(layout, optimizer if overlaps else None)
                 return Captured(files, arrived, deferred)
             except (OSError, RuntimeError, ValueError) as error:
                 self._count(error)
@@ -225,7 +208,7 @@ class Background:
         return None
 
     def _started(self) -> HostBuffer | None:
-        """Return the memory, with a process that reads from it; ``None`` where there cannot be one."""
+        """Return the memory, with a running writer process; ``None``: not possible."""
         try:
             if self._buffer is None:
                 self._buffer = HostBuffer()
@@ -234,18 +217,11 @@ class Background:
                 self._writer = Writer(self._buffer.fd)
         except (OSError, AttributeError, ValueError) as error:
             self._count(error)
-            self._say_once(f"no process beside training could be started: {error}")
+            self._say_once(f"no writer process could be started: {error}")
             return None
         return self._buffer
 
     def _say_once(self, text: str) -> None:
         if text.split(":")[0] not in self._said:
             self._said.add(text.split(":")[0])
-            say(text)
-
-
-def _reserve(buffer: HostBuffer, size_bytes: int, device: Any) -> None:
-    with contextlib.suppress(OSError, RuntimeError):  # the first save will say it
-        buffer.reserve(size_bytes)
-        if device is not None:
-            buffer.pin(device)
+            info(text)

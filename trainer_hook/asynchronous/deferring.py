@@ -1,7 +1,7 @@
-"""Lets a save run as it is, but keeps what ``torch.save`` and safetensors would write, so that it can be written later.
+"""Defers the large files of a save: keeps what ``torch.save`` and safetensors would write, so that it can be written later.
 
-Whatever builds the checkpoint (the Trainer, its subclasses, PEFT) does all that it does otherwise; only large files are held
-back, in the form that gives the same bytes later: the records of the archive, or the tensors and their metadata.
+The code that builds the checkpoint (the Trainer, its subclasses, PEFT) runs unchanged. A large file is kept in the form that
+gives the same bytes later: the records of the archive, or the tensors and their metadata.
 """
 
 from __future__ import annotations
@@ -16,107 +16,92 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from trainer_hook.asynchronous.layout import Layout
-from trainer_hook.asynchronous.writer import ArchiveJob, TensorsJob
+from trainer_hook.asynchronous.jobs import ArchiveJob, SnapshotLayout, TensorsJob
+from trainer_hook.process.patching import replaced
 
 SMALL_BYTES = 1 << 20
-"""Files below it are written at once: that takes less than handing them over."""
+"""Smaller files are written at once, which is faster than handing them over."""
 DEVICES = ("cpu", "cuda")
 _SAVE_FILE_NAMES = ("save_file", "safe_save_file")
-"""Under which names modules hold safetensors' ``save_file``. One that is not found writes at once."""
+"""Names under which modules import safetensors' ``save_file``. Under another name it writes at once."""
 
 
-class NotEverywhere(RuntimeError):
-    """Some rank could not write its part of what all of them write. The text is that rank's reason."""
+class RankFailed(RuntimeError):
+    """A rank could not write its part of a sharded save. The text is its reason."""
 
 
-class Later(Protocol):
-    """What is still to be written. It ends with ``write``, ``written`` or ``give_up``, called once.
+class DeferredFile:
+    """A file that is still to be written. Exactly one of ``write``, ``written`` and ``give_up`` is called, once.
 
-    Where ranks write together, these raise ``NotEverywhere`` if another one could not.
+    Where ranks write together, these raise ``RankFailed`` if another rank could not write its part.
     """
-
-    def job(self, layout: Layout) -> Any:
-        """Return what the process that writes is to do."""
-
-    def write(self) -> None:
-        """Write it at once, as the save itself would have done."""
-
-    def written(self, result: Any) -> None:
-        """The process has written it, and said so."""
-
-    def give_up(self, error: Exception) -> None:
-        """It will not be written."""
-
-
-class _OfOneRank:
-    """What nobody else waits for."""
 
     __slots__ = ()
 
+    def job(self, layout: SnapshotLayout) -> Any:
+        """Return the job of the writer process."""
+        raise NotImplementedError
+
+    def write(self) -> None:
+        """Write the file in this process, as the save itself would have done."""
+        raise NotImplementedError
+
     def written(self, result: Any) -> None:
-        """There is nothing else to do."""
+        """The writer process has written the file; ``result`` is its answer."""
 
     def give_up(self, error: Exception) -> None:
-        """There is nothing else to do."""
+        """The file will not be written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Archive(_OfOneRank):
+class _Archive(DeferredFile):
     """A file of ``torch.save``."""
 
     path: str
     """Relative to the checkpoint."""
     records: Sequence[tuple[str, Any]]
     """Name and content in the order of writing; the content is bytes or an ``UntypedStorage`` of any device."""
-    at_once: Callable[[], None]
+    save: Callable[[], None]
 
-    def job(self, layout: Layout) -> ArchiveJob:
-        """As ``Later.job``."""
-        return ArchiveJob(self.path, [(name, layout.of(content)) for name, content in self.records], _archive_options())
+    def job(self, layout: SnapshotLayout) -> ArchiveJob:
+        from torch import serialization
+
+        # The arguments that torch.save of this version gives PyTorchFileWriter after the path.
+        names = [n for n in ("get_crc32_options", "_get_storage_alignment") if hasattr(serialization, n)]
+        records = [(name, layout.of(content)) for name, content in self.records]
+        return ArchiveJob(self.path, records, [getattr(serialization, name)() for name in names])
 
     def write(self) -> None:
-        """As ``Later.write``."""
-        self.at_once()
+        self.save()
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors(_OfOneRank):
+class _Tensors(DeferredFile):
     """A file of safetensors."""
 
     path: str
     tensors: Mapping[str, Any]
-    metadata: Mapping[str, str] | None
-    at_once: Callable[[], None]
+    metadata: dict[str, str] | None
+    save: Callable[[], None]
 
-    def job(self, layout: Layout) -> TensorsJob:
-        """As ``Later.job``."""
+    def job(self, layout: SnapshotLayout) -> TensorsJob:
         return TensorsJob(self.path, [(name, layout.of_tensor(t)) for name, t in self.tensors.items()], self.metadata)
 
     def write(self) -> None:
-        """As ``Later.write``."""
-        self.at_once()
-
-
-def _archive_options() -> list[Any]:
-    """Return what ``torch.save`` in this process gives ``PyTorchFileWriter`` besides the path; versions differ in it."""
-    from torch import serialization
-
-    names = ("get_crc32_options", "_get_storage_alignment")
-    return [getattr(serialization, name)() for name in names if hasattr(serialization, name)]
+        self.save()
 
 
 @dataclass(slots=True)
 class Deferred:
-    """What a save has left to be written. It refers to the live tensors until a snapshot of them is taken."""
+    """The deferred files of a save. They refer to the live tensors until a snapshot of them is taken."""
 
     folder: Path
-    files: list[Later] = field(default_factory=list)
+    files: list[DeferredFile] = field(default_factory=list)
 
     def write(self) -> None:
-        """Write all of it at once, as the save itself would have done."""
+        """Write all files in this process."""
         waiting = list(self.files)
         while waiting:
             file = waiting.pop(0)
@@ -134,7 +119,7 @@ class Deferred:
 
     @contextlib.contextmanager
     def given_up_on_error(self) -> Iterator[None]:
-        """Whatever goes wrong inside, other ranks do not wait for this one."""
+        """After an error inside, release the other ranks, which would wait for this one."""
         try:
             yield
         except Exception as error:
@@ -146,13 +131,13 @@ _deferred: ContextVar[Deferred | None] = ContextVar("deferred", default=None)
 
 
 def deferred_here() -> Deferred | None:
-    """Return what takes files that are written in this thread now, if anything does."""
+    """Return the ``Deferred`` of the surrounding ``deferring``; ``None``: there is none."""
     return _deferred.get()
 
 
 @contextlib.contextmanager
 def deferring(folder: Path) -> Iterator[Deferred]:
-    """Hold back the large files that this thread writes below ``folder`` in the context."""
+    """Defer the large files that this thread writes below ``folder``."""
     import torch
 
     deferred, thread = Deferred(folder), threading.get_ident()
@@ -171,7 +156,7 @@ def deferring(folder: Path) -> Iterator[Deferred]:
         if path is None or records is None:
             write()
         else:
-            deferred.files.append(Archive(path, records, write))
+            deferred.files.append(_Archive(path, records, write))
 
     def save_file_later(tensors: Any, filename: Any, metadata: Any = None) -> None:
         assert save_file is not None
@@ -179,19 +164,21 @@ def deferring(folder: Path) -> Iterator[Deferred]:
         if path is None or not _can_wait(tensors):
             write()
         else:
-            deferred.files.append(Tensors(path, dict(tensors), metadata, write))
+            deferred.files.append(_Tensors(path, dict(tensors), metadata, write))
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_replaced(torch, "save", save_later))
-        for module, name in _holders(save_file) if save_file is not None else []:
-            stack.enter_context(_replaced(module, name, save_file_later))
+        stack.enter_context(replaced(torch, "save", save_later))
+        for module in list(sys.modules.values()) if save_file is not None else ():
+            for name in _SAVE_FILE_NAMES:
+                if getattr(module, "__dict__", {}).get(name) is save_file:
+                    stack.enter_context(replaced(module, name, save_file_later))
         token = _deferred.set(deferred)
         stack.callback(_deferred.reset, token)
         yield deferred
 
 
 def _save_file() -> Any:
-    """Return safetensors' ``save_file``, which the save itself may be the first to import."""
+    """Return safetensors' ``save_file``, imported before the save does; ``None``: not installed."""
     try:
         import safetensors.torch
     except ImportError:
@@ -199,33 +186,13 @@ def _save_file() -> Any:
     return safetensors.torch.save_file
 
 
-@contextlib.contextmanager
-def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(holder, name)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        setattr(holder, name, before)
-
-
-def _holders(function: Any) -> list[tuple[Any, str]]:
-    modules = list(sys.modules.values())
-    return [(m, name) for m in modules for name in _SAVE_FILE_NAMES if getattr(m, "__dict__", {}).get(name) is function]
-
-
-class _Records:
+class _Records(list[tuple[str, Any]]):
     """Takes the place of the archive that ``torch.save`` writes to."""
-
-    def __init__(self) -> None:
-        self.records: list[tuple[str, Any]] = []
 
     def write_record(self, name: str, content: Any, size: int) -> None:
         if isinstance(content, str):
             content = content.encode()
-        if isinstance(content, _OnDevice):
-            content = content.storage
-        self.records.append((name, content))
+        self.append((name, content.storage if isinstance(content, _OnDevice) else content))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,29 +201,30 @@ class _OnDevice:
 
 
 def _records(obj: Any) -> list[tuple[str, Any]] | None:
-    """Return what ``torch.save`` would write, without a copy of any tensor. ``None``: this one is not to be deferred."""
+    """Return the records that ``torch.save`` would write, without a copy of any tensor. ``None``: not to be deferred."""
     import torch
 
     archive, thread = _Records(), threading.get_ident()
     storage_class = torch.UntypedStorage
     inherited = storage_class.cpu
-    # What lies on an accelerator is brought to the host by ``storage.cpu()``, which would hold this thread.
-    storage_class.cpu = lambda storage: _OnDevice(storage) if threading.get_ident() == thread else inherited(storage)
+
+    def cpu(storage: Any) -> Any:  # copies from an accelerator, and would hold this thread
+        return _OnDevice(storage) if threading.get_ident() == thread else inherited(storage)
+
     try:
-        torch.serialization._save(obj, archive, pickle, torch.serialization.DEFAULT_PROTOCOL, False)
-    except Exception:  # the real one says what is wrong, if anything is
+        with replaced(storage_class, "cpu", cpu):
+            torch.serialization._save(obj, archive, pickle, torch.serialization.DEFAULT_PROTOCOL, False)
+    except Exception:  # torch.save itself will raise it
         return None
-    finally:
-        del storage_class.cpu  # the inherited one is there again
-    contents = [content for _, content in archive.records]
+    contents = [content for _, content in archive]
     storages = [content for content in contents if not isinstance(content, bytes)]
     if any(not torch.is_storage(s) or s.device.type not in DEVICES for s in storages):
         return None
-    return archive.records if sum(s.nbytes() for s in storages) >= SMALL_BYTES else None
+    return archive if sum(s.nbytes() for s in storages) >= SMALL_BYTES else None
 
 
 def _can_wait(tensors: Any) -> bool:
-    """Whether these are plain tensors that make up most of the storages in which they lie."""
+    """Whether these are plain tensors that fill most of their storages."""
     import torch
 
     plain = (torch.Tensor, torch.nn.Parameter)
@@ -267,6 +235,6 @@ def _can_wait(tensors: Any) -> bool:
     size = sum(int(tensor.nbytes) for tensor in tensors.values())
     try:
         storages = {s.data_ptr(): int(s.nbytes()) for s in (tensor.untyped_storage() for tensor in tensors.values())}
-    except RuntimeError:  # there is none
+    except RuntimeError:  # a tensor without storage
         return False
     return size >= SMALL_BYTES and sum(storages.values()) <= 2 * size

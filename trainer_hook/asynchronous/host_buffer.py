@@ -1,4 +1,4 @@
-"""The memory that holds a snapshot: shared with the process that writes it, and pinned where an accelerator copies into it."""
+"""The memory of a snapshot: shared with the writer process, and pinned where an accelerator copies into it."""
 
 from __future__ import annotations
 
@@ -7,74 +7,54 @@ import ctypes
 import mmap
 import os
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 CHUNK_BYTES = 16 << 20
-"""What is mapped or copied at a time."""
+"""Size of one mapping or copy."""
 _PORTABLE = 1
 """``cudaHostRegisterPortable``: pinned for every device."""
 _MADV_POPULATE_WRITE = 23
-"""Linux 5.14. Where it is not known, the first save takes longer."""
+"""Since Linux 5.14. On an older one the first save takes longer."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pinned:
-    """Memory that CUDA knows.
+def _cuda(device: Any, function: str, *arguments: int) -> bool:
+    """Call a function of the CUDA runtime. Returns whether it succeeded.
 
-    It is told so in a thread of its own, which ends: CUDA keeps the error of a call that failed for the thread that made it,
-    where torch would take it for that of its next kernel. And a thread's first call makes a context on its current device.
+    In a thread of its own, which ends: CUDA keeps the error of a failed call for its thread, where torch would take it for an
+    error of the next kernel; and the first call of a thread makes a context on its current device.
     """
+    import torch
 
-    address: int
-    size_bytes: int
-    device: Any
+    codes: list[int] = []
 
-    def register(self) -> bool:
-        """Returns whether it is pinned now."""
-        return self._call("cudaHostRegister", self.address, self.size_bytes, _PORTABLE)
+    def call() -> None:
+        with contextlib.suppress(Exception), torch.cuda.device(device):  # without CUDA pinning is pointless
+            codes.append(int(getattr(torch.cuda.cudart(), function)(*arguments)))
 
-    def unregister(self) -> None:
-        """Let the memory be like any other again."""
-        self._call("cudaHostUnregister", self.address)
-
-    def _call(self, name: str, *arguments: int) -> bool:
-        import torch
-
-        codes: list[int] = []
-
-        def call() -> None:
-            with contextlib.suppress(Exception), torch.cuda.device(self.device):  # without CUDA there is nothing to pin for
-                codes.append(int(getattr(torch.cuda.cudart(), name)(*arguments)))
-
-        thread = threading.Thread(target=call, name="checkpoint-pin", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread to be had
-            thread.start()
-            thread.join()
-        return codes == [0]
+    thread = threading.Thread(target=call, name="checkpoint-pin", daemon=True)
+    with contextlib.suppress(RuntimeError):  # no thread available
+        thread.start()
+        thread.join()
+    return codes == [0]
 
 
 class HostBuffer:
-    """Anonymous shared memory, used again by every save. It grows and never shrinks."""
+    """Anonymous shared memory that all saves share. It grows and never shrinks."""
 
     def __init__(self) -> None:
-        """Make it, empty.
-
-        Raises:
-            OSError: This kernel has no memfd.
-        """
+        """Create it with size 0. Raises ``OSError``: this kernel has no memfd."""
         # Not /dev/shm: that has 64 MiB in a container.
         self.fd = os.memfd_create("checkpoint-snapshot", os.MFD_CLOEXEC)
         self.size_bytes = 0
         self._map: mmap.mmap | None = None
-        self._pinned: _Pinned | None = None
+        self._pinned: tuple[Any, int] | None = None
+        """Device and address."""
         self._pinning_failed = False
 
     def reserve(self, size_bytes: int) -> None:
-        """Have at least so many bytes, taken from the system now and not in the middle of a copy.
+        """Grow to at least this size, with pages allocated now and not during a copy.
 
-        Raises:
-            OSError: There is not so much memory.
+        Raises ``OSError``: there is too little memory.
         """
         if size_bytes <= self.size_bytes:
             return
@@ -85,6 +65,13 @@ class HostBuffer:
         self.size_bytes = size_bytes
         self._populate(self._map)
 
+    def prepare(self, size_bytes: int, device: Any) -> None:
+        """Reserve memory, and pin it for a device that is not ``None``. Without an error: the first save tries again."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self.reserve(size_bytes)
+            if device is not None:
+                self.pin(device)
+
     def bytes(self) -> Any:
         """Return all of it as a tensor of bytes."""
         import torch
@@ -93,28 +80,28 @@ class HostBuffer:
         return torch.frombuffer(self._map, dtype=torch.uint8)
 
     def pin(self, device: Any) -> None:
-        """Let an accelerator copy here by itself. Without it the copies are slower, and no less right."""
+        """Pin the memory for faster copies from an accelerator. Failure is harmless."""
         if self._pinned is None and not self._pinning_failed and self._map is not None:
-            pinned = _Pinned(self.bytes().data_ptr(), self.size_bytes, device)
-            if pinned.register():
-                self._pinned = pinned
+            address = self.bytes().data_ptr()
+            if _cuda(device, "cudaHostRegister", address, self.size_bytes, _PORTABLE):
+                self._pinned = device, address
             else:
                 self._pinning_failed = True
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._unpin()
         self._map = None
-        os.ftruncate(self.fd, 0)  # forked children have the descriptor, too: closing it would free nothing
+        os.ftruncate(self.fd, 0)  # forked children share the descriptor: closing it would free nothing
         os.close(self.fd)
 
     def _unpin(self) -> None:
         pinned, self._pinned, self._pinning_failed = self._pinned, None, False
         if pinned is not None:
-            pinned.unregister()
+            _cuda(pinned[0], "cudaHostUnregister", pinned[1])
 
     def _populate(self, memory: mmap.mmap) -> None:
-        """Map every page now: at the first copy that would be one fault per page."""
+        """Map every page now, to save page faults during the first copy."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         with contextlib.suppress(OSError, AttributeError):
             madvise = ctypes.CDLL(None).madvise  # unlike mmap.madvise this lets other threads run

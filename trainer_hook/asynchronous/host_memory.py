@@ -1,4 +1,4 @@
-"""How much memory this process may still take, by the machine and by the cgroup (version 1 or 2), and what fits into it."""
+"""Memory that this process may still allocate, by the machine and by its cgroups (version 1 or 2)."""
 
 from __future__ import annotations
 
@@ -6,30 +6,27 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from trainer_hook.asynchronous.writer_process import TAKES_BYTES
+from trainer_hook.asynchronous.writer_process import WRITER_BYTES
 
 UNLIMITED = 1 << 62
-"""Version 1 says "no limit" with a number close to 2**63."""
+"""Version 1 expresses "no limit" as a number close to 2**63."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What is left below one limit."""
+    """Free memory below one limit."""
 
     available_bytes: int
     where: str
 
 
-def no_room_for(size_bytes: int, *, held_bytes: int, limit: Limit, ranks: int = 1) -> str | None:
-    """Return why a snapshot does not fit into the host's memory; ``None`` if it does.
+def memory_shortage(size_bytes: int, *, held_bytes: int, limit: Limit, ranks: int = 1) -> str | None:
+    """Return why a snapshot does not fit into the host's memory; ``None``: it fits.
 
-    Args:
-        size_bytes: Of the snapshot.
-        held_bytes: What is held for snapshots already; the process that writes counts as held then, too.
-        limit: What may still be taken.
-        ranks: How many on this node ask at the same time for about as much each.
+    ``held_bytes``: already allocated for snapshots; if it is not 0, the writer process runs already. ``ranks``: ranks of this
+    node that allocate about as much at the same time.
     """
-    needed = ranks * (max(0, size_bytes - held_bytes) + (0 if held_bytes else TAKES_BYTES))
+    needed = ranks * (max(0, size_bytes - held_bytes) + (0 if held_bytes else WRITER_BYTES))
     if size_bytes <= held_bytes or needed <= limit.available_bytes:
         return None
     what = "a snapshot needs" if ranks == 1 else f"snapshots of {ranks} ranks need"
@@ -37,19 +34,14 @@ def no_room_for(size_bytes: int, *, held_bytes: int, limit: Limit, ranks: int = 
 
 
 def available(*, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Limit:
-    """Return the narrowest of all limits that hold for this process. What cannot be read does not limit.
+    """Return the tightest limit of this process. A limit that cannot be read is ignored.
 
-    Page cache that nobody has used for a while counts as free, as the kubelet's ``working_set`` has it.
+    Inactive page cache counts as free, as in the kubelet's ``working_set``.
     """
-    limits = [Limit(_mem_available(proc), "of the machine"), *_of_cgroups(proc, cgroups)]
+    meminfo = _statistics(proc / "meminfo")
+    free_bytes = 1024 * meminfo["MemAvailable:"] if "MemAvailable:" in meminfo else UNLIMITED
+    limits = [Limit(free_bytes, "of the machine"), *_of_cgroups(proc, cgroups)]
     return min(limits, key=lambda limit: limit.available_bytes)
-
-
-def _mem_available(proc: Path) -> int:
-    for line in _text(proc / "meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return UNLIMITED
 
 
 def _of_cgroups(proc: Path, cgroups: Path) -> Iterator[Limit]:
@@ -64,7 +56,7 @@ def _of_cgroups(proc: Path, cgroups: Path) -> Iterator[Limit]:
 
 
 def _below(root: Path, path: str, *, limit: str, used: str, idle: str) -> Iterator[Limit]:
-    # In a container the path may be the host's, which is not mounted: its own group is then the root of the mount.
+    # In a container the path may be that of the host, which is not mounted: the container's group is the root of the mount.
     inside = PurePosixPath(path).relative_to("/") if path.startswith("/") else PurePosixPath(path)
     for group in (inside, *inside.parents):
         folder = root / group
@@ -74,8 +66,8 @@ def _below(root: Path, path: str, *, limit: str, used: str, idle: str) -> Iterat
 
 
 def _statistics(path: Path) -> Mapping[str, int]:
-    pairs = (line.split() for line in _text(path).splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    fields = (line.split() for line in _text(path).splitlines())
+    return {field[0]: int(field[1]) for field in fields if len(field) > 1 and field[1].isdigit()}
 
 
 def _number(text: str) -> int | None:

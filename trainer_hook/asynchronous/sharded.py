@@ -1,11 +1,12 @@
-"""``torch.distributed.checkpoint`` beside training: all ranks plan it at once, the process of each writes its part.
+"""Asynchronous ``torch.distributed.checkpoint``: all ranks plan the save at once, the writer process of each writes its part.
 
-``dcp.save`` runs as it is, in a thread. Its storage writer hands over what this rank has to write, and waits there until
-that is written. Then the ranks tell each other where everything is, or what went wrong, and rank 0 writes the metadata.
+``dcp.save`` runs unchanged, in a thread. Its storage writer hands over this rank's items, and waits until they are written.
+Then the ranks exchange the positions of all items, or their errors, and rank 0 writes the metadata.
 """
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,30 +16,25 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, FileSystemWriter
 
-from trainer_hook.asynchronous.deferring import DEVICES, Deferred, NotEverywhere
-from trainer_hook.asynchronous.layout import Layout
-from trainer_hook.asynchronous.writer import ShardsJob, packed, unpacked
+from trainer_hook.asynchronous.deferring import DEVICES, Deferred, DeferredFile, RankFailed
+from trainer_hook.asynchronous.jobs import ShardsJob, SnapshotLayout
 
-_MOST_TOLD = 500
+_MAX_REASON_CHARS = 500
 
 
 def save(state: Mapping[str, Any], folder: Path, group: Any, deferred: Deferred | None = None) -> None:
-    """Save sharded state. Collective.
+    """Save sharded state by name. Collective.
 
-    Args:
-        state: By name.
-        folder: Where to; it need not exist.
-        group: Of all ranks, for CPU tensors. With ``deferred`` nothing else may use it until that has ended.
-        deferred: Takes what this rank has to write; ``None``: it is written at once. Ranks may differ in it.
+    ``deferred`` takes this rank's part; with ``None`` it is written at once. Ranks may differ in it. ``group``: of all ranks,
+    for CPU tensors; nothing else may use it until a deferred save has ended.
 
-    Raises:
-        NotEverywhere: Some rank could not plan it, or not write it.
+    Raises ``RankFailed``: a rank could not plan or write its part.
     """
     if deferred is None:
         try:
             _save(state, group, FileSystemWriter(folder, sync_files=False))
         except CheckpointException as error:  # no Exception
-            raise NotEverywhere(_reasons(error)) from error
+            raise RankFailed(_reasons(error)) from error
         return
     shards = Shards(folder, folder.relative_to(deferred.folder).as_posix())
     shards.plan(state, group)
@@ -51,15 +47,15 @@ def save(state: Mapping[str, Any], folder: Path, group: Any, deferred: Deferred 
 def _save(state: Mapping[str, Any], group: Any, writer: Any) -> None:
     dcp.save(
         dict(state),
-        storage_writer=writer,  # syncs no files: the marker is what makes a checkpoint durable, not each of them
+        storage_writer=writer,  # without fsync: only the marker needs it
         planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
         process_group=group,
         no_dist=not (torch.distributed.is_available() and torch.distributed.is_initialized()),
     )
 
 
-class Shards:
-    """One rank's part of a save: a ``deferring.Later``."""
+class Shards(DeferredFile):
+    """One rank's part of a save."""
 
     def __init__(self, folder: Path, path: str) -> None:
         self._folder = folder
@@ -75,15 +71,14 @@ class Shards:
     def plan(self, state: Mapping[str, Any], group: Any) -> None:
         """Agree with all ranks on who writes what, and return before anything is written.
 
-        Raises:
-            NotEverywhere: Some rank could not.
+        Raises ``RankFailed``: a rank could not.
         """
         device = torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
         def run() -> None:
             try:
                 if device is not None:
-                    torch.cuda.set_device(device)  # a thread begins with the first one
+                    torch.cuda.set_device(device)  # a new thread has the first device
                 _save(state, group, _HandsOver(self._folder, self._wait_for_answer))
             except BaseException as error:
                 self._failure = error
@@ -97,7 +92,9 @@ class Shards:
             self._end()
 
     def _wait_for_answer(self, plan: Any, planner: Any, write: Callable[[], Any]) -> Any:
-        self._plan, self._contents = plan, [_content(planner.resolve_data(item)) for item in plan.items]
+        resolved = (planner.resolve_data(item) for item in plan.items)
+        self._plan = plan
+        self._contents = [r.detach() if isinstance(r, torch.Tensor) else bytes(r.getbuffer()) for r in resolved]
         self._write = write
         self._reached.set()
         self._answered.wait()
@@ -105,39 +102,31 @@ class Shards:
 
     @property
     def can_wait(self) -> bool:
-        """Whether all of it can be copied: bytes, and plain tensors in memory that is known."""
+        """Whether all of it can be copied: bytes, and plain tensors on known devices."""
         return all(isinstance(c, bytes) or (type(c) is torch.Tensor and c.device.type in DEVICES) for c in self._contents)
 
-    def job(self, layout: Layout) -> ShardsJob:
-        """As ``Later.job``."""
+    def job(self, layout: SnapshotLayout) -> ShardsJob:
+        """As ``DeferredFile.job``."""
         contents = [layout.of(c) if isinstance(c, bytes) else layout.of_tensor(c) for c in self._contents]
-        return ShardsJob(self._path, packed(self._plan), contents)
+        return ShardsJob(self._path, pickle.dumps(self._plan), contents)
 
     def write(self) -> None:
-        """As ``Later.write``.
-
-        Raises:
-            NotEverywhere: It could not be written, here or by another rank.
-        """
+        """As ``DeferredFile.write``."""
         self._answer_with(self._write)
 
     def written(self, result: Any) -> None:
-        """As ``Later.written``.
-
-        Raises:
-            NotEverywhere: Another rank could not write its part.
-        """
-        self._answer_with(lambda: unpacked(result))
+        """As ``DeferredFile.written``."""
+        self._answer_with(lambda: pickle.loads(result))  # noqa: S301 - from the child process
 
     def give_up(self, error: Exception) -> None:
-        """As ``Later.give_up``: the other ranks hear of it."""
+        """As ``DeferredFile.give_up``: the other ranks are told."""
 
         def fail() -> Any:
             raise error
 
         try:
             self._answer_with(fail)
-        except NotEverywhere:
+        except RankFailed:
             return
 
     def _answer_with(self, answer: Callable[[], Any]) -> None:
@@ -150,11 +139,11 @@ class Shards:
         assert self._thread is not None
         self._thread.join()
         if self._failure is not None:
-            raise NotEverywhere(_reasons(self._failure)) from self._failure
+            raise RankFailed(_reasons(self._failure)) from self._failure
 
 
 class _HandsOver(FileSystemWriter):  # type: ignore[misc]
-    """Has somebody else say when, and how, it is written."""
+    """Leaves to ``then`` when, and by which process, the items are written."""
 
     def __init__(self, folder: Path, then: Callable[[Any, Any, Callable[[], Any]], Any]) -> None:
         super().__init__(folder, sync_files=False)
@@ -171,8 +160,4 @@ class _HandsOver(FileSystemWriter):  # type: ignore[misc]
 def _reasons(error: BaseException) -> str:
     failures = error.failures if isinstance(error, CheckpointException) else {}
     told = "; ".join(f"rank {rank}: {type(what).__name__}: {what}" for rank, (what, _) in sorted(failures.items()))
-    return (told or f"{type(error).__name__}: {error}")[:_MOST_TOLD]
-
-
-def _content(resolved: Any) -> Any:
-    return resolved.detach() if isinstance(resolved, torch.Tensor) else bytes(resolved.getbuffer())
+    return (told or f"{type(error).__name__}: {error}")[:_MAX_REASON_CHARS]

@@ -1,8 +1,8 @@
 """A consistent copy of the training state in host memory that another process can map.
 
-Parameters and the optimizer's state change nowhere but in the optimizer's step, so their copy is made while the next forward
-and backward pass run, and that step waits for what is left of it: on the CPU in a thread, from an accelerator on a stream of
-its own into pinned memory. Everything else is copied at once, and so is all of it where others may change parameters, too.
+Only the optimizer's step changes parameters and the optimizer's state. They are copied while the next forward and backward
+pass run, and that step waits for the rest of the copy: on the CPU in threads, from an accelerator on a stream of its own into
+pinned memory. Everything else is copied at once, and so is all of it where other code may change parameters.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainer_hook.asynchronous.host_buffer import CHUNK_BYTES, HostBuffer
-from trainer_hook.asynchronous.layout import ALIGNMENT, Layout
+from trainer_hook.asynchronous.jobs import ALIGNMENT, SnapshotLayout
 
 Pair = tuple[Any, Any]
-"""Source and place, both as bytes."""
+"""Source and target, both as tensors of bytes."""
 Updated = Mapping[int, list[Any]]
-"""What an optimizer's step changes: tensors by the address of the storage in which they lie."""
+"""Tensors that an optimizer's step changes, by the address of their storage."""
 
 
 def estimated_bytes(*objects: Any) -> int:
-    """Return about how much a snapshot will take on this rank: of modules parameters and buffers, of optimizers their state."""
+    """Return the estimated size of this rank's snapshot: parameters and buffers of modules, state of optimizers."""
     tensors: list[Any] = []
     for thing in objects:
         if hasattr(thing, "parameters"):
@@ -43,11 +43,11 @@ def _tensors_in(state: Any) -> Iterable[Any]:
             yield from (value for value in values.values() if isinstance(value, torch.Tensor))
 
 
-class Torn(RuntimeError):
-    """Something else than the optimizer changed what was being copied: the snapshot is of no single step."""
+class TornSnapshot(RuntimeError):
+    """Code other than the optimizer's step changed the tensors during the copy: the snapshot is inconsistent."""
 
     def __init__(self) -> None:
-        super().__init__("something besides the optimizer changes parameters between two of its steps")
+        super().__init__("code other than the optimizer changes parameters between two of its steps")
 
 
 class Copier:
@@ -57,19 +57,17 @@ class Copier:
         self._buffer = buffer
         self._streams: dict[Any, Any] = {}
 
-    def copy(self, layout: Layout, optimizer: Any) -> Callable[[], None]:
-        """Take the snapshot. Returns what makes sure, from any thread, that all of it has arrived.
+    def copy(self, layout: SnapshotLayout, optimizer: Any) -> Callable[[], None]:
+        """Take the snapshot. Returns a function, for any thread, that waits until the copy is complete.
 
-        From the return on the caller may change everything but what the optimizer updates in its ``step()``; that step waits
-        by itself until the copy is complete, and takes part in it. The rest of a step, forward and backward, runs meanwhile.
+        After the return the caller may change everything except what the optimizer updates in its ``step()``. That step waits
+        until the copy is complete, and takes part in it; forward and backward pass run meanwhile. Without an optimizer the copy
+        is complete on return.
 
-        Args:
-            layout: What is copied, and where to.
-            optimizer: Nothing but its ``step()`` changes the parameters. ``None``: anybody may, so nothing is put off.
-
-        Raises:
-            Torn: By the returned function.
+        Raises ``TornSnapshot``: by the returned function.
         """
+        import torch
+
         target = self._buffer.bytes()
         for text, extent in layout.texts:
             memoryview(target.numpy())[extent.offset : extent.offset + extent.length] = text
@@ -77,9 +75,11 @@ class Copier:
         for storage, extent in layout.storages.values():
             if extent.length:
                 place = target[extent.offset : extent.offset + extent.length]
-                by_device.setdefault(storage.device, []).append((_as_bytes(storage), place))
+                by_device.setdefault(storage.device, []).append(
+                    (torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), place)
+                )
         updated = _updated_by(optimizer) if optimizer is not None else {}
-        waits = [_copy_on_cpu(by_device.pop(_cpu(), []), updated, optimizer)]
+        waits = [_copy_on_cpu(by_device.pop(torch.device("cpu"), []), updated, optimizer)]
         waits += [self._copy_from(device, pairs, updated, optimizer) for device, pairs in by_device.items()]
 
         def wait() -> None:
@@ -89,7 +89,7 @@ class Copier:
         return wait
 
     def _copy_from(self, device: Any, pairs: list[Pair], updated: Updated, optimizer: Any) -> Callable[[], None]:
-        """Copy from a CUDA device, first what a forward pass may change, such as running means.
+        """Copy from a CUDA device, first the tensors that a forward pass may change, such as running means.
 
         Source: CUDA programming guide, "Asynchronous Concurrent Execution": copies from pinned memory on another stream.
         """
@@ -112,19 +112,19 @@ class Copier:
         untouched = _watch(late, updated)
 
         def before_the_step() -> None:
-            untouched()  # noted now: the step is enqueued, and so seen, long before the copy has arrived
+            untouched()  # recorded before the step is enqueued, long before the copy is complete
             torch.cuda.current_stream(device).wait_event(done)
 
         if late and not before_next_step(optimizer, before_the_step):
             computing.wait_event(done)
 
         def wait() -> None:
-            with torch.cuda.device(device):  # another thread's current device is the first one: a context would be made there
+            with torch.cuda.device(device):  # in another thread a context would be made on the first device
                 done.synchronize()
             for source_and_place in (early, late, pairs):
-                source_and_place.clear()  # until now nothing of it may be freed and used for something else
+                source_and_place.clear()  # until now the storages must not be freed
             if not untouched():
-                raise Torn
+                raise TornSnapshot
 
         return wait
 
@@ -142,7 +142,7 @@ def _copy_on_cpu(pairs: list[Pair], updated: Updated, optimizer: Any) -> Callabl
 
 
 class Copying:
-    """A copy in pieces, which whoever has time takes part in. Without torch's threads, and without the interpreter's lock."""
+    """A copy in pieces by several threads, without torch's thread pool and without the interpreter's lock."""
 
     def __init__(self, pairs: list[Pair], untouched: Callable[[], bool]) -> None:
         self._pieces = deque(
@@ -157,15 +157,15 @@ class Copying:
         self._is_torn = False
 
     def help(self) -> None:
-        """Copy what nobody else has begun, and wait for the rest."""
+        """Copy the pieces that no other thread has begun, and wait for the rest."""
         while True:
-            self._copy_what_is_left()
+            self._copy_pieces()
             with self._changed:
-                # Not for ever: a piece comes back from a thread that was interrupted while it copied.
+                # With a timeout: an interrupted thread returns its piece.
                 if self._changed.wait_for(lambda: not self._left, timeout=0.1):
                     return
 
-    def _copy_what_is_left(self) -> None:
+    def _copy_pieces(self) -> None:
         memcpy = _memcpy()
         while self._pieces:
             piece = None
@@ -176,7 +176,10 @@ class Copying:
                     self._left -= 1
                     piece = None
                     if not self._left:
-                        self._complete()
+                        # Before the waiting threads continue: a change by now happened during the copy.
+                        self._is_torn = not self._untouched()
+                        self._pairs.clear()
+                        self._changed.notify_all()
             except IndexError:  # another thread was faster
                 return
             except BaseException:
@@ -184,21 +187,11 @@ class Copying:
                     self._pieces.append(piece)
                 raise
 
-    def _complete(self) -> None:
-        # Before anybody may go on: a change that is seen here was made while the copy was.
-        self._is_torn = not self._untouched()
-        self._pairs.clear()
-        self._changed.notify_all()
-
     def finish(self) -> None:
-        """Help.
-
-        Raises:
-            Torn: The copy is of no use.
-        """
+        """As ``help``. Raises ``TornSnapshot``: the copy is useless."""
         self.help()
         if self._is_torn:
-            raise Torn
+            raise TornSnapshot
 
 
 @functools.cache
@@ -209,7 +202,7 @@ def _memcpy() -> Any:
 
 
 def _split(pairs: list[Pair], updated: Updated) -> tuple[list[Pair], list[Pair]]:
-    """Return what has to be copied at once, and what only the optimizer's step changes."""
+    """Return the pairs to copy at once, and those whose source only the optimizer's step changes."""
 
     def is_late(pair: Pair) -> bool:
         tensors = updated.get(pair[0].data_ptr(), [])
@@ -219,7 +212,7 @@ def _split(pairs: list[Pair], updated: Updated) -> tuple[list[Pair], list[Pair]]
 
 
 def _watch(pairs: list[Pair], updated: Updated) -> Callable[[], bool]:
-    """Return what says whether none of the tensors was written to until it was first asked."""
+    """Return a function that says whether no tensor was written to between now and its first call."""
     tensors = [tensor for source, _ in pairs for tensor in updated[source.data_ptr()]]
     versions = [tensor._version for tensor in tensors]
 
@@ -230,20 +223,8 @@ def _watch(pairs: list[Pair], updated: Updated) -> Callable[[], bool]:
     return untouched
 
 
-def _cpu() -> Any:
-    import torch
-
-    return torch.device("cpu")
-
-
-def _as_bytes(storage: Any) -> Any:
-    import torch
-
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
 def _updated_by(optimizer: Any) -> Updated:
-    """Return what the optimizer changes in its step."""
+    """Return the tensors that the optimizer changes in its step."""
     tensors = [*(p for group in optimizer.param_groups for p in group["params"]), *_tensors_in(optimizer.state)]
     found: dict[int, list[Any]] = {}
     for tensor in tensors:
@@ -252,17 +233,17 @@ def _updated_by(optimizer: Any) -> Updated:
 
 
 def steps_alone(optimizer: Any) -> bool:
-    """Whether it is known that this optimizer changes parameters in its ``step()`` only: torch's own do, others may not."""
+    """Whether this optimizer is known to change parameters in its ``step()`` only: one of torch's own."""
     return type(_plain(optimizer)).__module__.startswith("torch.optim.")
 
 
 def _plain(optimizer: Any) -> Any:
-    """Return the optimizer in accelerate's wrapper. In any other one, ``step()`` may do something first."""
+    """Return the optimizer inside accelerate's wrapper. The ``step()`` of another wrapper may change parameters first."""
     return optimizer.optimizer if type(optimizer).__module__.startswith("accelerate.") else optimizer
 
 
 def before_next_step(optimizer: Any, act: Callable[[], Any]) -> bool:
-    """Have ``act`` run before the optimizer's next step, once. Returns false for an optimizer that knows no such hook."""
+    """Have ``act`` run once before the optimizer's next step. Returns false for an optimizer without such a hook."""
     inner = _plain(optimizer)
     if not hasattr(inner, "register_step_pre_hook"):
         return False

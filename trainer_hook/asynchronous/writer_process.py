@@ -1,45 +1,44 @@
-"""The process that writes, from the trainer's side."""
+"""The writer process, from the trainer's side."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.asynchronous.writer import Job
+from trainer_hook.asynchronous.jobs import Job
 
-TAKES_BYTES = 384 << 20
-"""What it takes for itself (torch, once imported), generously."""
-END_WITHIN_S = 5.0
+WRITER_BYTES = 384 << 20
+"""Upper estimate of its own memory, with torch imported."""
+KILL_TIMEOUT_S = 5.0
 
 
 class WriterDied(RuntimeError):
-    """The process that writes ended, or could not be started."""
+    """The writer process ended, or could not be started."""
 
 
 class NotWritten(RuntimeError):
-    """The process that writes could not write; the text is its own."""
+    """The writer process could not write; the text is its reason."""
 
 
 class Writer:
-    """The process, from the trainer's side."""
+    """One running writer process."""
 
     def __init__(self, fd: int) -> None:
-        """Start it; it imports torch while training goes on. From the training thread: it dies with the thread that made it.
+        """Start it; it imports torch while training runs. From the training thread: it dies with the thread that started it.
 
-        Raises:
-            OSError: It could not be started.
+        Raises ``OSError``: it could not be started.
         """
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(dict.fromkeys([root, *filter(None, sys.path)]))
         environ = os.environ | {"PYTHONPATH": path, "CKPT_HOOK": "off", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        # A launcher may signal the whole tree or group: it is the trainer that decides when its save is over. Blocked already
-        # here, because a process can be signalled before it runs a line of its own; the mask survives exec.
+        # A launcher may signal the whole process tree or group, but only the trainer ends a save. Blocked already here, because
+        # the process can be signalled before it runs code of its own; the mask survives exec.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         try:
             self._process = subprocess.Popen(
@@ -65,32 +64,32 @@ class Writer:
         return self._process.poll() is None
 
     def do(self, job: Job) -> list[Any]:
-        """Have a job done. Returns what is told of each of its files.
+        """Have a job done. Returns the result for each of its files.
 
         Raises:
-            WriterDied: It is not known how much was written.
+            WriterDied: It is unknown how much was written.
             NotWritten: A part of it may have been written.
         """
+        content = pickle.dumps(job)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(job.encode())
+            self._process.stdin.write(content)
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
-            said = json.loads(line)
-        except (OSError, ValueError):
+            answer = pickle.load(self._process.stdout)  # noqa: S301 - from the child process
+        except (OSError, EOFError, pickle.UnpicklingError):
             self.close()
-            raise WriterDied(f"the process that writes checkpoints ended with {self._process.returncode}") from None
-        if "error" in said:
-            raise NotWritten(f"{'the volume is full: ' if said['full'] else ''}{said['error']}")
-        results: list[Any] = said["results"]
+            raise WriterDied(f"the writer process ended with {self._process.returncode}") from None
+        if "error" in answer:
+            raise NotWritten(f"{'the volume is full: ' if answer['full'] else ''}{answer['error']}")
+        results: list[Any] = answer["results"]
         return results
 
     def close(self) -> None:
         """End it."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # it hangs in a write to a disk that does not answer
-            self._process.wait(END_WITHIN_S)
+            self._process.wait(KILL_TIMEOUT_S)
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 if pipe is not None:

@@ -4,156 +4,73 @@ The one package that both containers import. Standard library only, and no I/O: 
 into values and back. FORMAT.md is its prose.
 """
 
-from trainer_hook.contract.environment import (
-    HOOK_SETTINGS,
-    KNOWN_SETTINGS,
-    REMOVED_SETTINGS,
-    SHARED_SETTINGS,
-    SIDECAR_SETTINGS,
-    check_settings,
-    node_from_environment,
-    pod_uid,
-    port_number,
-)
-from trainer_hook.contract.marker import (
-    ListedFile,
-    Marker,
-    Node,
-    encode_marker,
-    parse_marker,
-)
-from trainer_hook.contract.names import (
-    ACTIONS,
-    ANSWER,
-    API_SOCKET,
-    DEFAULT_API_PORT,
-    DEFAULT_DIR,
-    EXIT_REPORT,
-    FINAL,
-    FORMAT,
-    INCOMING,
-    JOURNAL,
-    LEASES,
-    MARKER,
-    MAX_MARKER_BYTES,
-    MAX_META_BYTES,
-    MAX_META_DEPTH,
-    MAX_NODES,
-    MAX_PATH_BYTES,
-    META_OWN_SHARDS,
-    META_OWNER,
-    META_PARTIAL,
-    META_RESTORED,
-    META_RESUMED_FROM,
-    META_TRAIN_CALL,
-    NOTICE_SOURCES,
-    OUTCOMES,
-    PINS,
-    PREEMPTED_EXIT_CODE,
-    REASONS,
-    REQUEST,
-    SCRIPT_OWNED,
-    SYSTEM_DIR,
-    TERMINATING,
-    TOKEN,
-    TRAINER_STATE,
-    TRAINER_STATES,
-    ContractError,
-    check_id,
-    check_path,
-    checkpoint_name,
-    is_checkpoint_name,
-    step_of,
-)
-from trainer_hook.contract.small_files import (
-    Answer,
-    Notice,
-    Request,
-    TrainerState,
-    encode_answer,
-    encode_notice,
-    encode_request,
-    encode_trainer_state,
-    parse_answer,
-    parse_notice,
-    parse_request,
-    parse_trainer_state,
-)
-from trainer_hook.contract.typed_json import (
-    encode_json,
-    epoch_seconds,
-    rfc3339,
-)
-
-__all__ = [
-    "ACTIONS",
-    "ANSWER",
-    "API_SOCKET",
-    "DEFAULT_API_PORT",
-    "DEFAULT_DIR",
-    "EXIT_REPORT",
-    "FINAL",
-    "FORMAT",
-    "HOOK_SETTINGS",
-    "INCOMING",
-    "JOURNAL",
-    "KNOWN_SETTINGS",
-    "LEASES",
-    "MARKER",
-    "MAX_MARKER_BYTES",
-    "MAX_META_BYTES",
-    "MAX_META_DEPTH",
-    "MAX_NODES",
-    "MAX_PATH_BYTES",
-    "META_OWNER",
-    "META_OWN_SHARDS",
-    "META_PARTIAL",
-    "META_RESTORED",
-    "META_RESUMED_FROM",
-    "META_TRAIN_CALL",
-    "NOTICE_SOURCES",
-    "OUTCOMES",
-    "PINS",
-    "PREEMPTED_EXIT_CODE",
-    "REASONS",
-    "REMOVED_SETTINGS",
-    "REQUEST",
-    "SCRIPT_OWNED",
-    "SHARED_SETTINGS",
-    "SIDECAR_SETTINGS",
-    "SYSTEM_DIR",
-    "TERMINATING",
-    "TOKEN",
-    "TRAINER_STATE",
-    "TRAINER_STATES",
-    "Answer",
-    "ContractError",
-    "ListedFile",
-    "Marker",
-    "Node",
-    "Notice",
-    "Request",
-    "TrainerState",
-    "check_id",
-    "check_path",
-    "check_settings",
-    "checkpoint_name",
-    "encode_answer",
-    "encode_json",
-    "encode_marker",
-    "encode_notice",
-    "encode_request",
-    "encode_trainer_state",
-    "epoch_seconds",
-    "is_checkpoint_name",
-    "node_from_environment",
-    "parse_answer",
-    "parse_marker",
-    "parse_notice",
-    "parse_request",
-    "parse_trainer_state",
-    "pod_uid",
-    "port_number",
-    "rfc3339",
-    "step_of",
-]
+from trainer_hook.contract.environment import HOOK_SETTINGS as HOOK_SETTINGS
+from trainer_hook.contract.environment import KNOWN_SETTINGS as KNOWN_SETTINGS
+from trainer_hook.contract.environment import REMOVED_SETTINGS as REMOVED_SETTINGS
+from trainer_hook.contract.environment import SHARED_SETTINGS as SHARED_SETTINGS
+from trainer_hook.contract.environment import SIDECAR_SETTINGS as SIDECAR_SETTINGS
+from trainer_hook.contract.environment import check_settings as check_settings
+from trainer_hook.contract.environment import node_from_environment as node_from_environment
+from trainer_hook.contract.environment import pod_uid as pod_uid
+from trainer_hook.contract.environment import port_number as port_number
+from trainer_hook.contract.marker import ListedFile as ListedFile
+from trainer_hook.contract.marker import Marker as Marker
+from trainer_hook.contract.marker import Node as Node
+from trainer_hook.contract.marker import encode_marker as encode_marker
+from trainer_hook.contract.marker import parse_marker as parse_marker
+from trainer_hook.contract.names import ACTIONS as ACTIONS
+from trainer_hook.contract.names import ANSWER as ANSWER
+from trainer_hook.contract.names import API_SOCKET as API_SOCKET
+from trainer_hook.contract.names import DEFAULT_API_PORT as DEFAULT_API_PORT
+from trainer_hook.contract.names import DEFAULT_DIR as DEFAULT_DIR
+from trainer_hook.contract.names import EXIT_REPORT as EXIT_REPORT
+from trainer_hook.contract.names import FINAL as FINAL
+from trainer_hook.contract.names import FORMAT as FORMAT
+from trainer_hook.contract.names import INCOMING as INCOMING
+from trainer_hook.contract.names import JOURNAL as JOURNAL
+from trainer_hook.contract.names import LEASES as LEASES
+from trainer_hook.contract.names import MARKER as MARKER
+from trainer_hook.contract.names import MAX_MARKER_BYTES as MAX_MARKER_BYTES
+from trainer_hook.contract.names import MAX_META_BYTES as MAX_META_BYTES
+from trainer_hook.contract.names import MAX_META_DEPTH as MAX_META_DEPTH
+from trainer_hook.contract.names import MAX_NODES as MAX_NODES
+from trainer_hook.contract.names import MAX_PATH_BYTES as MAX_PATH_BYTES
+from trainer_hook.contract.names import META_OWN_SHARDS as META_OWN_SHARDS
+from trainer_hook.contract.names import META_OWNER as META_OWNER
+from trainer_hook.contract.names import META_PARTIAL as META_PARTIAL
+from trainer_hook.contract.names import META_RESTORED as META_RESTORED
+from trainer_hook.contract.names import META_RESUMED_FROM as META_RESUMED_FROM
+from trainer_hook.contract.names import META_TRAIN_CALL as META_TRAIN_CALL
+from trainer_hook.contract.names import NOTICE_SOURCES as NOTICE_SOURCES
+from trainer_hook.contract.names import OUTCOMES as OUTCOMES
+from trainer_hook.contract.names import PINS as PINS
+from trainer_hook.contract.names import PREEMPTED_EXIT_CODE as PREEMPTED_EXIT_CODE
+from trainer_hook.contract.names import REASONS as REASONS
+from trainer_hook.contract.names import REQUEST as REQUEST
+from trainer_hook.contract.names import SCRIPT_OWNED as SCRIPT_OWNED
+from trainer_hook.contract.names import SYSTEM_DIR as SYSTEM_DIR
+from trainer_hook.contract.names import TERMINATING as TERMINATING
+from trainer_hook.contract.names import TOKEN as TOKEN
+from trainer_hook.contract.names import TRAINER_STATE as TRAINER_STATE
+from trainer_hook.contract.names import TRAINER_STATES as TRAINER_STATES
+from trainer_hook.contract.names import ContractError as ContractError
+from trainer_hook.contract.names import check_id as check_id
+from trainer_hook.contract.names import check_path as check_path
+from trainer_hook.contract.names import checkpoint_name as checkpoint_name
+from trainer_hook.contract.names import is_checkpoint_name as is_checkpoint_name
+from trainer_hook.contract.names import step_of as step_of
+from trainer_hook.contract.small_files import Answer as Answer
+from trainer_hook.contract.small_files import Notice as Notice
+from trainer_hook.contract.small_files import Request as Request
+from trainer_hook.contract.small_files import TrainerState as TrainerState
+from trainer_hook.contract.small_files import encode_answer as encode_answer
+from trainer_hook.contract.small_files import encode_notice as encode_notice
+from trainer_hook.contract.small_files import encode_request as encode_request
+from trainer_hook.contract.small_files import encode_trainer_state as encode_trainer_state
+from trainer_hook.contract.small_files import parse_answer as parse_answer
+from trainer_hook.contract.small_files import parse_notice as parse_notice
+from trainer_hook.contract.small_files import parse_request as parse_request
+from trainer_hook.contract.small_files import parse_trainer_state as parse_trainer_state
+from trainer_hook.contract.typed_json import encode_json as encode_json
+from trainer_hook.contract.typed_json import epoch_seconds as epoch_seconds
+from trainer_hook.contract.typed_json import rfc3339 as rfc3339

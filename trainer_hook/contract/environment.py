@@ -1,4 +1,4 @@
-"""Environment variables: the names that both containers know, and this pod's place in the job."""
+"""Environment variables: the settings of both containers, and this pod's place in the job."""
 
 from __future__ import annotations
 
@@ -51,26 +51,25 @@ SIDECAR_SETTINGS = SHARED_SETTINGS | {
     "CKPT_METRICS_BIND",
 }
 KNOWN_SETTINGS = HOOK_SETTINGS | SIDECAR_SETTINGS
-"""Every ``CKPT_*`` variable of either container: a pod template may set all of them in both."""
+"""A pod template may set the variables of both containers in each."""
 REMOVED_SETTINGS = {
     "CKPT_RESUME_FOREIGN": "bring a checkpoint of another system to a new prefix once, as OPERATIONS.md says "
     "(From the Kubeflow SDK's S3 checkpoints)",
 }
-"""Variables of earlier versions, and what to do instead. Switched off, they are ignored."""
+"""Variables of earlier versions, with a replacement. Set to "off", they are ignored."""
 
 _OFF = ("", "0", "false", "no", "off")
 _POD_UID = re.compile(r"/pods/([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})/")
 
 
 def check_settings(environ: Mapping[str, str]) -> None:
-    """Raise for a ``CKPT_*`` variable that neither container knows: most often it is misspelt.
+    """Refuse a ``CKPT_*`` variable that neither container knows, such as a misspelt one.
 
-    Raises:
-        ContractError: Names the variable and the nearest known one, or what to do instead of a removed one.
+    Raises ``ContractError``: names the variable and the nearest known one, or the replacement of a removed one.
     """
     for name in sorted(environ):
         if name in REMOVED_SETTINGS:
-            if environ[name].strip().lower() in _OFF:  # a manifest of an older version that asks for nothing
+            if environ[name].strip().lower() in _OFF:  # a manifest of an older version, with the feature off
                 continue
             raise ContractError(f"{name} is not a setting any more: {REMOVED_SETTINGS[name]}")
         if name.startswith("CKPT_") and name not in KNOWN_SETTINGS:
@@ -82,16 +81,15 @@ def check_settings(environ: Mapping[str, str]) -> None:
 
 
 def node_from_environment(environ: Mapping[str, str]) -> Node | None:
-    """Return this pod's place in the job from the first naming that is set.
+    """Return this pod's place in the job from the first set of variables that is present.
 
     ``CKPT_NODE_INDEX``/``CKPT_NODE_COUNT``, then torchrun's ``PET_NODE_RANK``/``PET_NNODES`` (a range such as ``1:4`` means
     several), then the indexed Job's ``JOB_COMPLETION_INDEX``. Nothing set means one node; an index alone means several.
 
     Returns:
-        ``None`` when the pod is one of several but the environment does not say which of how many; then the marker must.
+        ``None``: the pod is one of several, but the environment lacks its index or their number; then the marker has them.
 
-    Raises:
-        ContractError: A value that is not an integer, or an index outside the count. The text names the variable.
+    Raises ``ContractError``: a value that is not an integer, or an index outside the count. The text names the variable.
     """
     index_name = _first_set(environ, "CKPT_NODE_INDEX", "PET_NODE_RANK", "JOB_COMPLETION_INDEX")
     count_name = _first_set(environ, "CKPT_NODE_COUNT", "PET_NNODES")
@@ -114,8 +112,7 @@ def node_from_environment(environ: Mapping[str, str]) -> Node | None:
 def port_number(text: str) -> int:
     """Return the TCP port that a text names; 0 stands for any free one.
 
-    Raises:
-        ValueError: The text is no whole number from 0 to 65535 in ASCII digits.
+    Raises ``ValueError``: the text is no whole number from 0 to 65535 in ASCII digits.
     """
     if not re.fullmatch(r"[0-9]{1,5}", text, re.ASCII) or int(text) > 65535:
         raise ValueError("must be a port from 1 to 65535, or 0 for any free one")
@@ -136,7 +133,7 @@ def _first_set(environ: Mapping[str, str], *names: str) -> str | None:
 
 
 def _environment_integer(environ: Mapping[str, str], name: str, *, or_range: bool = False) -> int | None:
-    """Return the number, or ``None`` for a range of torchrun's, ``least:most``, that leaves it open."""
+    """Return the number; ``None``: torchrun's range ``least:most``."""
     match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", environ[name].strip(), re.ASCII)
     if not match or (match[2] and not or_range):
         raise ContractError(f"{name} must be a whole number, not {environ[name]!r}")

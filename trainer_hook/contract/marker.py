@@ -24,7 +24,7 @@ from trainer_hook.contract.typed_json import encode_json, expect_format, integer
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """Place of this pod in the job: ``index`` of ``count``, both from zero and one."""
+    """Place of this pod in the job: ``index`` from 0, below ``count``."""
 
     index: int = 0
     count: int = 1
@@ -38,7 +38,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """One file that the writer vouches for. ``path`` is relative to the checkpoint, with forward slashes."""
+    """A file of the checkpoint, complete at this size. ``path`` is relative to the checkpoint, with forward slashes."""
 
     path: str
     size_bytes: int
@@ -46,14 +46,14 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """Content of ``.complete``. ``None`` means that the writer did not say; an empty file is ``Marker()``."""
+    """Content of ``.complete``. ``None``: the writer did not set the field; an empty file is ``Marker()``."""
 
     step: int | None = None
     reason: str | None = None
     created_at: str | None = None
     attempt: str | None = None
     save_id: str | None = None
-    """Of this writing of the step, the same on all nodes: parts of different writings are never committed together."""
+    """Id of this save of the step, the same on all nodes: parts of different saves are never committed together."""
     node: Node | None = None
     world_size: int | None = None
     global_step_seconds: float | None = None
@@ -62,11 +62,7 @@ class Marker:
 
 
 def parse_marker(raw: bytes, *, name: str) -> Marker:
-    """Read the content of ``<name>/.complete``.
-
-    Raises:
-        ContractError: Not format 1; the text says which field.
-    """
+    """Read the content of ``<name>/.complete``. Raises ``ContractError``: not format 1; the text says which field."""
     if len(raw) > MAX_MARKER_BYTES:
         raise ContractError(f"marker of {len(raw)} bytes is larger than {MAX_MARKER_BYTES}")
     if not raw.strip():
@@ -115,7 +111,7 @@ def _meta(fields: Mapping[str, Any]) -> dict[str, Any]:
     if not _is_shallow(meta, MAX_META_DEPTH):
         raise ContractError(f"meta is nested deeper than {MAX_META_DEPTH}")
     try:
-        # Python reads NaN, 1e999 and half surrogates, but nobody can write them into the documents of the store.
+        # Python reads NaN, 1e999 and half surrogates, but they cannot be written into the documents of the store.
         json.dumps(meta, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
         raise ContractError(f"meta holds what JSON cannot: {str(error)[:200]}") from None

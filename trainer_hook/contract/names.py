@@ -1,4 +1,4 @@
-"""Names and limits: where everything lies on the shared volume, and what a path or id may look like."""
+"""Names and limits: paths on the shared volume, keys of ``meta``, valid paths and ids."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ PREEMPTED_EXIT_CODE = 143
 MAX_MARKER_BYTES = 1 << 20
 MAX_META_BYTES = 64 << 10
 MAX_META_DEPTH = 64
-"""Objects and arrays inside each other in ``meta``; readers of JSON give up somewhere above a hundred."""
+"""Nesting of objects and arrays in ``meta``; JSON parsers fail somewhere above a hundred."""
 MAX_NODES = 99_999
-"""As many as the five digits in the names of manifests hold."""
+"""The names of manifests have five digits."""
 MAX_PATH_BYTES = 900
-"""Longest relative path of a file, UTF-8. S3 keys hold 1,024 bytes; the rest is for prefix, attempt and node."""
+"""Longest relative path of a file, UTF-8. S3 keys hold 1,024 bytes; the rest is left for prefix, attempt and node."""
 
 REASONS = frozenset({"periodic", "jit", "manual", "final"})
 TRAINER_STATES = frozenset({"running", "preempted", "succeeded", "failed"})
@@ -47,23 +47,23 @@ SCRIPT_OWNED = "script"
 
 META_OWNER = "owner"
 META_TRAIN_CALL = "train_call"
-"""Key in ``meta``: which ``train()`` call of the script, from 0 on, made the checkpoint; absent means 0."""
+"""Key in ``meta``: index of the ``train()`` call that saved the checkpoint, from 0; absent: 0."""
 META_RESTORED = "restored"
-"""Key in ``meta`` of a local marker: CRC64NVME of the commit that a directory was downloaded from; never uploaded again."""
+"""Key in ``meta`` of a local marker: CRC64NVME of the commit that was downloaded; such a directory is never uploaded again."""
 
 META_RESUMED_FROM = "resumed_from"
-"""Key in ``meta``: the checkpoint that the attempt continued from, ``{"step", "attempt"}``; absent: it is not known."""
+"""Key in ``meta``: the checkpoint that the attempt resumed from, ``{"step", "attempt"}``; absent: unknown."""
 META_PARTIAL = "partial"
-"""Key in ``meta`` of a local marker: how many files of other ranks were left out; such a directory is no whole checkpoint."""
+"""Key in ``meta`` of a local marker: number of omitted files of other ranks; such a directory is incomplete."""
 META_OWN_SHARDS = "own_shards"
-"""Key in ``meta``: from ``sharded/`` each rank of a job of the same size reads its own files and those of rank 0."""
+"""Key in ``meta``: with the same world size each rank reads from ``sharded/`` only its own files and those of rank 0."""
 
 _STEP_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})", re.ASCII)
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 
 
 class ContractError(ValueError):
-    """A file of the contract says something that format 1 does not allow. The text is the reason, for people."""
+    """A file of the contract violates format 1. The text is the reason."""
 
 
 def checkpoint_name(step: int) -> str:
@@ -72,10 +72,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that a directory name stands for, or ``None`` if it is not ``checkpoint-<step>``.
-
-    Canonical decimal only: ``checkpoint-007``, ``checkpoint-1e3``, ``checkpoint-20.tmp`` are other people's directories.
-    """
+    """Return the step of ``checkpoint-<step>``; ``None``: another name, such as ``checkpoint-007`` or ``checkpoint-20.tmp``."""
     match = _STEP_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -86,11 +83,11 @@ def is_checkpoint_name(name: str) -> bool:
 
 
 def check_path(path: str) -> str:
-    """Return a file's relative path unchanged if it stays inside its checkpoint.
+    """Return a relative path unchanged if it stays inside its checkpoint.
 
     Raises:
-        ContractError: Absolute, empty or with ``.``, ``..``, empty parts or control characters; too long; not UTF-8;
-            or a name that this system owns (``.ckpt/…``, ``.complete``).
+        ContractError: Absolute, empty, or with ``.``, ``..``, empty parts or control characters; too long; not UTF-8; or a
+            reserved name (``.ckpt/…``, ``.complete``).
     """
     try:
         encoded = path.encode()
@@ -109,8 +106,7 @@ def check_path(path: str) -> str:
 def check_id(value: str, *, what: str) -> str:
     """Return an attempt or run id unchanged if it is safe as a part of an object key.
 
-    Raises:
-        ContractError: Anything but 1–128 letters, digits, ``.``, ``_``, ``-``, beginning with a letter or digit.
+    Raises ``ContractError``: anything but 1–128 letters, digits, ``.``, ``_``, ``-``, beginning with a letter or digit.
     """
     if not _SAFE_ID.fullmatch(value):
         raise ContractError(f"{what} {value[:140]!r} must be 1–128 letters, digits, '.', '_' or '-'")

@@ -1,4 +1,7 @@
-"""The small files below ``.ckpt``: the trainer's state, what is asked of it, and the notice that the pod is going."""
+"""The small files below ``.ckpt``: state of the trainer, save request, its answer, termination notice.
+
+Every ``parse`` function but ``parse_notice`` raises ``ContractError``.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class TrainerState:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Content of ``request.json``: what the sidecar asks of the trainer."""
+    """Content of ``request.json``: a save that the sidecar requests of the trainer."""
 
     id: str
     action: str
@@ -38,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Content of ``answer.json``: what became of a request. ``checkpoint`` is ``None`` where nothing was saved."""
+    """Content of ``answer.json``: the outcome of a request. ``checkpoint`` is ``None`` where nothing was saved."""
 
     id: str
     outcome: str
@@ -56,11 +59,7 @@ class Notice:
 
 
 def parse_trainer_state(raw: bytes) -> TrainerState:
-    """Read ``trainer.json``.
-
-    Raises:
-        ContractError: Not a JSON object with a known state.
-    """
+    """Read ``trainer.json``, which has a known state."""
     fields = json_object(raw, what="trainer.json")
     state = one_of(fields, "state", TRAINER_STATES)
     if state is None:
@@ -82,11 +81,7 @@ def encode_trainer_state(state: TrainerState) -> bytes:
 
 
 def parse_request(raw: bytes) -> Request:
-    """Read ``request.json``.
-
-    Raises:
-        ContractError: No id, or an action other than ``save`` and ``save-and-stop``.
-    """
+    """Read ``request.json``, which has an id and one of ``ACTIONS``."""
     fields = json_object(raw, what="request.json")
     identifier, action = typed(fields, "id", str), one_of(fields, "action", ACTIONS)
     if not identifier or action is None:
@@ -100,11 +95,7 @@ def encode_request(request: Request) -> bytes:
 
 
 def parse_answer(raw: bytes) -> Answer:
-    """Read ``answer.json``.
-
-    Raises:
-        ContractError: No id, an outcome other than ``saved`` and ``failed``, or saved without a checkpoint.
-    """
+    """Read ``answer.json``, which has an id, one of ``OUTCOMES`` and, where it was saved, the checkpoint."""
     fields = json_object(raw, what="answer.json")
     identifier, outcome = typed(fields, "id", str), one_of(fields, "outcome", OUTCOMES)
     checkpoint = typed(fields, "checkpoint", str)
@@ -119,7 +110,7 @@ def encode_answer(answer: Answer) -> bytes:
 
 
 def parse_notice(raw: bytes) -> Notice:
-    """Read ``terminating``. Whatever it holds, the file's existence is the notice: unreadable content is an empty one."""
+    """Read ``terminating``. The existence of the file is the notice: unreadable content counts as empty."""
     try:
         fields = json_object(raw, what="terminating")
         return Notice(timestamp(fields, "at"), one_of(fields, "source", NOTICE_SOURCES))

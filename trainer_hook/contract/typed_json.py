@@ -1,4 +1,7 @@
-"""JSON with reasons: reads one field at a time, and says which one is wrong and how."""
+"""JSON, one field at a time. Every reader raises ``ContractError`` for a wrong value; its text names the field and the reason.
+
+An absent field reads as ``None``.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +14,19 @@ from trainer_hook.contract.names import FORMAT, ContractError
 
 
 def rfc3339(epoch_s: float) -> str:
-    """Return a moment as RFC 3339 in UTC with milliseconds."""
+    """Return a time as RFC 3339 in UTC with milliseconds."""
     return datetime.fromtimestamp(epoch_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def epoch_seconds(timestamp: str) -> float:
-    """Return the epoch seconds of an RFC 3339 timestamp.
-
-    Raises:
-        ContractError: Not a timestamp with a time zone.
-    """
+    """Return the epoch seconds of an RFC 3339 timestamp with a time zone."""
     try:
         moment = datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
     except ValueError:
         raise ContractError(f"{timestamp!r} is not an RFC 3339 timestamp") from None
     if moment.tzinfo is None:
         raise ContractError(f"{timestamp!r} has no time zone")
-    if not 1 < moment.year < 9999:  # at the ends a time zone leads out of what can be written again
+    if not 1 < moment.year < 9999:  # at both ends the conversion to UTC may overflow
         raise ContractError(f"{timestamp!r} is not a time of this calendar")
     return moment.timestamp()
 
@@ -39,11 +38,7 @@ def encode_json(fields: Mapping[str, Any]) -> bytes:
 
 
 def json_object(raw: bytes, *, what: str) -> dict[str, Any]:
-    """Return a JSON object.
-
-    Raises:
-        ContractError: Anything else; ``what`` names it.
-    """
+    """Return a JSON object. ``what`` names it in the error."""
     try:
         value = json.loads(raw.decode())
     except (ValueError, RecursionError) as error:
@@ -54,22 +49,14 @@ def json_object(raw: bytes, *, what: str) -> dict[str, Any]:
 
 
 def expect_format(fields: Mapping[str, Any]) -> None:
-    """Check the version of the format.
-
-    Raises:
-        ContractError: A later one.
-    """
+    """Refuse a later version of the format."""
     version = integer(fields, "format", least=1)
     if version not in (None, FORMAT):
         raise ContractError(f"format {version} is newer than this software, which reads {FORMAT}: update the sidecar")
 
 
 def typed(fields: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Return a field of a type, or ``None`` if it is not there.
-
-    Raises:
-        ContractError: It is of another type.
-    """
+    """Return a field of a type."""
     value = fields.get(name)
     if value is not None and not isinstance(value, kind):
         raise ContractError(f"{name} must be {kind.__name__}, not {type(value).__name__}")
@@ -77,11 +64,7 @@ def typed(fields: Mapping[str, Any], name: str, kind: type) -> Any:
 
 
 def integer(fields: Mapping[str, Any], name: str, *, least: int = 0) -> int | None:
-    """Return an integer field from ``least`` on, or ``None`` if it is not there.
-
-    Raises:
-        ContractError: Anything else.
-    """
+    """Return an integer from ``least`` on."""
     value = fields.get(name)
     if value is None:
         return None
@@ -91,11 +74,7 @@ def integer(fields: Mapping[str, Any], name: str, *, least: int = 0) -> int | No
 
 
 def seconds(fields: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of seconds, or ``None`` if it is not there.
-
-    Raises:
-        ContractError: Not a finite number from 0 on.
-    """
+    """Return a finite number of seconds, 0 or more."""
     value = fields.get(name)
     if value is None:
         return None
@@ -105,11 +84,7 @@ def seconds(fields: Mapping[str, Any], name: str) -> float | None:
 
 
 def timestamp(fields: Mapping[str, Any], name: str) -> str | None:
-    """Return an RFC 3339 timestamp as it is written, or ``None`` if it is not there.
-
-    Raises:
-        ContractError: Not a timestamp.
-    """
+    """Return an RFC 3339 timestamp as it is written."""
     value: str | None = typed(fields, name, str)
     if value is not None:
         epoch_seconds(value)
@@ -117,11 +92,7 @@ def timestamp(fields: Mapping[str, Any], name: str) -> str | None:
 
 
 def one_of(fields: Mapping[str, Any], name: str, allowed: frozenset[str]) -> str | None:
-    """Return a word among those allowed, or ``None`` if it is not there.
-
-    Raises:
-        ContractError: Another word.
-    """
+    """Return one of the allowed words."""
     value: str | None = typed(fields, name, str)
     if value is not None and value not in allowed:
         raise ContractError(f"{name} is {value[:60]!r}, must be one of {', '.join(sorted(allowed))}")

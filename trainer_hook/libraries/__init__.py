@@ -1,1 +1,1 @@
-"""What is known of each library: the parts that no script imports by name."""
+"""Support for each training library, below the modules that scripts import."""

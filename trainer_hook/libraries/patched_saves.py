@@ -1,80 +1,62 @@
-"""The calls by which scripts save with ``torch.distributed.checkpoint`` and DeepSpeed, watched from the inside.
+"""Watches the calls by which scripts save with ``torch.distributed.checkpoint`` and DeepSpeed.
 
-Nothing is changed of what they do, and nothing is opened before the first one that goes to the volume.
+The calls do what they did. A session is opened at the first save to the volume.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.libraries.script_saves import Call, expect, published, published_elsewhere
+from trainer_hook.libraries.script_saves import SaveCall, expected, published, published_elsewhere
 
 COMPLETE_ON_RETURN = frozenset({"TorchCheckpointEngine", "FastCheckpointEngine"})
-"""DeepSpeed's writers that have written everything when ``save_checkpoint`` returns."""
+"""DeepSpeed's synchronous writers: ``save_checkpoint`` returns when all is written."""
 
 
 def patch_dcp(package: Any) -> None:
     """Watch ``save``, ``save_state_dict`` and ``async_save`` of an imported ``torch.distributed.checkpoint``.
 
-    All of them come to ``_save_state_dict``, in whichever thread. Only ``async_save`` with a process does so in that process:
-    there it is left to the one that asked.
+    All of them call ``_save_state_dict``, in any thread. ``async_save`` with a process does so in that process: the process
+    that called ``async_save`` publishes it.
     """
     saver: Any = sys.modules[f"{package.__name__}.state_dict_saver"]
     if hasattr(saver._save_state_dict, "__wrapped__"):
         return
-    saver._save_state_dict = _watching(saver._save_state_dict)
-    saver.async_save = package.async_save = _expecting(saver.async_save)
+    saver._save_state_dict = _inside(published, saver._save_state_dict)
+    saver.async_save = package.async_save = _inside(expected, saver.async_save)
     executor: Any = sys.modules.get(f"{package.__name__}._async_process_executor")
     if executor is not None:
         process = executor._AsyncCheckpointProcess
-        process.save = _watching(process.save)
-        process._execute_save = staticmethod(_delegated(process._execute_save))
+        process.save = _inside(published, process.save)
+        process._execute_save = staticmethod(_inside(published_elsewhere, process._execute_save))
 
 
-def _watching(save: Any) -> Any:
+def _inside(surrounding: Callable[[Callable[[], SaveCall]], contextlib.AbstractContextManager[None]], save: Any) -> Any:
     signature = inspect.signature(save)
 
     @functools.wraps(save)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        with published(lambda: _dcp_call(signature.bind(*args, **kwargs).arguments)):
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with surrounding(lambda: _dcp_call(signature.bind(*args, **kwargs).arguments)):
             return save(*args, **kwargs)
 
-    return watched
+    return inside
 
 
-def _expecting(async_save: Any) -> Any:
-    signature = inspect.signature(async_save)
-
-    @functools.wraps(async_save)
-    def expecting(*args: Any, **kwargs: Any) -> Any:
-        expect(lambda: _dcp_call(signature.bind(*args, **kwargs).arguments))
-        return async_save(*args, **kwargs)
-
-    return expecting
-
-
-def _delegated(save: Any) -> Any:
-    @functools.wraps(save)
-    def delegated(*args: Any, **kwargs: Any) -> Any:
-        with published_elsewhere():
-            return save(*args, **kwargs)
-
-    return delegated
-
-
-def _dcp_call(told: dict[str, Any]) -> Call:
-    folder = told.get("checkpoint_id")
+def _dcp_call(arguments: dict[str, Any]) -> SaveCall:
+    folder = arguments.get("checkpoint_id")
     if folder is None:
-        folder = getattr(told.get("storage_writer"), "path", None)
-    alone = bool(told.get("no_dist"))
-    talks = alone or told.get("use_collectives", True)
-    return Call(
+        folder = getattr(arguments.get("storage_writer"), "path", None)
+    alone = bool(arguments.get("no_dist"))
+    talks = alone or arguments.get("use_collectives", True)
+    return SaveCall(
         folder,
-        lambda: _ranks(told.get("process_group"), alone=alone),
+        lambda: _ranks(arguments.get("process_group"), alone=alone),
         "" if talks else "with use_collectives=False its ranks do not wait for each other",
     )
 
@@ -94,15 +76,14 @@ def patch_deepspeed(engine_module: Any) -> None:
 
     @functools.wraps(original)
     def save_checkpoint(self: Any, save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
-        with published(lambda: _deepspeed_call(self, save_dir, tag)):
+        def call() -> SaveCall:
+            folder = Path(save_dir, str(tag) if tag is not None else f"global_step{self.global_steps}")
+            writer = type(self.checkpoint_engine).__name__
+            unknown = "" if writer in COMPLETE_ON_RETURN else f"{writer} may still write when save_checkpoint returns"
+            return SaveCall(folder, lambda: _ranks(None, alone=False), unknown)
+
+        with published(call):
             return original(self, save_dir, tag, *args, **kwargs)
 
     if not hasattr(original, "__wrapped__"):
         engine.save_checkpoint = save_checkpoint
-
-
-def _deepspeed_call(engine: Any, save_dir: Any, tag: Any) -> Call:
-    folder = Path(save_dir, str(tag) if tag is not None else f"global_step{engine.global_steps}")
-    writer = type(engine.checkpoint_engine).__name__
-    unknown = "" if writer in COMPLETE_ON_RETURN else f"{writer} may still write when save_checkpoint returns"
-    return Call(folder, lambda: _ranks(None, alone=False), unknown)

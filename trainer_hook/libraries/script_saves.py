@@ -1,7 +1,7 @@
-"""Checkpoints that a script writes by itself with a library's call: those that go to the volume get their marker.
+"""Checkpoints that a script writes with a library's own call: those on the volume are published with a marker.
 
-Nothing here talks to other ranks: a script may save on some of them, or in a thread. It is the library's call that all ranks
-which take part make together, and that returns when each has written.
+Nothing here communicates between ranks, because a script may save on some of them, or in a thread. The library's call does:
+all ranks that take part make it together, and it returns when each has written.
 """
 
 from __future__ import annotations
@@ -12,69 +12,58 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.contract import (
-    DEFAULT_DIR,
-    MARKER,
-    META_OWNER,
-    SCRIPT_OWNED,
-    SYSTEM_DIR,
-    ContractError,
-    Marker,
-    Node,
-    rfc3339,
-    step_of,
-)
-from trainer_hook.process.log import i_am, say, warn
-from trainer_hook.process.rank_consensus import World, new_attempt, place_in_blocks
+from trainer_hook import contract
+from trainer_hook.process.log import info, set_rank, warn
+from trainer_hook.process.rank_consensus import World, new_attempt, place_by_launcher
 from trainer_hook.process.session import Session, known_session, session_of_saves
 from trainer_hook.volume.publish import RankRecords, finish, listed_files
 
-QUIET_S = 1.0
-"""A script may add files of its own to what the library wrote: the marker comes when nothing has changed for so long."""
-LOOK_S = 5.0
-"""How often the newest one is looked at afterwards: what is added still later needs a new marker."""
-EXIT_PATIENCE_S = 10.0
-"""How long a rank that exits waits for the others of its node to have come back from the same save."""
+SETTLE_S = 1.0
+"""A script may add files to the library's: the marker is written when no file has changed for this long."""
+RECHECK_S = 5.0
+"""Interval at which the newest checkpoint is checked for files that were added after its marker, which need a new one."""
+EXIT_TIMEOUT_S = 10.0
+"""Longest wait of an exiting rank until the other ranks of its node have returned from the same save."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SaveCall:
     """A library's call that saves a whole checkpoint."""
 
     folder: Any
-    """Where to: a path, or anything else if it is not the file system."""
+    """A path; another type stands for storage other than files."""
     ranks: Callable[[], tuple[int, ...]]
-    """Returns who makes this call, of all ranks."""
+    """Returns the ranks that make this call."""
     objection: str = ""
-    """Why nobody can tell when the checkpoint is whole."""
+    """Why the end of the save cannot be known; empty: it can."""
 
 
-_ours: ContextVar[bool] = ContextVar("ours", default=False)
+_is_delegated: ContextVar[bool] = ContextVar("is_delegated", default=False)
 
 
 @contextlib.contextmanager
-def published_elsewhere() -> Iterator[None]:
-    """While another process, which asked this one to write, publishes what is saved."""
-    token = _ours.set(True)
+def published_elsewhere(_: Callable[[], SaveCall]) -> Iterator[None]:
+    """Surround a save on behalf of another process, which publishes it."""
+    token = _is_delegated.set(True)
     try:
         yield
     finally:
-        _ours.reset(token)
+        _is_delegated.reset(token)
 
 
 @contextlib.contextmanager
-def published(call: Callable[[], Call]) -> Iterator[None]:
-    """Publish what is saved inside, if it is a checkpoint on the volume and nothing of this package saves it.
+def published(call: Callable[[], SaveCall]) -> Iterator[None]:
+    """Surround a save: publish it if it is a checkpoint on the volume and the script, not this package, makes it.
 
-    On every rank that takes part, also in a thread. Whatever goes wrong here is said and left behind.
+    On every rank that takes part, also in a thread. An error here is logged and does not reach the script.
     """
-    save = None if _ours.get() else _quietly(functools.partial(_begin, call))
+    save = None if _is_delegated.get() else _quietly(functools.partial(_begin, call))
     yield
     if save is not None:
         _quietly(save.written)
@@ -84,68 +73,68 @@ def _quietly(act: Callable[[], Any]) -> Any:
     try:
         return act()
     except Exception as error:
-        _warn_once(f"what the script saves is not published: {type(error).__name__}: {error}")
+        text = f"the script's save is not published: {type(error).__name__}: {error}"
+        if text not in _refused:
+            _refused.add(text)
+            warn(text)
         return None
 
 
-@functools.cache
-def _warn_once(text: str) -> None:
-    warn(text)
+def _refuse(parts: tuple[str, ...], why: str, *, kind: str) -> None:
+    """Log that a save is not published: once for each kind of reason."""
+    if kind not in _refused:
+        _refused.add(kind)
+        info(f"{'/'.join(parts) or 'a save into $CKPT_DIR itself'} is not published: {why}")
 
 
-def _leave_alone(parts: tuple[str, ...], why: str, *, kind: str) -> None:
-    if kind not in _told:
-        _told.add(kind)
-        say(f"{'/'.join(parts) or 'what the script saves into $CKPT_DIR itself'} is not published: {why}")
+_refused: set[str] = set()
 
 
-_told: set[str] = set()
-"""What was said once, whatever the step."""
-
-
-def expect(call: Callable[[], Call]) -> None:
-    """A save begins that another thread will make: whatever ends this process from now on is seen."""
-    if not _ours.get():
+@contextlib.contextmanager
+def expected(call: Callable[[], SaveCall]) -> Iterator[None]:
+    """Surround a call after which another thread saves: open the session now, which records how this process ends."""
+    if not _is_delegated.get():
         with _lock:
-            _quietly(functools.partial(_meant, call))
+            _quietly(functools.partial(_accepted, call))
+    yield
 
 
-def _begin(told: Callable[[], Call]) -> _OwnSave | None:
+def _begin(call: Callable[[], SaveCall]) -> _ScriptSave | None:
     with _lock:
-        save = _meant(told)
+        save = _accepted(call)
         if save is not None:
             save.begin()
         return save
 
 
-def _meant(told: Callable[[], Call]) -> _OwnSave | None:
-    """Return the save that is to be published, of a session that is open; ``None`` for one that is left alone."""
-    call = told()
+def _accepted(describe: Callable[[], SaveCall]) -> _ScriptSave | None:
+    """Open the session and return the save that is to be published; ``None``: this one is not."""
+    call = describe()
     parts = _inside_volume(call.folder)
-    if parts is None or parts[:1] == (SYSTEM_DIR,) or _is_ours(parts):
+    if parts is None or parts[:1] == (contract.SYSTEM_DIR,) or _is_ours(parts):
         return None
-    if len(parts) != 1 or step_of(parts[0]) is None:
+    if len(parts) != 1 or contract.step_of(parts[0]) is None:
         if hint := hint_for(parts):
-            _leave_alone(parts, hint, kind="name" if len(parts) < 2 else "part")
+            _refuse(parts, hint, kind="name" if len(parts) < 2 else "part")
         return None
     if call.objection:
-        _leave_alone(parts, call.objection, kind="objection")
+        _refuse(parts, call.objection, kind="objection")
         return None
     session, ranks = session_of_saves(), call.ranks()
     if session is None:
         return None
-    world = _place(session, ranks)
+    world = _world_of(session, ranks)
     if world is None or (world.nodes > 1 and len(ranks) < world.size):
-        why = "only some of the ranks save it, or it is not known on which nodes they are (LOCAL_RANK, LOCAL_WORLD_SIZE)"
-        _leave_alone(parts, why, kind="ranks")
+        why = "only some ranks save it, or their nodes are unknown (LOCAL_RANK, LOCAL_WORLD_SIZE)"
+        _refuse(parts, why, kind="ranks")
         return None
     session.take_part(world, session.attempt or _common_attempt(world))
-    return _OwnSave(session, world, ranks, parts[0])
+    return _ScriptSave(session, world, ranks, parts[0])
 
 
 def _inside_volume(folder: Any) -> tuple[str, ...] | None:
-    """Return the parts of a path below the volume; ``None`` for what is not there."""
-    volume = os.environ.get("CKPT_DIR", "").strip() or DEFAULT_DIR
+    """Return the parts of a path below the volume; ``None``: it is elsewhere."""
+    volume = os.environ.get("CKPT_DIR", "").strip() or contract.DEFAULT_DIR
     if not isinstance(folder, str | os.PathLike) or not os.path.isdir(volume):  # noqa: PTH112
         return None
     real = Path(os.path.realpath(folder))
@@ -153,32 +142,28 @@ def _inside_volume(folder: Any) -> tuple[str, ...] | None:
 
 
 def _is_ours(parts: tuple[str, ...]) -> bool:
-    """Whether a trainer, loop or saver of this package is at work: it publishes what it wants to."""
+    """Whether this package makes the save, and publishes it itself."""
     session = known_session()
     return session is not None and (session.stop.is_training or parts[:1] in {(name,) for name in session.saved})
 
 
 def hint_for(parts: tuple[str, ...]) -> str | None:
-    """Return what would make a checkpoint of a save that is none; ``None`` where it is hardly meant to be one.
-
-    Args:
-        parts: Its path below the volume; not ``checkpoint-<step>`` alone.
-    """
+    """Return how the script can make its save at this path a checkpoint; ``None``: it is hardly meant to be one."""
     if not parts:
         return "checkpoints are directories in there, named checkpoint-<step>"
     if len(parts) == 1:
         return "the directory of a checkpoint must be named checkpoint-<step>"
-    if step_of(parts[0]) is not None:
-        return f"only the script knows when all of {parts[0]} is there: let it write an empty {parts[0]}/{MARKER} then"
+    if contract.step_of(parts[0]) is not None:
+        return f"only the script knows when all of {parts[0]} is there: let it write an empty {parts[0]}/{contract.MARKER} then"
     return None
 
 
-def _place(session: Session, ranks: tuple[int, ...]) -> World | None:
-    """Return this process's place among all; ``None`` where it cannot be known."""
+def _world_of(session: Session, ranks: tuple[int, ...]) -> World | None:
+    """Return this process's place among all ranks; ``None``: unknown."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
-        i_am(rank)
+        set_rank(rank)
     else:
         rank, size = 0, int(os.environ.get("WORLD_SIZE") or 1)
         if size > 1:
@@ -187,22 +172,14 @@ def _place(session: Session, ranks: tuple[int, ...]) -> World | None:
         return session.world if session.world.size == size else None
     if size == 1:
         return World()
-    world = _place_by_launcher(os.environ, rank, size)
+    world = place_by_launcher(os.environ, rank, size)
     if world is None and len(ranks) == size and threading.current_thread() is threading.main_thread():
-        return session.join().world  # all ranks are here
+        return session.join().world  # all ranks are in this call
     return world
 
 
-def _place_by_launcher(environ: Mapping[str, str], rank: int, size: int) -> World | None:
-    local_rank = environ.get("LOCAL_RANK", "")
-    local_size = environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or ""  # torchrun's, deepspeed's
-    if not (local_rank.isdigit() and local_size.isdigit()):
-        return None
-    return place_in_blocks(rank, size, local_rank=int(local_rank), local_size=int(local_size))
-
-
 def _common_attempt(world: World) -> str:
-    """Return the attempt of this start of the job: of whichever rank comes first."""
+    """Return the attempt of this start of the job; the first rank to ask chooses it."""
     if world.size == 1:
         return new_attempt()
     from torch.distributed.distributed_c10d import _get_default_store
@@ -212,12 +189,12 @@ def _common_attempt(world: World) -> str:
 
 
 _lock = threading.RLock()
-_watched: dict[str, _OwnSave] = {}
-"""What is to be published, or was published and may still change, by name; the newest comes last."""
+_watched: dict[str, _ScriptSave] = {}
+"""By name: saves to publish, and the newest published one, which may still change. In the order of their begin."""
 
 
-class _OwnSave:
-    """One save of one checkpoint, as one rank sees it. The lowest one on each node that takes part writes the marker."""
+class _ScriptSave:
+    """One rank's part of a save. The lowest rank of each node that takes part writes the marker."""
 
     def __init__(self, session: Session, world: World, ranks: tuple[int, ...], name: str) -> None:
         here = [rank for rank in ranks if rank in world.ranks]
@@ -231,17 +208,17 @@ class _OwnSave:
         self._published: dict[str, tuple[int, int]] | None = None
 
     def begin(self) -> None:
-        """Make way for what is about to be written. No rank writes before the library has heard of all of them."""
+        """Withdraw an earlier checkpoint of this name. No rank writes before all of them have made the library's call."""
         if (before := _watched.pop(self._name, None)) is not None:
             before._over.set()
         self._session.saves[self._name] += 1
         if self._publishes:
-            make_way(self._folder)
+            withdraw(self._folder)
             self._records.clear(self._name)
 
     def written(self) -> None:
-        """This rank's part is there."""
-        session, step = self._session, step_of(self._name)
+        """This rank's part is written."""
+        session, step = self._session, contract.step_of(self._name)
         session.outcome = session.outcome or "succeeded"  # unless an exception or a signal ends this process
         session.tell_state("failed" if session.outcome == "failed" else "running", step or 0)
         if not self._publishes:
@@ -252,73 +229,68 @@ class _OwnSave:
         _publish_at_exit()
         try:
             threading.Thread(target=self._watch, name="checkpoint-marker", daemon=True).start()
-        except RuntimeError:  # the interpreter is on its way out: it is done at exit
+        except RuntimeError:  # the interpreter is exiting, where it is published
             return
 
     def _watch(self) -> None:
         before = self._files()
-        while not self._over.wait(QUIET_S if self._published is None else LOOK_S):
+        while not self._over.wait(SETTLE_S if self._published is None else RECHECK_S):
             now = self._files()
             if now == before:
                 _quietly(functools.partial(self.publish, now))
-                self._leave_to_newer(now)
+                with _lock:
+                    is_newest = not _watched or next(reversed(_watched)) == self._name
+                    if now == self._published and _watched.get(self._name) is self and not is_newest:
+                        del _watched[self._name]
+                        self._over.set()
             before = now
 
-    def _leave_to_newer(self, files: dict[str, tuple[int, int]]) -> None:
-        with _lock:
-            if files == self._published and _watched.get(self._name) is self and next(reversed(_watched)) != self._name:
-                del _watched[self._name]
-                self._over.set()
-
     def publish(self, files: dict[str, tuple[int, int]]) -> bool:
-        """Write the marker, if it is not there yet or no longer true. Returns false while a rank of this node still writes."""
+        """Write the marker if there is none, or files have changed. Returns false while a rank of this node still writes."""
         with _lock:
             if _watched.get(self._name) is not self or files == self._published:
                 return True
             before = self._published
             if before is None and not self._records.wrote(self._name):
                 return False
-            if before is not None and not ((self._folder / MARKER).exists() and set(files) >= set(before)):
-                self._over.set()  # the script is removing it
+            if before is not None and not ((self._folder / contract.MARKER).exists() and set(files) >= set(before)):
+                self._over.set()  # the script deletes it
                 return True
             try:
                 finish(self._folder, self._marker())
-            except (OSError, ContractError) as error:
+            except (OSError, contract.ContractError) as error:
                 warn(f"{self._name} could not be published ({error}); the script's own checkpoint is not touched")
                 self._over.set()
                 return True
             self._published = files
             self._records.clear(self._name)
-        say(
-            f"published {self._name}, which the script saved"
-            + ("" if before is None else ", anew: it has written more into it")
-        )
+        info(f"published {self._name}, which the script saved" + ("" if before is None else ", anew: it has added files"))
         return True
 
-    def _marker(self) -> Marker:
-        return Marker(
-            step=step_of(self._name),
+    def _marker(self) -> contract.Marker:
+        return contract.Marker(
+            step=contract.step_of(self._name),
             reason="periodic",
-            created_at=rfc3339(time.time()),
+            created_at=contract.rfc3339(time.time()),
             attempt=self._session.attempt,
             save_id=str(self._session.saves[self._name]),
-            node=Node(self._world.node, self._world.nodes),
+            node=contract.Node(self._world.node, self._world.nodes),
             world_size=self._world.size,
             files=listed_files(self._folder),
-            meta={META_OWNER: SCRIPT_OWNED},
+            meta={contract.META_OWNER: contract.SCRIPT_OWNED},
         )
 
     def _files(self) -> dict[str, tuple[int, int]]:
         """Return size and modification time of each file."""
         try:
             return {f.path: (f.size_bytes, (self._folder / f.path).stat().st_mtime_ns) for f in listed_files(self._folder)}
-        except (OSError, ContractError):
+        except (OSError, contract.ContractError):
             return {}
 
     def publish_at_exit(self) -> None:
-        """There will be no more: do not wait until it is quiet."""
+        """Publish now: no more files will be added."""
         self._over.set()
-        until_s = time.monotonic() + EXIT_PATIENCE_S
+        until_s = time.monotonic() + EXIT_TIMEOUT_S
         while os.getpid() == self._session.pid and not self.publish(self._files()) and time.monotonic() < until_s:
             time.sleep(0.02)
 
@@ -334,14 +306,14 @@ def _publish_at_exit() -> None:
     atexit.register(publish)  # after the session's own, so it runs before the wait for durability
 
 
-def make_way(folder: Path) -> None:
-    """Take back what was published of a directory that is about to be written again. What is already new in there stays.
+def withdraw(folder: Path) -> None:
+    """Delete the marker and the published files of a folder that is about to be written again. Newer files stay.
 
-    Writing in place would change what the sidecar holds by hard links.
+    Writing them in place would change the files that the sidecar holds by hard links.
     """
     try:
-        published_ns = (folder / MARKER).stat().st_mtime_ns
-        (folder / MARKER).unlink()
+        published_ns = (folder / contract.MARKER).stat().st_mtime_ns
+        (folder / contract.MARKER).unlink()
     except OSError:
         return
     for file in listed_files(folder):

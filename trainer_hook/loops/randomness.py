@@ -1,4 +1,4 @@
-"""Random number generators, read and set so that a resumed process draws what an uninterrupted one would."""
+"""State of the random number generators: a resumed process draws the same numbers as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from typing import Any
 import torch
 
 
-def read(*, alone: bool = True) -> dict[str, Any]:
-    """Return the state of python's, numpy's, torch's and CUDA's global generators. Takes some ten microseconds.
+def read(*, all_gpus: bool = True) -> dict[str, Any]:
+    """Return the state of python's, numpy's, torch's and CUDA's global generators, in about ten microseconds.
 
-    Args:
-        alone: This process uses every visible GPU; else only the current one, because asking another makes a context there.
+    ``all_gpus``: of every visible GPU; else only of the current one, because reading another one makes a context there.
     """
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         state["numpy"] = sys.modules["numpy"].random.get_state()
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all() if alone else [torch.cuda.get_rng_state()]
+        state["cuda"] = torch.cuda.get_rng_state_all() if all_gpus else [torch.cuda.get_rng_state()]
     return state
 
 
 def portable(state: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``read`` returned as numbers, lists and tensors: ``torch.load`` reads that with ``weights_only=True``."""
+    """Return a state of ``read`` as numbers, lists and tensors, which ``torch.load`` reads with ``weights_only=True``."""
     version, numbers, gauss = state["python"]
     portable = state | {"python": [version, list(numbers), gauss]}
     if "numpy" in state:
@@ -35,8 +34,8 @@ def portable(state: dict[str, Any]) -> dict[str, Any]:
     return portable
 
 
-def restore(state: dict[str, Any], *, alone: bool = True) -> None:
-    """Set the generators to what ``read`` or ``portable`` returned. CUDA's only where there are as many GPUs as then."""
+def restore(state: dict[str, Any], *, all_gpus: bool = True) -> None:
+    """Set the generators to a state of ``read`` or ``portable``; those of CUDA only with the same number of GPUs."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     torch.set_rng_state(state["torch"])
@@ -47,7 +46,7 @@ def restore(state: dict[str, Any], *, alone: bool = True) -> None:
         np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     cuda = state.get("cuda")
     if cuda and torch.cuda.is_available():
-        if not alone:
+        if not all_gpus:
             torch.cuda.set_rng_state(cuda[0])
         elif len(cuda) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(cuda)
@@ -55,7 +54,7 @@ def restore(state: dict[str, Any], *, alone: bool = True) -> None:
 
 @contextlib.contextmanager
 def untouched() -> Iterator[None]:
-    """Leave the global generators as they were, whatever is drawn inside."""
+    """Restore the global generators on exit."""
     before = read()
     try:
         yield

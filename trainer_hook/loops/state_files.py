@@ -6,7 +6,7 @@
 | anything else | ``<name>.pt`` |
 | sharded over ranks (``fully_shard``, FSDP, DTensor) | ``sharded/``, by ``torch.distributed.checkpoint`` |
 
-Nothing here is read with ``weights_only=False``: a checkpoint cannot run code.
+All files are read with ``weights_only=True``: a checkpoint cannot run code.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from trainer_hook.asynchronous.deferring import deferred_here
 SHARDED = "sharded"
 
 
-class DoesNotFit(ValueError):
-    """A checkpoint and the objects that it is to be loaded into differ. The text names them and says what to do."""
+class StateMismatch(ValueError):
+    """A checkpoint does not fit the objects of this run. The text names them and the remedy."""
 
 
 def collect(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the state of each object by name: what is replicated, and what is sharded over the ranks. Collective.
+    """Return the replicated and the sharded state of the objects, by name. Collective.
 
-    The tensors are those of the objects, not copies.
+    The tensors are not copied.
     """
     replicated, sharded = {}, {}
     for name, thing in objects.items():
@@ -46,20 +46,16 @@ def collect(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 def write(state: tuple[Mapping[str, Any], Mapping[str, Any]], folder: Path, *, rank: int, group: Any) -> None:
     """Write what ``collect`` returned. Collective.
 
-    Args:
-        state: Replicated and sharded state by name.
-        folder: Exists.
-        rank: Rank 0 writes what is replicated, every rank its own shards.
-        group: A process group that works on CPU tensors; ``None`` alone. In what ``asynchronous.deferring`` surrounds, nothing
-            else may use it until all of it is written.
+    Rank 0 writes the replicated state, every rank its own shards. ``group``: a process group for CPU tensors; ``None``: a
+    single process. Inside ``asynchronous.deferring`` nothing else may use it until all files are written.
 
     Raises:
         OSError: The volume is full or not writable.
-        NotEverywhere: So it is for another rank.
-        DoesNotFit: A state holds what could not be read again.
+        RankFailed: Another rank could not write its part.
+        StateMismatch: A state holds an object that could not be read again.
     """
     replicated, sharded = state
-    if sharded:  # first: whatever fails on one rank alone must not leave the others waiting for it
+    if sharded:  # first: after an error of the part below, the other ranks would wait in this collective
         from trainer_hook.asynchronous import sharded as shards
 
         shards.save(sharded, folder / SHARDED, group, deferred_here())
@@ -72,8 +68,7 @@ def write(state: tuple[Mapping[str, Any], Mapping[str, Any]], folder: Path, *, r
 def load(objects: Mapping[str, Any], folder: Path, *, group: Any) -> None:
     """Load each object's state from a checkpoint. Collective.
 
-    Raises:
-        DoesNotFit: The checkpoint is of other objects, or holds what cannot be read safely.
+    Raises ``StateMismatch``: the checkpoint is of other objects, or holds objects that cannot be read safely.
     """
     sharded = {name: thing for name, thing in objects.items() if _is_sharded(thing, objects)}
     for name, thing in objects.items():
@@ -82,7 +77,7 @@ def load(objects: Mapping[str, Any], folder: Path, *, group: Any) -> None:
             try:
                 _bare(thing).load_state_dict(content)
             except (RuntimeError, ValueError, KeyError) as error:
-                raise DoesNotFit(f"{folder.name}: the state of {name!r} does not fit: {error}. {_OTHER_RUN}") from error
+                raise StateMismatch(f"{folder.name}: the state of {name!r} does not fit: {error}. {_OTHER_RUN}") from error
     if sharded:
         _load_sharded(sharded, objects, folder / SHARDED, group)
 
@@ -93,16 +88,16 @@ def is_sharded(objects: Mapping[str, Any]) -> bool:
 
 
 def reads_own_shards(objects: Mapping[str, Any], world_size: int) -> bool:
-    """Whether each rank needs of the sharded state only what it wrote itself, and what rank 0 wrote for all.
+    """Whether each rank needs only its own shards and the files of rank 0.
 
-    So it is where every parameter is sharded over all ranks in one dimension, as by ``fully_shard`` with one mesh: of what
-    several ranks hold, ``dedup_save_to_lowest_rank`` leaves one copy, at rank 0. With more dimensions it may be at others.
+    True if every parameter is sharded over all ranks in one dimension, as by ``fully_shard`` with one mesh. Rank 0 then holds
+    replicated data (``dedup_save_to_lowest_rank``); with more dimensions other ranks may.
     """
     models = [thing for thing in objects.values() if isinstance(thing, torch.nn.Module) and _is_sharded(thing, objects)]
     if not models:
         return True
     tensor = sys.modules.get("torch.distributed.tensor")
-    if tensor is None or any(isinstance(part, _fsdp_class()) for model in models for part in model.modules()):
+    if tensor is None or any(_has_fsdp(model) for model in models):
         return False
     values = [value for model in models for value in (*model.parameters(), *model.buffers())]
     return all(
@@ -111,9 +106,9 @@ def reads_own_shards(objects: Mapping[str, Any], world_size: int) -> bool:
     )
 
 
-def _fsdp_class() -> Any:
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return () if fsdp is None else fsdp.FullyShardedDataParallel
+def _has_fsdp(model: torch.nn.Module) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # imported if anything is sharded; the import takes seconds
+    return fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in model.modules())
 
 
 _ALLOW = "allow its classes with torch.serialization.add_safe_globals"
@@ -121,14 +116,14 @@ _OTHER_RUN = "Another run needs a CKPT_STORE prefix of its own"
 
 
 def _bare(thing: Any) -> Any:
-    """Return what DistributedDataParallel and torch.compile wrap: its names do not depend on how it is run."""
+    """Return the module inside DistributedDataParallel and torch.compile, whose names do not depend on them."""
     while isinstance(thing, torch.nn.Module):
-        inner = getattr(thing, "_orig_mod", None)
-        if inner is None and isinstance(thing, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
-            inner = thing.module
-        if inner is None:
+        if isinstance(thing, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+            thing = thing.module
+        elif (compiled := getattr(thing, "_orig_mod", None)) is not None:
+            thing = compiled
+        else:
             break
-        thing = inner
     return thing
 
 
@@ -138,11 +133,8 @@ def _is_sharded(thing: Any, objects: Mapping[str, Any]) -> bool:
         return model is not None and _is_sharded(model, objects)
     if not isinstance(thing, torch.nn.Module):
         return False
-    # Whoever shards has imported these; importing them takes a second or two.
-    fsdp, tensor = (sys.modules.get(f"torch.distributed.{name}") for name in ("fsdp", "tensor"))
-    if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in thing.modules()):
-        return True
-    return tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in thing.parameters())
+    tensor = sys.modules.get("torch.distributed.tensor")
+    return _has_fsdp(thing) or (tensor is not None and any(isinstance(p, tensor.DTensor) for p in thing.parameters()))
 
 
 def _model_of(optimizer: torch.optim.Optimizer, objects: Mapping[str, Any]) -> Any:
@@ -160,14 +152,15 @@ def _sharded_state(thing: Any, objects: Mapping[str, Any]) -> Any:
 
 
 def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder: Path, group: Any) -> None:
+    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
     state = {name: _sharded_state(thing, objects) for name, thing in sharded.items()}
     try:
-        dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=not _in_a_group())
-    except (Exception, dcp.api.CheckpointException) as error:  # the latter is no Exception; it has the ranks' reasons
-        raise DoesNotFit(f"{folder.parent.name}: {str(error)[:500]}. {_OTHER_RUN}") from error
+        dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=not dist.is_initialized())
+    except (Exception, dcp.api.CheckpointException) as error:  # CheckpointException is a BaseException
+        raise StateMismatch(f"{folder.parent.name}: {str(error)[:500]}. {_OTHER_RUN}") from error
     for name, thing in sharded.items():
         if isinstance(thing, torch.optim.Optimizer):
             set_optimizer_state_dict(_model_of(thing, objects), thing, state[name])
@@ -175,12 +168,8 @@ def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder
             set_model_state_dict(thing, state[name])
 
 
-def _in_a_group() -> bool:
-    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
-
-
 def _write_safetensors(content: Any, path: Path) -> bool:
-    """Write tensors by name, if that is all there is. Returns whether it was."""
+    """Write a state of plain tensors by name. Returns false for another state."""
     if not isinstance(content, Mapping) or not content:
         return False
     if not all(isinstance(key, str) and type(value) in (torch.Tensor, torch.nn.Parameter) for key, value in content.items()):
@@ -198,26 +187,25 @@ def _write_safetensors(content: Any, path: Path) -> bool:
     return True
 
 
-_HARMLESS = (torch.Tensor, torch.dtype, torch.device, torch.Size, str, bytes, int, float, complex, type(None))
-_BOXES = (dict, OrderedDict, defaultdict, Counter, list, tuple, set)
+_SAFE_TYPES = (torch.Tensor, torch.dtype, torch.device, torch.Size, str, bytes, int, float, complex, type(None))
+_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, tuple, set)
 
 
 def expect_readable(content: Any, name: str) -> None:
-    """Check that ``torch.load`` reads a state with ``weights_only=True``: better now than after the pod is gone.
+    """Check, before the save, that ``torch.load`` can read a state with ``weights_only=True``.
 
-    Raises:
-        DoesNotFit: It does not; the text names the place and the class.
+    Raises ``StateMismatch``: it cannot; the text names the key and the class.
     """
     waiting: list[tuple[str, Any]] = [(name, content)]
     while waiting:
         place, value = waiting.pop()
-        if isinstance(value, Mapping) and type(value) in _BOXES:
+        if isinstance(value, Mapping) and type(value) in _CONTAINERS:
             waiting += [(f"{place}[{key!r}]", part) for key, part in value.items()]
-        elif type(value) in _BOXES:
+        elif type(value) in _CONTAINERS:
             waiting += [(f"{place}[{number}]", part) for number, part in enumerate(value)]
-        elif not isinstance(value, _HARMLESS) and type(value) not in torch.serialization.get_safe_globals():
+        elif not isinstance(value, _SAFE_TYPES) and type(value) not in torch.serialization.get_safe_globals():
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
-            raise DoesNotFit(f"{place} is a {kind}, which is not read again without running code: {_ALLOW}")
+            raise StateMismatch(f"{place} is a {kind}, which cannot be read again without running code: {_ALLOW}")
 
 
 def _read(folder: Path, name: str) -> Any:
@@ -225,31 +213,26 @@ def _read(folder: Path, name: str) -> Any:
         try:
             from safetensors.torch import load_file
         except ImportError:
-            raise DoesNotFit(f"{folder.name}/{name}.safetensors needs safetensors: pip install safetensors") from None
+            raise StateMismatch(f"{folder.name}/{name}.safetensors needs safetensors: pip install safetensors") from None
         return load_file(folder / f"{name}.safetensors")
     return read_pt(folder / f"{name}.pt")
 
 
 def write_pt(content: Any, path: Path) -> None:
-    """Write what ``read_pt`` reads.
-
-    Raises:
-        DoesNotFit: It holds objects of classes that are not known to be harmless.
-    """
+    """Write a file for ``read_pt``. Raises ``StateMismatch``: it holds objects of unsafe classes."""
     expect_readable(content, path.stem)
     torch.save(content, path)
 
 
 def read_pt(path: Path) -> Any:
-    """Return what ``torch.save`` wrote, with tensors on the CPU.
+    """Read a file of ``torch.save``, with tensors on the CPU.
 
-    Raises:
-        DoesNotFit: It is not there, or holds objects of classes that are not known to be harmless.
+    Raises ``StateMismatch``: it is missing, or holds objects of unsafe classes.
     """
     try:
         with torch.serialization.safe_globals([bytes, complex]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise DoesNotFit(f"{path.parent.name} has no state of {path.stem!r}. {_OTHER_RUN}") from None
+        raise StateMismatch(f"{path.parent.name} has no state of {path.stem!r}. {_OTHER_RUN}") from None
     except pickle.UnpicklingError as error:
-        raise DoesNotFit(f"{path.parent.name}/{path.name} is not read without running code: {_ALLOW}: {error}") from error
+        raise StateMismatch(f"{path.parent.name}/{path.name} is not read without running code: {_ALLOW}: {error}") from error

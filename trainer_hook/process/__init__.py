@@ -1,1 +1,1 @@
-"""What a training process holds for its life: settings, session, signals, agreement with other ranks, the sidecar's client."""
+"""State of one training process: settings, session, signals, consensus with other ranks, client of the sidecar."""

@@ -1,4 +1,4 @@
-"""Talks to the sidecar over HTTP on this pod's loopback."""
+"""Client of the sidecar's local HTTP API."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from trainer_hook.contract import TOKEN
 from trainer_hook.process.progress import Bar
 
 ABSENT_AFTER_S = 30.0
-"""A sidecar that refuses connections for this long is not there."""
+"""A sidecar that refuses connections for this long is absent."""
 ABSENT_STILL_AFTER_S = 1.0
-"""The same for one that was not there when it was asked last: a script may call ``train()`` many times."""
-_TRY_AGAIN_S = 0.5
-_NOT_IN_TIME = 504
-_NOT_UNDERSTOOD = 422
+"""The same after it was found absent: a script may call ``train()`` many times."""
+_RETRY_S = 0.5
+_GATEWAY_TIMEOUT = 504
+_UNPROCESSABLE = 422
 
 
 class SidecarAbsent(Exception):
-    """Nobody answers."""
+    """The sidecar does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The outcome of a resume request. ``checkpoint`` ``None``: nothing to resume from; the rest says why."""
+class ResumeResult:
+    """Outcome of a resume request. ``checkpoint`` ``None``: there is nothing to resume from, for the reasons in the rest."""
 
     checkpoint: str | None = None
     source: str | None = None
@@ -36,21 +36,21 @@ class Answer:
     passed_over: tuple[tuple[str, str], ...] = ()
     detail: str | None = None
     known: bool = True
-    """False: the question could not be answered (no store, no space, no time)."""
+    """False: the outcome is unknown (no store, no space, timeout)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Flushed:
-    """The outcome of a flush."""
+class FlushResult:
+    """Outcome of a flush."""
 
     missing: tuple[dict[str, Any], ...] = ()
-    """``checkpoint``, ``state`` and ``reason`` of what is not durable, or never will be."""
+    """``checkpoint``, ``state`` and ``reason`` of each checkpoint that is not durable, or never will be."""
     durable: tuple[str, ...] = ()
-    """When nothing is missing: what on the volume is in the store, too."""
+    """If nothing is missing: the checkpoints of the volume that are in the store."""
 
 
 class Client:
-    """One connection per call."""
+    """One connection per call. Methods other than ``resume`` raise ``OSError`` without a valid answer."""
 
     def __init__(self, url: str, volume: Path) -> None:
         self._url = url
@@ -66,89 +66,68 @@ class Client:
         tell: Callable[[str], None],
         bar: Bar | None = None,
         share: dict[str, Any] | None = None,
-    ) -> Answer:
-        """Ask for a checkpoint and wait until it is on the volume.
+    ) -> ResumeResult:
+        """Request a checkpoint and wait until it is on the volume.
 
-        Args:
-            checkpoint: ``latest`` or a name.
-            train_call: Only checkpoints of this ``train()`` call; ``None``: any.
-            timeout_s: Longest wait.
-            tell: Called with progress, at most every five seconds, while there is no bar.
-            bar: Drawn where it can be.
-            share: ``world_size`` and ``ranks`` of this node, if the files of other ranks may be left out.
+        ``checkpoint``: ``latest`` or a name. ``train_call``: only checkpoints of this call; ``None``: any. ``timeout_s``:
+        longest wait. ``bar`` draws the progress; where it cannot, ``tell`` is called with a line every five seconds. ``share``:
+        ``world_size`` and ``ranks`` of this node; ``None``: the files of all ranks are needed.
 
-        Raises:
-            SidecarAbsent: Nobody answers within ``ABSENT_AFTER_S``.
+        Raises ``SidecarAbsent``: no answer within ``ABSENT_AFTER_S``.
         """
         until_s = time.monotonic() + timeout_s
         body: dict[str, Any] = {"checkpoint": checkpoint} | ({} if train_call is None else {"train_call": train_call})
         body |= {} if share is None else {"share": share}
         progress = self._ask_to_resume(body, until_s=until_s)
-        told_s = time.monotonic()
+        reported_s = time.monotonic()
         while progress.get("state") in ("choosing", "downloading", "idle") and time.monotonic() < until_s:
             drawn = bar is not None and bar(progress)
-            if not drawn and time.monotonic() - told_s > 5:
-                told_s = time.monotonic()
+            if not drawn and time.monotonic() - reported_s > 5:
+                reported_s = time.monotonic()
                 tell(_progress_text(progress))
             try:
                 wait_s = 0.5 if bar else 2
                 path = f"/v1/resume/{progress['id']}" if progress.get("id") else "/v1/resume"  # an older sidecar has no ids
                 progress = _expect_success(*self._call("GET", f"{path}?wait_s={wait_s}", None, timeout_s=10))
-            except OSError:  # the sidecar restarts: it knows no request of before, and continues where it was
-                time.sleep(_TRY_AGAIN_S)
+            except OSError:  # the sidecar restarts, without this request; it continues the download
+                time.sleep(_RETRY_S)
                 progress = self._ask_to_resume(body, until_s=until_s)
         if bar is not None:
             bar.close()
         return _answer(progress)
 
-    def flush(self, *, timeout_s: float) -> Flushed:
-        """Wait until all that is finished is durable, or the time is over.
-
-        Raises:
-            OSError: Nobody answers, or not to us.
-        """
+    def flush(self, *, timeout_s: float) -> FlushResult:
+        """Wait until all finished checkpoints are durable, or the time is over."""
         status, answer = self._call("POST", "/v1/flush", {"timeout_s": timeout_s}, timeout_s=timeout_s + 10)
-        if status == _NOT_IN_TIME:
-            return Flushed(missing=tuple(answer.get("missing") or ()))
-        return Flushed(durable=tuple(_expect_success(status, answer).get("durable") or ()))
+        if status == _GATEWAY_TIMEOUT:
+            return FlushResult(missing=tuple(answer.get("missing") or ()))
+        return FlushResult(durable=tuple(_expect_success(status, answer).get("durable") or ()))
 
-    def make_room(self, wanted_bytes: int, *, timeout_s: float) -> list[str]:
-        """Have durable checkpoints leave the volume until so much is free. Returns their names.
-
-        Raises:
-            OSError: Nobody answers, or not to us.
-        """
+    def free_space(self, wanted_bytes: int, *, timeout_s: float) -> list[str]:
+        """Have durable checkpoints deleted from the volume until this much is free. Returns their names."""
         answer = _expect_success(*self._call("POST", "/v1/room", {"bytes": wanted_bytes}, timeout_s=timeout_s))
         return [str(name) for name in answer.get("deleted") or ()]
 
     def degraded(self) -> str | None:
-        """Return why the store cannot be used at the moment, if so.
-
-        Raises:
-            OSError: Nobody answers, or not to us.
-        """
+        """Return why the store cannot be used at present; ``None``: it can."""
         state = _expect_success(*self._call("GET", "/v1/status", None, timeout_s=10))
         return str(state.get("degraded_reason")) if state.get("degraded") else None
 
     def older_checkpoints(self, than_step: int) -> list[str]:
-        """Return committed checkpoints before a step, newest first.
-
-        Raises:
-            OSError: Nobody answers, or not to us.
-        """
+        """Return committed checkpoints before a step, newest first."""
         answer = _expect_success(*self._call("GET", "/v1/checkpoints?where=store", None, timeout_s=60))
         older = [c for c in answer.get("checkpoints", []) if c.get("step") is not None and c["step"] < than_step]
         return [c["name"] for c in sorted(older, key=lambda c: -int(c["step"]))]
 
     def _ask_to_resume(self, body: dict[str, Any], *, until_s: float) -> Any:
-        began_s, whose = time.monotonic(), {"asked_by": "trainer"}
+        began_s, origin = time.monotonic(), {"asked_by": "trainer"}
         while True:
             try:
-                status, said = self._call("POST", "/v1/resume", body | whose, timeout_s=10)
-                if status == _NOT_UNDERSTOOD and whose:  # a sidecar older than this field
-                    whose = {}
+                status, content = self._call("POST", "/v1/resume", body | origin, timeout_s=10)
+                if status == _UNPROCESSABLE and origin:  # an older sidecar, without this field
+                    origin = {}
                     continue
-                answer = _expect_success(status, said)
+                answer = _expect_success(status, content)
                 self._patience_s = None
                 return answer
             except OSError as error:
@@ -156,7 +135,7 @@ class Client:
                 if now_s > until_s or now_s - began_s > (ABSENT_AFTER_S if self._patience_s is None else self._patience_s):
                     self._patience_s = ABSENT_STILL_AFTER_S
                     raise SidecarAbsent(f"no sidecar answers at {self._url} ({error})") from None
-                time.sleep(_TRY_AGAIN_S)
+                time.sleep(_RETRY_S)
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None, *, timeout_s: float) -> tuple[int, Any]:
         import http.client
@@ -167,26 +146,21 @@ class Client:
         if body is not None:
             request.data = json.dumps(body).encode()
             request.add_header("content-type", "application/json")
-            request.add_header("x-checkpoint-sidecar", "hook")  # what no web page can send without asking
+            request.add_header("x-checkpoint-sidecar", "hook")  # a header that no web page can send unasked
             with contextlib.suppress(OSError):
                 request.add_header("authorization", f"Bearer {self._token_path.read_text().strip()}")
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the pod's own loopback needs no proxy
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
         try:
             with opener.open(request, timeout=timeout_s) as response:
                 return response.status, json.loads(response.read())
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, _json_or_empty(error.read())
+                with contextlib.suppress(ValueError):
+                    content = json.loads(error.read())
+                    return error.code, content if isinstance(content, dict) else {}
+                return error.code, {}
         except (ValueError, http.client.HTTPException) as error:
-            raise OSError(f"not a sidecar's answer: {error!r}") from None
-
-
-def _json_or_empty(raw: bytes) -> dict[str, Any]:
-    try:
-        answer = json.loads(raw)
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
+            raise OSError(f"not an answer of the sidecar: {error!r}") from None
 
 
 def _expect_success(status: int, answer: Any) -> Any:
@@ -196,15 +170,15 @@ def _expect_success(status: int, answer: Any) -> Any:
     return answer
 
 
-def _answer(progress: dict[str, Any]) -> Answer:
+def _answer(progress: dict[str, Any]) -> ResumeResult:
     passed = tuple((str(p["checkpoint"]), str(p["reason"])) for p in progress.get("passed_over") or ())
     state = progress.get("state")
     if state == "ready":
-        return Answer(progress["checkpoint"], progress.get("source"), progress.get("meta") or {}, passed)
+        return ResumeResult(progress["checkpoint"], progress.get("source"), progress.get("meta") or {}, passed)
     if state == "none":
-        return Answer(passed_over=passed, detail=progress.get("detail"))
+        return ResumeResult(passed_over=passed, detail=progress.get("detail"))
     detail = progress.get("detail") or "no answer in time: raise CKPT_RESUME_TIMEOUT_S"
-    return Answer(passed_over=passed, detail=detail, known=False)
+    return ResumeResult(passed_over=passed, detail=detail, known=False)
 
 
 def _progress_text(progress: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""How the script itself ends, and what is still to become durable then."""
+"""The wait at the end of the script until all checkpoints are durable."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import time
 from typing import Any
 
 from trainer_hook.process.client import Client
-from trainer_hook.process.log import say, warn
-from trainer_hook.process.signals import StopSignal, end_now
+from trainer_hook.process.log import info, warn
+from trainer_hook.process.signals import StopSignal, exit_now
 
-DEGRADED_PATIENCE_S = 30.0
+DEGRADED_TIMEOUT_S = 30.0
 FLUSH_POLL_S = 5.0
-OTHERS_PATIENCE_S = 120.0
-"""How long a node whose own part is in the store stays for those of the others: they commit without it, or are dead."""
+OTHER_NODES_TIMEOUT_S = 120.0
+"""Longest wait of a node whose own part is in the store for the other nodes: they commit without it, or are dead."""
 NEVER_DURABLE = frozenset({"lost", "given-up", "rejected"})
-"""States that the sidecar tells once, to the call that waited for it."""
+"""Final states, which the sidecar reports once, to the waiting call."""
 
 
 def wait_until_durable(client: Client, stop: StopSignal) -> str | None:
-    """Stay until all that is finished is durable, or a signal comes. Returns what will not be, if anything."""
-    trouble_lasts, others_last = _Patience(DEGRADED_PATIENCE_S), _Patience(OTHERS_PATIENCE_S)
+    """Wait until all finished checkpoints are durable, or a signal comes. Returns which ones are not; ``None``: all are."""
+    trouble_lasts, others_last = _Patience(DEGRADED_TIMEOUT_S), _Patience(OTHER_NODES_TIMEOUT_S)
     lost: dict[str, str] = {}
-    while stop.told_at_s is None:
+    while stop.notice_at_s is None:
         try:
             flushed = client.flush(timeout_s=FLUSH_POLL_S)
-            lost |= {m["checkpoint"]: _fate(m) for m in flushed.missing if m.get("state") in NEVER_DURABLE}
-            for name in flushed.durable:  # written anew meanwhile
+            fates = [m for m in flushed.missing if m.get("state") in NEVER_DURABLE]
+            lost |= {m["checkpoint"]: m["state"] + (f", {m['reason']}" if m.get("reason") else "") for m in fates}
+            for name in flushed.durable:  # saved again meanwhile
                 lost.pop(name, None)
             missing = [m for m in flushed.missing if m["checkpoint"] not in lost]
             if not missing:
@@ -40,14 +41,14 @@ def wait_until_durable(client: Client, stop: StopSignal) -> str | None:
         if others_last.is_over(bool(missing) and all(m.get("state") == "uploaded" for m in missing)):
             warn(f"ends: its part of {names} is in the store, and those of other nodes are not")
             return f"{names}: parts of other nodes are missing"
-        say(f"waiting until {names} {'is' if len(missing) == 1 else 'are'} durable" + (f": {trouble}" if trouble else ""))
+        info(f"waiting until {names} {'is' if len(missing) == 1 else 'are'} durable" + (f": {trouble}" if trouble else ""))
         if trouble:
             time.sleep(1)
     return None
 
 
 class _Patience:
-    """Whether something has lasted too long, without a break."""
+    """A limit on how long a condition may hold without a break."""
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s
@@ -66,13 +67,9 @@ def _progress(missing: dict[str, Any]) -> str:
     )
 
 
-def _fate(missing: dict[str, Any]) -> str:
-    return str(missing["state"]) + (f", {missing['reason']}" if missing.get("reason") else "")
-
-
 def _ended(lost: dict[str, str]) -> str | None:
     if not lost:
-        say("everything is durable")
+        info("everything is durable")
         return None
     told = "; ".join(f"{name} ({fate})" for name, fate in sorted(lost.items()))
     warn(f"not durable: {told}; everything else is")
@@ -80,6 +77,6 @@ def _ended(lost: dict[str, str]) -> str | None:
 
 
 def end_after_failure(why: str) -> None:
-    """Do what ``CKPT_ON_STORE_FAILURE=fail`` asks for, at an instant when raising is too late."""
+    """Exit 1 for ``CKPT_ON_STORE_FAILURE=fail``, at a time when raising has no effect."""
     warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {why}")
-    end_now(1)
+    exit_now(1)

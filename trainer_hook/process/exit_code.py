@@ -1,4 +1,4 @@
-"""With which exit code the interpreter ends: ``atexit`` is not told, and a ``SystemExit`` reaches no ``sys.excepthook``."""
+"""The exit code of the interpreter, for ``atexit``, which is not given it; ``SystemExit`` does not reach ``sys.excepthook``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Code:
         if error is None:
             return self
         code = self._original.__get__(error)
-        if sys._getframe().f_back is None:  # no Python code asks, but the interpreter: nobody has caught it
+        if sys._getframe().f_back is None:  # read by the interpreter, not by Python code: the exception was not caught
             _ended_with = code
         return code
 
@@ -32,28 +32,28 @@ class _Code:
 
 
 def watch() -> None:
-    """Learn the exit code from now on. Where the interpreter is built otherwise than known, it stays unknown."""
+    """Record the exit code from now on. On an interpreter of another structure it stays unknown."""
     if isinstance(vars(SystemExit)["code"], _Code):
         return
     with contextlib.suppress(Exception):
-        _look_at_code()
+        _replace_code()
     _raise_in_python()
 
 
 def failed() -> bool:
-    """Whether the script ended with an exit code that is not success, or with an exception that nobody caught."""
-    # Set before sys.excepthook is called, which a script may have replaced; in a shell or notebook by every error.
+    """Whether the script ended with a non-zero exit code or an uncaught exception."""
+    # last_value is set before sys.excepthook, which a script may have replaced; in a shell or notebook every error sets it.
     uncaught = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
     return uncaught or _ended_with not in (None, 0)
 
 
-def _look_at_code() -> None:
-    # The interpreter reads the attribute of an exception that nobody has caught, through its type's dictionary. A type that
-    # is written in C hands that out only read-only: its one referent is the dictionary itself.
+def _replace_code() -> None:
+    # The interpreter reads the attribute of an uncaught exception through the dictionary of its type. A type written in C
+    # exposes only a read-only proxy of it, whose one referent is the dictionary.
     [members] = gc.get_referents(vars(SystemExit))
     original = members["code"]
     members["code"] = _Code(original)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))  # forget where lookups have found it before
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))  # clear the cache of attribute lookups
     error = SystemExit(3)
     if error.code != 3:
         members["code"] = original
@@ -61,7 +61,7 @@ def _look_at_code() -> None:
 
 
 def _raise_in_python() -> None:
-    # Up to Python 3.11 what sys.exit raises stays a bare code, without an attribute, unless it passes an except clause.
+    # Up to Python 3.11 sys.exit sets a bare code without a SystemExit object, unless an except clause normalizes it.
     def exit(status: Any = None, /) -> NoReturn:
         raise SystemExit(*(() if status is None else (status,)))
 

@@ -1,4 +1,4 @@
-"""One tidy line per fact on standard error, prefix ``[checkpoint]``. Only rank 0 speaks, except of errors."""
+"""Log on standard error: one line per event, prefix ``[checkpoint]``. Only rank 0 logs, except warnings."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import sys
 
 PREFIX = "[checkpoint]"
 
-_known: list[int] = []
+_set_rank: list[int] = []
 
 
-def i_am(rank: int) -> None:
-    """Tell which rank this process is, where the launcher does not say so in ``RANK``."""
-    _known[:] = [rank]
+def set_rank(rank: int) -> None:
+    """Set the rank of this process, for launchers that do not set ``RANK``."""
+    _set_rank[:] = [rank]
 
 
 def _rank() -> str | None:
-    return str(_known[0]) if _known else os.environ.get("RANK")
+    return str(_set_rank[0]) if _set_rank else os.environ.get("RANK")
 
 
-def say(text: str) -> None:
-    """Tell a fact, once per job."""
+def info(text: str) -> None:
+    """Log an event, on rank 0 only."""
     if _rank() in (None, "0"):
         _write(text)
 
 
 def warn(text: str) -> None:
-    """Tell of trouble, whichever rank has it."""
+    """Log a warning, on any rank."""
     rank = _rank()
     _write(f"WARNING{'' if rank is None else f' (rank {rank})'}: {text}")
 
 
 def _write(text: str) -> None:
-    if sys.stderr is None:  # print would take standard output instead
+    if sys.stderr is None:  # print would use standard output
         return
     try:
         print(f"{PREFIX} {text}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,7 +1,7 @@
-"""Has the main thread do what no other thread may: Python lets that one alone change how a signal is handled.
+"""Runs functions in the main thread, which alone may change signal handlers.
 
-Each interpreter under the hook begins by taking a signal that nobody sends (a real-time one). Where a library is imported
-later in a thread, while the main thread waits, that signal interrupts the wait, and its handler does what was asked for.
+Each interpreter under the hook installs a handler for an unused real-time signal at its start. Where a library is imported
+later in another thread while the main thread waits, that signal interrupts the wait, and its handler runs the function.
 """
 
 # Every Python in the container imports this module: ``signal`` would bring enum, and threading as much again.
@@ -16,7 +16,7 @@ _asked: "list[Callable[[], None]]" = []
 
 
 def listen() -> None:
-    """Be ready from now on. In the main thread, at the interpreter's start; elsewhere, or where it is taken, do nothing."""
+    """Install the handler, in the main thread at the interpreter's start. No effect elsewhere, or if the signal is in use."""
     try:
         if _signal.getsignal(_number()) == _signal.SIG_DFL:
             _signal.signal(_number(), _answer)
@@ -25,9 +25,9 @@ def listen() -> None:
 
 
 def ask(then: "Callable[[], None]") -> bool:
-    """Have the main thread call ``then`` as soon as it runs Python or waits. Returns whether it is ready to: else never.
+    """Have the main thread call ``then`` soon. Returns false if it never will.
 
-    ``then`` may come between any two bytecodes: it must neither import nor wait for a lock that the main thread may hold.
+    ``then`` runs between any two bytecodes: it must neither import nor wait for a lock that the main thread may hold.
     """
     import threading
 
@@ -37,7 +37,7 @@ def ask(then: "Callable[[], None]") -> bool:
     _asked.append(then)
     try:
         _signal.pthread_kill(main, _number())
-    except OSError:  # it has ended
+    except OSError:  # the thread has ended
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""What PID 1 of a container needs before anybody listens for signals."""
+"""SIGTERM for PID 1 of a container before the hook handles signals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 
 def default_action(number: int, _: object) -> None:
-    """Do as PID 1 what the kernel does for every other process."""
+    """Do for PID 1 what the kernel does for every other process."""
     if os.getpid() == 1:
         os._exit(128 + number)
     signal.signal(number, signal.SIG_DFL)  # a forked child
@@ -15,10 +15,10 @@ def default_action(number: int, _: object) -> None:
 
 
 def end_by_sigterm() -> None:
-    """Have SIGTERM end this process, unless somebody handles it.
+    """Have SIGTERM end this process, unless it has a handler.
 
-    The kernel throws signals away that PID 1 of a container has no handler for: a script that still loads its model would not
-    notice that the pod is going, and be waited for until the grace period is over.
+    The kernel drops signals without a handler for PID 1 of a container: a script that still loads its model would run until
+    the grace period is over.
     """
     if os.environ.get("CKPT_JIT") != "0" and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, default_action)

@@ -1,4 +1,4 @@
-"""A bar for the download that training waits for, where somebody watches and tqdm or rich is there. Elsewhere lines do."""
+"""A progress bar for the download of a resume, on a terminal or in a notebook, with tqdm or rich."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Show = Callable[[int], None]
-"""Draws a number of bytes; a negative one ends the bar."""
+"""Draws a number of bytes; a negative one closes the bar."""
 
 
 def is_watched(environ: Mapping[str, str]) -> bool:
-    """Whether this process's output is a terminal's or a notebook's, and it speaks for the job."""
+    """Whether this process is rank 0 and its output goes to a terminal or notebook."""
     if environ.get("RANK", "0") != "0":
         return False
     stream = sys.stderr
@@ -20,7 +20,7 @@ def is_watched(environ: Mapping[str, str]) -> bool:
 
 
 class Bar:
-    """One download after the other. Falsy where there is nothing to draw with, or nobody to see it."""
+    """Shows one download after the other. False where nothing is drawn."""
 
     def __init__(self, make: Callable[[str, int], Show] | None) -> None:
         self._make = make
@@ -31,7 +31,7 @@ class Bar:
         return self._make is not None
 
     def __call__(self, progress: Mapping[str, Any]) -> bool:
-        """Draw an answer of ``GET /v1/resume``. Returns whether it was drawn: then no line need tell of it."""
+        """Draw an answer of ``GET /v1/resume``. Returns whether it was drawn."""
         name, total = str(progress.get("checkpoint") or ""), int(progress.get("total_bytes") or 0)
         if self._make is None or progress.get("state") != "downloading" or not name or not total:
             self.close()
@@ -43,14 +43,14 @@ class Bar:
         return True
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Close the bar."""
         if self._show is not None:
             self._show(-1)
             self._show = None
 
 
 def bar() -> Bar:
-    """Return a bar as this process can draw it."""
+    """Return a bar that draws if this process can."""
     if not is_watched(os.environ):
         return Bar(None)
     for make in (_with_tqdm, _with_rich):

@@ -1,7 +1,7 @@
-"""How ranks that see different things at different steps do the same thing at the same step.
+"""Consensus of the ranks: events that ranks notice at different times lead to the same action at the same step.
 
-Every rank all-reduces a few floats on a gloo group of its own, at steps that all ranks compute alike: about once a second. No
-rank ever waits for a signal of its own, and the accelerator is not touched.
+Every rank all-reduces a few floats over a separate gloo group, about once a second, at steps that all ranks compute alike.
+The accelerator is not used.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer_hook.process.log import i_am, warn
+from trainer_hook.process.log import set_rank, warn
 
 INTERVAL_MS = 1000.0
-MOST_TICKS = 1000
-LEAST_TIMEOUT_S = 1800.0
-"""Longest wait for another rank: longer than any save or download, or they would be taken for a dead rank."""
+MAX_TICKS = 1000
+MIN_TIMEOUT_S = 1800.0
+"""Lower bound of the timeout for another rank. It exceeds any save or download, during which a rank does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a rank wants, or what all agreed on: the maximum over the ranks."""
+class Vote:
+    """Requests of one rank, or of all: the maximum over the ranks."""
 
     stop: bool = False
     save: bool = False
     manual: bool = False
-    """Somebody asked for the save."""
+    """The save was requested through the API."""
 
 
 def next_check(tick: int, *, ms_per_tick: float) -> int:
-    """Return the tick at which the ranks talk next: about ``INTERVAL_MS`` on, at least one tick, at most ``MOST_TICKS``."""
-    return tick + max(1, min(MOST_TICKS, int(INTERVAL_MS / max(ms_per_tick, 1e-3))))
+    """Return the tick of the next all-reduce: about ``INTERVAL_MS`` later, at least one tick, at most ``MAX_TICKS``."""
+    return tick + max(1, min(MAX_TICKS, int(INTERVAL_MS / max(ms_per_tick, 1e-3))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +64,37 @@ class World:
 
 
 def place_among(names: Sequence[str], rank: int) -> World:
-    """Return a rank's place from the host name of every rank, in whatever order they are: hosts count as they come in it."""
+    """Return a rank's place from the host names of all ranks; nodes are numbered in the order of their first rank."""
     hosts = list(dict.fromkeys(names))
     mine = (other for other, name in enumerate(names) if name == names[rank])
     return World(rank, len(names), hosts.index(names[rank]), len(hosts), tuple(mine))
 
 
 def place_in_blocks(rank: int, size: int, *, local_rank: int, local_size: int) -> World:
-    """Return a rank's place where each node has ``local_size`` ranks that follow on one another, as torchrun numbers them."""
+    """Return a rank's place where each node has ``local_size`` consecutive ranks, as with torchrun."""
     first = rank - local_rank
     return World(rank, size, rank // local_size, max(1, size // local_size), tuple(range(first, first + local_size)))
 
 
+def place_by_launcher(environ: Mapping[str, str], rank: int, size: int) -> World | None:
+    """Return a rank's place from the variables of torchrun or deepspeed; ``None``: they are not set."""
+    local_rank = environ.get("LOCAL_RANK", "")
+    local_size = environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or ""  # torchrun's, deepspeed's
+    if not (local_rank.isdigit() and local_size.isdigit()):
+        return None
+    return place_in_blocks(rank, size, local_rank=int(local_rank), local_size=int(local_size))
+
+
 def new_attempt() -> str:
-    """Return an id that sorts by time: one start of the whole job."""
+    """Return an id for one start of the whole job. Ids sort by time."""
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:8]}"
 
 
-class Agreement:
-    """Talks to the other ranks. Alone it answers at once, at every tick."""
+class RankConsensus:
+    """Communicates with the other ranks. A single process decides alone, at every tick."""
 
-    def __init__(self, *, timeout_s: float = LEAST_TIMEOUT_S) -> None:
-        """Collective, once the process group is there. Without one this process is alone."""
+    def __init__(self, *, timeout_s: float = MIN_TIMEOUT_S) -> None:
+        """Collective, after ``init_process_group``. Without a process group this is a single process."""
         self.world = World()
         self._group: Any = None
         self._tick = self._next_tick = 0
@@ -93,17 +102,17 @@ class Agreement:
         self._last: tuple[int, float] | None = None
         self._broken = False
         self.waits_since_s: float | None = None
-        """Monotonic instant since which this rank waits for the others; ``None`` while it does not."""
-        self._timeout_s = max(LEAST_TIMEOUT_S, timeout_s)
+        """Monotonic start of the collective that this rank waits in; ``None``: it does not wait."""
+        self._timeout_s = max(MIN_TIMEOUT_S, timeout_s)
         self._join()
 
     @property
     def group(self) -> Any:
-        """The gloo group of all ranks; ``None`` alone."""
+        """The gloo group of all ranks; ``None``: a single process."""
         return self._group
 
     def new_group(self) -> Any:
-        """Return another gloo group of all ranks, for what they do in a thread meanwhile; ``None`` alone. Collective."""
+        """Return another gloo group of all ranks, for use in a thread; ``None``: a single process. Collective."""
         if self._group is None:
             return None
         import torch.distributed as dist
@@ -111,7 +120,7 @@ class Agreement:
         return dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s))
 
     def _join(self) -> None:
-        if "torch" not in sys.modules:  # then there is no process group either
+        if "torch" not in sys.modules:  # so there is no process group
             return
         import torch.distributed as dist
 
@@ -119,43 +128,39 @@ class Agreement:
             return
         self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s))
         rank, size = dist.get_rank(), dist.get_world_size()
-        i_am(rank)
-        if os.environ.get("LOCAL_WORLD_SIZE") and os.environ.get("LOCAL_RANK"):
-            local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-            self.world = place_in_blocks(rank, size, local_rank=local_rank, local_size=local_size)
-        else:  # mpirun, srun and the like
+        set_rank(rank)
+        world = place_by_launcher(os.environ, rank, size) if os.environ.get("LOCAL_WORLD_SIZE") else None
+        if world is None:  # mpirun, srun and the like
             names: list[Any] = [None] * size
             dist.all_gather_object(names, socket.gethostname(), group=self._group)
-            self.world = place_among(names, rank)
+            world = place_among(names, rank)
+        self.world = world
 
-    def tick(self, kind: str, mine: Callable[[], Wish]) -> Wish:
-        """Return what all ranks agree on, or no wish at all where they do not talk.
+    def tick(self, kind: str, mine: Callable[[], Vote]) -> Vote:
+        """Return the combined vote of all ranks; an empty vote at a tick without an all-reduce.
 
-        Every rank calls it at the same steps of the same kind (training, evaluation). A new kind talks at once, because its
-        ticks may take much longer than those that the interval was computed from.
-
-        Args:
-            kind: What is being done.
-            mine: This rank's wish; asked for only where the ranks talk.
+        Every rank calls it at the same steps of the same kind. A new kind reduces at once, because its ticks may take much
+        longer than those from which the interval was computed. ``kind`` names the current activity, such as training or
+        evaluation; ``mine`` returns this rank's vote, and is called only for an all-reduce.
         """
         if self._group is None:
             return mine()
         self._tick += 1
         if self._broken or (kind == self._kind and self._tick < self._next_tick):
-            return Wish()
+            return Vote()
         if kind != self._kind:
             self._kind, self._last = kind, None
-        wish = mine()
+        vote = mine()
         try:
             stop, save, manual, slowest_ms = self._reduce(
-                [float(wish.stop), float(wish.save), float(wish.manual), self._ms_per_tick()]
+                [float(vote.stop), float(vote.save), float(vote.manual), self._ms_per_tick()]
             )
-        except RuntimeError as error:  # a rank died: the training's own collectives end this job
+        except RuntimeError as error:  # a rank died: the collectives of training will end this job
             self._broken = True
             warn(f"another rank cannot be reached ({str(error)[:200]}); no more saves in this attempt")
-            return Wish()
+            return Vote()
         self._next_tick = next_check(self._tick, ms_per_tick=slowest_ms)
-        return Wish(stop > 0, save > 0, manual > 0)
+        return Vote(stop > 0, save > 0, manual > 0)
 
     def _ms_per_tick(self) -> float:
         now_s = time.monotonic()
@@ -164,7 +169,7 @@ class Agreement:
         return 1000 * (now_s - before_s) / max(1, self._tick - before_tick)
 
     def all_agree(self, yes: bool) -> bool:
-        """Whether every rank says yes. A barrier."""
+        """Whether every rank passes true. A barrier."""
         return yes if self._group is None else self._reduce([float(not yes)])[0] == 0
 
     def from_rank_0(self, value: Any) -> Any:

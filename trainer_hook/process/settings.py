@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from trainer_hook.contract import DEFAULT_API_PORT, DEFAULT_DIR, PREEMPTED_EXIT_CODE, ContractError, check_settings
 
-T = TypeVar("T")
-
-STRATEGIES = ("steps", "epoch", "minutes", "no")
-DEFAULT_MINUTES = 10.0
-DEFAULT_STEPS = 500
-
 
 class SettingError(ValueError):
-    """A ``CKPT_*`` variable that is not known or not valid; the text names it and says what it may be."""
+    """An unknown or invalid ``CKPT_*`` variable; the text names it and its valid values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +21,20 @@ class Settings:
     dir: Path = Path(DEFAULT_DIR)
     """The shared volume."""
     save_strategy: str = "minutes"
-    """When to save, besides what the script itself saves: ``steps``, ``epoch``, ``minutes`` or ``no``."""
-    save_steps: int = DEFAULT_STEPS
-    save_minutes: float = DEFAULT_MINUTES
+    """When to save, in addition to the script: ``steps``, ``epoch``, ``minutes`` or ``no``."""
+    save_steps: int = 500
+    save_minutes: float = 10.0
     save_total_limit: int | None = None
-    """How many of its own checkpoints the hook leaves on the volume; unset: the sidecar deletes what is durable."""
+    """Number of its own checkpoints that the hook keeps on the volume; ``None``: the sidecar deletes durable ones."""
     jit: bool = True
-    """Save just in time when the pod is going."""
+    """Save just in time at a termination notice."""
     asynchronous: bool = False
-    """``CKPT_ASYNC``: training is held only until there is a snapshot, which another process writes."""
+    """``CKPT_ASYNC``: training is held for a snapshot only, which another process writes."""
     resume_timeout_s: float = 600.0
     """Longest wait for a checkpoint to resume from."""
     sidecar_url: str = f"http://127.0.0.1:{DEFAULT_API_PORT}"
     fail_without_store: bool = False
-    """``CKPT_ON_STORE_FAILURE=fail``: exit rather than train without what is in the store."""
+    """``CKPT_ON_STORE_FAILURE=fail``: exit rather than train without a checkpoint that is in the store."""
     preempted_exit_code: int = PREEMPTED_EXIT_CODE
     grace_seconds: float = 30.0
     """Copy of the pod's terminationGracePeriodSeconds."""
@@ -49,46 +43,25 @@ class Settings:
 def from_environment(environ: Mapping[str, str]) -> Settings:
     """Read the settings. Variables that are set but empty count as not set.
 
-    Raises:
-        SettingError: One line that names the variable and what it may be.
+    Raises ``SettingError``: one line that names the variable and its valid values.
     """
     given = {name: value.strip() for name, value in environ.items() if name.startswith("CKPT_") and value.strip()}
     try:
         check_settings(given)
     except ContractError as error:
         raise SettingError(str(error)) from None
-    port = _read(given, "CKPT_API_PORT", _whole(1, 65535), DEFAULT_API_PORT)
-    folder = Path(given.get("CKPT_DIR", DEFAULT_DIR))
-    if not folder.is_absolute():
-        raise SettingError(f"CKPT_DIR={folder} must be an absolute path")
-    return Settings(
-        dir=folder,
-        save_strategy=_read(given, "CKPT_SAVE_STRATEGY", _one_of(*STRATEGIES), _implied_strategy(given)),
-        save_steps=_read(given, "CKPT_SAVE_STEPS", _whole(1), DEFAULT_STEPS),
-        save_minutes=_read(given, "CKPT_SAVE_MINUTES", _number, DEFAULT_MINUTES),
-        save_total_limit=_read(given, "CKPT_SAVE_TOTAL_LIMIT", _whole(1), None),
-        jit=_read(given, "CKPT_JIT", _truth, True),
-        asynchronous=_read(given, "CKPT_ASYNC", _truth, False),
-        resume_timeout_s=_read(given, "CKPT_RESUME_TIMEOUT_S", _number, 600.0),
-        sidecar_url=_read(given, "CKPT_SIDECAR_URL", _url, f"http://127.0.0.1:{port}"),
-        fail_without_store=_read(given, "CKPT_ON_STORE_FAILURE", _one_of("continue", "fail"), "continue") == "fail",
-        preempted_exit_code=_read(given, "CKPT_PREEMPTED_EXIT_CODE", _whole(0, 255), PREEMPTED_EXIT_CODE),
-        grace_seconds=_read(given, "CKPT_GRACE_SECONDS", _number, 30.0),
-    )
-
-
-def _implied_strategy(given: Mapping[str, str]) -> str:
-    return "steps" if "CKPT_SAVE_STEPS" in given and "CKPT_SAVE_MINUTES" not in given else "minutes"
-
-
-def _read(given: Mapping[str, str], name: str, parse: Callable[[str], Any], default: T) -> T:
-    if name not in given:
-        return default
-    try:
-        parsed: T = parse(given[name])
-    except ValueError as error:
-        raise SettingError(f"{name}={given[name]!r} must be {error}") from None
-    return parsed
+    read: dict[str, Any] = {}
+    for field, (name, parse) in _VARIABLES.items():
+        if name in given:
+            try:
+                read[field] = parse(given[name])
+            except ValueError as error:
+                raise SettingError(f"{name}={given[name]!r} must be {error}") from None
+    if "save_steps" in read and "save_minutes" not in read:
+        read.setdefault("save_strategy", "steps")
+    if (port := read.pop("api_port", None)) is not None:
+        read.setdefault("sidecar_url", f"http://127.0.0.1:{port}")
+    return Settings(**read)
 
 
 def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -130,3 +103,31 @@ def _url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
         raise ValueError("a URL such as http://127.0.0.1:9470")
     return text.rstrip("/")
+
+
+def _is_fail(text: str) -> bool:
+    return _one_of("continue", "fail")(text) == "fail"
+
+
+def _absolute(text: str) -> Path:
+    if not text.startswith("/"):
+        raise ValueError("an absolute path")
+    return Path(text)
+
+
+_VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "api_port": ("CKPT_API_PORT", _whole(1, 65535)),
+    "dir": ("CKPT_DIR", _absolute),
+    "save_strategy": ("CKPT_SAVE_STRATEGY", _one_of("steps", "epoch", "minutes", "no")),
+    "save_steps": ("CKPT_SAVE_STEPS", _whole(1)),
+    "save_minutes": ("CKPT_SAVE_MINUTES", _number),
+    "save_total_limit": ("CKPT_SAVE_TOTAL_LIMIT", _whole(1)),
+    "jit": ("CKPT_JIT", _truth),
+    "asynchronous": ("CKPT_ASYNC", _truth),
+    "resume_timeout_s": ("CKPT_RESUME_TIMEOUT_S", _number),
+    "sidecar_url": ("CKPT_SIDECAR_URL", _url),
+    "fail_without_store": ("CKPT_ON_STORE_FAILURE", _is_fail),
+    "preempted_exit_code": ("CKPT_PREEMPTED_EXIT_CODE", _whole(0, 255)),
+    "grace_seconds": ("CKPT_GRACE_SECONDS", _number),
+}
+"""By field of ``Settings``, and ``api_port``: the variable, and its parser, whose ``ValueError`` names the valid values."""

@@ -1,8 +1,8 @@
-"""Learns that the pod is going: from SIGTERM, also while the main thread is deep in C code, or from a file on the volume.
+"""Termination notice: SIGTERM, also while the main thread runs C code, or the file ``.ckpt/terminating``.
 
-Who gets SIGTERM when: the kubelet signals PID 1 of each container. Python runs a handler only between bytecodes of the main
-thread, so a thread of ours reads the signal from the wakeup descriptor at once. Many launchers pass no signal on at all;
-for them there is the file ``.ckpt/terminating``, which a preStop hook or the sidecar writes.
+The kubelet signals PID 1 of each container. Python runs a handler only between bytecodes of the main thread, so a thread
+reads the signal from the wakeup descriptor at once. Many launchers do not forward the signal; for them a preStop hook or the
+sidecar writes the file.
 """
 
 from __future__ import annotations
@@ -19,35 +19,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from trainer_hook.contract import (
-    ANSWER,
-    REQUEST,
-    TERMINATING,
-    Answer,
-    ContractError,
-    Notice,
-    Request,
-    encode_answer,
-    encode_notice,
-    epoch_seconds,
-    parse_notice,
-    parse_request,
-    rfc3339,
-)
+from trainer_hook import contract
 from trainer_hook.process import main_thread
 from trainer_hook.process.log import warn
 from trainer_hook.process.pid_one import default_action
 from trainer_hook.volume.publish import publish
 
 _POLL_S = 0.5
-_MAIN_THREAD_S = 2.0
-"""How long a thread that imports a library waits for the main thread to take the signal."""
-_NOT_TRAINING_S = 5.0
-"""How long a process that is not training has to end by itself after SIGTERM."""
+_MAIN_THREAD_TIMEOUT_S = 2.0
+"""Longest wait of a thread that imports a library until the main thread has installed the handler."""
+_IDLE_EXIT_S = 5.0
+"""After SIGTERM a process that is not training is ended if it has not exited by then."""
 
 
 def process_start_s() -> float:
-    """Return when this process was started, in epoch seconds; now where ``/proc`` does not tell."""
+    """Return the start time of this process in epoch seconds; the current time without ``/proc``."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         booted_s = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -57,7 +43,7 @@ def process_start_s() -> float:
 
 
 class StopSignal:
-    """Whether this process was told to end. One per process; install it once."""
+    """Whether this process has a termination notice. One per process; install it once."""
 
     def __init__(self, volume: Path, *, exit_code: int) -> None:
         self._volume = volume
@@ -66,33 +52,33 @@ class StopSignal:
         self._training = False
         self._wakeup_fd = -1
         self._masks: dict[int, set[int | signal.Signals]] = {}
-        """What threads that are forking had blocked before, by their identity."""
+        """Signal masks of forking threads before the fork, by thread identity."""
         self._pid = os.getpid()
-        self._born_s = process_start_s()
-        self._looked_s = 0.0
+        self._started_s = process_start_s()
+        self._polled_s = 0.0
         self._notice: bytes | None = None
-        """What the volume is still to be told."""
-        self.told_at_s: float | None = None
-        """Monotonic instant of the first notice."""
-        self.when_told: Callable[[], None] = lambda: None
-        """Called once, with the first notice, in any thread or in a signal handler."""
+        """Content of ``.ckpt/terminating`` that is still to be written."""
+        self.notice_at_s: float | None = None
+        """Monotonic time of the first notice; ``None``: there is none."""
+        self.on_notice: Callable[[], None] = lambda: None
+        """Called once, at the first notice, in any thread or in a signal handler."""
 
     def install(self) -> None:
-        """Begin to listen. The previous handler still runs; forked children get it back."""
+        """Begin to listen. The previous handler still runs; forked children have it alone."""
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         self._sockets = (reader, writer)
-        os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._forget)
-        os.register_at_fork(after_in_child=self._let_go)  # also if forgetting went wrong
-        if not self._in_main_thread(self._take_signal) or self._wakeup_fd != -1:  # what is not done yet may still be
-            threading.Thread(target=self._read, args=(reader,), name="checkpoint-signal", daemon=True).start()
+        os.register_at_fork(before=self._block, after_in_parent=self._unblock, after_in_child=self._uninstall)
+        os.register_at_fork(after_in_child=self._unblock)  # also after an error in _uninstall
+        if not self._in_main_thread(self._take_signal) or self._wakeup_fd != -1:  # the main thread may still do it
+            threading.Thread(target=self._read_signals, args=(reader,), name="checkpoint-signal", daemon=True).start()
 
     def install_again(self) -> None:
-        """Take the signal back from a handler that was put over ours."""
+        """Replace a handler that was installed after this one."""
         self._in_main_thread(lambda: signal.signal(signal.SIGTERM, self._handle))
 
     def _in_main_thread(self, then: Callable[[], object]) -> bool:
-        """Have something done where signals can be changed. Returns whether it is done."""
+        """Run a function in the main thread, which alone can change signal handlers. Returns whether it has run."""
         if threading.current_thread() is threading.main_thread():
             then()
             return True
@@ -102,13 +88,13 @@ class StopSignal:
             then()
             done.set()
 
-        if main_thread.ask(do) and done.wait(_MAIN_THREAD_S):
+        if main_thread.ask(do) and done.wait(_MAIN_THREAD_TIMEOUT_S):
             return True
-        warn("the library was imported in a thread and the main thread is busy: only .ckpt/terminating is sure to be heard")
+        warn("the library was imported in a thread while the main thread is busy: only .ckpt/terminating is sure to be heard")
         return False
 
     def end_main_thread(self) -> None:
-        """End the process from a thread, where ``SystemExit`` would end the thread alone and the script would go on."""
+        """End the process from another thread, where ``SystemExit`` would end only that thread."""
 
         def end() -> None:
             raise SystemExit(self._exit_code)
@@ -121,29 +107,29 @@ class StopSignal:
         self._previous = signal.SIG_DFL if previous is default_action else previous
         writer = self._sockets[1]
         theirs = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        if theirs != -1:  # an event loop of the script's own: the plain handler has to do
+        if theirs != -1:  # the script has an event loop: only the plain handler is used
             signal.set_wakeup_fd(theirs)
             return
         self._wakeup_fd = writer.fileno()
 
-    def _read(self, reader: socket.socket) -> None:
+    def _read_signals(self, reader: socket.socket) -> None:
         while numbers := reader.recv(64):
             if signal.SIGTERM in numbers:
-                self._told_by_signal()
+                self._notice_signal()
                 if not self._training and not callable(self._previous) and not _ranks_below():
-                    # The main thread may be waiting in C code for other ranks: its handler would never run.
-                    end_surely(self._exit_code, within_s=_NOT_TRAINING_S)
+                    # The main thread may wait in C code for other ranks, where its handler never runs.
+                    exit_within(self._exit_code, within_s=_IDLE_EXIT_S)
 
-    def _hold(self) -> None:
-        # What a child got before it has forgotten us, the interpreter would drop, and whoever ended it would wait for ever.
+    def _block(self) -> None:
+        # A signal to a child before _uninstall would be lost, and its sender would wait for ever.
         self._masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
-    def _let_go(self) -> None:
+    def _unblock(self) -> None:
         if (mask := self._masks.pop(threading.get_ident(), None)) is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def _forget(self) -> None:
-        # The descriptor is shared with the parent: a signal to the child must not reach the parent's thread.
+    def _uninstall(self) -> None:
+        # The child shares the descriptor: its signal must not reach the parent's thread.
         if self._wakeup_fd != -1 and (theirs := signal.set_wakeup_fd(-1)) not in (-1, self._wakeup_fd):
             signal.set_wakeup_fd(theirs)
         if signal.getsignal(signal.SIGTERM) == self._handle:
@@ -152,12 +138,12 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
             return
-        self._told_by_signal()
+        self._notice_signal()
         if self._training:
-            # DataLoader workers get the group's signal, too; their death must not raise in the middle of a save.
+            # DataLoader workers get the signal to the group, too; their end must not raise an exception during a save.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         else:
-            self._tell_volume()
+            self._write_notice()
         if callable(self._previous):
             try:
                 self._previous(number, frame)
@@ -165,143 +151,93 @@ class StopSignal:
                 if not self._training:
                     raise
         elif not self._training:
-            if _only_threads_are_left():  # the interpreter would ignore an exception
-                end_now(self._exit_code)
+            if _only_threads_are_left():  # where the interpreter ignores an exception
+                exit_now(self._exit_code)
             raise SystemExit(self._exit_code)
 
-    def _told(self) -> None:
+    def _set_noticed(self) -> None:
         # No lock: this also runs in a signal handler, which may have interrupted itself.
-        if self.told_at_s is None:
-            self.told_at_s = time.monotonic()
-            self.when_told()
+        if self.notice_at_s is None:
+            self.notice_at_s = time.monotonic()
+            self.on_notice()
 
-    def _told_by_signal(self) -> None:
-        if self.told_at_s is None:
-            self._notice = encode_notice(Notice(rfc3339(time.time()), "sigterm"))
-            self._told()
-            self._tell_volume()
+    def _notice_signal(self) -> None:
+        if self.notice_at_s is None:
+            self._notice = contract.encode_notice(contract.Notice(contract.rfc3339(time.time()), "sigterm"))
+            self._set_noticed()
+            self._write_notice()
 
-    def _tell_volume(self) -> None:
-        # Also by who comes second and ends the process: the other one may still be at it. Twice the same does no harm.
+    def _write_notice(self) -> None:
+        # Thread and handler may both write the same content: the first one may be interrupted by the exit of the process.
         if (notice := self._notice) is not None:
             with contextlib.suppress(OSError):
-                publish(self._volume / TERMINATING, notice)
+                publish(self._volume / contract.TERMINATING, notice)
             self._notice = None
 
     @property
     def is_training(self) -> bool:
-        """Whether a signal waits for the end of a step."""
+        """Whether a signal is only recorded, for the end of a step."""
         return self._training
 
     def begin_training(self) -> None:
-        """From now on a signal waits for who asks ``told()``."""
+        """From now on a signal is only recorded, for ``noticed()``."""
         self._training = True
+
+    def end_training(self) -> None:
+        """From now on a signal ends the process again."""
+        self._training = False
 
     @contextlib.contextmanager
     def training(self) -> Any:
-        """While training, a signal waits for the end of the step instead of ending the process."""
+        """Surround training: a signal is only recorded instead of ending the process."""
         self.begin_training()
         try:
             yield
         finally:
-            self._training = False
+            self.end_training()
 
-    def told(self) -> bool:
-        """Whether the pod is going. Looks at the volume at most twice a second."""
-        if self.told_at_s is None and self._due():
-            self._look()
-        return self.told_at_s is not None
-
-    def _due(self) -> bool:
+    def noticed(self) -> bool:
+        """Whether there is a termination notice. Reads the volume at most twice a second."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < _POLL_S:
-            return False
-        self._looked_s = now_s
-        return True
+        if self.notice_at_s is None and now_s - self._polled_s >= _POLL_S:
+            self._polled_s = now_s
+            self._read_notice()
+        return self.notice_at_s is not None
 
-    def _look(self) -> None:
-        path = self._volume / TERMINATING
+    def _read_notice(self) -> None:
+        path = self._volume / contract.TERMINATING
         try:
-            notice, written_s = parse_notice(path.read_bytes()), path.stat().st_mtime
+            notice, written_s = contract.parse_notice(path.read_bytes()), path.stat().st_mtime
         except OSError:
             return
-        # A notice from before this process was born was for an earlier one.
-        if (epoch_seconds(notice.at) if notice.at else written_s) >= self._born_s:
-            self._told()
+        # An older notice was for an earlier process.
+        if (contract.epoch_seconds(notice.at) if notice.at else written_s) >= self._started_s:
+            self._set_noticed()
 
 
 def _only_threads_are_left() -> bool:
-    """Whether the script's main thread has ended and the interpreter waits for others."""
+    """Whether the main thread has ended and the interpreter waits for other threads."""
     main = threading.main_thread()
     return not main.is_alive() and any(thread is not main and not thread.daemon for thread in threading.enumerate())
 
 
 def _ranks_below() -> bool:
-    """Whether multiprocessing has children that the interpreter's exit waits for, such as ranks that save just in time."""
+    """Whether multiprocessing has children that the exit waits for, such as ranks that save just in time."""
     process = sys.modules.get("multiprocessing.process")
     children = list(process._children) if process is not None else []
     # Not is_alive(): it reaps, and the main thread may be waiting for the same child.
     return any(not child.daemon and getattr(child._popen, "returncode", 0) is None for child in children)
 
 
-class Requests:
-    """What the sidecar asks of the trainer through ``.ckpt/request.json``, and the answer. Looked at about once a second."""
-
-    def __init__(self, volume: Path) -> None:
-        self._path = volume / REQUEST
-        self._answer_path = volume / ANSWER
-        self._looked_s = 0.0
-        self._seen = self._read()
-        self._open: Request | None = None
-
-    def poll(self) -> Request | None:
-        """Return a request that was not seen before."""
-        now_s = time.monotonic()
-        if now_s - self._looked_s < 2 * _POLL_S:
-            return None
-        self._looked_s = now_s
-        return self.take()
-
-    def take(self) -> Request | None:
-        """Look now: a save that the ranks have agreed on answers what was asked until then, whichever of them saw it."""
-        request = self._read()
-        if request is None or (self._seen is not None and request.id == self._seen.id):
-            return None
-        self._seen = self._open = request
-        return request
-
-    def answer(self, name: str, *, saved: bool) -> None:
-        """Tell the sidecar what became of the request that was taken, if one was. A full disk does not matter here."""
-        asked, self._open = self._open, None
-        if asked is None:
-            return
-        answer = Answer(asked.id, "failed", None, "the trainer could not save; its log says why", rfc3339(time.time()))
-        if saved:
-            answer = Answer(asked.id, "saved", name, None, answer.at)
-        with contextlib.suppress(OSError):
-            publish(self._answer_path, encode_answer(answer))
-
-    def _read(self) -> Request | None:
-        try:
-            return parse_request(self._path.read_bytes())
-        except (OSError, ContractError):
-            return None
-
-
-def end_surely(code: int, *, within_s: float, before: Callable[[], None] = lambda: None) -> None:
-    """End the process with ``code`` after ``within_s`` even if the interpreter's own exit hangs."""
-
-    def end() -> None:
-        before()
-        os._exit(code)
-
-    timer = threading.Timer(within_s, end)
+def exit_within(code: int, *, within_s: float) -> None:
+    """End the process with ``code`` after ``within_s``, even if the interpreter's exit hangs."""
+    timer = threading.Timer(within_s, os._exit, (code,))
     timer.daemon = True
     timer.start()
 
 
-def end_now(code: int) -> NoReturn:
-    """End the process with an exit code that the interpreter would not use."""
+def exit_now(code: int) -> NoReturn:
+    """End the process at once, without the interpreter's exit."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,1 +1,1 @@
-"""What a run continues from."""
+"""The choice of the checkpoint that a run resumes from."""

@@ -1,4 +1,4 @@
-"""Where a run continues: asks the sidecar, checks that nothing is missing, and sees that all ranks do the same."""
+"""The checkpoint that a run resumes from: requested of the sidecar, checked for missing files, the same for all ranks."""
 
 from __future__ import annotations
 
@@ -8,33 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.contract import (
-    FINAL,
-    MARKER,
-    META_PARTIAL,
-    META_RESTORED,
-    META_TRAIN_CALL,
-    ContractError,
-    Marker,
-    parse_marker,
-    step_of,
-)
-from trainer_hook.process.client import Answer, Client, SidecarAbsent
-from trainer_hook.process.log import say, warn
+from trainer_hook import contract
+from trainer_hook.process.client import Client, ResumeResult, SidecarAbsent
+from trainer_hook.process.log import info, warn
 from trainer_hook.process.progress import bar
-from trainer_hook.process.rank_consensus import Agreement
+from trainer_hook.process.rank_consensus import RankConsensus
 from trainer_hook.process.settings import Settings
 from trainer_hook.volume.publish import finished_on
 
 STATE = "trainer_state.json"
-_RATHER = "CKPT_ON_STORE_FAILURE=fail exits instead, so that the job is started again"
+_FAIL_HINT = "CKPT_ON_STORE_FAILURE=fail exits instead, so that the job is started again"
 META_STOPPED_EARLY = "stopped_early"
-"""Key in ``meta``: training ended here before its last step, because a callback said so."""
+"""Key in ``meta``: a callback ended training at this step, before the last one."""
 _WEIGHTS = ("model", "pytorch_model", "adapter_model", "tf_model", "flax_model")
 
 
 class CannotResume(SystemExit):
-    """``CKPT_ON_STORE_FAILURE=fail``, and it is not known what to resume from."""
+    """``CKPT_ON_STORE_FAILURE=fail``, and the checkpoint to resume from is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +35,10 @@ class Choice:
     path: Path
     meta: Mapping[str, Any]
     source: str | None = None
-    """Where its files come from, if the sidecar says it: ``store``; ``downloaded``, from the store and before the trainer
-    asked; ``local``, where a trainer has written them."""
+    """Origin of its files: ``store``; ``downloaded`` (from the store, before the request); ``local`` (written by a trainer);
+    ``None``: unknown."""
     attempt: str | None = None
-    """Which attempt saved it, where its marker says so."""
+    """The attempt that saved it; ``None``: unknown."""
 
     @property
     def base_step(self) -> int:
@@ -59,20 +49,16 @@ class Choice:
     @property
     def step_in_call(self) -> int:
         """The Trainer's own step."""
-        return (step_of(self.name) or 0) - self.base_step
+        return (contract.step_of(self.name) or 0) - self.base_step
 
 
 def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_world_size: int | None) -> list[str]:
     """Return what a Trainer checkpoint lacks for one rank.
 
-    Trainer itself loads what it finds: without ``optimizer.pt`` or ``scheduler.pt`` it silently drops both, without the RNG
-    state it goes on with another.
+    Trainer itself loads the files that are there: without ``optimizer.pt`` or ``scheduler.pt`` it silently begins both anew.
 
-    Args:
-        files: Size in bytes by path.
-        rank: Whose RNG state is needed.
-        world_size: Of this run.
-        saved_world_size: Of the run that saved it; with another one no rank's RNG state fits.
+    ``files``: size in bytes by path. ``saved_world_size``: of the run that saved it; ``None``: unknown. If it is not
+    ``world_size``, the RNG state is not needed.
     """
     tops = {name.split("/", 1)[0] for name in files}
     sharded = any(top.startswith("global_step") for top in tops)  # DeepSpeed keeps weights and optimizer there
@@ -90,13 +76,9 @@ def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_
 
 
 def is_finished(state: Mapping[str, Any], meta: Mapping[str, Any], *, max_steps: int, epochs: float) -> bool:
-    """Whether a run that stood at ``state`` has nothing left to train. Trainer itself would train one step too many.
+    """Whether training ends at ``state``. Trainer itself would train one more step.
 
-    Args:
-        state: Content of ``trainer_state.json``.
-        meta: Of the checkpoint's marker.
-        max_steps: The run's own limit; 0 or less means that ``epochs`` limits it.
-        epochs: ``num_train_epochs``.
+    ``state``: content of ``trainer_state.json``. ``meta``: of the marker. ``max_steps`` 0 or less: ``epochs`` is the limit.
     """
     if meta.get(META_STOPPED_EARLY):
         return True
@@ -115,92 +97,89 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 class Resumer:
-    """One question per ``train()`` call; collective."""
+    """Chooses one checkpoint per ``train()`` call; collective."""
 
     def __init__(
         self,
         settings: Settings,
         client: Client,
-        agreement: Agreement,
+        consensus: RankConsensus,
         *,
         missing: Callable[..., list[str]] = missing_from,
         reads_all: bool = False,
     ) -> None:
-        """One run's.
+        """Create it for one call.
 
-        Args:
-            settings: Of this process.
-            client: Of this pod's sidecar.
-            agreement: Of all ranks.
-            missing: Says what a checkpoint lacks for one rank, with the arguments of ``missing_from``.
-            reads_all: Whoever loads may read files of any rank: no node leaves some out.
+        ``missing`` returns what a checkpoint lacks for one rank, with the arguments of ``missing_from``. ``reads_all``: loading
+        may read files of any rank, so each node downloads all of them.
         """
         self._reads_all = reads_all
         self._missing = missing
         self._settings = settings
         self._client = client
-        self._agreement = agreement
+        self._consensus = consensus
         self._volume = settings.dir
 
     def choose(self, train_call: int) -> Choice | None:
-        """Return what all ranks continue from, or ``None`` for a fresh start.
+        """Return the checkpoint that all ranks resume from; ``None``: training starts from scratch.
 
-        Raises:
-            CannotResume: It is not known what to continue from, and the settings ask to fail then.
+        Raises ``CannotResume``: the checkpoint is unknown, and the settings ask to fail then.
         """
-        rank_0 = self._agreement.world.rank == 0
-        answer: Answer = self._agreement.from_rank_0(self._ask(train_call) if rank_0 else None)
+        rank_0 = self._consensus.world.rank == 0
+        answer: ResumeResult = self._consensus.from_rank_0(self._ask(train_call) if rank_0 else None)
         while answer.checkpoint is not None:
-            reason = self._problem(answer.checkpoint)
-            if self._agreement.all_agree(reason is None):
+            reason = self._problem(answer.checkpoint, fetches=not rank_0 and self._consensus.world.local_rank == 0)
+            if self._consensus.all_agree(reason is None):
                 folder = self._volume / answer.checkpoint
-                source = _source(answer.source, folder)
-                return Choice(answer.checkpoint, folder, answer.meta, source, _marker(folder).attempt)
+                marker = _marker(folder)
+                # One that the sidecar had downloaded before the request is local to it.
+                downloaded = answer.source == "local" and contract.META_RESTORED in marker.meta
+                source = "downloaded" if downloaded else answer.source
+                return Choice(answer.checkpoint, folder, answer.meta, source, marker.attempt)
             if reason is not None:
                 warn(f"{answer.checkpoint} is passed over: {reason}")
-            answer = self._agreement.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
+            answer = self._consensus.from_rank_0(self._ask_older(answer, train_call) if rank_0 else None)
         if not answer.known:
             if self._settings.fail_without_store:
                 warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {answer.detail}")
                 raise CannotResume(1)
-            say(
-                f"TRAINING STARTS FROM SCRATCH, although there may be a checkpoint to continue from: {answer.detail}. {_RATHER}"
+            info(
+                f"TRAINING STARTS FROM SCRATCH, although there may be a checkpoint to continue from: "
+                f"{answer.detail}. {_FAIL_HINT}"
             )
         return None
 
     def final(self, train_call: int) -> Path | None:
-        """Return the final model of a call that had finished, if every node can have it."""
-        path = self._volume / FINAL
-        there = self._fetch(FINAL) is None if self._agreement.world.local_rank == 0 else True
-        if not self._agreement.all_agree(there):
+        """Return the final model of a finished call; ``None``: not every node can have it."""
+        path = self._volume / contract.FINAL
+        there = self._fetch_on_node(contract.FINAL) is None if self._consensus.world.local_rank == 0 else True
+        if not self._consensus.all_agree(there):
             return None
         marker = _marker(path)
-        return path if self._agreement.all_agree(marker.meta.get(META_TRAIN_CALL, 0) == train_call) else None
+        return path if self._consensus.all_agree(marker.meta.get(contract.META_TRAIN_CALL, 0) == train_call) else None
 
     def lacks(self, folder: Path) -> list[str]:
-        """Return what a directory that the script names lacks besides random state, if it is a Trainer's checkpoint at all."""
-        world, marker = self._agreement.world, _marker(folder)
-        if META_PARTIAL in marker.meta and marker.world_size != world.size:
+        """Return what a folder that the script names lacks, besides random state. Empty if it is no Trainer checkpoint."""
+        world, marker = self._consensus.world, _marker(folder)
+        if contract.META_PARTIAL in marker.meta and marker.world_size != world.size:
             return ["files of other ranks"]
         files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
         if not files or STATE not in files:
             return []
         return missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=0)
 
-    def bring(self, name: str) -> str | None:
-        """Have every node bring one checkpoint to its volume. Returns why not all ranks can use it, as this rank sees it."""
-        reason = self._fetch(name) if self._agreement.world.local_rank == 0 else None
-        self._agreement.all_agree(True)  # the other ranks of this node wait for its directory
-        reason = reason or self._incomplete(self._volume / name)
-        return None if self._agreement.all_agree(reason is None) else reason or "another rank cannot use it"
+    def fetch(self, name: str) -> str | None:
+        """Download a checkpoint on every node. Returns why not all ranks can use it; ``None``: they can."""
+        reason = self._problem(name, fetches=self._consensus.world.local_rank == 0)
+        return None if self._consensus.all_agree(reason is None) else reason or "another rank cannot use it"
 
-    def _request(self, name: str, train_call: int | None) -> Answer:
-        timeout_s, world = self._settings.resume_timeout_s, self._agreement.world
+    def _request(self, name: str, train_call: int | None) -> ResumeResult:
+        timeout_s, world = self._settings.resume_timeout_s, self._consensus.world
         apart = world.nodes > 1 and not self._reads_all
         share = {"world_size": world.size, "ranks": list(world.ranks)} if apart else None
-        return self._client.resume(name, train_call=train_call, timeout_s=timeout_s, tell=say, bar=bar(), share=share)
+        return self._client.resume(name, train_call=train_call, timeout_s=timeout_s, tell=info, bar=bar(), share=share)
 
-    def _ask(self, train_call: int) -> Answer:
+    def _ask(self, train_call: int) -> ResumeResult:
         try:
             answer = self._request("latest", train_call)
         except SidecarAbsent as absent:
@@ -208,12 +187,12 @@ class Resumer:
         for name, reason in answer.passed_over:
             warn(f"{name} is passed over: {reason}")
         if answer.checkpoint is None and not answer.known:
-            warn(f"no checkpoint can be had: {answer.detail}")
+            warn(f"no checkpoint is available: {answer.detail}")
             return self._local(train_call, str(answer.detail))
         return answer
 
-    def _ask_older(self, refused: Answer, train_call: int) -> Answer:
-        step, nothing = step_of(refused.checkpoint or "") or 0, Answer()
+    def _ask_older(self, refused: ResumeResult, train_call: int) -> ResumeResult:
+        step, nothing = contract.step_of(refused.checkpoint or "") or 0, ResumeResult()
         try:
             for name in self._client.older_checkpoints(step):
                 answer = self._request(name, train_call)
@@ -221,44 +200,43 @@ class Resumer:
                     return answer
                 nothing = nothing if answer.known else answer
         except (SidecarAbsent, OSError) as error:
-            return Answer(detail=str(error), known=False)
+            return ResumeResult(detail=str(error), known=False)
         return nothing
 
-    def _local(self, train_call: int, why: str) -> Answer:
+    def _local(self, train_call: int, why: str) -> ResumeResult:
         usable = [
             c
             for c in finished_on(self._volume)
-            if step_of(c.name) is not None
-            and META_PARTIAL not in c.marker.meta
+            if contract.step_of(c.name) is not None
+            and contract.META_PARTIAL not in c.marker.meta
             and (c.marker.node is None or c.marker.node.count == 1)
-            and c.marker.meta.get(META_TRAIN_CALL, 0) == train_call
+            and c.marker.meta.get(contract.META_TRAIN_CALL, 0) == train_call
         ]
         if not usable or self._settings.fail_without_store:
-            return Answer(detail=why, known=False)
-        newest = max(usable, key=lambda c: step_of(c.name) or 0)
+            return ResumeResult(detail=why, known=False)
+        newest = max(usable, key=lambda c: contract.step_of(c.name) or 0)
         warn(f"{why}; continues from {newest.name}, the newest on the volume")
-        return Answer(newest.name, "local", dict(newest.marker.meta), known=False)
+        return ResumeResult(newest.name, "local", dict(newest.marker.meta), known=False)
 
-    def _problem(self, name: str) -> str | None:
-        """Return why this rank cannot use the checkpoint. Fetches it first on nodes that did not ask for it. Collective."""
-        world = self._agreement.world
-        reason = self._fetch(name) if world.local_rank == 0 and world.rank != 0 else None
-        self._agreement.all_agree(True)  # the other ranks of this node wait for its directory
+    def _problem(self, name: str, *, fetches: bool) -> str | None:
+        """Return why this rank cannot use a checkpoint; ``None``: it can. ``fetches``: it downloads it first. Collective."""
+        reason = self._fetch_on_node(name) if fetches else None
+        self._consensus.all_agree(True)  # the other ranks of this node wait for its folder
         return reason or self._incomplete(self._volume / name)
 
-    def _fetch(self, name: str) -> str | None:
-        """Have this node's sidecar bring a checkpoint. Returns why it cannot."""
+    def _fetch_on_node(self, name: str) -> str | None:
+        """Have this node's sidecar download a checkpoint. Returns why it cannot; ``None``: it is on the volume."""
         try:
             answer = self._request(name, None)
         except SidecarAbsent as absent:
             marker = _marker(self._volume / name)
-            return None if marker.files and META_PARTIAL not in marker.meta else str(absent)
+            return None if marker.files and contract.META_PARTIAL not in marker.meta else str(absent)
         if answer.checkpoint is not None:
             return None
-        return answer.detail or "; ".join(reason for _, reason in answer.passed_over) or "not to be had on this node"
+        return answer.detail or "; ".join(reason for _, reason in answer.passed_over) or "not available on this node"
 
     def _incomplete(self, folder: Path) -> str | None:
-        world, marker = self._agreement.world, _marker(folder)
+        world, marker = self._consensus.world, _marker(folder)
         try:
             files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
             shards = _missing_shards(folder)
@@ -270,20 +248,15 @@ class Resumer:
             why = "; was it saved with save_only_model?" if {"optimizer.pt", "scheduler.pt"} <= {*missing} else ""
             return f"{', '.join(dict.fromkeys([*missing, *changed]))} missing or incomplete: it cannot be resumed exactly{why}"
         if marker.world_size not in (None, world.size):
-            say(f"{folder.name}: saved by {marker.world_size} processes, now {world.size}; the random state differs")
+            info(f"{folder.name}: saved by {marker.world_size} processes, now {world.size}; the random state differs")
         return None
 
 
-def _source(told: str | None, folder: Path) -> str | None:
-    """Return where the files of a checkpoint come from. A sidecar downloads them before it is asked, and then finds them."""
-    return "downloaded" if told == "local" and META_RESTORED in _marker(folder).meta else told
-
-
-def _marker(folder: Path) -> Marker:
+def _marker(folder: Path) -> contract.Marker:
     try:
-        return parse_marker((folder / MARKER).read_bytes(), name=folder.name)
-    except (OSError, ContractError):
-        return Marker()
+        return contract.parse_marker((folder / contract.MARKER).read_bytes(), name=folder.name)
+    except (OSError, contract.ContractError):
+        return contract.Marker()
 
 
 def _missing_shards(folder: Path) -> list[str]:

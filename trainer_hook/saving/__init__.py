@@ -1,1 +1,1 @@
-"""When a step is saved, whether there is room for it, and what makes a checkpoint of the files, whoever writes them."""
+"""Saving a step: when, whether it fits on the volume, and the marker for the files that a library writes."""

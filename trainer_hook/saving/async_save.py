@@ -1,4 +1,4 @@
-"""``CKPT_ASYNC=1``: what writes saves beside training, for those who may use it."""
+"""``CKPT_ASYNC=1``: the writer of asynchronous saves, where it is asked for and possible."""
 
 from __future__ import annotations
 
@@ -7,33 +7,25 @@ from typing import Any
 
 from trainer_hook.asynchronous.background import Background
 from trainer_hook.asynchronous.snapshot import estimated_bytes
-from trainer_hook.process.log import say, warn
+from trainer_hook.process.log import info, warn
 from trainer_hook.process.settings import Settings
+
+WHOLE_STATE_ON_ONE_RANK = ("NO", "MULTI_CPU", "MULTI_GPU")
+"""Values of accelerate's ``DistributedType`` with which a save is not collective."""
 
 
 def background_for(settings: Settings, obstacle: str | None, *, ranks: int = 1) -> Background | None:
-    """Return what writes beside training, if the settings ask for it.
+    """Return the writer of asynchronous saves; ``None``: saves block training.
 
-    Args:
-        settings: Of this process.
-        obstacle: With what it is not available, if so.
-        ranks: How many on this node take a snapshot at the same time.
+    ``obstacle``: name of a library or strategy that rules them out. ``ranks``: as for ``Background``.
     """
-    if not settings.asynchronous:
-        return None
-    if obstacle is not None:
-        say(f"CKPT_ASYNC=1 is not available with {obstacle}: saves block training")
-        return None
-    return Background(ranks)
+    if settings.asynchronous and obstacle is not None:
+        info(f"CKPT_ASYNC=1 is not available with {obstacle}: saves block training")
+    return Background(ranks) if settings.asynchronous and obstacle is None else None
 
 
 def prepare(background: Background, objects: Sequence[Any]) -> None:
-    """Take what the first save will need while training goes on.
-
-    Args:
-        background: What writes.
-        objects: Modules, and optimizers that have their state: what this rank will save of them. Nothing is no matter.
-    """
+    """Allocate what the first save needs, for the modules, and the optimizers after a step, that this rank saves."""
     if not objects:
         return
     try:
@@ -41,4 +33,4 @@ def prepare(background: Background, objects: Sequence[Any]) -> None:
         device = next((p.device for p in parameters), None)
         background.prepare(estimated_bytes(*objects), device=device if device is not None and device.type == "cuda" else None)
     except Exception as error:
-        warn(f"nothing was prepared for saves beside training ({type(error).__name__}: {error})")
+        warn(f"nothing was prepared for asynchronous saves ({type(error).__name__}: {error})")

@@ -1,4 +1,4 @@
-"""Whether a checkpoint will fit on the volume. One that does not must not fill it: others write there, too."""
+"""Whether a checkpoint fits on the volume. One that does not is not begun: the sidecar and other ranks write there, too."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.process.client import Client
-from trainer_hook.process.log import say, warn
+from trainer_hook.process.log import info, warn
 
-SPARE = 1.05
-"""A checkpoint is expected to grow by no more than this."""
-PATIENCE_S = 5.0
-"""Longest wait for the sidecar to delete what is durable."""
+GROWTH_FACTOR = 1.05
+"""Most by which a checkpoint is larger than the one before."""
+FREE_SPACE_TIMEOUT_S = 5.0
+"""Longest wait for the sidecar to delete durable checkpoints."""
 
 
-class Room:
-    """Asks the file system, and the sidecar only where that has not enough."""
+class DiskAdmission:
+    """Asks the file system for free space, and the sidecar where there is too little."""
 
     def __init__(self, volume: Path, client: Client) -> None:
         self._volume = volume
@@ -25,13 +25,11 @@ class Room:
         self._warned = False
 
     def fits(self, expected_bytes: int) -> bool:
-        """Whether a save is to be tried. Says once that it is not, until one fits again.
+        """Whether a checkpoint of this size fits. Warns at the first of several that do not.
 
-        Raises:
-            OSError: The volume cannot be asked.
+        Raises ``OSError``: the free space of the volume is unknown.
         """
-        wanted_bytes = int(expected_bytes * SPARE)
-        if self.make(wanted_bytes):
+        if self.free_space(expected_bytes):
             self._warned = False
             return True
         if not self._warned:
@@ -43,18 +41,18 @@ class Room:
             )
         return False
 
-    def make(self, wanted_bytes: int) -> bool:
-        """Have the sidecar drop durable checkpoints if there is not enough room. Returns whether there is now.
+    def free_space(self, expected_bytes: int) -> bool:
+        """Have the sidecar delete durable checkpoints if there is too little space. Returns whether there is enough now.
 
-        Raises:
-            OSError: The volume cannot be asked.
+        Raises ``OSError``: the free space of the volume is unknown.
         """
+        wanted_bytes = int(expected_bytes * GROWTH_FACTOR)
         if _free_bytes(self._volume) >= wanted_bytes:
             return True
-        with contextlib.suppress(OSError):  # no sidecar, or one that does not know the question: nothing may go
-            gone = self._client.make_room(wanted_bytes, timeout_s=PATIENCE_S)
+        with contextlib.suppress(OSError):  # no sidecar, or one without this request: nothing is deleted
+            gone = self._client.free_space(wanted_bytes, timeout_s=FREE_SPACE_TIMEOUT_S)
             if gone:
-                say(f"made room on the volume: {', '.join(gone)} left it, durable in the store")
+                info(f"freed space on the volume: {', '.join(gone)} left it, durable in the store")
         return _free_bytes(self._volume) >= wanted_bytes
 
 
@@ -64,26 +62,17 @@ def _free_bytes(volume: Path) -> int:
 
 
 def state_bytes(trainer: Any) -> int:
-    """Return about how much a checkpoint of a Trainer takes on this node, before any was written: weights and optimizer.
+    """Return the estimated size of a Trainer's first checkpoint on this node: weights and optimizer state.
 
-    What DeepSpeed holds is not seen, nor a model or an optimizer of another kind: then it is too little, and the first save
-    is tried.
+    State that DeepSpeed or an unknown kind of model or optimizer holds is not counted: the first save is then tried.
     """
     try:
-        return _state_bytes(trainer.model, trainer.optimizer)
+        tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
+        if hasattr(trainer.model, "peft_config"):  # only the adapter is saved
+            tensors = [tensor for tensor in tensors if tensor.requires_grad]
+        states = (getattr(trainer.optimizer, "state", None) or {}).values()
+        tensors += [value for state in states for value in state.values() if hasattr(value, "element_size")]
+        own = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)  # this rank's shard of a DTensor
+        return sum(int(tensor.numel() * tensor.element_size()) for tensor in own)
     except Exception:
         return 0
-
-
-def _state_bytes(model: Any, optimizer: Any) -> int:
-    weights = list(model.parameters()) + list(model.buffers())
-    if hasattr(model, "peft_config"):  # only the adapter is saved
-        weights = [tensor for tensor in weights if tensor.requires_grad]
-    states = getattr(optimizer, "state", None) or {}
-    moments = [value for state in states.values() for value in state.values() if hasattr(value, "element_size")]
-    return sum(_own_bytes(tensor) for tensor in [*weights, *moments])
-
-
-def _own_bytes(tensor: Any) -> int:
-    part = getattr(tensor, "_local_tensor", tensor)  # of a sharded one, what this rank holds
-    return int(part.numel() * part.element_size())

@@ -1,4 +1,4 @@
-"""How a step is saved, whoever writes its files."""
+"""Saving a step, with every library: each provides a ``StepWriter``."""
 
 from __future__ import annotations
 
@@ -7,231 +7,217 @@ import functools
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer_hook import contract
 from trainer_hook.asynchronous.background import Background, Captured, fits
-from trainer_hook.contract import (
-    FINAL,
-    LEASES,
-    META_OWNER,
-    META_RESUMED_FROM,
-    META_TRAIN_CALL,
-    SCRIPT_OWNED,
-    SYSTEM_DIR,
-    ContractError,
-    Marker,
-    Node,
-    checkpoint_name,
-    rfc3339,
-    step_of,
-)
-from trainer_hook.process.log import say, warn
+from trainer_hook.process.log import info, warn
 from trainer_hook.process.session import Session
-from trainer_hook.resuming.resumer import META_STOPPED_EARLY
-from trainer_hook.saving.disk_admission import SPARE, Room
+from trainer_hook.saving.disk_admission import DiskAdmission
 from trainer_hook.saving.schedule import surplus
 from trainer_hook.volume.publish import RankRecords, finish, finished_on, listed_files, remove
 
-STAGING = f"{SYSTEM_DIR}/saving"
-"""Where a later ``train()`` call saves before its directory gets the name that counts the earlier calls' steps."""
-LONG_WAIT_S = 0.5
+STAGING = f"{contract.SYSTEM_DIR}/saving"
+"""Where a library saves that names the folder itself, before the folder gets the name that counts earlier calls' steps."""
+REPORTED_WAIT_S = 0.5
 POLL_S = 0.2
-BEFORE_THE_END_S = 4.0
-"""How long before the end of the grace period a save that does not end is given up: this process still has to end in order."""
-META_UNFINISHED = "unfinished"
-"""Key in ``meta``: a list of what was still to be done of the step."""
+DEADLINE_MARGIN_S = 4.0
+"""An asynchronous save is given up this long before the grace period ends: this process still has to exit in order."""
+
+
+class StepWriter:
+    """Every method is called on every rank at the same step. Any exception is logged, and training goes on."""
+
+    names_folder = False
+    """Whether the library itself names the folder of a step, by the step within its ``train()`` call."""
+
+    def write(self, folder: Path) -> None:
+        """Write this rank's files of the current step. The folder need not exist."""
+        raise NotImplementedError
+
+    def write_final(self, folder: Path) -> None:
+        """Write this rank's files of the final model. The folder need not exist."""
+        raise NotImplementedError
+
+    def meta(self) -> Mapping[str, Any]:
+        """Return what the marker of every checkpoint says under ``meta``."""
+        return {}
+
+    def expected_bytes(self) -> int:
+        """Return the estimated size of the first checkpoint; 0: unknown."""
+        return 0
+
+    def overlapping_optimizer(self) -> Any:
+        """Return the optimizer whose ``step()`` alone changes parameters, so that a snapshot may overlap with training.
+
+        ``None``: other code may change them; the snapshot is complete before training goes on.
+        """
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    name: str
+    reason: str
+    meta: Mapping[str, Any]
+    began_s: float
+    """Monotonic."""
 
 
 class StepSaver:
-    """Saves steps of one ``train()`` call. Every method is called on every rank at the same step.
+    """Saves steps of one ``train()`` call. Every method is called on every rank at the same step."""
 
-    Who writes the files says how: ``_write``, ``_write_final``, and what is known beforehand.
-    """
-
-    def __init__(self, session: Session, background: Background | None = None) -> None:
-        """With ``background`` periodic saves are written beside training."""
-        agreement = session.join()
+    def __init__(self, session: Session, writer: StepWriter, background: Background | None = None) -> None:
+        """With ``background`` periodic saves are asynchronous."""
         self._session = session
-        self._agreement = agreement
+        self._writer = writer
+        self._consensus = session.join()
         self._volume = session.settings.dir
-        world = agreement.world
-        self._world = world
-        self._records = RankRecords(self._volume, attempt=session.attempt, rank=world.rank, local_ranks=world.local_size)
+        self._world = world = self._consensus.world
+        self.records = RankRecords(self._volume, attempt=session.attempt, rank=world.rank, local_ranks=world.local_size)
         with contextlib.suppress(OSError):
-            (self._volume / LEASES).mkdir(parents=True, exist_ok=True)
+            (self._volume / contract.LEASES).mkdir(parents=True, exist_ok=True)
         self._last_bytes = 0
-        self._room = Room(self._volume, session.client)
-        self._background = background
+        self._admission = DiskAdmission(self._volume, session.client)
+        self.background = background
         self._tried: str | None = None
         self._in_flight = self._lost = self._waited = False
         self._save_s = 0.0
         self.step_seconds: float | None = None
-        self.unfinished: tuple[str, ...] = ()
-        """What a just-in-time save leaves undone of its step."""
+        """For the marker: seconds per step; ``None``: unknown."""
 
     def name(self, global_step: int) -> str:
         """Return the name of a step of this call: steps count on through all ``train()`` calls of the script."""
-        return checkpoint_name(self._session.base_step + global_step)
+        return contract.checkpoint_name(self._session.base_step + global_step)
 
-    def save(self, model: Any, global_step: int, reason: str, *, stopped_early: bool = False) -> bool:
-        """Save everything that a resume needs. Returns whether this rank's part was written, now or before.
+    def save(self, global_step: int, reason: str, meta: Mapping[str, Any] | None = None) -> bool:
+        """Save a step of this call. Returns whether this rank's part was written, now or before.
 
-        Whatever goes wrong is said and left behind: training is never stopped by a save. A step is tried once, and all
-        ranks try it or none, so that they stay in step with each other.
+        An error is logged and never stops training. A step is tried once, by all ranks or by none, so that they stay at the
+        same step. ``reason``: ``periodic``, ``manual`` or ``jit``. ``meta``: additions to the marker's ``meta``.
         """
         name, urgent = self.name(global_step), reason == "jit"
         known = name in self._session.saved
         if known and not urgent:
             return True
         self.settle()
-        if known and not self._was_lost(name):
+        is_last = known and self.background is not None and name == self._tried
+        if known and not (is_last and not self._consensus.all_agree(not self._lost)):  # its asynchronous save may have failed
             return True
         self._session.saved.add(name)
         self._session.saves[name] += 1
-        began_s = time.monotonic()
-        if not self._agreement.all_agree(self._prepare(name, urgent=urgent)):
+        save = _Save(name, reason, meta or {}, time.monotonic())
+        if not self._consensus.all_agree(self._prepare(name, urgent=urgent)):
             return False
         wrote, captured, self._tried, self._lost = True, None, name, False
         try:
-            captured = self._begin(model, global_step, beside=reason == "periodic")
+            captured = self._begin(save, global_step)
         except Exception as error:
             self._failed(name, error)
             wrote = False
-        if self._staged and self._agreement.all_agree(wrote) and self._world.local_rank == 0:
+        if self._is_staged and self._consensus.all_agree(wrote) and self._world.local_rank == 0:
             wrote = self._leave_staging(global_step, name)
         if captured is not None and wrote:
-            self._finish_later(captured, name, reason, began_s, stopped_early=stopped_early)
+            self._finish_later(captured, save)
             return True
         if captured is not None:
             captured.give_up()
-        self._lost = not (wrote and self._finish(name, reason, began_s, stopped_early=stopped_early))
+        self._lost = not (wrote and self._finish(save))
         return not self._lost
 
     def settle(self) -> None:
-        """Wait until nothing is being written beside training."""
+        """Wait until no asynchronous save is in flight."""
         self._waited, in_flight, self._in_flight = False, self._in_flight, False
-        if self._background is None or not in_flight:
+        if self.background is None or not in_flight:
             return
         began_s = time.monotonic()
-        while not self._background.wait(POLL_S):  # the notice may come meanwhile
-            told = self._session.stop.told_at_s is not None
-            if told and self._left_s() <= BEFORE_THE_END_S and time.monotonic() - began_s >= 1.0:
+        while not self.background.wait(POLL_S):  # a termination notice may come meanwhile
+            noticed = self._session.stop.notice_at_s is not None
+            if noticed and self._left_s() <= DEADLINE_MARGIN_S and time.monotonic() - began_s >= 1.0:
                 warn(f"{self._tried} is still being written and cannot be waited for any longer")
                 return
         self._waited = not self._lost
-        if (waited_s := time.monotonic() - began_s) > LONG_WAIT_S:
-            say(f"training waited {waited_s:.1f} s for {self._tried}")
+        if (waited_s := time.monotonic() - began_s) > REPORTED_WAIT_S:
+            info(f"training waited {waited_s:.1f} s for {self._tried}")
 
     def end(self) -> None:
-        """Wait for what is being written, and give the memory back that it needed."""
+        """Wait for the asynchronous save in flight, and free its memory. May be repeated."""
         self.settle()
-        if self._background is not None:
-            self._background.close()
+        if self.background is not None:
+            self.background.close()
 
     def _left_s(self) -> float:
-        """Return the time until the process is killed, if it was told to go."""
-        settings, told_s = self._session.settings, self._session.stop.told_at_s
-        return settings.grace_seconds - (0.0 if told_s is None else time.monotonic() - told_s)
+        """Return the seconds until the process is killed; the whole grace period before a termination notice."""
+        settings, notice_at_s = self._session.settings, self._session.stop.notice_at_s
+        return settings.grace_seconds - (0.0 if notice_at_s is None else time.monotonic() - notice_at_s)
 
-    def _was_lost(self, name: str) -> bool:
-        """Whether the save of this very step failed on any rank after training had gone on."""
-        return self._background is not None and name == self._tried and not self._agreement.all_agree(not self._lost)
-
-    def _finish_later(self, captured: Captured, name: str, reason: str, began_s: float, *, stopped_early: bool) -> None:
-        assert self._background is not None
-        self._in_flight = self._lost = True  # until it is known to be written
-        held_s = time.monotonic() - began_s
+    def _finish_later(self, captured: Captured, save: _Save) -> None:
+        assert self.background is not None
+        self._in_flight = self._lost = True  # until it is written
+        held_s = time.monotonic() - save.began_s
 
         def then(error: Exception | None) -> None:
             if error is not None:
-                self._failed(name, error)
-            elif self._finish(name, reason, began_s, stopped_early=stopped_early, held_s=held_s):
+                self._failed(save.name, error)
+            elif self._finish(save, held_s=held_s):
                 self._lost = False
 
-        self._background.start(captured, self._volume / name, then)
+        self.background.start(captured, self._volume / save.name, then)
 
     @property
-    def _staged(self) -> bool:
-        """Whether ``_write`` leaves the step below ``STAGING`` under its number in this call."""
-        return False
+    def _is_staged(self) -> bool:
+        """Whether the library names the folder of a step differently: in the second ``train()`` call and later."""
+        return self._writer.names_folder and self._session.base_step > 0
 
     def _prepare(self, name: str, *, urgent: bool) -> bool:
-        if self._background is not None and self._background.busy:
-            return False  # told to go, and it cannot be waited for
+        if self.background is not None and self.background.busy:
+            return False  # the grace period is nearly over: the save in flight cannot be waited for
         if self._world.local_rank != 0:
             return True
         try:
-            if not (self._is_worth_trying() if urgent else self._has_room()):
+            if not (self._is_worth_trying() if urgent else self._admission.fits(self._expected_bytes())):
                 return False
-            remove(self._volume / name)  # half-written, or of an earlier attempt that this run left behind
+            remove(self._volume / name)  # half-written, or of an earlier attempt that was abandoned
             shutil.rmtree(self._volume / STAGING, ignore_errors=True)
-            self._records.clear(name)
+            self.records.clear(name)
         except OSError as error:
             warn(f"{name} is not saved: {error}")
             return False
         return True
 
     def _is_worth_trying(self) -> bool:
-        """Whether a save just in time is: after one that was just waited for, only if it can be finished, too."""
+        """Whether a just-in-time save can end in time; without an asynchronous save before it, it is always tried."""
         if not self._waited or fits(expected_s=self._save_s, left_s=self._left_s()):
             return True
-        say(f"no newer checkpoint: a save takes about {self._save_s:.1f} s, {self._left_s():.1f} s are left")
+        info(f"no newer checkpoint: a save takes about {self._save_s:.1f} s, {self._left_s():.1f} s are left")
         return False
 
-    def _has_room(self) -> bool:
-        return self._room.fits(self._last_bytes or self._expected_bytes())
+    def _expected_bytes(self) -> int:
+        return self._last_bytes or self._writer.expected_bytes()
 
-    def make_room(self) -> None:
-        """Before a save that is tried in any case: what is durable makes way for it."""
+    def free_space(self) -> None:
+        """Have durable checkpoints leave the volume for a save that is tried in any case."""
         if self._world.local_rank == 0:
             with contextlib.suppress(OSError):
-                self._room.make(int(SPARE * (self._last_bytes or self._expected_bytes())))
+                self._admission.free_space(self._expected_bytes())
 
-    def _begin(self, model: Any, global_step: int, *, beside: bool) -> Captured | None:
-        """Returns what is still to be written beside training; nothing if that is not how this is saved.
+    def _begin(self, save: _Save, global_step: int) -> Captured | None:
+        """Write the step, or take its snapshot. ``None``: all of it is written.
 
-        Whoever asks for a save, or is about to end, waits for it.
+        Only a periodic save is asynchronous: a manual one has a caller that waits, after a just-in-time one training ends.
         """
-        if self._background is None or not beside:
-            self._write(model, global_step)
+        folder = self._volume / (f"{STAGING}/{contract.checkpoint_name(global_step)}" if self._is_staged else save.name)
+        if self.background is None or save.reason != "periodic":
+            self._writer.write(folder)
             return None
-        inside = f"{STAGING}/{checkpoint_name(global_step)}" if self._staged else self.name(global_step)
-        return self._background.capture(
-            self._volume / inside, functools.partial(self._write, model, global_step), optimizer=self._optimizer_that_waits()
-        )
-
-    def _write(self, model: Any, global_step: int) -> None:
-        """Write this rank's files of a step.
-
-        Raises:
-            Exception: Whatever it is, it is said, and training goes on.
-        """
-        raise NotImplementedError
-
-    def _about(self) -> dict[str, Any]:
-        """Return what the marker says of every checkpoint, under ``meta``."""
-        return {}
-
-    def _write_final(self, folder: Path) -> None:
-        """Write this rank's files of the final model.
-
-        Raises:
-            Exception: Whatever it is, it is said.
-        """
-        raise NotImplementedError
-
-    def _expected_bytes(self) -> int:
-        """Return the size of the first checkpoint, before there was one; 0: not known."""
-        return 0
-
-    def _optimizer_that_waits(self) -> Any:
-        """Return what alone changes parameters, in its ``step()``; ``None``: anybody may."""
-        return None
+        write = functools.partial(self._writer.write, folder)
+        return self.background.capture(folder, write, optimizer=self._writer.overlapping_optimizer())
 
     def _leave_staging(self, global_step: int, name: str) -> bool:
         try:
-            (self._volume / STAGING / checkpoint_name(global_step)).rename(self._volume / name)
+            (self._volume / STAGING / contract.checkpoint_name(global_step)).rename(self._volume / name)
         except OSError as error:
             self._failed(name, error)
             return False
@@ -243,76 +229,74 @@ class StepSaver:
             remove(self._volume / name)
             shutil.rmtree(self._volume / STAGING, ignore_errors=True)
 
-    def _finish(self, name: str, reason: str, began_s: float, *, stopped_early: bool, held_s: float | None = None) -> bool:
-        folder = self._volume / name
+    def _finish(self, save: _Save, *, held_s: float | None = None) -> bool:
+        folder = self._volume / save.name
         try:
-            folder.mkdir(exist_ok=True)  # a node whose ranks write nothing takes part all the same
-            if self._records.wrote(name):
-                marker = self._marker(folder, reason, {META_STOPPED_EARLY: True} if stopped_early else {})
+            folder.mkdir(exist_ok=True)  # a node whose ranks write no file has a marker, too
+            if self.records.wrote(save.name):
+                marker = self.marker(folder, save.reason, save.meta)
                 finish(folder, marker)
                 self._last_bytes = sum(file.size_bytes for file in marker.files or ())
-                self._records.clear(name)
+                self.records.clear(save.name)
                 self._rotate()
-        except (OSError, ContractError) as error:
-            self._failed(name, error)
+        except (OSError, contract.ContractError) as error:
+            self._failed(save.name, error)
             return False
-        self._save_s = time.monotonic() - began_s
+        self._save_s = time.monotonic() - save.began_s
         held = "" if held_s is None else f", training held for {held_s:.2f} s"
-        say(f"saved {name} ({reason}, {self._last_bytes / 1e6:.1f} MB in {self._save_s:.2f} s{held})")
+        info(f"saved {save.name} ({save.reason}, {self._last_bytes / 1e6:.1f} MB in {self._save_s:.2f} s{held})")
         return True
 
-    def _marker(self, folder: Path, reason: str, more: Mapping[str, Any], *, global_step: int | None = None) -> Marker:
+    def marker(self, folder: Path, reason: str, meta: Mapping[str, Any], *, global_step: int | None = None) -> contract.Marker:
+        """Return the marker of a folder with all of its files. ``global_step``: where the folder's name has no step."""
         session, world = self._session, self._world
-        meta = {META_TRAIN_CALL: session.train_calls, "base_step": session.base_step, **self._about(), **more}
-        if session.origin is not None:
-            meta[META_RESUMED_FROM] = session.origin
-        if reason == "jit" and self.unfinished:
-            meta[META_UNFINISHED] = list(self.unfinished)
-        return Marker(
-            step=step_of(folder.name) if global_step is None else session.base_step + global_step,
+        base = {contract.META_TRAIN_CALL: session.train_calls, "base_step": session.base_step}
+        origin = {} if session.origin is None else {contract.META_RESUMED_FROM: session.origin}
+        return contract.Marker(
+            step=contract.step_of(folder.name) if global_step is None else session.base_step + global_step,
             reason=reason,
-            created_at=rfc3339(time.time()),
+            created_at=contract.rfc3339(time.time()),
             attempt=session.attempt,
             save_id=str(session.saves[folder.name]),
-            node=Node(world.node, world.nodes),
+            node=contract.Node(world.node, world.nodes),
             world_size=world.size,
             global_step_seconds=self.step_seconds,
             files=listed_files(folder),
-            meta=meta,
+            meta={**base, **self._writer.meta(), **meta, **origin},
         )
 
     def _rotate(self) -> None:
         limit = self._session.settings.save_total_limit
         if limit is None or self._world.local_rank != 0:
             return
-        own = [c for c in finished_on(self._volume) if c.marker.meta.get(META_OWNER) != SCRIPT_OWNED]
-        steps = [step for c in own if (step := step_of(c.name)) is not None]
+        own = [c for c in finished_on(self._volume) if c.marker.meta.get(contract.META_OWNER) != contract.SCRIPT_OWNED]
+        steps = [step for c in own if (step := contract.step_of(c.name)) is not None]
         for step in surplus(steps, limit=limit):
-            remove(self._volume / checkpoint_name(step))
+            remove(self._volume / contract.checkpoint_name(step))
 
     def save_final(self, global_step: int) -> None:
         """Write the final model to ``final/``."""
-        folder = self._volume / FINAL
+        folder = self._volume / contract.FINAL
         ready = True
         if self._world.local_rank == 0:
             try:
                 remove(folder)
-                self._records.clear(FINAL)
+                self.records.clear(contract.FINAL)
             except OSError:
                 ready = False
-            self.make_room()
-        if not self._agreement.all_agree(ready):
+            self.free_space()
+        if not self._consensus.all_agree(ready):
             return
-        self._session.saves[FINAL] += 1
+        self._session.saves[contract.FINAL] += 1
         try:
-            self._write_final(folder)
+            self._writer.write_final(folder)
             folder.mkdir(exist_ok=True)
-            if self._records.wrote(FINAL):
-                finish(folder, self._marker(folder, "final", {}, global_step=global_step))
-                self._records.clear(FINAL)
+            if self.records.wrote(contract.FINAL):
+                finish(folder, self.marker(folder, "final", {}, global_step=global_step))
+                self.records.clear(contract.FINAL)
         except Exception as error:
             warn(f"final/ could not be saved ({type(error).__name__}: {error}); the checkpoints stand")
             with contextlib.suppress(OSError):
                 remove(folder)
             return
-        say(f"saved final/ (step {self._session.base_step + global_step})")
+        info(f"saved final/ (step {self._session.base_step + global_step})")

@@ -1,1 +1,1 @@
-"""Files on the shared volume: the marker that ends a checkpoint, a rank's lease."""
+"""Files on the shared volume: the marker that completes a checkpoint, a rank's lease."""

@@ -1,4 +1,4 @@
-"""A rank's lease: a lock that the kernel frees when the process dies, however it dies."""
+"""A rank's lease: a lock that the kernel releases when the process dies."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from pathlib import Path
 
 from trainer_hook.contract import LEASES
 
-PATIENCE_S = 0.1
-"""So long a lease that is taken is tried again: who only looks whether it is held may lock it for an instant."""
+RETRY_FOR_S = 0.1
+"""Retries of a lease that is held: a process that only checks it locks it for an instant."""
 
 _held: dict[str, int] = {}
-"""Descriptors by path. They stay open for the life of the process: closing any descriptor of the file drops the lock."""
+"""Descriptors by path. They stay open: closing any descriptor of the file would release the lock."""
 
 
 def hold(volume: Path, rank: int) -> bool:
-    """Take the lease of a rank. Returns false when another living process has it. A forked child does not inherit it.
+    """Take the lease of a rank. Returns false if another process holds it. A forked child does not inherit it.
 
-    Raises:
-        OSError: The volume is not writable.
+    Raises ``OSError``: the volume is not writable.
     """
     folder = volume / LEASES
     folder.mkdir(parents=True, exist_ok=True)
@@ -28,7 +27,7 @@ def hold(volume: Path, rank: int) -> bool:
     if path in _held:
         return True
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + RETRY_FOR_S
     while not _locked(fd):
         if time.monotonic() >= until_s:
             os.close(fd)

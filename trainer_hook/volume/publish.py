@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the marker that ends a checkpoint."""
+"""Atomic publication of files, and the marker that completes a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,34 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_hook.contract import (
-    LEASES,
-    MARKER,
-    SYSTEM_DIR,
-    TOKEN,
-    ContractError,
-    ListedFile,
-    Marker,
-    check_path,
-    encode_json,
-    encode_marker,
-    is_checkpoint_name,
-    parse_marker,
-)
+from trainer_hook import contract
 
 
 def publish(path: Path, content: bytes, *, durable: bool = False, group: int | None = None, not_before_ns: int = 0) -> None:
     """Write a file by temp file and rename.
 
-    Args:
-        path: The file; its directory must exist.
-        content: All of it.
-        durable: Also fsync file and directory. Data files need none: the sidecar reads through the same page cache.
-        group: May write to the file, if it is the file's group.
-        not_before_ns: Its modification time is at least this, in epoch nanoseconds.
+    ``durable``: also fsync file and directory; data files need no fsync, because the sidecar reads through the same page cache.
+    ``group``: if it is the file's group, it may write to the file. ``not_before_ns``: lower bound of the modification time, in
+    epoch nanoseconds.
 
-    Raises:
-        OSError: Nothing is left behind.
+    Raises ``OSError``: the file is as before.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{time.monotonic_ns():x}.tmp")
     try:
@@ -50,7 +33,7 @@ def publish(path: Path, content: bytes, *, durable: bool = False, group: int | N
             file.write(content)
             file.flush()
             if os.fstat(fd).st_mtime_ns < not_before_ns:
-                with contextlib.suppress(OSError):  # a file system without settable times
+                with contextlib.suppress(OSError):  # a file system that cannot set times
                     os.utime(fd, ns=(not_before_ns, not_before_ns))
             if durable:
                 os.fsync(fd)
@@ -66,37 +49,36 @@ def publish(path: Path, content: bytes, *, durable: bool = False, group: int | N
             os.close(folder)
 
 
-def listed_files(folder: Path) -> tuple[ListedFile, ...]:
-    """Return every regular file below a checkpoint, but its marker."""
+def listed_files(folder: Path) -> tuple[contract.ListedFile, ...]:
+    """Return the regular files of a checkpoint except its marker, sorted by path."""
     return tuple(sorted(_files(folder, folder), key=lambda file: file.path))
 
 
-def _files(folder: Path, root: Path) -> Iterator[ListedFile]:
+def _files(folder: Path, root: Path) -> Iterator[contract.ListedFile]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from _files(Path(entry.path), root)
-            elif entry.is_file(follow_symlinks=False) and entry.path != str(root / MARKER):
+            elif entry.is_file(follow_symlinks=False) and entry.path != str(root / contract.MARKER):
                 path = Path(entry.path).relative_to(root).as_posix()
-                yield ListedFile(check_path(path), entry.stat(follow_symlinks=False).st_size)
+                yield contract.ListedFile(contract.check_path(path), entry.stat(follow_symlinks=False).st_size)
 
 
 def make_system_folders(volume: Path) -> None:
-    """Create what both containers write to, open to a sidecar of another user of this group.
+    """Create the folders that both containers write to, writable for a sidecar of another user in this group.
 
-    Raises:
-        OSError: The volume is not writable.
+    Raises ``OSError``: the volume is not writable.
     """
-    for path, mode in ((SYSTEM_DIR, 0o2775), (LEASES, 0o2777)):
-        (volume / path).mkdir(exist_ok=True)  # the volume itself is never created: that would hide that it is not mounted
+    for path, mode in ((contract.SYSTEM_DIR, 0o2775), (contract.LEASES, 0o2777)):
+        (volume / path).mkdir(exist_ok=True)  # never the volume itself: that would hide a missing mount
         _add_mode(volume / path, mode)
 
 
 def open_to_group(folder: Path) -> None:
-    """Let the sidecar's user read: some writers make files only their owner can read (safetensors: 0600).
+    """Let the sidecar's user read the files: some libraries write them for their owner only (safetensors: 0600).
 
-    Where it is another user of a common group, that group may write, too: the kernel lets nobody make hard links to files
-    that he may not write (``fs.protected_hardlinks``), and without write access to the directory nobody can make room.
+    For a sidecar of another user in a common group, the group may write, too. It needs write access to a file for a hard link
+    (``fs.protected_hardlinks``), and to the folder for deletion.
     """
     group = _sidecar_group(folder.parent)
     for place, _, names in os.walk(folder):
@@ -107,10 +89,10 @@ def open_to_group(folder: Path) -> None:
 
 def _sidecar_group(volume: Path) -> int | None:
     try:
-        made_by_it = (volume / TOKEN).lstat()
+        token = (volume / contract.TOKEN).lstat()
     except OSError:
         return None
-    return None if made_by_it.st_uid == os.geteuid() else made_by_it.st_gid
+    return None if token.st_uid == os.geteuid() else token.st_gid
 
 
 def _add_mode(path: Path, mode: int, *, group: int | None = None) -> None:
@@ -125,32 +107,26 @@ def _add_mode(path: Path, mode: int, *, group: int | None = None) -> None:
         return
 
 
-def finish(folder: Path, marker: Marker) -> None:
-    """Write the marker: from now on the checkpoint is finished. Last on purpose.
+def finish(folder: Path, marker: contract.Marker) -> None:
+    """Write the marker, which makes the checkpoint finished.
 
-    A file that is newer than its marker is taken for one that was changed afterwards. So the marker is never older than the
-    files, also where the clock was set back while they were written, or where they were copied with their times.
+    A file newer than the marker counts as changed afterwards. So the marker is never older than the files, even if the clock
+    was set back, or if files were copied with their times.
 
-    Raises:
-        OSError: The volume is full or not writable.
+    Raises ``OSError``: the volume is full or not writable.
     """
     open_to_group(folder)
-    group, newest_ns = _sidecar_group(folder.parent), _newest_ns(folder, marker)
-    publish(folder / MARKER, encode_marker(marker), durable=True, group=group, not_before_ns=newest_ns)
-
-
-def _newest_ns(folder: Path, marker: Marker) -> int:
-    """Return when the newest of the files was written that a marker lists, in epoch nanoseconds; 0 where it lists none."""
     newest_ns = 0
     for file in marker.files or ():
-        with contextlib.suppress(OSError):  # gone: the checkpoint will be rejected by its name
+        with contextlib.suppress(OSError):  # missing: the sidecar will reject the checkpoint and name the file
             newest_ns = max(newest_ns, (folder / file.path).stat().st_mtime_ns)
-    return newest_ns
+    group = _sidecar_group(folder.parent)
+    publish(folder / contract.MARKER, contract.encode_marker(marker), durable=True, group=group, not_before_ns=newest_ns)
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint, its marker first: the rest must never look like one."""
-    (folder / MARKER).unlink(missing_ok=True)
+    """Delete a checkpoint, its marker first: the rest must not count as finished."""
+    (folder / contract.MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -159,48 +135,47 @@ class Local:
     """A finished checkpoint on the volume."""
 
     name: str
-    marker: Marker
+    marker: contract.Marker
 
 
 def finished_on(volume: Path) -> list[Local]:
     """Return the checkpoints on a volume whose marker is valid and whose listed files are there with their sizes."""
     found = []
     try:
-        names = [entry.name for entry in os.scandir(volume) if is_checkpoint_name(entry.name)]
+        names = [entry.name for entry in os.scandir(volume) if contract.is_checkpoint_name(entry.name)]
     except OSError:
         return []
     for name in names:
         try:
-            marker = parse_marker((volume / name / MARKER).read_bytes(), name=name)
+            marker = contract.parse_marker((volume / name / contract.MARKER).read_bytes(), name=name)
             if all((volume / name / f.path).stat().st_size == f.size_bytes for f in marker.files or ()):
                 found.append(Local(name, marker))
-        except (OSError, ContractError):
+        except (OSError, contract.ContractError):
             continue
     return found
 
 
 class RankRecords:
-    """How the ranks of one node tell each other that they have written their part, without waiting for each other.
+    """Records by which the ranks of a node learn that all have written their part, without a collective.
 
-    Each rank leaves a record; whoever then sees the records of all local ranks finishes the checkpoint. Two may see them at
-    the same time: whoever takes the first one away is it. Two that wrote the marker would see each other's half of it.
+    Each rank writes a record; a rank that then sees the records of all local ranks finishes the checkpoint. If two see them at
+    the same time, the one that deletes the first record does.
     """
 
     def __init__(self, volume: Path, *, attempt: str, rank: int, local_ranks: int) -> None:
-        self._folder = volume / LEASES
+        self._folder = volume / contract.LEASES
         self._attempt = attempt
         self._rank = rank
         self._local_ranks = local_ranks
 
     def wrote(self, name: str) -> bool:
-        """Record that this rank has written its part of a checkpoint. Returns whether it is the one to finish it.
+        """Record that this rank has written its part of a checkpoint. Returns whether this rank finishes it.
 
-        Raises:
-            OSError: The record could not be written: the checkpoint stays unfinished.
+        Raises ``OSError``: the record could not be written: the checkpoint stays unfinished.
         """
         if self._local_ranks == 1:
             return True
-        publish(self._path(name, self._rank), encode_json({"attempt": self._attempt}))
+        publish(self._path(name, self._rank), contract.encode_json({"attempt": self._attempt}))
         ours = sorted(path for path in self._folder.glob(f"{name}.*.done") if self._is_ours(path))
         if len(ours) < self._local_ranks:
             return False

@@ -18,7 +18,7 @@ import structlog
 from sidecar.core.format.found_checkpoint import FoundFile
 from sidecar.core.lifecycle.states import WANTED
 from sidecar.core.schedule.order import Waiting
-from sidecar.errors import SidecarError, StoreError
+from sidecar.errors import Fenced, SidecarError, StoreError
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
 from sidecar.upload.context import UploadContext
 from sidecar.upload.schedule.flush_control import Writing
@@ -298,7 +298,7 @@ class EarlyUploads:
         try:
             objection = await self._objection()
             early.allowed = objection is None and await self._is_untouched(early)
-        except StoreError:
+        except (StoreError, Fenced):
             early.allowed = False
         self._woken.set()
 
@@ -342,7 +342,7 @@ class EarlyUploads:
             if (objection := await self._objection()) is None:
                 is_free = await self._is_untouched(early)
                 await self._context.committer.discard(early.journal, whole_files=is_free)
-        except StoreError as error:
+        except (StoreError, Fenced) as error:
             objection = str(error)
         if objection is not None:
             log.warning("early_upload_not_removed", checkpoint=early.name, error=objection, hint="it is tried again")

@@ -1,4 +1,4 @@
-"""Two ranks save sharded state beside training, whatever goes wrong on one of them: torchrun … shards.py FOLDER."""
+"""Two ranks save sharded state asynchronously, with failures on one of them: torchrun … shards.py FOLDER."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from trainer_hook.asynchronous import host_memory
 from trainer_hook.asynchronous.background import Background
-from trainer_hook.asynchronous.deferring import NotEverywhere
+from trainer_hook.asynchronous.deferring import RankFailed
 from trainer_hook.asynchronous.writer_process import WriterDied
 from trainer_hook.loops import state_files
 
@@ -41,7 +41,7 @@ class Rank:
     def __init__(self) -> None:
         self.number = dist.get_rank()
         self.group = dist.new_group(backend="gloo")
-        self.beside = Background(ranks=2)
+        self.background = Background(ranks=2)
         self.trained = objects()
         step(self.trained)
 
@@ -51,16 +51,16 @@ class Rank:
         state_files.write(state, FOLDER / name, rank=self.number, group=self.group)
 
     def save(self, name: str, *, before: Callable[[], None] = lambda: None) -> Exception | None:
-        """Save beside the next step. Returns what went wrong on this rank."""
-        captured = self.beside.capture(FOLDER / name, lambda: self.write(name))
+        """Save during the next step. Returns the error of this rank."""
+        captured = self.background.capture(FOLDER / name, lambda: self.write(name))
         outcome: list[Exception | None] = []
         if captured is None:
             outcome.append(None)
         else:
             before()
-            self.beside.start(captured, FOLDER / name, outcome.append)
+            self.background.start(captured, FOLDER / name, outcome.append)
         step(self.trained)
-        assert self.beside.wait(60), "it hangs"
+        assert self.background.wait(60), "it hangs"
         return outcome[0]
 
     def expect(self, name: str, like: str) -> None:
@@ -84,20 +84,20 @@ def main() -> None:
     me = rank.number
 
     rank.write("blocking")
-    assert rank.save("beside") is None
-    rank.expect("beside", "blocking")
+    assert rank.save("asynchronous") is None
+    rank.expect("asynchronous", "blocking")
 
     def kill_writer() -> None:
         if me == 1:
-            os.kill(rank.beside.pid or 0, signal.SIGKILL)
+            os.kill(rank.background.pid or 0, signal.SIGKILL)
 
-    assert isinstance(rank.save("died", before=kill_writer), WriterDied if me else NotEverywhere)
+    assert isinstance(rank.save("died", before=kill_writer), WriterDied if me else RankFailed)
     assert not (FOLDER / "died/sharded/.metadata").exists()
 
     rank.write("blocking-2")
     nothing = host_memory.Limit(0 if me == 0 else 1 << 40, "of the machine")
     with mock.patch.object(host_memory, "available", return_value=nothing):
-        rank.beside = Background(ranks=2) if me == 0 else rank.beside
+        rank.background = Background(ranks=2) if me == 0 else rank.background
         assert rank.save("mixed") is None
     rank.expect("mixed", "blocking-2")
 
@@ -107,11 +107,11 @@ def main() -> None:
             raise OSError("no space left")
 
     try:
-        captured = rank.beside.capture(FOLDER / "failed", fail)
+        captured = rank.background.capture(FOLDER / "failed", fail)
         assert captured is not None
         outcome: list[Exception | None] = []
-        rank.beside.start(captured, FOLDER / "failed", outcome.append)
-        assert rank.beside.wait(60), "it hangs"
+        rank.background.start(captured, FOLDER / "failed", outcome.append)
+        assert rank.background.wait(60), "it hangs"
         assert me == 0
         assert "no space left" in str(outcome[0])
     except OSError:
@@ -120,7 +120,7 @@ def main() -> None:
     rank.write("blocking-3")
     assert rank.save("again") is None
     rank.expect("again", "blocking-3")
-    rank.beside.close()
+    rank.background.close()
     dist.destroy_process_group()
 
 

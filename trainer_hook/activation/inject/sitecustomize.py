@@ -1,6 +1,6 @@
-"""Found by every Python that has this folder on its PYTHONPATH. Runs the next sitecustomize on the path, too.
+"""Run by every Python with this folder on its PYTHONPATH. Runs the next sitecustomize on the path, too.
 
-It lies in ``trainer_hook/activation/inject``, or, alone, in a folder that ``checkpoint-sidecar install-hook`` made.
+It is in ``trainer_hook/activation/inject``, or alone in a folder made by ``checkpoint-sidecar install-hook``.
 """
 
 import os
@@ -19,7 +19,7 @@ def _checkpoint_hook() -> None:
 
 def _root(here: str) -> str:
     installed = os.path.join(here, "trainer_hook-current")  # noqa: PTH118
-    # Resolved once: what is installed later is for interpreters that start later.
+    # Resolved once: a later install applies to interpreters that start later.
     return os.path.realpath(installed) if os.path.isdir(installed) else os.path.abspath(os.path.join(here, "../../.."))  # noqa: PTH100, PTH112, PTH118
 
 
@@ -36,7 +36,7 @@ def _activate(root: str) -> None:
 def _warn(text: str) -> None:
     try:
         sys.stderr.write(f"[checkpoint] WARNING: {text}\n")
-    except Exception:  # no stream, or a closed one: nobody to tell, and no reason not to start
+    except Exception:  # no stream, or a closed one: start all the same
         return
 
 
@@ -44,7 +44,7 @@ def _run_next(here: str) -> None:
     import importlib.machinery
 
     paths = [os.path.abspath(path or ".") for path in sys.path]  # noqa: PTH100
-    # Only what stands behind us: another copy of this file would find us again, and we it.
+    # Only later folders: two copies of this file would find each other.
     behind = sys.path[len(paths) - paths[::-1].index(here) :] if here in paths else []
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", behind)
     if spec is not None and spec.loader is not None:

@@ -1,22 +1,21 @@
-"""What a ``train()`` call that had finished in an earlier pod leaves to the script and to the next call of the same Trainer."""
+"""A ``train()`` call that finished in an earlier pod: its outcome, and the state for the next call of the Trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from trainer_hook.process.log import say, warn
+from trainer_hook.process.log import info, warn
 from trainer_hook.resuming.resumer import Choice, Resumer
 
-_LEFT = "_checkpoint_hook_left"
+_HANDED_OVER = "_checkpoint_hook_handed_over"
 
 
 def training_outcome(state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     """Return the training loss and metrics that ``train()`` returned when it finished.
 
-    Args:
-        state: Content of ``trainer_state.json``: best that of ``final/``, which holds them as Trainer logged them. In one that
-            was written before the end, the loss is the mean of what was logged, and the times are 0.
+    ``state`` is the content of ``trainer_state.json``. That of ``final/`` holds them as Trainer logged them. From an earlier
+    one the loss is the mean of the logged losses, and the times are 0.
     """
     history = [entry for entry in state.get("log_history") or () if isinstance(entry, Mapping)]
     for entry in reversed(history):
@@ -29,41 +28,38 @@ def training_outcome(state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     return loss, {**speed, **rest}
 
 
-def leave_to_next_call(trainer: Any, choice: Choice) -> None:
-    """Remember where the state is that a second ``train()`` of this Trainer would find in it, and set what is at hand."""
-    setattr(trainer, _LEFT, choice)
+def hand_over(trainer: Any, choice: Choice) -> None:
+    """Set the random state, and remember the checkpoint with the optimizer for a second ``train()`` of this Trainer."""
+    setattr(trainer, _HANDED_OVER, choice)
     trainer._load_rng_state(str(choice.path))
 
 
 def take_over(trainer: Any, resumer: Resumer) -> None:
-    """Give a Trainer whose earlier call was not run, because it had finished, the optimizer as that call left it. Collective.
+    """Load the optimizer of an earlier, finished call of this Trainer, as ``hand_over`` remembered it. Collective.
 
-    Without it, the moments of Adam would begin anew although the uninterrupted script would have kept them.
+    The uninterrupted script would have kept it, with the moments of Adam.
     """
-    choice: Choice | None = vars(trainer).pop(_LEFT, None)
+    choice: Choice | None = vars(trainer).pop(_HANDED_OVER, None)
     if choice is None or trainer.model_init is not None:  # which makes the model and the optimizer anew
         return
     if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
         warn("this train() begins with a fresh optimizer: that of the call before is sharded, and was not loaded")
         return
-    reason = resumer.bring(choice.name)
+    reason = resumer.fetch(choice.name)
     if reason is not None:
-        warn(f"this train() begins with a fresh optimizer: {choice.name} of the call before is not to be had ({reason})")
+        warn(f"this train() begins with a fresh optimizer: {choice.name} of the call before cannot be fetched ({reason})")
         return
+    import torch
+
     trainer.create_optimizer()
     try:
-        _load(trainer, choice)
+        optimizer = torch.load(choice.path / "optimizer.pt", map_location="cpu", weights_only=True)
+        trainer.optimizer.load_state_dict(optimizer)
+        if trainer.lr_scheduler is not None:  # the script's own, for all calls
+            trainer.lr_scheduler.load_state_dict(torch.load(choice.path / "scheduler.pt", weights_only=True))
     except Exception as error:
         warn(
             f"this train() begins with a fresh optimizer: that of {choice.name} does not fit ({type(error).__name__}: {error})"
         )
     else:
-        say(f"takes over the optimizer from {choice.name}, where the train() before had finished")
-
-
-def _load(trainer: Any, choice: Choice) -> None:
-    import torch
-
-    trainer.optimizer.load_state_dict(torch.load(choice.path / "optimizer.pt", map_location="cpu", weights_only=True))
-    if trainer.lr_scheduler is not None:  # the script's own, which goes on through all calls
-        trainer.lr_scheduler.load_state_dict(torch.load(choice.path / "scheduler.pt", weights_only=True))
+        info(f"takes over the optimizer from {choice.name}, where the train() before had finished")

@@ -1,8 +1,8 @@
-"""What Trainer does at the end of a step after the optimizer: evaluation, the script's own save, the end of an epoch.
+"""The tail of a step, after the optimizer: evaluation, the script's own save, the end of an epoch.
 
-A just-in-time save cannot wait for an evaluation. So the checkpoint holds the random state from before it and says what was
-still to be done; the resumed run does that first. Its evaluation draws what the uninterrupted one would have drawn, and the
-learning rate, the best model and early stopping hear of it.
+A just-in-time save cannot wait for an evaluation. The checkpoint then holds the random state from before it and lists the
+unfinished parts of the tail; the resumed run does those first. Its evaluation draws the same random numbers as an
+uninterrupted one, and its result reaches the learning rate schedule, the best model and early stopping.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.process.log import say
-from trainer_hook.saving.step_saver import META_UNFINISHED
+from trainer_hook.process.log import info
+from trainer_hook.process.patching import replaced
 
+META_UNFINISHED = "unfinished"
+"""Key in ``meta``: the unfinished parts of the step's tail."""
 EVALUATE, SAVE, EPOCH_END, STOP = "evaluate", "save", "epoch-end", "stop"
 
 
 def unfinished_of(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what a checkpoint says is still to be done of its step; of it, what this version knows."""
-    left = meta.get(META_UNFINISHED)
-    return tuple(part for part in (EVALUATE, SAVE, EPOCH_END, STOP) if isinstance(left, list) and part in left)
+    """Return the unfinished parts that a checkpoint lists and this version knows."""
+    listed = meta.get(META_UNFINISHED)
+    return tuple(part for part in (EVALUATE, SAVE, EPOCH_END, STOP) if isinstance(listed, list) and part in listed)
 
 
 class StepTail:
-    """How far the end of the step has come, in one ``train()`` call."""
+    """Progress through the tail of the current step."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -43,29 +45,29 @@ class StepTail:
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """What is still to be done at this instant."""
+        """Parts that are not done at this instant."""
         if not self._stage:
             return ()
-        left = self._asked_for() if self._doing is None else self._doing
-        ends = (EPOCH_END,) if self.goes_on else ()
-        return (*left, *ends, *((STOP,) if self._control.should_training_stop else ()))
+        due = self._requested() if self._doing is None else self._doing
+        ends = (EPOCH_END,) if self.is_epoch_end_due else ()
+        return (*due, *ends, *((STOP,) if self._control.should_training_stop else ()))
 
-    def _asked_for(self) -> tuple[str, ...]:
+    def _requested(self) -> tuple[str, ...]:
         control = self._control
         return (*((EVALUATE,) if control.should_evaluate else ()), *((SAVE,) if control.should_save else ()))
 
     @property
-    def goes_on(self) -> bool:
+    def is_epoch_end_due(self) -> bool:
         """Whether the end of the epoch is still to come after the step's own evaluation and save."""
         return self._stage == "step" and self._ends_epoch()
 
     def step_begins(self) -> None:
-        """Nothing of the step before is left."""
+        """The tail of the step before is done."""
         self._stage = ""
         self._doing = self._random = None
 
     def step_ends(self, control: Any) -> None:
-        """The optimizer has stepped; in ``control`` every callback of the script has said what is to follow."""
+        """The optimizer has stepped, and every callback of the script has set its requests in ``control``."""
         self._stage, self._control = "step", control
 
     def epoch_ends(self, control: Any) -> None:
@@ -74,61 +76,53 @@ class StepTail:
 
     @contextlib.contextmanager
     def doing(self) -> Iterator[None]:
-        """While what is left is done. What an interrupted evaluation has drawn until then is to be drawn again."""
-        from trainer_hook.loops import randomness
-
+        """Surround the trainer's own evaluation and save: an interrupted evaluation is repeated."""
         self._control = self._trainer.control
-        # An evaluation on several datasets takes the wish back after the first.
-        self._doing = self._asked_for()
+        # An evaluation on several datasets resets the request after the first.
+        self._doing = self._requested()
         if EVALUATE in self._doing:
-            self._random = randomness.read(alone=self._alone())
+            self._random = self._read_random()
         yield
-        self._doing = self._random = None  # not after an error: it may be the pod that goes, and takes DataLoader workers first
+        self._doing = self._random = None  # not after an error: SIGTERM may have ended a DataLoader worker
 
     def done(self) -> None:
-        """All that follows the step, or the epoch, is done."""
-        if not self.goes_on:
+        """The tail of the step, or of the epoch, is done."""
+        if not self.is_epoch_end_due:
             self._stage = ""
 
     def rewind(self) -> None:
-        """Set the random generators to what they were before the evaluation that is interrupted now."""
-        from trainer_hook.loops import randomness
-
+        """Set the random generators back to before the evaluation that is interrupted now."""
         if self._random is not None:
-            randomness.restore(self._random, alone=self._alone())
+            self._restore_random(self._random)
 
     def catch_up(self, unfinished: tuple[str, ...], folder: Path, *, ignore_keys: list[str] | None) -> None:
-        """Do what the step that a run resumes from has left. Called when training begins, before the first batch.
+        """Do the unfinished parts of the step that a run resumes from, before its first batch.
 
-        Args:
-            unfinished: As the marker says.
-            folder: The checkpoint, which holds the random state from before.
-            ignore_keys: ``ignore_keys_for_eval`` of ``train()``.
+        ``folder``: the checkpoint, which holds the random state from before. ``ignore_keys``: those for the evaluation.
         """
-        from trainer_hook.loops import randomness
-
-        trainer, alone = self._trainer, self._alone()
-        say(f"does first what {folder.name} has left: {', '.join(unfinished)}")
-        at_start = randomness.read(alone=alone)
+        trainer = self._trainer
+        info(f"does first what {folder.name} left unfinished: {', '.join(unfinished)}")
+        at_start = self._read_random()
         trainer._load_rng_state(str(folder))
         control = self._control = trainer.control
         control.should_evaluate = EVALUATE in unfinished
-        control.should_save = SAVE in unfinished and not _is_same(own_folder(trainer), folder)
+        control.should_save = SAVE in unfinished and not _is_same(script_folder(trainer), folder)
         self._stage = "step" if EPOCH_END in unfinished else "epoch"
         self._finish_step(ignore_keys)
         if EPOCH_END in unfinished:
             trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)
             self._finish_step(ignore_keys)
-        self._note_best(folder)
+        state, own = trainer.state, script_folder(trainer)
+        if getattr(state, "best_global_step", None) == state.global_step and _is_same(own, folder):
+            state.best_model_checkpoint = str(own)  # the script would have saved the best model in this folder
         trainer.control.should_training_stop |= STOP in unfinished
-        # Trainer loads the random state once more, after it has skipped the batches that were used; until then it draws
-        # as it would without an evaluation.
-        afterwards = randomness.read(alone=alone)
-        randomness.restore(at_start, alone=alone)
+        # Trainer loads the random state again once it has skipped the used batches; until then it draws as usual.
+        afterwards = self._read_random()
+        self._restore_random(at_start)
 
         def load_rng_state(checkpoint: Any) -> None:
             del trainer._load_rng_state
-            randomness.restore(afterwards, alone=alone)
+            self._restore_random(afterwards)
 
         trainer._load_rng_state = load_rng_state
 
@@ -149,23 +143,24 @@ class StepTail:
         wanted = inspect.signature(type(trainer)._maybe_log_save_evaluate).parameters
         trainer._maybe_log_save_evaluate(**{name: value for name, value in known.items() if name in wanted})
 
-    def _note_best(self, folder: Path) -> None:
-        """Name the checkpoint as the best model's, where the script's own save of it would have been this very folder."""
-        state = self._trainer.state
-        if getattr(state, "best_global_step", None) == state.global_step and _is_same(own_folder(self._trainer), folder):
-            state.best_model_checkpoint = str(own_folder(self._trainer))
-
     def _ends_epoch(self) -> bool:
         control, epoch = self._control, self._trainer.state.epoch
         # Trainer ends the epoch, too, when it is told to stop in the middle of one.
         return bool(control.should_training_stop or control.should_epoch_stop or (epoch and float(epoch).is_integer()))
 
-    def _alone(self) -> bool:
-        return bool(self._trainer.args.world_size <= 1)
+    def _read_random(self) -> dict[str, Any]:
+        from trainer_hook.loops import randomness  # imports torch
+
+        return randomness.read(all_gpus=self._trainer.args.world_size <= 1)
+
+    def _restore_random(self, state: dict[str, Any]) -> None:
+        from trainer_hook.loops import randomness
+
+        randomness.restore(state, all_gpus=self._trainer.args.world_size <= 1)
 
 
-def own_folder(trainer: Any) -> Path:
-    """Return where the script's own save of the step at which a Trainer stands goes."""
+def script_folder(trainer: Any) -> Path:
+    """Return the folder of the script's own save of the current step."""
     return Path(trainer._get_output_dir(None)).absolute() / f"checkpoint-{trainer.state.global_step}"
 
 
@@ -175,7 +170,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def no_step_too_many(trainer: Any) -> Iterator[None]:
-    """Have a resumed run that stands at its end begin no epoch: Trainer would train one step of it."""
+    """Have a resumed run that is at its last step begin no epoch: Trainer would train one step of it."""
     original: Callable[..., Any] | None = getattr(trainer, "_run_epoch", None)
     if original is None:  # before transformers 5
         yield
@@ -186,8 +181,5 @@ def no_step_too_many(trainer: Any) -> Iterator[None]:
             trainer.control.should_training_stop = True
         return None if trainer.control.should_training_stop else original(*args, **kwargs)
 
-    trainer._run_epoch = run_epoch
-    try:
+    with replaced(trainer, "_run_epoch", run_epoch):
         yield
-    finally:
-        del trainer._run_epoch

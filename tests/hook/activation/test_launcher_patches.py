@@ -1,0 +1,109 @@
+"""With each launcher, one SIGTERM to one process stops all ranks at one step with one finished checkpoint."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hook.conftest import pod
+from tests.hook.job import Answers, Training, finished, marker, script, trainer_state, training
+from tests.ports import free_port
+from tests.process.sidecar_process import until
+from tests.processes import of_process, state_of
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
+
+
+def ranks(launched: Training) -> dict[int, int]:
+    """Return the pids of the ranks under a launcher."""
+    found = {}
+    for pid in launched.children():
+        environ = of_process(pid, "environ").split(b"\0")
+        found |= {int(entry[5:]): pid for entry in environ if entry.startswith(b"RANK=")}
+    return found
+
+
+def torchrun(**told: object) -> list[str]:
+    return [*TORCHRUN, f"--master_port={free_port()}", *script(args={"max_steps": 30, "ddp_backend": "gloo"}, **told)[1:]]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Training, int]:
+    """Two ranks, one of which was sent SIGTERM. Its checkpoint is in ``store`` beside the volume."""
+    path = tmp_path_factory.mktemp("ranks")
+    with (
+        pod(path / "volume", path / "store") as (sidecar, found),
+        training(torchrun(sleep_s=0.1, rank_1_sleep_s=0.05), path / "volume", found | {"CKPT_SAVE_STEPS": "5"}) as running,
+    ):
+        running.at_step(7)
+        until(lambda: len(ranks(running)) == 2)
+        os.kill(ranks(running)[1], signal.SIGTERM)
+        exit_code = running.wait()
+        sidecar.committed(f"checkpoint-{running.steps()[-1]}")
+    return running, exit_code
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_rank_stops_all_ranks_at_one_step(stopped: tuple[Training, int]) -> None:
+    running, exit_code = stopped
+    assert exit_code == 1, "torchrun's own"
+    last, volume = running.steps()[-1], running.volume
+    assert running.steps(rank=1)[-1] == last
+    assert finished(volume) == [f"checkpoint-{step}" for step in range(5, last, 5)] + [f"checkpoint-{last}"]
+    said = marker(volume, f"checkpoint-{last}")
+    assert (said["reason"], said["world_size"], said["node"]) == ("jit", 2, {"index": 0, "count": 1})
+    assert {"rng_state_0.pth", "rng_state_1.pth"} <= {file["path"] for file in said["files"]}
+    assert not list((volume / ".ckpt/ranks").glob("*.done"))
+    assert trainer_state(volume)["state"] == "preempted"
+
+
+@pytest.mark.slow
+def test_two_ranks_resume_bit_for_bit(stopped: tuple[Training, int], tmp_path: Path) -> None:
+    running, _ = stopped
+    empty = tmp_path / "empty"
+    with pod(empty, running.volume.parent / "store") as (_, found), training(torchrun(), empty, found) as second:
+        second.wait(timeout_s=150)  # not its exit code, for the same reason as below
+        assert second.steps() == second.steps(rank=1) == list(range(running.steps()[-1] + 1, 31))
+    with training(torchrun(), tmp_path / "alone", hooked=False) as alone:
+        alone.wait()  # its exit code is torch's own: gloo's threads may abort an interpreter on its way out
+        assert alone.weights() == second.weights()
+
+
+@pytest.mark.slow
+def test_sigterm_to_torchrun_reaches_every_rank(volume: Path, answers: Answers) -> None:
+    told = script(args={"max_steps": 200, "ddp_backend": "gloo"}, sleep_s=0.05)[1:]
+    with training([*TORCHRUN, f"--master_port={free_port()}", *told], volume, answers.settings) as running:
+        running.at_step(3, rank=1)
+        assert running.terminate() == 1
+        assert running.steps()[-1] == running.steps(rank=1)[-1]
+        assert finished(volume) == [f"checkpoint-{running.steps()[-1]}"]
+
+
+@pytest.mark.slow
+def test_accelerate_launch_passes_the_signal_on_and_exits_as_its_trainer(volume: Path, answers: Answers) -> None:
+    launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes=1", "--cpu"]
+    launch += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    with training([*launch, *script(args={"max_steps": 200}, sleep_s=0.05)[1:]], volume, answers.settings) as running:
+        running.at_step(3)
+        trainers = running.children()
+        assert running.terminate() == 143, running.log()
+        assert finished(volume) == [f"checkpoint-{running.steps()[-1]}"]
+        assert not any(state_of(pid) for pid in trainers), "nobody is left behind"
+        assert "Traceback" not in running.log()
+
+
+@pytest.mark.slow
+def test_where_the_shell_keeps_the_signal_to_itself_drain_ends_training(tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    command = shlex.join(script(args={"max_steps": 200}, sleep_s=0.1)) + "; exit $?"
+    with pod(volume, tmp_path / "store") as (sidecar, found), training(["sh", "-c", command], volume, found) as running:
+        running.at_step(3)
+        assert sidecar.command("drain").returncode == 0
+        assert running.wait(timeout_s=30) == 143, running.log()
+        assert marker(volume, f"checkpoint-{running.steps()[-1]}")["reason"] == "jit"
+        sidecar.committed(f"checkpoint-{running.steps()[-1]}")

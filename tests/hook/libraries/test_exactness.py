@@ -1,0 +1,99 @@
+"""The log says why a resume is not exact, and only then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trainer_hook.libraries.transformers.exactness import known_reasons, reported
+from trainer_hook.process.client import Client
+from trainer_hook.process.rank_consensus import World
+from trainer_hook.process.settings import Settings
+from trainer_hook.resuming.resumer import Resumer
+
+
+class EarlyStoppingCallback:
+    """Named as the library's own."""
+
+
+def trainer(fetch: Callable[[], Any] = list, **arguments: Any) -> Any:
+    given = {"ignore_data_skip": False, "restore_callback_states_from_checkpoint": False, "dataloader_num_workers": 0}
+    return SimpleNamespace(
+        args=SimpleNamespace(**given | arguments),
+        callback_handler=SimpleNamespace(callbacks=arguments.get("callbacks", [])),
+        get_batch_samples=fetch,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"ignore_data_skip": True}, "ignore_data_skip"),
+        ({"dataloader_num_workers": 2}, "worker processes"),
+        ({"callbacks": [EarlyStoppingCallback()]}, "EarlyStoppingCallback forgets"),
+    ],
+)
+def test_what_the_arguments_tell_is_said(arguments: dict[str, Any], said: str) -> None:
+    [reason] = known_reasons(trainer(**arguments), 7)
+    assert said in reason
+
+
+@pytest.mark.parametrize(("step", "is_said"), [(7, True), (8, False)])
+def test_completions_that_serve_several_steps_are_exact_only_between_them(step: int, is_said: bool) -> None:
+    one = trainer(steps_per_generation=2, gradient_accumulation_steps=1)
+    one.num_iterations, one._buffered_inputs = 2, None
+    assert bool(known_reasons(one, step)) == is_said
+
+
+def test_callbacks_that_are_restored_forget_nothing() -> None:
+    callbacks = [EarlyStoppingCallback()]
+    assert known_reasons(trainer(restore_callback_states_from_checkpoint=True, callbacks=callbacks), 7) == []
+
+
+def draws_torch() -> None:
+    import torch
+
+    torch.rand(1)
+
+
+def draws_numpy() -> None:
+    import numpy as np
+
+    np.random.rand()
+
+
+def draws_python() -> None:
+    import random
+
+    random.random()
+
+
+@pytest.mark.parametrize(("fetch", "is_said"), [(list, False), (draws_torch, True), (draws_numpy, True), (draws_python, True)])
+def test_batches_that_draw_random_numbers_are_found_out(fetch: Any, is_said: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    one = type("Trainer", (), {"get_batch_samples": lambda self: fetch()})()
+    vars(one).update(vars(trainer()), get_batch_samples=None)
+    del one.get_batch_samples
+    with reported(one, 7):
+        one.get_batch_samples()
+        assert capsys.readouterr().err == "", "the first fetch of a pass also shuffles"
+        for _ in range(3):
+            one.get_batch_samples()
+    assert capsys.readouterr().err.count("this resume is not bit-identical: the dataset or its collator draws") == is_said
+    assert "get_batch_samples" not in vars(one)
+
+
+def test_what_was_saved_with_save_only_model_is_no_checkpoint_to_resume_from(tmp_path: Path) -> None:
+    alone: Any = SimpleNamespace(world=World(), all_agree=bool)
+    resumer = Resumer(Settings(dir=tmp_path), Client("http://127.0.0.1:1", tmp_path), alone)
+    folder = tmp_path / "checkpoint-7"
+    folder.mkdir()
+    assert resumer.lacks(tmp_path / "nowhere") == resumer.lacks(folder) == [], "Trainer itself says what is wrong with these"
+    for name in ("model.safetensors", "trainer_state.json"):
+        (folder / name).write_bytes(b"{}")
+    assert resumer.lacks(folder) == ["optimizer.pt", "scheduler.pt"]
+    (folder / ".complete").touch()
+    assert "save_only_model" in (resumer._incomplete(folder) or "")

@@ -1,0 +1,129 @@
+"""The log at the end of a script: the facts about durability."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.hook.job import ROOT, Answers, plain_environ
+from tests.hook.process.test_client import in_turn
+from trainer_hook.contract import parse_trainer_state
+from trainer_hook.process import ending
+from trainer_hook.process.client import Client
+from trainer_hook.process.ending import wait_until_durable
+
+GOING_ON: Any = SimpleNamespace(notice_at_s=None)
+
+
+def missing(name: str, state: str) -> tuple[int, Any]:
+    return 504, {"title": "Not durable", "missing": [{"checkpoint": name, "state": state, "reason": "its files went away"}]}
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "FLUSH_POLL_S", 0.05)
+
+
+@pytest.mark.parametrize("state", ["lost", "given-up", "rejected"])
+def test_what_was_lost_is_not_forgotten_by_a_later_flush(
+    state: str, answers: Answers, volume: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers.by_call["POST /v1/flush"] = in_turn(missing("checkpoint-5", state), (200, {"durable": []}))
+    told = wait_until_durable(Client(answers.url, volume), GOING_ON)
+    assert told == f"checkpoint-5 ({state}, its files went away)"
+    assert "everything is durable" not in capsys.readouterr().err
+
+
+def test_what_was_lost_while_others_went_on_is_named_at_the_end(
+    answers: Answers, volume: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = missing("checkpoint-5", "lost")
+    both[1]["missing"].append({"checkpoint": "checkpoint-7", "state": "uploading", "reason": None})
+    answers.by_call["POST /v1/flush"] = in_turn(
+        both, missing("checkpoint-7", "uploading"), (200, {"durable": ["checkpoint-7"]})
+    )
+    assert wait_until_durable(Client(answers.url, volume), GOING_ON) == "checkpoint-5 (lost, its files went away)"
+    said = capsys.readouterr().err
+    assert "waiting until checkpoint-7 is durable" in said
+    assert "WARNING: not durable: checkpoint-5 (lost, its files went away); everything else is" in said
+
+
+def test_what_was_rejected_and_then_written_anew_is_durable(answers: Answers, volume: Path) -> None:
+    mended = missing("checkpoint-5", "rejected")
+    mended[1]["missing"].append({"checkpoint": "checkpoint-7", "state": "uploading", "reason": None})
+    durable = (200, {"durable": ["checkpoint-5", "checkpoint-7"]})
+    answers.by_call["POST /v1/flush"] = in_turn(mended, durable)
+    assert wait_until_durable(Client(answers.url, volume), GOING_ON) is None
+
+
+EXITS = {
+    "sys.exit(1)": True,
+    "raise SystemExit(1)": True,
+    "raise SystemExit('a message')": True,
+    "raise SystemExit": False,
+    "raise SystemExit(0)": False,
+    "exit(3)": True,
+    "class Own(SystemExit):\n    pass\nraise Own(4)": True,
+    "try:\n    raise SystemExit(1)\nexcept SystemExit as error:\n    error.code = 0\n    raise": False,
+    "sys.excepthook = lambda *error: None\nraise ValueError": True,
+    "try:\n    raise ValueError\nexcept ValueError:\n    pass": False,
+    "sys.exit('a message')": True,
+    "exec('import sys; sys.exit(2)')": True,
+    "sys.exit()": False,
+    "sys.exit(0)": False,
+    "pass": False,
+    "try:\n    sys.exit(1)\nfinally:\n    print(end='')": True,
+    "try:\n    sys.exit(1)\nexcept SystemExit as error:\n    assert (error.code, repr(error)) == (1, 'SystemExit(1)')": False,
+    "import pickle\nassert pickle.loads(pickle.dumps(SystemExit(3))).code == 3": False,
+    "exit_code.watch()\nsys.exit(1)": True,
+    "import copy, pickle\ntry:\n    sys.exit()\nexcept SystemExit as e:\n    assert type(copy.copy(e)) is SystemExit": False,
+    "def f():\n    try:\n        sys.exit(1)\n    except SystemExit:\n        pass\nf()": False,
+    "import argparse\nargparse.ArgumentParser().parse_args(['--unknown'])": True,
+    "import threading\nthread = threading.Thread(target=sys.exit, args=(1,))\nthread.start()\nthread.join()": False,
+}
+
+
+@pytest.mark.parametrize("code", EXITS, ids=lambda code: code.splitlines()[-1])
+def test_the_exit_code_of_the_script_is_known_to_the_last_act(code: str) -> None:
+    start = "import atexit, sys\nfrom trainer_hook.process import exit_code\nexit_code.watch()\n"
+    start += "atexit.register(lambda: print('failed', exit_code.failed()))\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", start + code], env=plain_environ() | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert ended.stdout == f"failed {EXITS[code]}\n", ended.stderr
+    assert (ended.returncode != 0) == EXITS[code]
+
+
+TRAINED = """
+import os, sys
+from types import SimpleNamespace
+from trainer_hook.process.session import current_session
+session = current_session()
+session.world = SimpleNamespace(local_rank=0, size=1)
+session.outcome = "succeeded"
+"""
+
+
+@pytest.mark.parametrize(
+    ("last_line", "state"),
+    [
+        ("sys.exit(1)", "failed"),
+        ("raise SystemExit(1)", "failed"),
+        ("sys.excepthook = lambda *error: None; 1 / 0", "failed"),
+        ("raise SystemExit(0)", "succeeded"),
+        ("sys.exit(0)", "succeeded"),
+        ("", "succeeded"),
+    ],
+)
+def test_a_script_that_ends_with_an_error_after_training_has_not_succeeded(
+    last_line: str, state: str, volume: Path, answers: Answers
+) -> None:
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
+    ended = subprocess.run([sys.executable, "-c", TRAINED + last_line], env=environ, capture_output=True, text=True)
+    assert parse_trainer_state((volume / ".ckpt/trainer.json").read_bytes()).state == state, ended.stderr
+    assert ("everything is durable" in ended.stderr) == (state == "succeeded")

@@ -1,0 +1,110 @@
+"""The request of a node to its sidecar, and a local copy that holds only part of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_hook.contract import META_PARTIAL, META_RESTORED, Marker
+from trainer_hook.process.client import Client, ResumeResult, SidecarAbsent
+from trainer_hook.process.rank_consensus import RankConsensus, place_among
+from trainer_hook.process.settings import from_environment
+from trainer_hook.resuming.resumer import Resumer
+from trainer_hook.volume.publish import finish
+
+
+def none_missing(*_: Any, **__: Any) -> list[str]:
+    return []
+
+
+class Asked(Client):
+    """Knows what it was asked for; nobody answers it."""
+
+    def __init__(self, volume: Path) -> None:
+        super().__init__("http://127.0.0.1:9", volume)
+        self.shares: list[Any] = []
+
+    def resume(self, checkpoint: str, **asked: Any) -> ResumeResult:
+        self.shares.append(asked["share"])
+        raise SidecarAbsent("no sidecar answers")
+
+
+@pytest.mark.parametrize("meta", [{}, {META_PARTIAL: 3}])
+def test_part_of_a_checkpoint_on_the_volume_is_nothing_to_continue_from_without_the_sidecar(
+    tmp_path: Path, meta: dict[str, Any]
+) -> None:
+    folder = tmp_path / "checkpoint-5"
+    folder.mkdir()
+    finish(folder, Marker(step=5, meta=meta))
+    resumer = Resumer(
+        from_environment({"CKPT_DIR": str(tmp_path)}), Asked(tmp_path), RankConsensus(), missing=lambda *_, **__: []
+    )
+    choice = resumer.choose(0)
+    assert (choice.name if choice else None) == (None if meta else "checkpoint-5")
+
+
+@pytest.mark.parametrize(
+    ("names", "reads_all", "share"),
+    [
+        (["a", "a", "b", "b"], False, {"world_size": 4, "ranks": [2, 3]}),
+        (["a", "b", "a", "b"], False, {"world_size": 4, "ranks": [1, 3]}),
+        (["a", "a", "b", "b"], True, None),
+        (["a", "a", "a", "a"], False, None),
+    ],
+)
+def test_a_node_asks_for_what_its_own_ranks_read(
+    tmp_path: Path, names: list[str], reads_all: bool, share: dict[str, Any] | None
+) -> None:
+    client, consensus = Asked(tmp_path), RankConsensus()
+    consensus.world = place_among(names, 3)
+    resumer = Resumer(from_environment({"CKPT_DIR": str(tmp_path)}), client, consensus, reads_all=reads_all)
+    with pytest.raises(SidecarAbsent):
+        resumer._request("latest", 0)
+    assert client.shares == [share]
+
+
+@pytest.mark.parametrize(
+    ("told", "meta", "source"),
+    [("store", {META_RESTORED: "1f"}, "store"), ("local", {META_RESTORED: "1f"}, "downloaded"), ("local", {}, "local")],
+)
+def test_what_the_sidecar_downloaded_before_it_was_asked_is_not_said_to_come_from_the_volume(
+    told: str, meta: dict[str, str], source: str, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoint-20").mkdir()
+    (tmp_path / "checkpoint-20/.complete").write_text(json.dumps({"meta": meta}))
+
+    class Telling(Client):
+        def resume(self, *_: Any, **__: Any) -> ResumeResult:
+            return ResumeResult("checkpoint-20", told)
+
+    client = Telling("http://127.0.0.1:1", tmp_path)
+    chosen = Resumer(
+        from_environment({"CKPT_DIR": str(tmp_path)}), client, RankConsensus(), missing=lambda *_, **__: []
+    ).choose(0)
+    assert chosen is not None
+    assert chosen.source == source
+
+
+class Failing(Asked):
+    """A sidecar that found something committed and cannot have it."""
+
+    def resume(self, checkpoint: str, **asked: Any) -> ResumeResult:
+        return ResumeResult(detail="checkpoint-5 is committed and cannot be had now: volume full", known=False)
+
+
+def test_a_start_from_scratch_beside_a_committed_checkpoint_is_said_in_capitals_and_never_made_under_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def choose(**settings: str) -> Any:
+        settings |= {"CKPT_DIR": str(tmp_path)}
+        return Resumer(from_environment(settings), Failing(tmp_path), RankConsensus(), missing=lambda *_, **__: []).choose(0)
+
+    assert choose() is None
+    assert "TRAINING STARTS FROM SCRATCH" in (said := capsys.readouterr().err)
+    assert "checkpoint-5 is committed" in said
+    assert "CKPT_ON_STORE_FAILURE=fail" in said
+    with pytest.raises(SystemExit):
+        choose(CKPT_ON_STORE_FAILURE="fail")

@@ -1,0 +1,252 @@
+"""Files are published atomically, the marker last; a checkpoint is finished when every local rank has written."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.format.found_checkpoint import Identity, judge
+from sidecar.volume.volume import Volume
+from trainer_hook.contract import LEASES, MARKER, SYSTEM_DIR, TOKEN, ContractError, Marker, Node, parse_marker
+from trainer_hook.volume import publish as publishing
+from trainer_hook.volume.publish import (
+    RankRecords,
+    finish,
+    finished_on,
+    listed_files,
+    make_system_folders,
+    open_to_group,
+    publish,
+    remove,
+)
+
+
+def names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def checkpoint(volume: Path, name: str = "checkpoint-5", **files: bytes) -> Path:
+    folder = volume / name
+    folder.mkdir(parents=True)
+    for path, content in (files or {"model": b"weights"}).items():
+        (folder / path).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_a_published_file_replaces_the_older_one_and_leaves_nothing_else(durable: bool, volume: Path) -> None:
+    publish(volume / "file", b"one", durable=durable)
+    publish(volume / "file", b"two", durable=durable)
+    assert (volume / "file").read_bytes() == b"two"
+    assert names(volume) == ["file"]
+
+
+def test_readers_see_the_old_or_the_new_content_whole(volume: Path) -> None:
+    contents = [bytes([number]) * 100_000 for number in range(2)]
+    publish(volume / "file", contents[0])
+    writing = threading.Event()
+
+    def write() -> None:
+        for number in range(200):
+            publish(volume / "file", contents[number % 2])
+        writing.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not writing.is_set():
+        assert (volume / "file").read_bytes() in contents
+    writer.join()
+
+
+@pytest.mark.parametrize("failing", ["write", "fsync", "replace"])
+def test_what_fails_leaves_the_older_file_and_no_litter(failing: str, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(volume / "file", b"old")
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    if failing == "write":
+        opened = os.fdopen
+
+        def fdopen(fd: int, mode: str) -> Any:
+            file = opened(fd, mode, buffering=0)
+            os.dup2(os.open("/dev/full", os.O_WRONLY), fd)
+            return file
+
+        monkeypatch.setattr(publishing.os, "fdopen", fdopen)
+    elif failing == "fsync":
+        monkeypatch.setattr(publishing.os, "fsync", fail)
+    else:
+        monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="No space left"):
+        publish(volume / "file", b"new", durable=True)
+    assert names(volume) == ["file"]
+    assert (volume / "file").read_bytes() == b"old"
+
+
+def test_finishing_opens_the_files_to_other_users_and_writes_the_marker(volume: Path) -> None:
+    folder = checkpoint(volume)
+    (folder / "model").chmod(0o600)
+    (folder / "run.sh").touch(0o700)
+    folder.chmod(0o700)
+    finish(folder, Marker(step=5))
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert (folder / "model").stat().st_mode & 0o777 == 0o644
+    assert (folder / "run.sh").stat().st_mode & 0o777 == 0o744
+    assert (folder / ".complete").stat().st_mode & 0o044 == 0o044
+    assert parse_marker((folder / ".complete").read_bytes(), name="checkpoint-5").step == 5
+
+
+def test_symbolic_links_are_neither_followed_nor_listed(volume: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").touch(0o600)
+    folder = checkpoint(volume)
+    (folder / "link").symlink_to(outside / "secret")
+    (folder / "folder").symlink_to(outside)
+    (folder / "dangling").symlink_to(tmp_path / "nowhere")
+    open_to_group(folder)
+    assert (outside / "secret").stat().st_mode & 0o777 == 0o600
+    assert [file.path for file in listed_files(folder)] == ["model"]
+
+
+def test_every_file_is_listed_by_path_but_the_marker_itself(volume: Path) -> None:
+    folder = checkpoint(volume)
+    (folder / "sub/deep").mkdir(parents=True)
+    (folder / "sub/deep/a").write_bytes(b"12")
+    (folder / "sub/.complete").write_bytes(b"1")
+    (folder / ".complete").touch()
+    assert [(f.path, f.size_bytes) for f in listed_files(folder)] == [("model", 7), ("sub/.complete", 1), ("sub/deep/a", 2)]
+
+
+def test_a_name_that_the_contract_refuses_is_not_listed_in_silence(volume: Path) -> None:
+    folder = checkpoint(volume)
+    (folder / "two\nlines").touch()
+    with pytest.raises(ContractError, match="not a plain path"):
+        listed_files(folder)
+
+
+def test_removing_takes_the_marker_first(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = checkpoint(volume)
+    finish(folder, Marker())
+    monkeypatch.setattr(publishing.shutil, "rmtree", lambda *_, **__: None)
+    remove(folder)
+    assert names(folder) == ["model"]
+    monkeypatch.undo()
+    remove(folder)
+    remove(folder)
+    assert names(volume) == []
+
+
+def test_only_whole_checkpoints_are_found_on_a_volume(volume: Path) -> None:
+    finish(checkpoint(volume, "checkpoint-1"), Marker(step=1))
+    whole = checkpoint(volume, "checkpoint-2")
+    finish(whole, Marker(files=listed_files(whole)))
+    short = checkpoint(volume, "checkpoint-3")
+    finish(short, Marker(files=listed_files(short)))
+    (short / "model").write_bytes(b"x")
+    lost = checkpoint(volume, "checkpoint-4")
+    finish(lost, Marker(files=listed_files(lost)))
+    (lost / "model").unlink()
+    checkpoint(volume, "checkpoint-5")
+    finish(checkpoint(volume, "checkpoint-6"), Marker(step=7))
+    finish(checkpoint(volume, "checkpoint-07"), Marker())
+    (checkpoint(volume, "checkpoint-8") / ".complete").write_bytes(b"{")
+    assert sorted(found.name for found in finished_on(volume)) == ["checkpoint-1", "checkpoint-2"]
+    assert finished_on(volume / "nowhere") == []
+
+
+def records(volume: Path, *, ranks: int, attempt: str = "a") -> list[RankRecords]:
+    (volume / ".ckpt/ranks").mkdir(parents=True, exist_ok=True)
+    return [RankRecords(volume, attempt=attempt, rank=rank, local_ranks=ranks) for rank in range(ranks)]
+
+
+@given(st.permutations(range(4)))
+def test_the_last_rank_to_write_finishes_whatever_the_order(order: list[int]) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        every = records(Path(folder), ranks=4)
+        assert [every[rank].wrote("checkpoint-5") for rank in order] == [False, False, False, True]
+        every[0].clear("checkpoint-5")
+        assert names(Path(folder) / ".ckpt/ranks") == []
+
+
+def test_of_ranks_that_write_at_the_same_time_exactly_one_finishes(volume: Path) -> None:
+    every = records(volume, ranks=4)
+    with ThreadPoolExecutor(4) as ranks:
+        for step in range(100):
+            barrier = threading.Barrier(4)
+
+            def wrote(rank: RankRecords, name: str, together: threading.Barrier) -> bool:
+                together.wait()
+                return rank.wrote(name)
+
+            asked = [ranks.submit(wrote, rank, f"checkpoint-{step}", barrier) for rank in every]
+            assert sorted(future.result() for future in asked) == [False, False, False, True]
+
+
+def test_a_lone_rank_leaves_no_record(volume: Path) -> None:
+    [only] = records(volume, ranks=1)
+    assert only.wrote("checkpoint-5")
+    assert names(volume / ".ckpt/ranks") == []
+
+
+def test_records_of_another_attempt_or_another_step_or_of_nonsense_do_not_count(volume: Path) -> None:
+    records(volume, ranks=2, attempt="earlier")[1].wrote("checkpoint-5")
+    first, second = records(volume, ranks=2)
+    assert not first.wrote("checkpoint-5")
+    assert not second.wrote("checkpoint-50")
+    for nonsense in (b"{", b"[]", b"\xff"):
+        (volume / ".ckpt/ranks/checkpoint-5.7.done").write_bytes(nonsense)
+        assert not first.wrote("checkpoint-5")
+    first.clear("checkpoint-5")
+    assert [path.name for path in (volume / ".ckpt/ranks").iterdir()] == ["checkpoint-50.1.done"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+@pytest.mark.parametrize(("uid", "gid", "file_mode"), [(os.geteuid(), 3000, 0o644), (4000, 3000, 0o664), (4000, 5000, 0o644)])
+def test_a_sidecar_of_another_user_of_the_group_may_link_and_delete(uid: int, gid: int, file_mode: int, volume: Path) -> None:
+    make_system_folders(volume)
+    publish(volume / TOKEN, b"x")
+    os.chown(volume / TOKEN, uid, gid)
+    folder = checkpoint(volume)
+    for path in (folder, folder / "model"):
+        os.chown(path, os.geteuid(), 3000)
+        path.chmod(0o2700 if path == folder else 0o600)  # 2: what is made in it is of its group
+    finish(folder, Marker())
+    for path in (folder / "model", folder / MARKER):
+        assert path.stat().st_mode & 0o7777 == file_mode
+    assert folder.stat().st_mode & 0o7777 == file_mode | 0o2111
+
+
+def test_the_folder_of_this_system_is_open_to_its_group_whoever_makes_it(volume: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        make_system_folders(volume)
+    finally:
+        os.umask(before)
+    assert (volume / SYSTEM_DIR).stat().st_mode & 0o2775 == 0o2775
+    assert (volume / LEASES).stat().st_mode & 0o2777 == 0o2777
+
+
+def test_a_checkpoint_is_finished_although_the_clock_was_set_back_while_it_was_written(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, model=b"weights", optimizer=b"state")
+    ahead_ns = time.time_ns() + 30_000_000_000
+    os.utime(folder / "model", ns=(ahead_ns, ahead_ns))
+    finish(folder, Marker(files=tuple(listed_files(folder))))
+    judged = judge(Volume(tmp_path).examine(folder.name), Identity(Node(), "pod"))
+    assert {file.path for file in judged.files} == {"model", "optimizer"}
+    with (folder / "optimizer").open("ab") as file:
+        file.write(b"!")
+    os.utime(folder / "optimizer", ns=(ahead_ns + 1, ahead_ns + 1))
+    with pytest.raises(ContractError):
+        judge(Volume(tmp_path).examine(folder.name), Identity(Node(), "pod"))

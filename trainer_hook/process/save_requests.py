@@ -1,0 +1,55 @@
+"""Saves that the sidecar requests through ``.ckpt/request.json``, and their answers."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from trainer_hook.contract import ANSWER, REQUEST, Answer, ContractError, Request, encode_answer, parse_request, rfc3339
+from trainer_hook.volume.publish import publish
+
+POLL_S = 1.0
+
+
+class SaveRequests:
+    """One per process. A request from before its start is ignored."""
+
+    def __init__(self, volume: Path) -> None:
+        self._path = volume / REQUEST
+        self._answer_path = volume / ANSWER
+        self._polled_s = 0.0
+        self._seen = self._read()
+        self._open: Request | None = None
+
+    def poll(self) -> Request | None:
+        """Return a new request; ``None``: there is none, or the last look was less than ``POLL_S`` ago."""
+        now_s = time.monotonic()
+        if now_s - self._polled_s < POLL_S:
+            return None
+        self._polled_s = now_s
+        return self.take()
+
+    def take(self) -> Request | None:
+        """Return a new request now. A save that the ranks agreed on answers every request until then, whichever rank saw it."""
+        request = self._read()
+        if request is None or (self._seen is not None and request.id == self._seen.id):
+            return None
+        self._seen = self._open = request
+        return request
+
+    def answer(self, name: str, *, saved: bool) -> None:
+        """Answer the open request, if there is one. A full volume is ignored."""
+        request, self._open = self._open, None
+        if request is None:
+            return
+        at = rfc3339(time.time())
+        failed = Answer(request.id, "failed", None, "the trainer could not save; its log says why", at)
+        with contextlib.suppress(OSError):
+            publish(self._answer_path, encode_answer(Answer(request.id, "saved", name, None, at) if saved else failed))
+
+    def _read(self) -> Request | None:
+        try:
+            return parse_request(self._path.read_bytes())
+        except (OSError, ContractError):
+            return None

@@ -1,0 +1,58 @@
+"""What one training library adds to the life of a ``train()`` call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainer_hook.asynchronous.background import Background
+from trainer_hook.resuming.resumer import Choice, Resumer
+from trainer_hook.saving.step_saver import StepWriter
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCheckpoint:
+    """The checkpoint that the script itself asks to resume from."""
+
+    path: Any
+    step: int
+    """Step within this ``train()`` call; -1 where the checkpoint does not say."""
+
+
+class Driver(StepWriter):
+    """One library. Every method is called on every rank at the same point of training."""
+
+    @property
+    def global_step(self) -> int:
+        """Finished steps of this call."""
+        raise NotImplementedError
+
+    def missing_files(self, files: Mapping[str, int], *, rank: int, world_size: int, saved_world_size: int | None) -> list[str]:
+        """Return what a checkpoint lacks for one rank. Arguments as in ``resuming.resumer.missing_from``."""
+        raise NotImplementedError
+
+    def reads_all(self) -> bool:
+        """Whether loading may read files that ranks of other nodes wrote."""
+        return False
+
+    def background(self) -> Background | None:
+        """Return the writer of asynchronous saves; ``None``: saves block training. Collective."""
+        return None
+
+    def large_objects(self) -> Sequence[Any]:
+        """Return the modules and optimizers that this rank saves, for the first allocation of snapshot memory."""
+        return ()
+
+    def script_checkpoint(self, choice: Choice | None, resumer: Resumer) -> ScriptCheckpoint | None:
+        """Return the checkpoint that the script names; ``None``: it names none that can be used.
+
+        Args:
+            choice: What this system would resume from.
+            resumer: Knows what a folder lacks.
+        """
+        return None
+
+    def interrupt(self) -> Mapping[str, Any]:
+        """Prepare for a just-in-time save. Returns what its marker says under ``meta``."""
+        return {}

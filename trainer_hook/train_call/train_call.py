@@ -1,0 +1,136 @@
+"""One ``train()`` call from the patched method to its return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from trainer_hook.process.log import info
+from trainer_hook.process.session import Session
+from trainer_hook.resuming.resumer import Choice, Resumer
+from trainer_hook.saving.async_save import prepare
+from trainer_hook.saving.step_monitor import Due, StepMonitor, exit_preempted
+from trainer_hook.saving.step_saver import StepSaver
+from trainer_hook.train_call.driver import Driver
+
+
+class TrainCall:
+    """Collective: every rank calls each method at the same point of training.
+
+    A driver calls, in this order: the constructor, ``resume``, ``hold_signals``, ``begin``; for each step ``step_ended`` and
+    ``save_pending``; then ``finish``, ``end``; and ``close`` in any case.
+    """
+
+    def __init__(self, session: Session, driver: Driver) -> None:
+        """Join the other ranks. Raises ``SystemExit``: a rank has its termination notice already."""
+        session.outcome = None
+        self.session = session
+        self.consensus = session.join()
+        if not self.consensus.all_agree(session.stop.notice_at_s is None):
+            exit_preempted(session, 0)
+        self._driver = driver
+        self.resumer = Resumer(
+            session.settings, session.client, self.consensus, missing=driver.missing_files, reads_all=driver.reads_all()
+        )
+        self.saver = StepSaver(session, driver, driver.background())
+        self.monitor = StepMonitor(session)
+        self._is_prepared = False
+        self._pending: str | None = None
+
+    def resume(self) -> Choice | None:
+        """Choose the checkpoint to resume from; ``None``: the script's own choice stands, or training starts from scratch.
+
+        Raises ``CannotResume``: as ``Resumer.choose``.
+        """
+        session = self.session
+        choice = self.resumer.choose(session.train_calls)
+        named = self._driver.script_checkpoint(choice, self.resumer)
+        if choice is None:
+            info("no checkpoint to resume from" + (f": {named.path} is used" if named else ""))
+            return None
+        if named is not None and named.step >= choice.step_in_call:
+            info(f"continues from {named.path} (step {named.step}), as the script asks: {choice.name} is not further")
+            return None
+        if session.train_calls == 0:
+            session.base_step = choice.base_step
+        session.continues_from(choice.name, attempt=choice.attempt)
+        return choice
+
+    def hold_signals(self) -> None:
+        """From now on SIGTERM waits for the end of a step."""
+        self.session.stop.begin_training()
+
+    def begin(self) -> None:
+        """Training begins, after the step that ``Driver.global_step`` says."""
+        self.monitor.begin(self._driver.global_step)
+
+    def step_ended(self) -> None:
+        """Count a step: exit if the ranks agreed to stop, note a save that is due."""
+        if not self._is_prepared:
+            self._is_prepared = True
+            if self.saver.background is not None:
+                prepare(self.saver.background, self._driver.large_objects())
+        self.follow(self.monitor.at_step(self._driver.global_step))
+
+    def follow(self, due: Due) -> None:
+        """Do what the ranks agreed on."""
+        if due.stop:
+            self.stop()
+        self.request(due.reason)
+
+    def request(self, reason: str | None) -> None:
+        """Note that a save is due, at the next ``save_pending``. ``manual`` takes precedence, because somebody waits for it."""
+        if reason == "manual" or self._pending is None:
+            self._pending = reason or self._pending
+
+    def save_pending(self, meta: Mapping[str, Any] | None = None) -> None:
+        """Save if that is due. ``meta`` is added to the marker's."""
+        reason, self._pending = self._pending, None
+        if reason is not None:
+            self.save(reason, meta)
+
+    def save(self, reason: str, meta: Mapping[str, Any] | None = None) -> bool:
+        """Save now. Returns whether this rank's part is saved; false before the first step."""
+        step = self._driver.global_step
+        if not step:
+            return False
+        self.saver.step_seconds = self.monitor.step_seconds
+        saved = self.saver.save(step, reason, meta)
+        self.monitor.saved(step, ok=saved)
+        return saved
+
+    def stop(self) -> NoReturn:
+        """Save just in time and end this process."""
+        self.monitor.stop(self._driver.global_step, self._save_just_in_time)
+
+    def _save_just_in_time(self) -> bool:
+        meta = self._driver.interrupt()
+        self.saver.free_space()
+        self.saver.step_seconds = self.monitor.step_seconds
+        return self.saver.save(self._driver.global_step, "jit", meta)
+
+    def was_worker_killed(self, error: RuntimeError) -> bool:
+        """Whether fetching a batch failed because a SIGTERM to the process group ended a DataLoader worker."""
+        return self.session.stop.notice_at_s is not None and "DataLoader worker" in str(error)
+
+    def finish(self) -> None:
+        """Training has ended by itself: save its last step and the final model."""
+        self.save("periodic")
+        self.saver.settle()
+        self.saver.save_final(self._driver.global_step)
+
+    def end(self) -> None:
+        """The call returns. Raises ``SystemExit``: a rank was given notice meanwhile."""
+        session, step = self.session, self._driver.global_step
+        if not self.consensus.all_agree(session.stop.notice_at_s is None or not session.settings.jit):
+            exit_preempted(session, step)
+        self.close()
+        session.tell_state("running", session.base_step + step)
+        session.base_step += step
+        session.train_calls += 1
+        session.outcome = "succeeded"
+
+    def close(self) -> None:
+        """Wait for an asynchronous save and free its memory; SIGTERM ends the process at once again. May be repeated."""
+        self.saver.end()
+        self.session.stop.end_training()

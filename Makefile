@@ -9,16 +9,17 @@ JSON   ?= 0
 # More processes than cores, because most tests wait: for a server, a deadline. Those of make test-slow train, too.
 PROCESSES := 6
 PROCESSES_SLOW := 4
+PROCESSES_CLUSTER := 4
 SCHEDULES ?= 100000
 FIRST  ?= 0
 
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow lint types format bench bench-hook bench-scale bench-sigterm bench-stall bench-start bench-webhook bench-all bench-peers clean simulate
+.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.trainer  ## a training run is preempted, loses its volume, resumes exactly (JSON=1: one JSON line; STORE=file: no S3 server)
 	@$(BIN)/python -m examples.demo --store $(STORE) $(if $(filter 1,$(JSON)),--json)
@@ -27,7 +28,7 @@ compose-demo:  ## the same in containers (Docker with Compose; STORE=ceph: not M
 	@$(PYTHON) -m examples.demo.compose $(if $(filter ceph,$(STORE)),--store ceph) $(if $(filter 1,$(JSON)),--json) $(COMPOSE_ARGS)
 
 test: $(VENV)/.trainer  ## unit, property, store and process tests (PYTEST_ARGS='-k …' for some of them)
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=10 -m "not slow and not rgw and not docker" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=10 -m "not slow and not rgw and not minio and not docker and not cluster" $(PYTEST_ARGS)
 
 simulate: $(VENV)/.trainer  ## 100,000 schedules of nodes, pods and retention that look for a broken invariant (SCHEDULES=, FIRST=; CONTRIBUTING.md)
 	$(BIN)/python -m tests.simulation step $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 85 / 100))
@@ -37,8 +38,15 @@ simulate: $(VENV)/.trainer  ## 100,000 schedules of nodes, pods and retention th
 test-docker: $(VENV)/.trainer  ## the images, and the compose scenario against Ceph RGW (Docker with Compose)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
-test-slow: $(VENV)/.trainer .deepspeed/.installed  ## the rest: long process tests, and everything that needs Ceph RGW (tests/rgw/up)
-	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw) and not docker" $(PYTEST_ARGS)
+test-slow: $(VENV)/.trainer .deepspeed/.installed  ## the rest: long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
+	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw or minio) and not docker and not cluster" $(PYTEST_ARGS)
+
+test-cluster: $(VENV)/.trainer  ## what Kubernetes does to trainings, on the cluster of KUBECONFIG (tests/cluster/README.md)
+	$(BIN)/python -m pytest -n $(PROCESSES_CLUSTER) --dist worksteal -m "cluster and not disruptive" tests/cluster $(PYTEST_ARGS) || [ $$? = 5 ]
+	$(BIN)/python -m pytest -m disruptive tests/cluster $(PYTEST_ARGS) || [ $$? = 5 ]
+
+test-cluster-all: $(VENV)/.trainer  ## the same on a cluster of our own with JobSet, Kubeflow Trainer and Kueue (root, Docker, Go)
+	tests/cluster/run jobset trainer kueue
 
 lint: $(VENV)/.trainer  ## ruff and import-linter
 	$(BIN)/ruff check .
@@ -71,6 +79,9 @@ bench-start: $(VENV)/.trainer  ## CPU time, seconds and memory of a sidecar's st
 
 bench-sigterm: $(VENV)/.trainer bench-peers  ## seconds from SIGTERM to durable beside the Kubeflow SDK's scheme, over a shaped link (root)
 	$(BIN)/python -m benchmarks.sigterm $(BENCH_ARGS)
+
+bench-preemption: $(VENV)/.trainer  ## when what happens at a preemption, with the sidecar and without, on the cluster of KUBECONFIG
+	$(BIN)/python -m benchmarks.preemption $(BENCH_ARGS)
 
 bench-hook: $(VENV)/.trainer  ## what the hook costs a training script: per step, per interpreter
 	$(BIN)/python -m benchmarks.hook_overhead $(BENCH_ARGS)

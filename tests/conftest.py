@@ -43,11 +43,30 @@ def moto_endpoint() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def rgw_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if not servers.rgw_is_installed():
-        if servers.rgw_is_required():
-            pytest.fail("radosgw is not installed: see tests/rgw/up")
-        pytest.skip("radosgw is not installed: see tests/rgw/up")
+        _cannot_run("RGW", "radosgw is not installed: see tests/rgw/up")
     with servers.rgw(tmp_path_factory.mktemp("rgw")) as endpoint:
         yield endpoint
+
+
+@pytest.fixture(scope="session")
+def minio_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if not servers.minio_is_built():
+        _cannot_run("MINIO", "MinIO is not built: tests/cluster/build minio")
+    with servers.minio(tmp_path_factory.mktemp("minio")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(params=servers.REAL_STORES)
+def real_endpoint(request: pytest.FixtureRequest) -> str:
+    """A server that checks credentials, which moto does not."""
+    endpoint: str = request.getfixturevalue(f"{request.param}_endpoint")
+    return endpoint
+
+
+def _cannot_run(server: str, reason: str) -> None:
+    if servers.is_required(server):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 @pytest.fixture

@@ -22,12 +22,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+
 from sidecar.core.format.checksum import checksum, combined
 from tests.ports import free_port
 
 ACCESS_KEY, SECRET_KEY = "minioadmin", "minioadmin"
 REGION = "us-east-1"
 RGW = Path(__file__).parent / "rgw"
+MINIO = Path(__file__).parent / "minio"
+ON_RGW, ON_MINIO = pytest.param("rgw", marks=pytest.mark.rgw), pytest.param("minio", marks=pytest.mark.minio)
+REAL_STORES = [ON_RGW, ON_MINIO]
+"""S3 servers that people run, for parameters: ``["moto", *REAL_STORES]``."""
 
 
 def write_credentials(folder: Path, *, access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> Path:
@@ -98,12 +104,31 @@ def rgw(folder: Path) -> Iterator[str]:
         subprocess.run([RGW / "down", folder], check=False, capture_output=True)
 
 
+@contextlib.contextmanager
+def minio(folder: Path) -> Iterator[str]:
+    """Yield the endpoint of a MinIO."""
+    command = [MINIO / "up", folder, f"127.0.0.1:{free_port()}"]
+    try:
+        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        yield done.stdout.split()[-1]
+    except subprocess.CalledProcessError as error:
+        raise RuntimeError(f"tests/minio/up: {error.stdout}{error.stderr[-2000:]}") from error
+    finally:
+        subprocess.run([MINIO / "down", folder], check=False, capture_output=True)
+
+
 def rgw_is_installed() -> bool:
     return shutil.which("radosgw") is not None
 
 
-def rgw_is_required() -> bool:
-    return bool(os.environ.get("CI")) or os.environ.get("CKPT_TEST_RGW") == "required"
+def minio_is_built() -> bool:
+    cache = Path(os.environ.get("CKPT_CLUSTER_CACHE") or Path.home() / ".cache/cluster")
+    return os.access(os.environ.get("MINIO") or cache / "bin/minio", os.X_OK)
+
+
+def is_required(server: str) -> bool:
+    """Whether a test fails where ``server`` (``RGW``, ``MINIO``) cannot run."""
+    return bool(os.environ.get("CI")) or os.environ.get(f"CKPT_TEST_{server}") == "required"
 
 
 def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:

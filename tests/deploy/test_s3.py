@@ -21,7 +21,7 @@ OTHERS = [
     {"ID": "logs", "Status": "Enabled", "Filter": {"Prefix": "logs/"}, "Expiration": {"Days": 14}},
     {"ID": "old", "Status": "Disabled", "Filter": {"Prefix": "tmp/"}, "Expiration": {"Days": 1}},
 ]
-BOTH = pytest.mark.parametrize("endpoint_name", ["moto_endpoint", pytest.param("rgw_endpoint", marks=pytest.mark.rgw)])
+WITH_ABORT = pytest.mark.parametrize("server", ["moto", servers.ON_RGW])
 
 
 class Bucket:
@@ -48,13 +48,13 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(request: pytest.FixtureRequest, endpoint_name: str) -> Iterator[Bucket]:
-    made = Bucket(request.getfixturevalue(endpoint_name))
+def bucket(request: pytest.FixtureRequest, server: str) -> Iterator[Bucket]:
+    made = Bucket(request.getfixturevalue(f"{server}_endpoint"))
     yield made
     made.client.close()
 
 
-@BOTH
+@WITH_ABORT
 def test_the_rules_are_added_to_those_that_are_there(bucket: Bucket) -> None:
     bucket.put(OTHERS)
     before = bucket.rules()
@@ -72,7 +72,7 @@ def test_the_rules_are_added_to_those_that_are_there(bucket: Bucket) -> None:
     assert {rule["Filter"]["Prefix"] for rule in (replaced, aborted)} == {"runs/"}
 
 
-@BOTH
+@WITH_ABORT
 def test_a_bucket_without_rules_gets_them_and_another_prefix_has_its_own(bucket: Bucket) -> None:
     assert bucket.merge(bucket.name).returncode == 0
     assert bucket.merge(bucket.name, "--prefix", "teams/a").returncode == 0
@@ -80,7 +80,19 @@ def test_a_bucket_without_rules_gets_them_and_another_prefix_has_its_own(bucket:
     assert prefixes == ["runs/", "runs/", "teams/a/", "teams/a/"]
 
 
-@pytest.mark.parametrize("endpoint_name", ["moto_endpoint"])
+@pytest.mark.parametrize("server", [servers.ON_MINIO])
+def test_a_store_that_aborts_unfinished_uploads_itself_gets_the_other_rule(bucket: Bucket) -> None:
+    done = bucket.merge(bucket.name)
+    assert done.returncode == 0, done.stderr
+    assert "AbortIncompleteMultipartUpload" in done.stderr
+    assert (
+        set(bucket.rules())
+        == {"expire-overwritten-or-deleted-checkpoints"}
+        == {r["ID"] for r in json.loads(done.stdout)["Rules"]}
+    )
+
+
+@pytest.mark.parametrize("server", ["moto"])
 def test_what_an_earlier_version_brought_for_the_whole_bucket_goes(bucket: Bucket) -> None:
     whole: dict[str, Any] = {"Status": "Enabled", "Filter": {"Prefix": ""}}
     bucket.put(
@@ -97,7 +109,7 @@ def test_what_an_earlier_version_brought_for_the_whole_bucket_goes(bucket: Bucke
     assert [rule["Filter"]["Prefix"] for rule in bucket.rules().values()] == ["runs/", "runs/"]
 
 
-@pytest.mark.parametrize("endpoint_name", ["moto_endpoint"])
+@pytest.mark.parametrize("server", ["moto"])
 @pytest.mark.slow
 def test_nothing_is_written_when_the_present_rules_cannot_be_read_or_for_a_whole_bucket(bucket: Bucket) -> None:
     bucket.put(OTHERS)

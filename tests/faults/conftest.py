@@ -8,17 +8,19 @@ import pytest
 
 from tests.faults.bucket import Bucket, checkpoint_files
 from tests.process.sidecar_process import sidecar, write_checkpoint
+from tests.servers import REAL_STORES
 
 
-@pytest.fixture(params=["moto", "checking", pytest.param("rgw", marks=pytest.mark.rgw)])
+@pytest.fixture(params=["moto", "checking", *REAL_STORES])
 def bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
-    """moto compares nothing, but its etags are MD5s; "checking" compares CRC64NVME as AWS does; RGW compares MD5s."""
+    """moto compares nothing, but its etags are MD5s; "checking" compares CRC64NVME as AWS does; RGW compares MD5s,
+    MinIO SHA-256 and CRCs."""
     made = Bucket(request.getfixturevalue(f"{request.param}_endpoint"))
     yield made
     made.close()
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.rgw)])
+@pytest.fixture(params=["moto", *REAL_STORES])
 def plain_bucket(request: pytest.FixtureRequest) -> Iterator[Bucket]:
     """Where it does not matter what the server compares."""
     made = Bucket(request.getfixturevalue(f"{request.param}_endpoint"))
@@ -33,7 +35,7 @@ def moto_bucket(moto_endpoint: str) -> Iterator[Bucket]:
     made.close()
 
 
-@pytest.fixture(scope="session", params=["moto", pytest.param("rgw", marks=pytest.mark.rgw)])
+@pytest.fixture(scope="session", params=["moto", *REAL_STORES])
 def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     """A run with ``checkpoint-1``, that was uploaded without trouble and that nobody changes."""
     made = Bucket(request.getfixturevalue(f"{request.param}_endpoint"))

@@ -79,6 +79,19 @@ def rgw_server(rgw_endpoint: str) -> S3Server:
     return S3Server(rgw_endpoint)
 
 
+@pytest.fixture(scope="session")
+def minio_server(minio_endpoint: str) -> S3Server:
+    servers.create_bucket(minio_endpoint, BUCKET)
+    return S3Server(minio_endpoint)
+
+
+@pytest.fixture(params=servers.REAL_STORES)
+def real_server(request: pytest.FixtureRequest) -> S3Server:
+    """A server that checks credentials, which moto does not."""
+    server: S3Server = request.getfixturevalue(f"{request.param}_server")
+    return server
+
+
 @pytest.fixture
 def moto_process() -> Iterator[MotoProcess]:
     server = MotoProcess()
@@ -112,7 +125,7 @@ ON_ONE_STORE = pytest.mark.parametrize("place", ["moto"], indirect=True)
 """For what is decided on the volume or in the queue, and is the same for all stores."""
 
 
-@pytest.fixture(params=["file", "moto", pytest.param("rgw", marks=pytest.mark.rgw)])
+@pytest.fixture(params=["file", "moto", *servers.REAL_STORES])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     if request.param == "file":
         settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}"}

@@ -27,12 +27,14 @@ from sidecar.upload.send.journal import Journal
 from sidecar.volume.volume import Volume
 from tests.process.conftest import Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
+from tests.servers import ON_RGW
 from tests.upload.parts import LastingPod
 
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("place", ["moto", pytest.param("rgw", marks=pytest.mark.rgw)], indirect=True)
+# MinIO lists unfinished uploads of a whole bucket, or of one key, and not below a prefix.
+@pytest.mark.parametrize("place", ["moto", ON_RGW], indirect=True)
 @pytest.mark.slow
 def test_a_replacement_pod_spares_the_flush_of_the_pod_that_it_replaces(place: Place, tmp_path: Path) -> None:
     content = os.urandom(30 * MIB)

@@ -25,13 +25,14 @@ from tests.network import Host, Network
 from tests.ports import free_port
 from tests.process.conftest import Place
 from tests.process.sidecar_process import Sidecar, sidecar, until
+from tests.servers import REAL_STORES
 
 STEPS = 14
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TOLD = {"args": {"max_steps": STEPS, "ddp_backend": "gloo"}, "rows": 128}
 HERE = {"CKPT_GRACE_SECONDS": "60", "CKPT_RESUME": "on-demand"}  # eager downloads are through before the trainer asks
 SAVES = {"CKPT_SAVE_STEPS": "5", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "20"}
-ON_CEPH = pytest.mark.parametrize("place", [pytest.param("rgw", marks=pytest.mark.rgw)], indirect=True)
+ON_REAL_STORES = pytest.mark.parametrize("place", REAL_STORES, indirect=True)
 
 
 class Pod:
@@ -141,7 +142,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest
 
 
-@ON_CEPH
+@ON_REAL_STORES
 def test_two_nodes_stop_at_one_step_when_one_is_preempted_or_both_and_go_on_with_the_same_weights(
     place: Place, network: Network, tmp_path: Path, uninterrupted: str
 ) -> None:
@@ -187,7 +188,7 @@ def newest_committed(place: Place) -> str:
     return newest_first(stored.key.split("/")[0] for stored in place.store.list("") if stored.key.endswith("/.complete"))[0]
 
 
-@ON_CEPH
+@ON_REAL_STORES
 def test_sharded_state_comes_back_after_all_pods_were_preempted_and_after_one_was_cut_off_from_the_store(
     place: Place, network: Network, tmp_path: Path
 ) -> None:
@@ -255,7 +256,7 @@ ENGINES = {
 NO_DEEPSPEED = importlib.util.find_spec("deepspeed") is None and not (DEEPSPEED / "deepspeed").is_dir()
 
 
-@ON_CEPH
+@ON_REAL_STORES
 @pytest.mark.parametrize(
     "name",
     ["accelerate", pytest.param("deepspeed", marks=pytest.mark.skipif(NO_DEEPSPEED, reason="deepspeed is not installed"))],

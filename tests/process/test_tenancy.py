@@ -16,6 +16,7 @@ from sidecar.lifecycle.run_document import claim
 from sidecar.store.file.store import FileStore
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
+from tests.servers import REAL_STORES
 
 
 @pytest.mark.slow
@@ -41,7 +42,7 @@ def test_of_two_jobs_on_one_prefix_the_second_is_refused_and_the_first_is_left_a
         assert third.terminate() == 0
 
 
-@pytest.mark.parametrize("place", ["file", pytest.param("rgw", marks=pytest.mark.rgw)], indirect=True)
+@pytest.mark.parametrize("place", ["file", *REAL_STORES], indirect=True)
 @pytest.mark.slow
 def test_of_two_jobs_of_two_nodes_no_node_of_the_second_writes(place: Place, tmp_path: Path) -> None:
     def node(job: str, index: int) -> AbstractContextManager[Sidecar]:

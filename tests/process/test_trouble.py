@@ -58,12 +58,11 @@ def test_a_missing_bucket_is_named(moto_server, tmp_path: Path) -> None:
     assert "create it" in line
 
 
-@pytest.mark.rgw
 @pytest.mark.parametrize(
     ("name", "said"), [("AWS_ACCESS_KEY_ID", "AWS_ACCESS_KEY_ID"), ("AWS_SECRET_ACCESS_KEY", "AWS_SECRET_ACCESS_KEY")]
 )
-def test_wrong_credentials_are_named_and_never_printed(name: str, said: str, rgw_server, tmp_path: Path) -> None:
-    line = refused(tmp_path / "volume", rgw_server.settings(prefix="run") | {name: "wrong-and-secret"})
+def test_wrong_credentials_are_named_and_never_printed(name: str, said: str, real_server, tmp_path: Path) -> None:
+    line = refused(tmp_path / "volume", real_server.settings(prefix="run") | {name: "wrong-and-secret"})
     assert said in line
     assert "wrong-and-secret" not in line
 

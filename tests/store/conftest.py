@@ -38,8 +38,9 @@ KINDS = [
     "checking",
     f"moto{BOTO3}",
     f"checking{BOTO3}",
-    pytest.param("rgw", marks=pytest.mark.rgw),
+    *servers.REAL_STORES,
     pytest.param(f"rgw{BOTO3}", marks=pytest.mark.rgw),
+    pytest.param(f"minio{BOTO3}", marks=pytest.mark.minio),
 ]
 
 

@@ -122,28 +122,25 @@ def test_a_missing_bucket_is_named(opener: Opener, moto: str) -> None:
         opener(moto, bucket="no-such-bucket").probe()
 
 
-@pytest.mark.rgw
-def test_a_wrong_secret_key_is_named_and_not_shown(opener: Opener, rgw_endpoint: str, tmp_path: Path) -> None:
-    _make_bucket(rgw_endpoint)
+def test_a_wrong_secret_key_is_named_and_not_shown(opener: Opener, real_endpoint: str, tmp_path: Path) -> None:
+    _make_bucket(real_endpoint)
     secret = servers.write_credentials(tmp_path / "wrong", secret_key="my-wrong-secret")
     with pytest.raises(AccessRefused, match="AWS_SECRET_ACCESS_KEY") as caught:
-        opener(rgw_endpoint, credentials_dir=secret).probe()
+        opener(real_endpoint, credentials_dir=secret).probe()
     assert "my-wrong-secret" not in str(caught.value)
 
 
-@pytest.mark.rgw
-def test_an_unknown_access_key_is_named(opener: Opener, rgw_endpoint: str, tmp_path: Path) -> None:
-    _make_bucket(rgw_endpoint)
+def test_an_unknown_access_key_is_named(opener: Opener, real_endpoint: str, tmp_path: Path) -> None:
+    _make_bucket(real_endpoint)
     secret = servers.write_credentials(tmp_path / "wrong", access_key="nobody")
     with pytest.raises(AccessRefused, match="AWS_ACCESS_KEY_ID"):
-        opener(rgw_endpoint, credentials_dir=secret).probe()
+        opener(real_endpoint, credentials_dir=secret).probe()
 
 
-@pytest.mark.rgw
-def test_rotated_credentials_are_used_without_a_restart(opener: Opener, rgw_endpoint: str, tmp_path: Path) -> None:
-    _make_bucket(rgw_endpoint)
+def test_rotated_credentials_are_used_without_a_restart(opener: Opener, real_endpoint: str, tmp_path: Path) -> None:
+    _make_bucket(real_endpoint)
     secret = servers.write_credentials(tmp_path / "secret", secret_key="expired")
-    store = opener(rgw_endpoint, credentials_dir=secret)
+    store = opener(real_endpoint, credentials_dir=secret)
     with pytest.raises(AccessRefused):
         store.put("k", b"")
     servers.write_credentials(secret)
@@ -433,11 +430,11 @@ def test_small_files_leave_with_their_headers(opener: Opener, moto: str, plain: 
     assert "Expect" not in proxy.seen[-1].headers
 
 
-@pytest.mark.parametrize("endpoint_name", ["moto_endpoint", pytest.param("rgw_endpoint", marks=pytest.mark.rgw)])
+@pytest.mark.parametrize("server", ["moto", *servers.REAL_STORES])
 def test_a_completion_whose_answer_was_lost_succeeds_again(
-    request: pytest.FixtureRequest, opener: Opener, plain: Source, endpoint_name: str
+    request: pytest.FixtureRequest, opener: Opener, plain: Source, server: str
 ) -> None:
-    endpoint = request.getfixturevalue(endpoint_name)
+    endpoint = request.getfixturevalue(f"{server}_endpoint")
     _make_bucket(endpoint)
     store = opener(endpoint)
     store.probe()

@@ -165,7 +165,7 @@ async def test_a_store_that_takes_fewer_parts_gets_larger_ones(tmp_path: Path) -
     assert {pending.upload_id for pending in store.pending_uploads("")} <= {progress.upload_id for progress in journal.void}
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.rgw)])
+@pytest.fixture(params=["moto", *servers.REAL_STORES])
 def s3(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     endpoint = request.getfixturevalue(f"{request.param}_endpoint")
     servers.create_bucket(endpoint, "part-limit")

@@ -58,11 +58,11 @@ def build(folder: Path) -> None:
             list(pool.map(project.build, ["trainer", "sidecar", "s3"]))
 
 
-def fetch_wheels(folder: Path) -> None:
-    """Download what both images install, for the Python of the base image."""
+def fetch_wheels(folder: Path, *, trainer: bool = True) -> None:
+    """Download what the sidecar's image installs, and the trainer's, for the Python of the base image."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["build-system"]["requires"], *project["project"]["optional-dependencies"]["sidecar"]]
-    wanted += ["torch", "transformers", "accelerate"]
+    wanted += ["torch", "transformers", "accelerate"] if trainer else []
     version = "import sys; print('%d.%d' % sys.version_info[:2])"
     python = call(["docker", "run", "--rm", "--entrypoint=python3", BASE, "-c", version], timeout_s=600).strip()
     options = ["--quiet", "--dest", str(folder), "--constraint", str(ROOT / "constraints.txt")]

@@ -14,9 +14,7 @@ MOST_FUNCTION_LINES = 40
 """Without the docstring."""
 
 LONG_FILES = {
-    "sidecar/lifecycle/prefix_lease.py": 401,
     "sidecar/store/http/exchange.py": 436,
-    "sidecar/store/s3/store.py": 480,
 }
 LONG_FUNCTIONS = {
     "sidecar/cli/plan_storage.py::storage": 43,

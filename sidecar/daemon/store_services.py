@@ -9,13 +9,13 @@ from typing import Any
 import structlog
 
 from sidecar.core.format import checksum
+from sidecar.core.lifecycle.fencing import Holder
 from sidecar.core.lifecycle.prefix_ownership import Run
 from sidecar.daemon.services import Services
 from sidecar.daemon.tasks import run_forever, run_together
 from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Sharing
 from sidecar.errors import AccessRefused, ConfigurationError, Fenced, NotFound, StoreError
-from sidecar.lifecycle.prefix_lease import Holder
 from sidecar.lifecycle.run_document import claim
 from sidecar.lifecycle.termination import POD
 from sidecar.store.protocol import Capabilities, Verification

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
 
-from sidecar.core.format import checksum, keys
+from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import (
     ENDING_BEAT_S,
     Claim,
+    Holder,
     Standing,
     claims_among,
     next_claim,
@@ -57,30 +58,6 @@ class Ending(Protocol):
     def trainer(self) -> TrainerState | None:
         """Return the state that the trainer reported last; ``None``: none."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A pod, as a holder of the prefix."""
-
-    name: str
-    """Of the pod and its volume."""
-    is_unique: bool
-    """The pod is named by its UID. Otherwise each start counts as a later pod: a machine may be used again."""
-    node: Node | None
-    job: str | None
-    """Namespace and name of the pod's job; ``None``: unknown."""
-    run_id: str | None
-    """``CKPT_RUN_ID``; ``None``: not set."""
-
-    @property
-    def id(self) -> str:
-        """16 hexadecimal digits of the name."""
-        return checksum.to_text(checksum.checksum(self.name.encode()))
-
-    def is_of(self, run: Run) -> bool:
-        """Whether the pod is known to be of the run that owns the prefix: by the name of its job, or by ``CKPT_RUN_ID``."""
-        return self.run_id is not None or (self.job is not None and run.job == self.job)
 
 
 class PrefixLease:

@@ -75,7 +75,7 @@ def test_a_misspelt_variable_is_refused_with_the_nearest_one() -> None:
 
 def test_every_setting_of_the_contract_is_a_field_and_the_other_way_round() -> None:
     read_elsewhere = {"CKPT_NODE_INDEX", "CKPT_NODE_COUNT"}
-    not_variables = {"node", "pod", "pod_is_unique", "endpoint_url", "bucket", "region", "job", "restart"}
+    not_variables = {"node", "pod", "pod_is_unique", "is_first", "endpoint_url", "bucket", "region", "job", "restart"}
     fields = {f"CKPT_{name.upper()}" for name in Settings.model_fields if name not in not_variables}
     assert fields == SIDECAR_SETTINGS - read_elsewhere
 

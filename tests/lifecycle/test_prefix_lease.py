@@ -11,10 +11,10 @@ import pytest
 
 from sidecar.catalog.events import Events
 from sidecar.core.format import keys
-from sidecar.core.lifecycle.fencing import KEPT_CLAIMS, MOST_CLAIMS, Claim, claims_among
+from sidecar.core.lifecycle.fencing import KEPT_CLAIMS, MOST_CLAIMS, Claim, Holder, claims_among
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, SILENCE_S
 from sidecar.errors import ConfigurationError, Fenced
-from sidecar.lifecycle.prefix_lease import Holder, PrefixLease
+from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.run_document import claim, read
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.clock import Clock

@@ -12,8 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from sidecar.core.format import keys
+from sidecar.core.format import checksum, keys
 from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Run
+from trainer_hook.contract import Node
 
 _CLAIM = re.compile(re.escape(keys.CLAIMS) + r"(\d{8})-([0-9a-f]{16})\.json", re.ASCII)
 MOST_CLAIMS = 256
@@ -22,6 +23,30 @@ KEPT_CLAIMS = 128
 """Number of claims that are kept then. A pod that was fenced that many take-overs ago would count as a new one."""
 ENDING_BEAT_S = 2.0
 """Interval in seconds of the signs of life of a holder that is terminating: a later pod waits for what it still commits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A pod, as a holder of the prefix."""
+
+    name: str
+    """Of the pod and its volume."""
+    is_unique: bool
+    """The pod is named by its UID. Otherwise each start counts as a later pod: a machine may be used again."""
+    node: Node | None
+    job: str | None
+    """Namespace and name of the pod's job; ``None``: unknown."""
+    run_id: str | None
+    """``CKPT_RUN_ID``; ``None``: not set."""
+
+    @property
+    def id(self) -> str:
+        """16 hexadecimal digits of the name."""
+        return checksum.to_text(checksum.checksum(self.name.encode()))
+
+    def is_of(self, run: Run) -> bool:
+        """Whether the pod is known to be of the run that owns the prefix: by the name of its job, or by ``CKPT_RUN_ID``."""
+        return self.run_id is not None or (self.job is not None and run.job == self.job)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -22,7 +22,7 @@ class Outdated(Stopped):
 class OverwriteGuard:
     """Guard of one upload of one checkpoint. All attempts share the keys of its files, so it reads the commit periodically.
 
-    To be created before the first read of the commit, which counts as the guard's own.
+    To be created before the caller's first read of the commit, which then counts as the guard's own.
     """
 
     def __init__(
@@ -33,14 +33,16 @@ class OverwriteGuard:
         save_id: str | None = None,
         *,
         node: Node | None = None,
+        caller_reads: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Guard one upload. ``caller_reads``: the caller reads the commit now; otherwise the guard does at the first pass."""
         self._committer = committer
         self._name = name
         self._writing = attempt, save_id
         self._node = node
         self._clock = clock
-        self._checked_s = clock()
+        self._checked_s = clock() if caller_reads else float("-inf")
         self._checking = asyncio.Lock()
 
     async def pass_through(self) -> None:

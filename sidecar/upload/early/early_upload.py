@@ -245,7 +245,10 @@ class EarlyUploads:
             early.source.see_growing(file)
             early.begun[file.path] = file
         if early.transfer is None:
-            guard = OverwriteGuard(self._context.committer, early.name, "", clock=self._context.clock.monotonic)
+            # That nothing depended on the step was found out some time ago.
+            guard = OverwriteGuard(
+                self._context.committer, early.name, "", caller_reads=False, clock=self._context.clock.monotonic
+            )
             early.transfer = self._context.transfer(early.name, early.source, early.journal, guard=guard, early=self)
             watchers.create_task(self._watch_over(early, early.transfer))
             log.info("checkpoint_sent_early", checkpoint=early.name, closed_files=len(closed), growing_files=len(longer))

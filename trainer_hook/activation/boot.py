@@ -24,6 +24,7 @@ _PATCHES = {
     "transformers.trainer": ("libraries.transformers.trainer", "activate"),
     "accelerate.commands.launch": ("activation.launcher_patches", "patch_accelerate"),
     "deepspeed.launcher.runner": ("activation.launcher_patches", "patch_deepspeed"),
+    "torch.distributed.launcher.api": ("activation.launcher_patches", "patch_torchrun"),
     "lightning.pytorch": ("lightning", "activate"),
     "pytorch_lightning": ("lightning", "activate"),
     "torch.distributed.checkpoint": ("libraries.patched_saves", "patch_dcp"),

@@ -1,14 +1,17 @@
-"""Patches of launchers that do not forward SIGTERM: their ranks would train until they are killed."""
+"""Patches of launchers that do not forward SIGTERM, or whose exit code hides that their ranks were preempted."""
 
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from trainer_hook.contract import PREEMPTED_EXIT_CODE
 
 
 def patch_accelerate(launch_module: Any) -> None:
@@ -35,6 +38,39 @@ def patch_deepspeed(runner_module: Any) -> None:
             return original(*args, **kwargs)
 
     runner_module.main = main
+
+
+def patch_torchrun(launcher_module: Any) -> None:
+    """Make ``torchrun`` exit as its ranks do where it got SIGTERM, or all that failed were preempted; its own exit code is 1.
+
+    A pod that is not preempted itself also ends so when another node of its job is: with 1 it would count as a failure.
+    """
+    original = launcher_module.launch_agent
+
+    @functools.wraps(original)
+    def launch_agent(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except launcher_module.ChildFailedError as error:
+            codes = {failure.exitcode for failure in error.failures.values()}
+            preempted = _preempted_exit_code()
+            # Ranks that did not end by themselves were ended by torchrun, after the first one had.
+            if preempted in codes and codes <= {preempted, -signal.SIGTERM}:
+                raise SystemExit(preempted) from None
+            raise
+        except launcher_module.SignalException as error:  # torchrun itself got the signal, and passed it on
+            if error.sigval == signal.SIGTERM:
+                raise SystemExit(_preempted_exit_code()) from None
+            raise
+
+    launcher_module.launch_agent = launch_agent
+
+
+def _preempted_exit_code() -> int:
+    try:
+        return int(os.environ.get("CKPT_PREEMPTED_EXIT_CODE") or PREEMPTED_EXIT_CODE)
+    except ValueError:  # reported when the settings are read
+        return PREEMPTED_EXIT_CODE
 
 
 @contextmanager

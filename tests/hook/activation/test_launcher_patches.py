@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from tests.hook.job import Answers, Training, finished, marker, script, trainer_
 from tests.ports import free_port
 from tests.process.sidecar_process import until
 from tests.processes import of_process, state_of
+from trainer_hook.activation.run_command import INJECT
 
+ROOT = Path(__file__).parents[3]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
 
 
@@ -51,7 +54,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Training, int]:
 @pytest.mark.slow
 def test_a_signal_to_one_rank_stops_all_ranks_at_one_step(stopped: tuple[Training, int]) -> None:
     running, exit_code = stopped
-    assert exit_code == 1, "torchrun's own"
+    assert exit_code == 143, "not torchrun's own, which is 1"
     last, volume = running.steps()[-1], running.volume
     assert running.steps(rank=1)[-1] == last
     assert finished(volume) == [f"checkpoint-{step}" for step in range(5, last, 5)] + [f"checkpoint-{last}"]
@@ -79,7 +82,7 @@ def test_sigterm_to_torchrun_reaches_every_rank(volume: Path, answers: Answers) 
     told = script(args={"max_steps": 200, "ddp_backend": "gloo"}, sleep_s=0.05)[1:]
     with training([*TORCHRUN, f"--master_port={free_port()}", *told], volume, answers.settings) as running:
         running.at_step(3, rank=1)
-        assert running.terminate() == 1
+        assert running.terminate() == 143
         assert running.steps()[-1] == running.steps(rank=1)[-1]
         assert finished(volume) == [f"checkpoint-{running.steps()[-1]}"]
 
@@ -107,3 +110,16 @@ def test_where_the_shell_keeps_the_signal_to_itself_drain_ends_training(tmp_path
         assert running.wait(timeout_s=30) == 143, running.log()
         assert marker(volume, f"checkpoint-{running.steps()[-1]}")["reason"] == "jit"
         sidecar.committed(f"checkpoint-{running.steps()[-1]}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("codes", "expected"), [((143, 143), 143), ((143, 7), 1), ((7, 7), 1)])
+def test_torchrun_ends_as_its_ranks_only_where_all_that_failed_were_preempted(
+    codes: tuple[int, int], expected: int, tmp_path: Path
+) -> None:
+    end = tmp_path / "end.py"
+    end.write_text(f"import os, sys\nsys.exit({codes}[int(os.environ['RANK'])])\n")
+    command = [*TORCHRUN, f"--master_port={free_port()}", str(end)]
+    environ = {**os.environ, "CKPT_HOOK": "auto", "PYTHONPATH": f"{INJECT}:{ROOT}"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == expected, done.stderr

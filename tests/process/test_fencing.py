@@ -156,8 +156,8 @@ def test_a_pod_that_is_killed_while_it_flushes_is_not_waited_for_until_its_deadl
 @ON_ONE_STORE
 @pytest.mark.slow
 def test_a_pod_that_was_stopped_during_its_upload_does_not_commit_after_the_take_over(job: Job, place: Place) -> None:
-    with job.pod("earlier", CKPT_BANDWIDTH_LIMIT="4MB/s") as earlier:
-        save(earlier.ready(), 20, bytes(12_000_000))
+    with job.pod("earlier", CKPT_BANDWIDTH_LIMIT="4MB/s", CKPT_PART_SIZE="5Mi") as earlier:
+        save(earlier.ready(), 20, bytes(30_000_000))
         until(lambda: earlier.status()["sent_bytes"] > 1_000_000)
         earlier.process.send_signal(signal.SIGSTOP)
         with job.pod("later") as later:

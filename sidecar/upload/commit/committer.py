@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,9 @@ from sidecar.upload.commit.revocation import Fence, Revocation
 from sidecar.upload.commit.sweeper import Sweeper
 from sidecar.upload.send.journal import Journal
 from trainer_hook.contract import ContractError, Node, rfc3339
+
+HELD_S = 1.0
+"""Seconds for which an answer of the fence counts before a commit. It is older after a freeze of the process or slow reads."""
 
 log = structlog.get_logger()
 
@@ -285,10 +289,11 @@ class Committer(Revocation):
     async def _commit(self, checkpoint: Finished, poll: CommitPoll, *, digests: Sequence[str] = ()) -> Decision:
         """Compare the listing of the objects with all manifests, and commit if nothing is missing."""
         name, attempt, node = checkpoint.name, checkpoint.attempt, checkpoint.node
+        require_held, asked_s = functools.partial(self.fence.require_held, node, attempt), self._clock()
         # At the same time: the question costs no time beside the listing.
         asked: list[Coroutine[Any, Any, Any]] = [
             self._executor.persistently(self._listing, name),
-            self.fence.require_held(node, attempt),
+            require_held(),
         ]
         listing, _ = await self._executor.together(asked)
         if keys.commit(name) in listing and (there := await self.stored_commit(name)) is not None:
@@ -310,9 +315,12 @@ class Committer(Revocation):
         commit = commit_of(manifests, raw, committed_at=rfc3339(self._epoch()))
         if has_bundle(node.count):
             await poll.collector.write_digest(keys.all_manifests(name, attempt), reads)
+        if self._clock() - asked_s > HELD_S:
+            await require_held()
         try:
             # Written last: without this object the step is invisible (I1).
-            await self._executor.persistently(self._store.put, keys.commit(name), encode(commit), only_if_absent=True)
+            put, key = self._store.put, keys.commit(name)
+            await self._executor.persistently(put, key, encode(commit), only_if_absent=True, before_again=require_held)
         except AlreadyExists:
             there = await self.stored_commit(name)
             found = await self._compare_commit(checkpoint, poll, there) if there else Wait("its commit was just revoked")

@@ -63,6 +63,7 @@ class Revocation(Documents):
             return False
 
         async def check() -> None:  # an earlier try may have succeeded, and another node may have committed since
+            await self.fence.require_held()
             now = await self.stored_commit(name)
             if now is not None and now.crc64nvme != there.crc64nvme:
                 raise AlreadyExists(keys.commit(name))
@@ -82,6 +83,7 @@ class Revocation(Documents):
         """
 
         async def check() -> None:
+            await self.fence.require_held()
             if await self.stored_commit(name) is not None:  # committed while the store did not answer
                 raise AlreadyExists(keys.commit(name))
 

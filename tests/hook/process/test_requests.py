@@ -42,7 +42,9 @@ def test_a_spot_notice_ends_training_with_a_save_before_any_signal(tmp_path: Pat
     with pod(volume, tmp_path / "store") as (sidecar, found), training(command, volume, found) as running:
         running.at_step(3)
         # What the sidecar does at a notice of the cloud.
-        (volume / ".ckpt/terminating").write_text('{"source": "spot"}')
+        notice = volume / ".ckpt/terminating.tmp"
+        notice.write_text('{"source": "spot"}')
+        notice.rename(volume / ".ckpt/terminating")  # whole at once: an empty file is a notice of no source
         assert running.wait() == 143
         name = f"checkpoint-{running.steps()[-1]}"
         assert marker(volume, name)["reason"] == "jit"

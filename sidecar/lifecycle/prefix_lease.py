@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -27,7 +28,6 @@ from sidecar.core.lifecycle.prefix_ownership import (
     CHECK_S,
     Ownership,
     Run,
-    is_of_another,
     may_hold,
     why_not,
     with_attempt,
@@ -46,6 +46,8 @@ RELEASE_S = 0.25
 """Longest delay of the exit by releasing the lease."""
 UNKNOWN = Node(1, 2)
 """Substitute for one of several nodes whose index only the markers contain."""
+FIRST = Node(0, 2)
+"""Substitute for the first node, where nothing but the markers contains their number."""
 
 
 class Ending(Protocol):
@@ -76,6 +78,10 @@ class PrefixLease:
         self._writes = asyncio.Lock()
         self._own: set[str] = set()
         """Attempts that are known to be this run's."""
+        self._declared: tuple[str, ...] = ()
+        """Attempts that this pod, as the holder, has declared its own: a late write of an earlier pod may hide them."""
+        self._is_released = False
+        """This pod commits nothing any more, and gives no further sign of life."""
         self._told_ending = False
         """Whether ``run.json`` says that this pod is terminating."""
         self._is_missing = False
@@ -92,7 +98,7 @@ class PrefixLease:
 
     @property
     def _node(self) -> Node:
-        return self._holder.node or UNKNOWN
+        return self._holder.node or (UNKNOWN if self._claim is None else FIRST)
 
     @property
     def fenced_by(self) -> str:
@@ -116,23 +122,40 @@ class PrefixLease:
     async def settle(self) -> None:
         """Take the prefix over, if it is another pod's: at once from a pod of the same job, else once its holder is silent.
 
+        A pod that is told to end before that is known does not take it over: the holder may be another job's, and alive.
+
         Raises:
             ConfigurationError: Another job holds the prefix.
             Fenced: A later pod of this job holds it already.
         """
         if not self.takes_over_at_once:
-            await self._watch_unknown_holder()
+            match await self._watch_holder(job=self._holder.job):
+                case Ownership.TWO_AT_ONCE:
+                    raise ConfigurationError(
+                        f"{self._store.url} is being written by another job ({self._run.job or self._run.holder}) at this "
+                        "moment: give each run its own prefix in CKPT_STORE. Is it an earlier pod of this job? Then set "
+                        "CKPT_RUN_ID or JOB_NAME for both. Is it another node of this job? Then set CKPT_NODE_INDEX and "
+                        "CKPT_NODE_COUNT"
+                    )
+                case Ownership.WATCH:
+                    return
         await self._take_over()
 
     async def wait_for_ending(self) -> None:
         """Wait while an earlier pod that is terminating may still commit; at most until its own deadline.
 
-        What it commits is what this pod resumes from.
+        What it commits is what this pod resumes from. A pod that is told to end itself waits for half of its time: it may have
+        something to send, but most often it has nothing yet, and a take-over would cost the earlier pod its last checkpoint.
         """
         first = run = await self._executor.persistently(self._look)
         began_s = seen_s = self._clock.monotonic()
-        while self._pod.left_s() is None:
-            now_s = self._clock.monotonic()
+        own_until_s: float | None = None
+        while True:
+            now_s, left_s = self._clock.monotonic(), self._pod.left_s()
+            if left_s is not None and own_until_s is None:
+                own_until_s = now_s + left_s / 2
+            if own_until_s is not None and now_s >= own_until_s:
+                break
             if not waits_for_ending(first, run, me=self._holder.name, watched_s=now_s - began_s, silent_s=now_s - seen_s):
                 break
             if self.waits_for is None:
@@ -145,22 +168,19 @@ class PrefixLease:
             log.info("earlier_pod_ended", holder=run.holder, waited_s=round(self._clock.monotonic() - began_s, 1))
         self.waits_for = None
 
-    async def _watch_unknown_holder(self) -> None:
-        """Return when a holder of which nothing else is known is dead; ask it for a sign of life."""
+    async def _watch_holder(self, *, job: str | None) -> Ownership:
+        """Ask the holder for a sign of life, unless it is known to be of ``job``.
+
+        Returns:
+            ``OURS``: it is dead, or of the job. ``TWO_AT_ONCE``: it is alive. ``WATCH``: this pod is told to end before either
+            is known.
+        """
         first = run = await self._executor.persistently(self._look)
         began_s: float | None = None
         while True:
             watched_s = 0.0 if began_s is None else self._clock.monotonic() - began_s
-            match may_hold(first, run, me=self._holder.name, job=self._holder.job, watched_s=watched_s):
-                case Ownership.TWO_AT_ONCE:
-                    raise ConfigurationError(
-                        f"{self._store.url} is being written by another job ({run.job or run.holder}) at this moment: give "
-                        "each run its own prefix in CKPT_STORE. Is it an earlier pod of this job? Then set CKPT_RUN_ID or "
-                        "JOB_NAME for both. Is it another node of this job? Then set CKPT_NODE_INDEX and CKPT_NODE_COUNT"
-                    )
-                case Ownership.OURS:
-                    break
-            if self._pod.left_s() is not None:  # after a termination notice, this pod's checkpoints matter more
+            found = may_hold(first, run, me=self._holder.name, job=job, watched_s=watched_s)
+            if found is not Ownership.WATCH or self._pod.left_s() is not None:
                 break
             if began_s is None:
                 log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
@@ -170,18 +190,20 @@ class PrefixLease:
             await self._clock.sleep(TICK_S)
             run = await self._executor.persistently(self._look)
         self.waits_for = None
-        if began_s is not None:
+        if began_s is not None and found is Ownership.OURS:
             await self._executor.persistently(self._store.delete, [keys.ASKED])
+        return found
 
     async def _take_over(self) -> None:
         claims = await self._executor.persistently(self._claims)
         match standing(claims, self._holder.id):
             case Standing.HOLDER:
                 claim = claims[-1]
-            case Standing.FENCED if self._holder.is_unique:
+            case Standing.FENCED if self._holder.is_unique or await self._watch_holder(job=None) is not Ownership.OURS:
                 raise await self._fence()
             case _:
-                claim = next_claim(claims, self._holder.id)
+                run = await self._executor.persistently(self._look)
+                claim = next_claim(claims, self._holder.id, known_epoch=run.epoch)
                 await self._executor.persistently(self._store.put, claim.key, self._document())
                 # Another pod may have claimed the same epoch at this moment.
                 claims = await self._executor.persistently(self._claims)
@@ -192,7 +214,8 @@ class PrefixLease:
         is_other = run.holder != self._holder.name
         if is_other and run.holder is not None:
             log.info("prefix_taken_over", earlier=run.holder, epoch=claim.epoch)
-        await self._executor.persistently(self._beat, replace(run, attempts=() if is_other else run.attempts))
+        self._declared = () if is_other else run.attempts
+        await self._executor.persistently(self._beat, run)
         if old := obsolete(claims):
             with contextlib.suppress(StoreError):
                 await self._executor.once(self._store.delete, [each.key for each in old])
@@ -204,8 +227,8 @@ class PrefixLease:
             try:
                 if not self.fenced.is_set():
                     await self.renew(tick)
-            except Fenced:
-                log.error("fenced", reason=self.fenced_by, hint="this pod commits and deletes nothing any more")
+            except Fenced:  # said by those who wait for ``fenced``
+                continue
             except (StoreError, ConfigurationError) as error:
                 log.warning("no_heartbeat", error=str(error))
 
@@ -230,10 +253,12 @@ class PrefixLease:
             run = await self._executor.once(self._look)
             if self._claim is not None and run.epoch > self._claim.epoch:
                 raise await self._fence()
-            if self._claim is None and is_of_another(run, me=self._holder.name):
+            if self._claim is None:
                 return
             if is_news or asked or beats or self._is_missing or run.holder != self._holder.name:
                 await self.require_held()
+                if self._is_released:
+                    return
                 await self._executor.once(self._beat, run)
         if asked:
             await self._executor.once(self._store.delete, [keys.ASKED])
@@ -242,16 +267,21 @@ class PrefixLease:
         """Say that this pod, which is terminating, commits nothing any more: a later one need not wait for it.
 
         Raises:
+            Fenced: A later pod has taken the prefix over: its ``run.json`` stays.
             StoreError: It could not be said.
+            ConfigurationError: ``run.json`` is not this system's.
         """
-        if self._claim is None or self.fenced.is_set() or self._pod.left_s() is None:
+        if self._claim is None or self._pod.left_s() is None:
             return
+        self._is_released = True
         async with self._writes:
-            await self._executor.once(self._write, replace(self._held(self._run), ends_in_s=None))
+            asked: list[Coroutine[Any, Any, Any]] = [self._executor.once(self._look), self.require_held()]
+            run, _ = await self._executor.together(asked)
+            await self._executor.once(self._write, replace(self._held(run), ends_in_s=None))
 
     async def release_in_time(self) -> None:
         """Do as ``release``, for at most ``RELEASE_S`` seconds; a failure costs a later pod some seconds."""
-        with contextlib.suppress(StoreError, TimeoutError):
+        with contextlib.suppress(Fenced, StoreError, ConfigurationError, TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 await self.release()
 
@@ -275,7 +305,7 @@ class PrefixLease:
                     raise Fenced(reason)
             return
         claims = await self._executor.persistently(self._claims)
-        if standing(claims, self._holder.id) is Standing.FENCED:
+        if claims and claims[-1] > self._claim:  # also if this pod's own claim was deleted
             raise await self._fence()
 
     async def objection(self, node: Node | None, attempt: str) -> str | None:
@@ -301,7 +331,9 @@ class PrefixLease:
                 return reason
             if node.index == 0 and attempt not in run.attempts:
                 await self.require_held()
-                await self._executor.once(self._write, with_attempt(run, attempt))
+                declaring = with_attempt(run if self._claim is None else replace(run, attempts=self._declared), attempt)
+                await self._executor.once(self._write, declaring)
+                self._declared = declaring.attempts
             self._own.add(attempt)
         return None
 
@@ -355,6 +387,7 @@ class PrefixLease:
             ending=left_s is not None,
             ends_in_s=None if left_s is None else round(max(0.0, left_s), 1),
             epoch=self._claim.epoch if self._claim else run.epoch,
+            attempts=self._declared if self._claim else run.attempts,
         )
 
     def _beat(self, run: Run) -> None:

@@ -12,7 +12,7 @@ import pytest
 from sidecar.catalog.events import Events
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import KEPT_CLAIMS, MOST_CLAIMS, Claim, Holder, claims_among
-from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, SILENCE_S
+from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
 from sidecar.errors import ConfigurationError, Fenced
 from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.run_document import claim, read
@@ -150,12 +150,16 @@ async def test_a_pod_that_died_while_it_was_ending_is_waited_for_until_it_is_sil
     assert SILENCE_S <= later.now_s <= SILENCE_S + 2
 
 
-async def test_a_pod_that_is_ending_itself_waits_for_nobody(store: FileStore, executor: StoreExecutor) -> None:
+async def test_a_pod_that_is_ending_itself_leaves_the_earlier_one_half_of_its_time(
+    store: FileStore, executor: StoreExecutor
+) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    earlier.deadline_in_s, later.deadline_in_s = 500.0, 20.0
+    earlier.deadline_in_s, later.deadline_in_s = 500.0, 40.0
     await earlier.lease.settle()
+    later.on_sleep = functools.partial(earlier.lease.renew, 2)
     await later.lease.wait_for_ending()
-    assert later.now_s == 0
+    assert later.now_s == 20
+    await earlier.lease.require_held()
 
 
 async def test_without_a_name_an_answering_holder_is_another_job_and_a_silent_one_is_replaced(
@@ -199,3 +203,92 @@ async def test_nodes_of_an_attempt_that_the_present_holder_did_not_declare_commi
         await one.lease.require_held(Node(1, 2), "a")
     assert not one.lease.fenced.is_set(), "the pod may belong to the next attempt, too"
     await one.lease.require_held(Node(1, 2), "b")
+
+
+async def test_a_pod_that_ends_after_it_was_fenced_leaves_the_document_of_the_later_one(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
+    await earlier.lease.settle()
+    await later.lease.settle()
+    earlier.deadline_in_s = 20.0
+    await earlier.lease.release_in_time()
+    assert (read(store).holder, read(store).ending) == ("later", False)
+    assert earlier.lease.fenced.is_set()
+
+
+async def test_a_pod_that_has_ended_gives_no_sign_of_life_any_more(store: FileStore, executor: StoreExecutor) -> None:
+    pod = Pod(store, executor, "pod")
+    await pod.lease.settle()
+    pod.deadline_in_s = 20.0
+    await pod.lease.release()
+    await pod.lease.renew(2)
+    assert (read(store).ending, read(store).ends_in_s) == (True, None)
+
+
+async def test_a_late_write_of_an_earlier_pod_does_not_hide_what_the_holder_declared(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    earlier, later = (Pod(store, executor, name, node=Node(0, 2)) for name in ("earlier", "later"))
+    await earlier.lease.settle()
+    await earlier.lease.objection(None, "a")
+    late = store.get(keys.RUN)
+    await later.lease.settle()
+    await later.lease.objection(None, "b")
+    store.put(keys.RUN, late)
+    await later.lease.renew(round(CHECK_S))
+    assert (read(store).holder, read(store).epoch, read(store).attempts) == ("later", 2, ("b",))
+
+
+async def test_a_pod_that_is_told_to_end_does_not_fence_a_holder_that_may_be_another_job(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
+    await first.lease.settle()
+    second.deadline_in_s = 20.0
+    await second.lease.settle()
+    await first.lease.require_held()
+    assert not second.lease.is_held
+    await second.lease.renew(round(CHECK_S))
+    await second.lease.release()
+    assert read(store).holder == "first"
+
+
+async def test_deleted_claims_fence_nobody_but_the_earlier_pod(store: FileStore, executor: StoreExecutor) -> None:
+    for name in ("zero", "earlier"):
+        earlier = Pod(store, executor, name)
+        await earlier.lease.settle()
+    store.delete([stored.key for stored in store.list(keys.CLAIMS)])
+    await earlier.lease.require_held()
+    later = Pod(store, executor, "later")
+    await later.lease.settle()
+    assert read(store).epoch == 3
+    with pytest.raises(Fenced):
+        await earlier.lease.require_held()
+    await later.lease.renew(round(CHECK_S))
+    await later.lease.require_held()
+
+
+async def test_a_fenced_machine_that_starts_again_by_itself_stays_fenced_while_the_later_one_lives(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    one, two = (Pod(store, executor, name, is_unique=False) for name in ("one", "two"))
+    await one.lease.settle()
+    await two.lease.settle()
+    again = Pod(store, executor, "one", is_unique=False)
+    again.on_sleep = functools.partial(two.lease.renew, int(ASK_POLL_S))
+    with pytest.raises(Fenced):
+        await again.lease.settle()
+    await two.lease.require_held()
+
+
+async def test_a_first_node_that_does_not_know_their_number_declares_its_attempt(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    zero, one = Pod(store, executor, "zero"), Pod(store, executor, "one", node=Node(1, 2))
+    zero.lease.begin(read(store), Holder("zero", is_unique=True, node=None, job="team/train", run_id=None))
+    await zero.lease.settle()
+    for attempt in ("a", "b"):
+        assert await zero.lease.objection(None, attempt) is None
+        assert await one.lease.objection(Node(1, 2), attempt) is None
+    assert read(store).attempts == ("a", "b")

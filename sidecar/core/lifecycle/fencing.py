@@ -64,6 +64,10 @@ class Claim:
         return f"{keys.CLAIMS}{self.epoch:08d}-{self.holder_id}.json"
 
 
+_MOST_KNOWN_EPOCH = 10**7
+"""Epoch from which ``run.json`` is not believed: a claim's key has eight digits."""
+
+
 class Standing(Enum):
     """Standing of one pod among the claims."""
 
@@ -89,9 +93,16 @@ def standing(claims: Iterable[Claim], holder_id: str) -> Standing:
     return Standing.FENCED if any(claim.holder_id == holder_id for claim in ordered) else Standing.NEW
 
 
-def next_claim(claims: Iterable[Claim], holder_id: str) -> Claim:
-    """Return the claim with which a pod takes the prefix over."""
-    return Claim(max((claim.epoch for claim in claims), default=0) + 1, holder_id)
+def next_claim(claims: Iterable[Claim], holder_id: str, *, known_epoch: int = 0) -> Claim:
+    """Return the claim with which a pod takes the prefix over.
+
+    Args:
+        claims: All claims.
+        holder_id: Of the pod.
+        known_epoch: The epoch in ``run.json``, which counts where claims were deleted, for example by a lifecycle rule.
+    """
+    known_epoch = known_epoch if 0 <= known_epoch < _MOST_KNOWN_EPOCH else 0
+    return Claim(max(known_epoch, *(claim.epoch for claim in claims), 0) + 1, holder_id)
 
 
 def obsolete(claims: Iterable[Claim]) -> list[Claim]:

@@ -154,11 +154,13 @@ class Committer(Revocation):
             whole_files: Also delete complete objects, on which nothing depends; otherwise only abort multipart uploads.
 
         Raises:
+            Fenced: A later pod of the job has taken the prefix over.
             StoreError: Not all of it could be removed.
         """
         for progress in (*sent.uploads.values(), *sent.void):
             await self._executor.once(self._store.abort_upload, progress.key, progress.upload_id)
         if sent.entries and whole_files:
+            await self.fence.require_held()  # a later pod may be sending the step's files, before its first manifest
             await self._executor.once(self._store.delete, [entry.key for entry in sent.entries.values()])
 
     async def withdraw_earlier(self, checkpoint: Finished, before: Manifest | None) -> bool:

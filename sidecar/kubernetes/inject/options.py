@@ -188,7 +188,7 @@ FLAGS = (
     Flag("save-steps", _number_text(1), "save interval in steps", "STEPS"),
     Flag("save-minutes", _number_text(1), "save interval in minutes", "MINUTES"),
     Flag("save-total-limit", _number_text(1), "checkpoints that the hook leaves on the volume", "COUNT"),
-    Flag("jit", lambda text: "1" if _truth(text) else "0", "save just in time when the pod is going", "true|false"),
+    Flag("jit", lambda text: "1" if _truth(text) else "0", "save just in time at a termination notice", "true|false"),
     Flag("keep-local", _number_text(1), "durable checkpoints left on the volume", "COUNT"),
     Flag("keep-store", _number_text(1), "checkpoints left in the store", "COUNT"),
     Flag("bandwidth-limit", str, "bytes per second of all uploads, such as 200MB/s", "RATE"),

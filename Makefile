@@ -21,31 +21,31 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.trainer  ## a training run is preempted, loses its volume, resumes exactly (JSON=1: one JSON line; STORE=file: no S3 server)
+demo: $(VENV)/.trainer  ## preempt a training run, delete its volume, resume exactly (JSON=1: one JSON line; STORE=file: no S3 server)
 	@$(BIN)/python -m examples.demo --store $(STORE) $(if $(filter 1,$(JSON)),--json)
 
-compose-demo:  ## the same in containers (Docker with Compose; STORE=ceph: not MinIO; COMPOSE_ARGS=--help)
+compose-demo:  ## the same in containers (Docker with Compose; STORE=ceph: Ceph RGW instead of MinIO; COMPOSE_ARGS=--help)
 	@$(PYTHON) -m examples.demo.compose $(if $(filter ceph,$(STORE)),--store ceph) $(if $(filter 1,$(JSON)),--json) $(COMPOSE_ARGS)
 
 test: $(VENV)/.trainer  ## unit, property, store and process tests (PYTEST_ARGS='-k …' for some of them)
 	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=10 -m "not slow and not rgw and not minio and not docker and not cluster" $(PYTEST_ARGS)
 
-simulate: $(VENV)/.trainer  ## 100,000 schedules of nodes, pods and retention that look for a broken invariant (SCHEDULES=, FIRST=; CONTRIBUTING.md)
+simulate: $(VENV)/.trainer  ## check the invariants in 100,000 simulated schedules of nodes, pods and retention (SCHEDULES=, FIRST=; CONTRIBUTING.md)
 	$(BIN)/python -m tests.simulation step $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 85 / 100))
 	$(BIN)/python -m tests.simulation retention $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 5 / 100))
 	$(BIN)/python -m tests.simulation job $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 10 / 100))
 
-test-docker: $(VENV)/.trainer  ## the images, and the compose scenario against Ceph RGW (Docker with Compose)
+test-docker: $(VENV)/.trainer  ## build and run the images, and the compose scenario against Ceph RGW (Docker with Compose)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
-test-slow: $(VENV)/.trainer .deepspeed/.installed  ## the rest: long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
+test-slow: $(VENV)/.trainer .deepspeed/.installed  ## long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
 	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw or minio) and not docker and not cluster" $(PYTEST_ARGS)
 
-test-cluster: $(VENV)/.trainer  ## what Kubernetes does to trainings, on the cluster of KUBECONFIG (tests/cluster/README.md)
+test-cluster: $(VENV)/.trainer  ## evictions, preemptions and lost nodes, on the cluster of KUBECONFIG (tests/cluster/README.md)
 	$(BIN)/python -m pytest -n $(PROCESSES_CLUSTER) --dist worksteal -m "cluster and not disruptive" tests/cluster $(PYTEST_ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m disruptive tests/cluster $(PYTEST_ARGS) || [ $$? = 5 ]
 
-test-cluster-all: $(VENV)/.trainer  ## the same on a cluster of our own with JobSet, Kubeflow Trainer and Kueue (root, Docker, Go)
+test-cluster-all: $(VENV)/.trainer  ## start a cluster and run test-cluster on it, with JobSet, Kubeflow Trainer and Kueue (root, Docker, Go)
 	tests/cluster/run jobset trainer kueue
 
 lint: $(VENV)/.trainer  ## ruff and import-linter
@@ -61,36 +61,36 @@ format: $(VENV)/.trainer  ## rewrite the code in the project's style
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.trainer  ## what transfers cost the client, beside its peers and plain sockets (gcc, libssl-dev; peers: make bench-peers)
+bench: $(VENV)/.trainer  ## CPU, memory and time of transfers, beside peers and plain sockets (gcc, libssl-dev; peers: make bench-peers)
 	$(BIN)/python -m benchmarks.transfer --work big,small --mib 512 --rounds 3 $(BENCH_ARGS)
 
 bench-scale: $(VENV)/.trainer  ## requests, bytes, seconds and dollars of a commit by 1 to 10,000 nodes (simulated, two minutes)
 	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
 
-bench-all: $(VENV)/.trainer bench-peers  ## all of it: TLS, Ceph RGW, a shaped link (root), and what it costs the training beside it
+bench-all: $(VENV)/.trainer bench-peers  ## bench with TLS, Ceph RGW and a shaped link (root), and the slowdown of training beside uploads
 	$(BIN)/python -m benchmarks.transfer --store sink,sink-tls,rgw,link --work big,four,small,hf $(BENCH_ARGS)
 	$(BIN)/python -m benchmarks.neighbour
 
 bench-stall: $(VENV)/.trainer  ## how long a save stops training: blocking, CKPT_ASYNC=1, torch's async_save (CUDA where there is one)
 	$(BIN)/python -m benchmarks.stall $(BENCH_ARGS)
 
-bench-start: $(VENV)/.trainer  ## CPU time, seconds and memory of a sidecar's start, beside the imports of its libraries (gcc, libssl-dev)
+bench-start: $(VENV)/.trainer  ## CPU time, wall time and memory of a start, beside the imports of its libraries (gcc, libssl-dev)
 	$(BIN)/python -m benchmarks.start $(BENCH_ARGS)
 
 bench-sigterm: $(VENV)/.trainer bench-peers  ## seconds from SIGTERM to durable beside the Kubeflow SDK's scheme, over a shaped link (root)
 	$(BIN)/python -m benchmarks.sigterm $(BENCH_ARGS)
 
-bench-preemption: $(VENV)/.trainer  ## when what happens at a preemption, with the sidecar and without, on the cluster of KUBECONFIG
+bench-preemption: $(VENV)/.trainer  ## time line of a preemption, with and without the sidecar, on the cluster of KUBECONFIG
 	$(BIN)/python -m benchmarks.preemption $(BENCH_ARGS)
 
-bench-hook: $(VENV)/.trainer  ## what the hook costs a training script: per step, per interpreter
+bench-hook: $(VENV)/.trainer  ## cost of the hook for a training script: per step, per interpreter
 	$(BIN)/python -m benchmarks.hook_overhead $(BENCH_ARGS)
 	$(BIN)/python -m torch.distributed.run --nproc_per_node=2 -m benchmarks.rank_consensus
 
 bench-webhook: $(VENV)/.trainer  ## how long an API server waits for the webhook when 500 pods are created at once (openssl)
 	$(BIN)/python -m benchmarks.webhook $(BENCH_ARGS)
 
-bench-peers: .venv-peers/.installed  ## the tools to compare with
+bench-peers: .venv-peers/.installed  ## install the peers
 
 # torch first and alone, as below.
 .venv-peers/.installed: benchmarks/peers.txt
@@ -105,7 +105,7 @@ bench-peers: .venv-peers/.installed  ## the tools to compare with
 		deepspeed einops hjson msgpack ninja psutil py-cpuinfo
 	@touch $@
 
-clean:  ## remove the virtual environment and what the demo left
+clean:  ## remove the virtual environments and the demo's files
 	rm -rf $(VENV) .venv-peers .deepspeed .demo
 
 # torch first and alone: the newest release otherwise brings gigabytes of CUDA to a machine that only tests on its CPU.

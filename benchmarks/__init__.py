@@ -1,1 +1,1 @@
-"""What transfers cost, beside the tools that people use for them; see ``transfer`` and ``neighbour``."""
+"""Cost of transfers, beside other tools; see ``transfer`` and ``neighbour``."""

@@ -1,4 +1,4 @@
-"""What a transfer cost, and how that is measured of another process."""
+"""Cost of a transfer, and its measurement for another process."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Failed(Exception):
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one transfer by one client."""
+    """Cost of one transfer by one client."""
 
     cpu_s: float
     peak_rss_mib: float
     wall_s: float
     idle_rss_mib: float = 0.0
-    """Before the transfer, of a process that was there already."""
+    """Peak before the transfer, of a process that was running already."""
 
     def beyond(self, start: Cost) -> Cost:
-        """Return the cost without that of starting up; the peak of memory is what it is."""
+        """Return the cost without that of the start; the peak of memory is unchanged."""
         return Cost(max(self.cpu_s - start.cpu_s, 0.0), self.peak_rss_mib, max(self.wall_s - start.wall_s, 0.0))
 
 

@@ -1,4 +1,4 @@
-"""What the Trainer of transformers leaves in a checkpoint: a real small model and its optimizer, scaled to a size.
+"""Checkpoint as the Hugging Face Trainer writes it: a real small model and its optimizer, scaled to a size.
 
 python -m benchmarks.hf_checkpoint DIR MIB
 """

@@ -1,7 +1,7 @@
-"""What the hook costs a training script: per step, per import, per interpreter. ``python -m benchmarks.hook_overhead``.
+"""Cost of the hook for a training script: per step, per import, per interpreter. ``python -m benchmarks.hook_overhead``.
 
-Steps of a model that is almost nothing are timed in one process, with the hook and without, in turns; the difference of the
-medians is the hook's. Its schedule, signals, requests, state file and evaluation guard are all on. Nothing is saved meanwhile.
+Steps of a tiny model are timed in one process, alternately with and without the hook; the difference of the medians is the
+cost of the hook. Its schedule, signals, requests, state file and evaluation guard are all on. No checkpoint is saved meanwhile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What uploads cost the training beside them: steps per second of a small training loop while
+"""Slowdown of training by uploads beside it: steps per second of a small training loop while
 
 - nothing is uploaded,
 - the sidecar uploads checkpoint after checkpoint, a process of its own,
@@ -6,7 +6,7 @@
 
     python -m benchmarks.neighbour [--seconds 10] [--rounds 5] [--mib 256] [--mbit 1000] [--store sink|link]
 
-The store takes what the network would: --mbit for the sink, or the shaped link. Uploading all the time is the worst case.
+The store accepts the rate of a network: --mbit for the sink, or the shaped link. Continuous uploads are the worst case.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALONE, BESIDE, INSIDE = "alone", "beside the sidecar", "with s3fs in a thread"
 
 @dataclass(frozen=True)
 class Pace:
-    """Of one run of the training loop."""
+    """Rates of one run of the training loop."""
 
     steps_per_s: float
     uploads_per_s: float = 0.0
@@ -62,7 +62,7 @@ def train_beside(store: Store, options: argparse.Namespace, prefix: str, files: 
 
 @contextlib.contextmanager
 def _publishing(sidecar: ours.Sidecar, files: Path) -> Iterator[list[float]]:
-    """Let checkpoint follow upon checkpoint; the list gets the time at which each became durable."""
+    """Upload checkpoints one after the other; the list gets the time at which each became durable."""
     over, uploaded = threading.Event(), list[float]()
 
     def publish() -> None:
@@ -98,7 +98,7 @@ def measured(options: argparse.Namespace) -> dict[str, list[Pace]]:
 
 
 def table(paces: dict[str, list[Pace]], mib: int) -> str:
-    """Return medians, and what is lost against training alone in the same round."""
+    """Return medians, and the loss compared with training alone in the same round."""
     lines = [f"{'training':<24}{'steps/s':>10}{'slowdown':>10}{'uploads':>14}"]
     for name, runs in paces.items():
         steps_per_s = statistics.median(pace.steps_per_s for pace in runs)
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=256, help="size of a checkpoint")
-    parser.add_argument("--mbit", type=int, default=stores.LINK_MBIT_PER_S, help="what the sink takes per second")
+    parser.add_argument("--mbit", type=int, default=stores.LINK_MBIT_PER_S, help="rate of the sink")
     parser.add_argument("--store", choices=("sink", "link"), default="sink")
     parser.add_argument("--json", type=Path)
     default = PEERS_PYTHON if PEERS_PYTHON.exists() else Path(sys.executable)

@@ -1,4 +1,4 @@
-"""This project's client: the real sidecar process on a volume, and a trainer that is nothing but files."""
+"""This project's client: the real sidecar process on a volume; files stand for the trainer."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Sidecar:
         self._until(is_ready)
 
     def publish(self, files: Path, name: str) -> Cost:
-        """Do what the hook does, wait until the checkpoint is durable, and say what that took."""
+        """Publish a checkpoint as the hook does, wait until it is durable, and return the cost."""
         folder = self.volume / name
         shutil.copytree(files, folder, copy_function=os.link)  # the files are there before the clock starts
         idle_rss_mib, cpu_s, began_s = self._memory_mib("VmRSS"), self.cpu_s(), time.time()
@@ -95,7 +95,7 @@ class Sidecar:
         return Cost(self.cpu_s() - cpu_s, self._memory_mib("VmHWM"), wall_s, idle_rss_mib)
 
     def hand_over(self, files: Path, name: str, *, reason: str = "periodic") -> None:
-        """Publish a checkpoint that is there already, and do not wait."""
+        """Publish an existing checkpoint without waiting."""
         folder = self.volume / name
         shutil.copytree(files, folder, copy_function=os.link)
         self.mark(name, reason=reason)
@@ -116,7 +116,7 @@ class Sidecar:
         return datetime.fromisoformat(committed["timestamp"]).timestamp()
 
     def sent_bytes(self) -> int:
-        """Return what has arrived in the store."""
+        """Return the bytes that have arrived in the store."""
         return int(self._call("GET", "/v1/status")["sent_bytes"])
 
     def report(self) -> Any:
@@ -126,7 +126,7 @@ class Sidecar:
         return json.loads((self.volume / ".ckpt/exit-report.json").read_text())
 
     def resume(self) -> Cost:
-        """Ask for the newest checkpoint, wait until it is on the volume, and say what that took."""
+        """Request the newest checkpoint, wait until it is on the volume, and return the cost."""
         idle_rss_mib, cpu_s, began_s = self._memory_mib("VmRSS"), self.cpu_s(), time.monotonic()
         self._call("POST", "/v1/resume", {"checkpoint": "latest"})
         while (answer := self._call("GET", "/v1/resume?wait_s=5"))["state"] not in ("ready", "none", "failed"):

@@ -1,7 +1,7 @@
-"""The time line of one preemption on the cluster of KUBECONFIG, with the sidecar and without anything of ours.
+"""The time line of one preemption on the cluster of KUBECONFIG, with the sidecar and without it.
 
-A Job's pod is deleted while it trains; the table says when what happened, in seconds from the deletion. Settings of the cluster
-and of its store as for the tests (tests/cluster/README.md). Medians; the clocks of this machine and of the nodes must agree.
+A Job's pod is deleted while it trains; the table has the time of each event, in seconds from the deletion. Settings of the
+cluster and of its store are those of the tests (tests/cluster/README.md). Medians; the clocks of machine and nodes must agree.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def bare(story: Story) -> None:
 
 
 def timeline(story: Story) -> dict[str, float]:
-    """Delete the pod of a run that trains, and return when what happened, in seconds from there."""
+    """Delete the pod of a run that trains, and return the time of each event, in seconds from the deletion."""
     first = story.at_step(20)
     told_s = time.time()
     story.namespace.delete_pod(first.pod)

@@ -1,7 +1,7 @@
-"""What it costs a step that the ranks stop and save together: ``torchrun --nproc_per_node=2 -m benchmarks.rank_consensus``.
+"""Cost of the ranks' consensus per step: ``torchrun --nproc_per_node=2 -m benchmarks.rank_consensus``.
 
-Each step is a sleep, so that nothing else competes. Printed by rank 0, over all ranks: how long the consensus takes within a
-step, median and mean; the steps at which the ranks talk, about one a second, are in the mean.
+Each step is a sleep, so that nothing else competes. Rank 0 prints the time of the consensus within a step, over all ranks,
+median and mean; the mean includes the steps with an all-reduce, about one a second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainer_hook.process.rank_consensus import RankConsensus, Vote
 
 
 def main() -> None:
-    """Take steps, and print what the consensus took of them."""
+    """Run steps, and print the time that the consensus takes of them."""
     import torch.distributed as dist
 
     parser = argparse.ArgumentParser(

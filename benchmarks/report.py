@@ -12,7 +12,7 @@ OURS, LIMIT = "ours", "wire"
 GIB = 1 << 30
 MIB = 1 << 20
 TOO_SMALL_BYTES = 16 * MIB
-"""Below it CPU time is given as it is: per GiB it would say nothing."""
+"""Below this size CPU time is not given per GiB, which would be meaningless."""
 WHERE = {
     "sink": "an S3 sink, HTTP",
     "sink-tls": "an S3 sink, TLS",
@@ -23,7 +23,7 @@ WHERE = {
 
 @dataclass
 class Result:
-    """Of all clients with one store, direction and kind of files."""
+    """Costs of all clients with one store, direction and kind of files."""
 
     store: str
     direction: str
@@ -32,11 +32,11 @@ class Result:
     rounds: int
     costs: dict[str, list[Cost]] = field(default_factory=dict)
     starts: dict[str, list[Cost]] = field(default_factory=dict)
-    """What clients cost that do next to nothing; not part of ``costs`` where it is missing."""
+    """Cost of the start of each client; a client is missing if its ``costs`` do not include a start."""
     failed: dict[str, str] = field(default_factory=dict)
 
     def medians(self) -> dict[str, Cost]:
-        """Return what the transfer cost each client that did it, without its start."""
+        """Return the cost of the transfer for each client that ran, without its start."""
         costs = {name: median(measured) for name, measured in self.costs.items() if name not in self.failed}
         return {n: cost.beyond(median(self.starts[n])) if n in self.starts else cost for n, cost in costs.items()}
 

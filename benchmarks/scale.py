@@ -1,7 +1,7 @@
-"""What a commit costs a job of 1 to 10,000 nodes: requests, bytes, seconds and dollars, with the limits that S3 publishes.
+"""Cost of a commit of 1 to 10,000 nodes: requests, bytes, seconds and dollars, with the limits that S3 publishes.
 
 The sidecar's own ``Committer`` runs on every node of a simulated job (``tests/simulation``); the data is there, all nodes end
-at the same instant, and what is measured are the documents. The store answers 503 to whatever goes beyond its limits.
+at the same instant, and only the documents are measured. The store answers 503 to requests beyond its limits.
 
     python -m benchmarks.scale [--nodes 1,10,100,1000,10000] [--dead 0.0]
 
@@ -112,7 +112,7 @@ class LimitedStore(MemoryStore):
 
 
 class Transfers:
-    """What ``sidecar.transfer.executor.StoreExecutor`` promises, on the world's clock, with as many threads as it has."""
+    """``sidecar.transfer.executor.StoreExecutor`` on the simulated clock, with the same number of threads."""
 
     def __init__(self, world: World, store: LimitedStore) -> None:
         self._world = world
@@ -147,7 +147,7 @@ class Transfers:
 
 
 class Fabric(World):
-    """The transfers have their own delays: nothing more is added, and nothing is lost."""
+    """No further delays or losses: the transfers have their own delays."""
 
     def _way_s(self) -> float:
         return 0.0
@@ -160,7 +160,7 @@ class Author:
 
 
 def simulate(nodes: int, *, dead: float) -> dict[str, Any]:
-    """Return what a commit of a job of ``nodes`` nodes takes, of which a share dies right after its manifest is there."""
+    """Return the cost of a commit of ``nodes`` nodes, a share of which dies right after writing its manifest."""
     world = Fabric(nodes, Faults())
     store = LimitedStore(world)
     luck = random.Random(nodes)

@@ -4,7 +4,7 @@
 
 Both save the same bytes at the same speed and send them over the same link (root). Three situations: nothing else to send, an
 older checkpoint half sent, and three older ones of which the first is half sent. Then real trials with a grace period that fits
-only one of two checkpoints: sometimes the newer one, sometimes only the older one that is under way.
+only one of two checkpoints: sometimes the newer one, sometimes only the older one whose upload is in progress.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def by_us(store: Store, prefix: str, source: Path, scratch: Path, *, older: int,
 
 
 def by_them(store: Store, prefix: str, source: Path, scratch: Path, *, older: int, half_s: float, python: Path) -> float:
-    """Return the seconds from SIGTERM until the last checkpoint counts."""
+    """Return the seconds from SIGTERM until the last checkpoint is durable."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         module = [str(python), "-m", "benchmarks.peers.kubeflow"]
         command = [*module, store.endpoint, BUCKET, prefix, str(source), folder, str(SAVE_MB_PER_S)]
@@ -73,7 +73,7 @@ def by_them(store: Store, prefix: str, source: Path, scratch: Path, *, older: in
 
 
 def trial(store: Store, prefix: str, scratch: Path, rng: random.Random) -> tuple[bool, str]:
-    """Let a grace period fit only one of two; return whether the right one is durable, and what was expected."""
+    """Run with a grace period that fits only one of two; return whether the right one is durable, and the expectation."""
     room = (TRIAL_GRACE_S - 0.5) * TRIAL_MBIT_PER_S * 1e6 / 8
     newer_fits = rng.random() < 0.5
     newer = room * (rng.uniform(0.45, 0.7) if newer_fits else rng.uniform(1.4, 2))

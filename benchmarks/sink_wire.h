@@ -25,7 +25,7 @@ struct wire {
 
 static double bytes_per_s; /* 0: as fast as it comes */
 
-/* Delays whoever received `size` bytes until all connections together keep to the rate; TCP then slows the senders down. */
+/* Delays a receiver of `size` bytes until all connections together keep to the rate; TCP then slows the senders down. */
 static void keep_to_rate(ssize_t size) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static double free_at_s;

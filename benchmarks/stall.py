@@ -3,9 +3,9 @@
     python -m benchmarks.stall [--gb 0.5,2] [--rounds 3] [--saves 4] [--folder DIR] [--json FILE]
 
 ``held`` is the time for which the training thread is kept from training, per save: in the save itself, and later where the
-optimizer's step waits for the rest of the copy. ``lost`` is all that the steps from one save to the next take longer than the
-fastest half of steps did, so it also has what writing beside training takes from it: on a machine whose cores are all busy with
-training it cannot be less than the work of writing. The first save of each run is left out, and told apart.
+optimizer's step waits for the rest of the copy. ``lost`` is the additional time of the steps from one save to the next, over
+the fastest half of steps, so it includes the slowdown by writing beside training: if training uses all cores, it cannot be
+less than the work of writing. The first save of each run is left out, and reported separately.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WHAT = {
 
 @dataclass(frozen=True)
 class Run:
-    """Of one training process, seconds per save."""
+    """Times of one training process, in seconds per save."""
 
     mode: str
     first_held_s: float
@@ -91,7 +91,7 @@ def _run_of(mode: str, told: dict[str, Any], every: int, volume: Path) -> Run:
 
 
 def table(runs: list[Run]) -> str:
-    """Return medians over all saves, their worst, and how many times less than blocking that is."""
+    """Return medians over all saves, the maximum, and the ratio of a blocking save to the median."""
     first, step_s = runs[0], statistics.median(r.step_s for r in runs)
     saves = len(first.held_s) * sum(r.mode == first.mode for r in runs)
     lines = [

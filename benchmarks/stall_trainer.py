@@ -1,4 +1,4 @@
-"""Trains a model of a given size with the Hugging Face Trainer and tells how long each save held the training thread.
+"""Trains a model of a given size with the Hugging Face Trainer and reports how long each save held the training thread.
 
 python -m benchmarks.stall_trainer MODE GB SAVES STEPS_BETWEEN FOLDER
 
@@ -51,7 +51,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 
 
 class Watch(TrainerCallback):
-    """Notes when steps end, and how long the training thread was held in each."""
+    """Records the end of each step, and how long the training thread was held in it."""
 
     def __init__(self) -> None:
         self.ends_s: list[float] = []
@@ -63,7 +63,7 @@ class Watch(TrainerCallback):
         self.ends_s.append(time.monotonic())
 
     def holding(self, function: Any) -> Any:
-        """Wrap what holds the training thread."""
+        """Wrap the calls that hold the training thread."""
 
         def held(*args: Any, **kwargs: Any) -> Any:
             began_s, step = time.monotonic(), len(self.ends_s)
@@ -123,7 +123,7 @@ class Dcp(TrainerCallback):
 
 
 def watch_the_hook(watch: Watch) -> None:
-    """Time what the hook does in the training thread: its saves, and what the optimizer's step waits for."""
+    """Time the hook in the training thread: its saves, and the waits of the optimizer's step."""
     from trainer_hook.asynchronous import snapshot
     from trainer_hook.saving.step_saver import StepSaver
 
@@ -133,7 +133,7 @@ def watch_the_hook(watch: Watch) -> None:
 
 
 def main(mode: str, size_gb: float, saves: int, every: int, folder: Path) -> None:
-    """Train, and print what was seen as one line of JSON."""
+    """Train, and print the measurements as one line of JSON."""
     set_seed(1)
     watch = Watch()
     net = Net(size_gb * 1e9)

@@ -1,6 +1,6 @@
-"""What a start of the sidecar costs until ``/readyz``, beside what its libraries cost that are only imported.
+"""Cost of a start of the sidecar until ``/readyz``, beside the imports of its libraries.
 
-Rounds are interleaved, medians are printed. One round is thrown away first: it writes the bytecode.
+Rounds are interleaved, medians are printed. A first round, which writes the bytecode, is discarded.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ print(json.dumps([cpu_s, told["status"], told["smaps_rollup"]]))
 
 @dataclass(frozen=True)
 class Start:
-    """Of one process. CPU time is user and system, of all threads."""
+    """Cost of one process. CPU time is user and system, of all threads."""
 
     cpu_s: float
     wall_s: float
-    """Until it is ready, or has ended."""
+    """Wall time until the process is ready, or has ended."""
     rss_mib: float
     pss_mib: float
-    """As ``rss_mib``, but pages that several processes have are divided among them."""
+    """As ``rss_mib``, but shared pages are divided among their processes."""
 
 
 def of_imports(code: str) -> Start:
-    """Run an interpreter that does nothing else."""
+    """Run an interpreter that only imports."""
     began_s = time.monotonic()
     ended = subprocess.run([sys.executable, "-c", code + _REPORT], env=_environ(), capture_output=True, text=True, check=True)
     wall_s = time.monotonic() - began_s
@@ -96,7 +96,7 @@ def measure(rounds: int) -> dict[str, list[Start]]:
 
 
 def table(measured: dict[str, list[Start]]) -> str:
-    """Return medians, and in brackets how many times the row of all imports they are."""
+    """Return medians, and in brackets their ratio to the row of all imports."""
     medians = {name: _median(starts) for name, starts in measured.items()}
     limit = medians["all of these"]
     rounds = len(measured[S3])

@@ -28,7 +28,7 @@ _REMOVE = "import boto3, sys; boto3.resource('s3').Bucket(sys.argv[1]).objects.f
 
 @dataclass(frozen=True)
 class Store:
-    """A running server, and what its clients need in their environment."""
+    """A running server, and the environment of its clients."""
 
     kind: str
     endpoint: str
@@ -99,7 +99,7 @@ def sink(*options: str, within: tuple[str, ...] = ()) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _running(command: list[str]) -> Iterator[str]:
-    """Run a program that says in one line that it is ready, and yield the line."""
+    """Run a program that prints one line when it is ready, and yield the line."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -165,7 +165,7 @@ def _namespaces(mbit_per_s: int) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _inside(namespace: str) -> Iterator[None]:
-    """Be in a network namespace, as are all processes that are started meanwhile."""
+    """Enter a network namespace, also for all processes that are started meanwhile."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/proc/self/ns/net").open() as before, Path("/var/run/netns", namespace).open() as inside:
         if libc.setns(inside.fileno(), _CLONE_NEWNET):

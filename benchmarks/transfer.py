@@ -1,10 +1,10 @@
-"""What transfers cost the client: CPU, memory and time of this project's sidecar, of its peers and of plain sockets.
+"""Cost of transfers for the client: CPU, memory and time of this project's sidecar, of its peers and of plain sockets.
 
     python -m benchmarks.transfer --store sink,rgw --direction up,down --work big,small --rounds 3
 
 The sidecar is the real process on a volume: from the marker to the commit, or from the request to the published checkpoint.
 Peers run as programs of their own; the cost of the same program with one file of 1 KiB, its start, is subtracted from CPU and
-wall time, not from the peak of memory. Rounds are interleaved. Downloads are compared with what was uploaded.
+wall time, not from the peak of memory. Rounds are interleaved. Downloads are compared with the uploaded files.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Bench:
         return ours.download(self.store, "work", self.scratch, lambda folder: _compare(self.files, folder))
 
     def prepare_download(self) -> None:
-        """Put what is downloaded into the store; it is compared afterwards, so verifying it now would be in vain."""
+        """Put the files to download into the store without verification, because downloads are compared afterwards."""
         for prefix, files in (("work", self.files), ("start", self.start_files)):
             ours.upload(self.store, prefix, files, self.scratch, CKPT_VERIFY="off")
 
     def start(self, name: str, direction: str) -> Cost | None:
-        """Return what the start of a peer costs; nothing where it is not part of what is measured."""
+        """Return the cost of a peer's start; None if the measurement does not include it."""
         if name == OURS or PEERS[name].measures_itself:
             return None
         return self._peer(name, direction, self.start_files, "start")

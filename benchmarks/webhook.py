@@ -4,7 +4,7 @@ Three kinds of arrival, 500 pods each:
 
 - ``job``: as the Job controller creates them, 30 at once and then 20 a second (``--kube-api-burst``, ``--kube-api-qps``);
 - ``batches``: as a controller without that limit does, 1, 2, 4, … at once, each batch after the one before;
-- ``at-once``: all in one instant, which no controller does.
+- ``at-once``: all in one instant, as no controller does.
 
 Connections stay open between requests, as the API server's do. Times are from the request to the whole answer, the connection's
 TLS handshake included where one had to be opened. The client runs in this process and takes CPU of the same machine.
@@ -44,7 +44,7 @@ Ask = Callable[[bytes], Coroutine[Any, Any, float]]
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one kind of arrival. ``cpu_ms`` is the server's, a review."""
+    """Times of one kind of arrival. ``cpu_ms``: CPU time of the server per review."""
 
     p50_ms: float
     p99_ms: float
@@ -161,7 +161,7 @@ def _cpu_s(pid: int) -> float:
 
 
 async def measure(name: str, pid: int, port: int, certificate: Path, bodies: list[bytes]) -> Measured:
-    """Return what one kind of arrival took; a few reviews before it are not counted."""
+    """Return the times of one kind of arrival; a few reviews before it warm up the server and are not counted."""
     connections = Connections(port, certificate)
     for body in bodies[:3]:
         await connections.ask(body)

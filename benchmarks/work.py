@@ -1,4 +1,4 @@
-"""The files that are moved."""
+"""Files that the benchmarks transfer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_random(path: Path, size_bytes: int) -> None:
 
 
 def write_checkpoint(folder: Path, size_bytes: int) -> None:
-    """Fill a new folder with what a Trainer saves, in its order: weights, an optimizer of twice their size, small files."""
+    """Fill a new folder as a Trainer saves, in its order: weights, an optimizer of twice their size, small files."""
     folder.mkdir(parents=True)
     names = (
         "1-config.json",
@@ -65,7 +65,7 @@ def save_paced(source: Path, target: Path, *, mb_per_s: float) -> None:
 
 
 def touch_memory(folder: Path, size_bytes: int) -> None:
-    """Use memory and give it back: a virtual machine pays for pages that it was never given, whoever is measured then."""
+    """Allocate and free memory, so that no measured process pays for pages that the virtual machine never had."""
     with tempfile.TemporaryFile(dir=folder) as file:
         for _ in range(0, size_bytes, MIB):
             file.write(bytes(MIB))
@@ -77,7 +77,7 @@ def size_bytes(folder: Path) -> int:
 
 
 def difference(want: Path, got: Path) -> str:
-    """Return what is missing or different in ``got``, or nothing."""
+    """Return a text about the first file that is missing or different in ``got``; empty if all are equal."""
     for path in (path for path in want.rglob("*") if path.is_file()):
         name = path.relative_to(want)
         if not (got / name).is_file():
@@ -88,7 +88,7 @@ def difference(want: Path, got: Path) -> str:
 
 
 def memory_folder(size_bytes: int) -> Path:
-    """Return where files are memory, if source, stored copy and download have room there; else a temporary folder."""
+    """Return a folder in memory if source, stored copy and download fit there; else a temporary folder."""
     shared = Path("/dev/shm")
     is_roomy = shared.is_dir() and shutil.disk_usage(shared).free > 4 * size_bytes
     return shared if is_roomy else Path(tempfile.gettempdir())

@@ -126,7 +126,7 @@ class ArchivedObject(StoreError):
 
 
 class OversizedDocument(StoreError, ContractError):
-    """A document in the store that nobody of this system wrote: it is not read, and counts as one that does not parse."""
+    """A foreign document in the store: it is not read, and counts as one that does not parse."""
 
     def __init__(self, key: str, *, most_bytes: int, size_bytes: int) -> None:
         super().__init__(f"{key}: {size_bytes} bytes, and a document of this system has {most_bytes} at most: delete it")

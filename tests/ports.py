@@ -16,7 +16,7 @@ _taken = random.randrange(PER_WORKER)
 
 
 def free_port(*, in_a_row: int = 1) -> int:
-    """Return the first of so many that nobody listens on, and that this process was not given lately."""
+    """Return the first of ``in_a_row`` consecutive free ports that this process did not get recently."""
     global _taken
     for _ in range(PER_WORKER):
         port = _of_worker() + _taken % (PER_WORKER - in_a_row)

@@ -175,7 +175,7 @@ class Proxy:
     target: str | None = None
     rule: Rule = lambda _: None
     cut_answers_at: int | None = None
-    """Answers to GET are cut after so many bytes of their body."""
+    """Answers to GET are cut after this number of bytes of their body."""
     tls: ssl.SSLContext | None = None
     seen: list[Request] = field(default_factory=list)
 

@@ -31,7 +31,7 @@ def down(transfer: Transfer) -> None:
 
 
 def ranges(size_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield offsets and lengths of the requests for so many bytes."""
+    """Yield offsets and lengths of the requests for a number of bytes."""
     for offset in range(0, size_bytes, REQUEST_BYTES):
         yield offset, min(REQUEST_BYTES, size_bytes - offset)
 

@@ -221,7 +221,7 @@ def play(
         TimeoutError: Something did not happen in time.
         ValueError: The training script did not do what it should.
     """
-    timeline.heading(f"pod 1: trains, then is told to go in the middle of a save interval ({variant.order} sidecar)")
+    timeline.heading(f"pod 1: trains, then gets SIGTERM between two saves ({variant.order} sidecar)")
     first = ComposePod(timeline, project, variant)
     first.wait_for("checkpoint_committed", timeout_s=PATIENCE_S, step=SAVE_STEPS)
     first.stop()

@@ -55,7 +55,7 @@ class _Acts:
     def play(self) -> Outcome:
         self._timeline.heading("the same script, never interrupted, without this project")
         digest = self._uninterrupted()
-        self._timeline.heading("pod 1: trains, then is told to go in the middle of a save interval")
+        self._timeline.heading("pod 1: trains, then gets SIGTERM between two saves")
         first, told_s, codes = self._preempted()
         last_step = int(json.loads((first.volume / ".ckpt/trainer.json").read_text())["step"])
         self._timeline.heading("the volume is deleted with the pod; pod 2 starts on an empty one")

@@ -116,7 +116,7 @@ def _received(connection: socket.socket) -> tuple[int, Any]:
 
 
 def _port(text: str) -> int:
-    # A sidecar with port 0 has one that nobody knows beforehand: its socket on the volume is the way to it.
+    # The port of a sidecar with port 0 is unknown beforehand; its socket on the volume is not.
     try:
         return port_number(text)
     except ValueError:

@@ -21,5 +21,5 @@ def probe(ready: Annotated[bool, typer.Option("--ready", help="also ask whether 
 
 
 def drain(as_json: Json = False) -> int:
-    """Say that the pod is going; for preStop, returns at once."""
+    """Give a termination notice; for preStop, returns at once."""
     return direct.drain(as_json=as_json)

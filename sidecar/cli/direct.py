@@ -24,7 +24,7 @@ def probe(*, ready: bool = False) -> int:
 
 
 def drain(*, as_json: bool = False) -> int:
-    """Say that the pod is going."""
+    """Give a termination notice."""
     answer = Client(timeout_s=3).post("/v1/drain?source=prestop")
     print_answer(answer, lambda a: f"{a['phase']}; {a['deadline_in_s']} s until the deadline", as_json=as_json)
     return 0

@@ -24,7 +24,7 @@ BLOCKS = 16
 
 
 def weights_after(steps: int) -> str:
-    """Return the digest that a run of so many steps ends with, however often it was interrupted."""
+    """Return the final digest of a run of that number of steps, which does not depend on interruptions."""
     state = b""
     for step in range(1, steps + 1):
         state = _next(state, step)

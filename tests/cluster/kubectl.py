@@ -239,6 +239,6 @@ class Namespace:
         self.kubectl("delete", "pod", name, "--wait=false", *options)
 
     def living(self) -> list[Object]:
-        """Return the pods that are there and not told to go."""
+        """Return the pods that exist and are not terminating."""
         there = (pod for name, pod in list(self.watch.pods.items()) if name not in self.watch.gone_at_s)
         return [pod for pod in there if "deletionTimestamp" not in pod["metadata"]]

@@ -103,7 +103,7 @@ class Story:
     # --- pods
 
     def pod(self, *, other_than: str = "", timeout_s: float = 60) -> Object:
-        """Wait for a pod that is not told to go, and return it."""
+        """Wait for a pod that is not terminating, and return it."""
         found = until(
             lambda: [pod for pod in self.namespace.living() if pod["metadata"]["name"] != other_than],
             what=lambda: f"a pod\n{self.namespace.watch.report()}",

@@ -108,7 +108,7 @@ def metadata() -> Iterator[Metadata]:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         yield said
-        said.preempt()  # whoever still waits for a change
+        said.preempt()  # releases requests that still wait for a change
         server.shutdown()
         thread.join()
 

@@ -64,7 +64,7 @@ def test_of_two_jobs_of_two_nodes_no_node_of_the_second_writes(place: Place, tmp
             [waits] = until(lambda: other_second.events("upload_waits"))
             assert "node 0 of attempt b does not hold the prefix" in waits["reason"]
             assert "give this job its own prefix in CKPT_STORE" in waits["reason"]
-            save(other_second, "checkpoint-5", "b")  # whoever waited is replaced, and must not go on
+            save(other_second, "checkpoint-5", "b")  # the waiting sidecar is replaced, and must not continue
             until(lambda: len(other_second.events("upload_waits")) == 2)
             for running in (first, second):
                 save(running, "checkpoint-10", "a")

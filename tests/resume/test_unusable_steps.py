@@ -248,7 +248,7 @@ def test_what_a_person_asks_for_does_not_replace_what_the_trainer_writes(
             assert status.checkpoint == (None if asked == "checkpoint-20" else "checkpoint-10")
             assert "written by the trainer" in reasons(status)["checkpoint-20"]
         assert written == "empty" or (volume / "checkpoint-20/model").read_bytes() == b"new"
-        if written != "finished anew":  # a trainer that asks does not write there: what it left is a leftover
+        if written != "finished anew":  # a trainer that waits for a resume does not write there: the directory is abandoned
             assert (await answer(services, asked_by=AskedBy.TRAINER)).checkpoint == "checkpoint-20"
             assert contents(volume / "checkpoint-20") == OTHERS
             assert (await answer(services, "checkpoint-20", asked_by=AskedBy.PERSON)).source == "local"

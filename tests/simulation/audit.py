@@ -46,7 +46,7 @@ class Standing:
 
     @property
     def must_be_repaired(self) -> bool:
-        """Whether it was damaged before its writer looks again: whoever lives on finds that."""
+        """True if it was damaged before the writer's post-commit check; a surviving node finds that."""
         return self.hit_s is not None and self.hit_s - self.since_s < AFTER_S[0][0] and self.writer.is_alive
 
 
@@ -196,7 +196,7 @@ class AuditedStore(MemoryStore):
         loaded = self.resume()
         self._check_content(loaded)
         if stored_commit.sound and loaded is None:
-            # I4: the commit first. Whoever did not know of it may be late by its look and the way of its request.
+            # I4: the commit first. A node that did not know of it may be late by its check and its request's time.
             late_s = self.world.issued_s - stored_commit.since_s
             if not self.world.is_stray and late_s > VALID_S + SLOWEST_S:
                 raise Violation(f"I4: {self.world.acting} changed {key}, which was committed {late_s:.1f} s before")

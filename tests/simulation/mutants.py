@@ -129,7 +129,7 @@ MUTANTS: dict[str, Mutant] = {
     "writes under the key of another node": Mutant("step", _set(Reuploads, "moved", _moves_nothing)),
     "ranks by step, at once, unseen": Mutant("retention", _as_before),
     "ranks by step": Mutant("retention", _ranks_by_step),
-    "does not wait for the second looks": Mutant("retention", _set(store_retention, "SETTLED_S", 0.0)),
+    "does not wait for the post-commit checks": Mutant("retention", _set(store_retention, "SETTLED_S", 0.0)),
     "does not look at the objects": Mutant("retention", _set(Committer, "why_not_whole", _finds_nothing)),
     "knows no quarantine of others": Mutant("retention", _set(Committer, "why_not_whole", _knows_no_quarantine)),
     "deletes nothing": Mutant("retention", _set(store_retention, "is_surplus", lambda *_, **__: False)),

@@ -32,7 +32,7 @@ PART_BYTES = 1000
 
 
 class DistantStore(MemoryStore):
-    """Takes each part at once, and answers when ``reached`` is set or so many parts have come."""
+    """Accepts each part at once, and answers when ``reached`` is set or that number of parts has come."""
 
     def __init__(self, enough: int = 10**9) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class OpenGuard:
 
 @contextmanager
 def executor(*, concurrency: int, part_bytes: int | None = PART_BYTES) -> Iterator[StoreExecutor]:
-    """Threads for so many requests."""
+    """Threads for that number of requests."""
     running = StoreExecutor(concurrency=concurrency, gate=RateGate(None), health=Health(), part_bytes=part_bytes)
     try:
         yield running

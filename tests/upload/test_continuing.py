@@ -20,7 +20,7 @@ PARTS = 6
 
 
 async def grown(path: Path, store: Store, running: StoreExecutor, *, parts: int) -> FileTransfer:
-    """Send so many parts in the beginning of a file, and end."""
+    """Send the first parts of a file, this many, and end."""
     one, stream = transfer(path, store, running, journal=path.parent.with_suffix(".jsonl"), growing=True), Dispatcher(running)
     one.add_growing(found(path))
     stream.reorder([one])

@@ -1,4 +1,4 @@
-"""The order in which pieces leave, with threads and a store in memory."""
+"""The order in which work items are sent, with threads and a store in memory."""
 
 from __future__ import annotations
 

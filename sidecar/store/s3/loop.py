@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own: what a store's small requests run on, whoever makes them."""
+"""Event loop in a thread of its own, for the small requests of a store from all threads."""
 
 from __future__ import annotations
 

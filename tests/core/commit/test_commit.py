@@ -160,7 +160,7 @@ class Pod:
             self._send(*self.to_send.popitem())
         elif not self.published:
             written = manifest(self.node, [self.entries[path] for path in sorted(self.entries)])
-            # What a commit names is never changed afterwards, whoever still mends (I2).
+            # The objects of a commit are never changed afterwards, even if a node still sends files again (I2).
             assert self.world.committed is None or written in self.world.committed
             self.world.manifests[self.node.index] = written
             self.published = True
@@ -225,7 +225,7 @@ def test_manifests_that_others_delete_at_any_moment_only_delay_the_commit(
     world = World(stable_etags=True)
     pods = [Pod(world, Node(index, len(job)), files) for index, files in enumerate(job)]
     for turn, deletes in schedule:
-        if deletes and world.committed is None:  # a slow node, which makes way for the version that is being written
+        if deletes and world.committed is None:  # a slow node, which revokes the commit for the version being written
             world.manifests.pop(turn % len(pods), None)
         pods[turn % len(pods)].act()
     for _ in range(40):

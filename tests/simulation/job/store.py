@@ -282,7 +282,7 @@ class JobStore(MemoryStore):
         loaded = reader.whole(self.contents, name)
         self._check_content(loaded)
         if standing.is_sound and loaded is None:
-            # I4: the commit first. Whoever did not know of it may be late by its look and the way of its request.
+            # I4: the commit first. A node that did not know of it may be late by its check and its request's time.
             late_s = world.issued_s - standing.since_s
             if not world.is_stray and world.acting is not None and late_s > VALID_S + SLOWEST_S and not world.faults.hidden:
                 world.violate(f"I4: {world.acting} changed {key}, which was committed {late_s:.1f} s before")

@@ -25,7 +25,7 @@ def test_what_goes_wrong_on_one_rank_goes_wrong_on_all_and_nobody_hangs(tmp_path
     environ = plain_environ() | {"PYTHONPATH": str(ROOT)}
     ended = subprocess.run([*launcher, *script], env=environ, capture_output=True, text=True, timeout=110, check=False)
     assert ended.returncode == 0, ended.stderr
-    for name, like in (("beside", "blocking"), ("mixed", "blocking-2"), ("again", "blocking-3")):
+    for name, like in (("asynchronous", "blocking"), ("mixed", "blocking-2"), ("again", "blocking-3")):
         for rank in range(2):
             file = f"sharded/__{rank}_0.distcp"
             assert (tmp_path / name / file).read_bytes() == (tmp_path / like / file).read_bytes()

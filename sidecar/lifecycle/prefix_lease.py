@@ -7,7 +7,7 @@ import contextlib
 import itertools
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -34,10 +34,11 @@ from sidecar.core.lifecycle.prefix_ownership import (
 )
 from sidecar.errors import ConfigurationError, Fenced, NotFound, OversizedDocument, StoreError
 from sidecar.lifecycle.run_document import MAX_RUN_BYTES, encode, read
+from sidecar.lifecycle.termination import Ending
 from sidecar.store.protocol import Store
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
-from trainer_hook.contract import FORMAT, Node, TrainerState, encode_json
+from trainer_hook.contract import FORMAT, Node, encode_json
 
 log = structlog.get_logger()
 
@@ -48,18 +49,6 @@ UNKNOWN = Node(1, 2)
 """Substitute for one of several nodes whose index only the markers contain."""
 FIRST = Node(0, 2)
 """Substitute for the first node, where nothing but the markers contains their number."""
-
-
-class Ending(Protocol):
-    """The pod's end, and its trainer."""
-
-    def left_s(self) -> float | None:
-        """Return the seconds until the pod's deadline; ``None`` while the pod stays."""
-        ...
-
-    def trainer(self) -> TrainerState | None:
-        """Return the state that the trainer reported last; ``None``: none."""
-        ...
 
 
 class PrefixLease:

@@ -53,6 +53,18 @@ class NoticeObserver(Protocol):
         ...
 
 
+class Ending(Protocol):
+    """The pod's end and its trainer, as the lease of the prefix needs them. Tests have one of their own."""
+
+    def left_s(self) -> float | None:
+        """Return the seconds until the pod's deadline; ``None`` while the pod stays."""
+        ...
+
+    def trainer(self) -> TrainerState | None:
+        """Return the state that the trainer reported last; ``None``: none."""
+        ...
+
+
 class Termination:
     """Termination state. All sources of notices (signal, API, spot, hook) are equal; the earliest starts the clock."""
 

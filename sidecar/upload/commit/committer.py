@@ -293,10 +293,7 @@ class Committer(Revocation):
         name, attempt, node = checkpoint.name, checkpoint.attempt, checkpoint.node
         require_held, asked_s = functools.partial(self.fence.require_held, node, attempt), self._clock()
         # At the same time: the question costs no time beside the listing.
-        asked: list[Coroutine[Any, Any, Any]] = [
-            self._executor.persistently(self._listing, name),
-            require_held(),
-        ]
+        asked: list[Coroutine[Any, Any, Any]] = [self._executor.persistently(self._listing, name), require_held()]
         listing, _ = await self._executor.together(asked)
         if keys.commit(name) in listing and (there := await self.stored_commit(name)) is not None:
             return await self._compare_commit(checkpoint, poll, there)

@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.catalog.events import Events
 from sidecar.core.format import keys
-from sidecar.core.lifecycle.fencing import KEPT_CLAIMS, MOST_CLAIMS, Claim, Holder, claims_among
+from sidecar.core.lifecycle.fencing import ENDING_SILENCE_S, KEPT_CLAIMS, MOST_CLAIMS, Claim, Holder, claims_among
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
 from sidecar.errors import ConfigurationError, Fenced
 from sidecar.lifecycle.prefix_lease import PrefixLease
@@ -147,7 +147,7 @@ async def test_a_pod_that_died_while_it_was_ending_is_waited_for_until_it_is_sil
     earlier.deadline_in_s = 500.0
     await earlier.lease.settle()
     await later.lease.wait_for_ending()
-    assert SILENCE_S <= later.now_s <= SILENCE_S + 2
+    assert ENDING_SILENCE_S <= later.now_s <= ENDING_SILENCE_S + 2
 
 
 async def test_a_pod_that_is_ending_itself_leaves_the_earlier_one_half_of_its_time(

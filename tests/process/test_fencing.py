@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.format import keys
-from sidecar.core.lifecycle.prefix_ownership import SILENCE_S
+from sidecar.core.lifecycle.fencing import ENDING_SILENCE_S
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
@@ -150,7 +150,7 @@ def test_a_pod_that_is_killed_while_it_flushes_is_not_waited_for_until_its_deadl
     began_s = time.monotonic()
     with job.pod("later") as later:
         assert later.up().resume()["state"] == "none"
-        assert time.monotonic() - began_s < 3 * SILENCE_S
+        assert time.monotonic() - began_s < 3 * ENDING_SILENCE_S
 
 
 @ON_ONE_STORE

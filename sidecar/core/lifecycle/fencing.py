@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from sidecar.core.format import checksum, keys
-from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Run
+from sidecar.core.lifecycle.prefix_ownership import Run
 from trainer_hook.contract import Node
 
 _CLAIM = re.compile(re.escape(keys.CLAIMS) + r"(\d{8})-([0-9a-f]{16})\.json", re.ASCII)
@@ -21,6 +21,9 @@ MOST_CLAIMS = 256
 """Number of claims in a store from which the oldest are deleted."""
 KEPT_CLAIMS = 128
 """Number of claims that are kept then. A pod that was fenced that many take-overs ago would count as a new one."""
+ENDING_SILENCE_S = 15.0
+"""Seconds without a sign of life after which a holder that is terminating counts as dead. Longer than for others, because its
+heartbeats share the link with its last checkpoint."""
 ENDING_BEAT_S = 2.0
 """Interval in seconds of the signs of life of a holder that is terminating: a later pod waits for what it still commits."""
 
@@ -124,4 +127,4 @@ def waits_for_ending(first: Run, now: Run, *, me: str, watched_s: float, silent_
     if not now.ending or now.holder in (None, me) or now.ends_in_s is None:
         return False
     known_s = first.ends_in_s if first.holder == now.holder and first.ends_in_s is not None else now.ends_in_s
-    return watched_s < known_s and silent_s < SILENCE_S
+    return watched_s < known_s and silent_s < ENDING_SILENCE_S

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import (
+    ENDING_SILENCE_S,
     KEPT_CLAIMS,
     MOST_CLAIMS,
     Claim,
@@ -20,7 +21,7 @@ from sidecar.core.lifecycle.fencing import (
     standing,
     waits_for_ending,
 )
-from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Run
+from sidecar.core.lifecycle.prefix_ownership import Run
 
 ids = st.sampled_from([f"{number:016x}" for number in range(4)])
 claims = st.lists(st.builds(Claim, st.integers(1, 5), ids), max_size=8, unique=True)
@@ -94,7 +95,7 @@ def test_nobody_waits_for_himself_or_for_a_pod_that_stays_or_longer_than_its_dea
     if waits:
         assert now.ending
         assert now.holder == "other"
-        assert silent_s < SILENCE_S
+        assert silent_s < ENDING_SILENCE_S
         assert watched_s < 600
     assert not waits_for_ending(first, replace(now, ends_in_s=None), me="me", watched_s=0, silent_s=0), "it was released"
 
@@ -103,4 +104,4 @@ def test_a_pod_that_flushes_is_waited_for_until_its_own_deadline() -> None:
     first = Run("r", holder="other", ending=True, ends_in_s=50)
     assert waits_for_ending(first, replace(first, beat=9, ends_in_s=30), me="me", watched_s=20, silent_s=1)
     assert not waits_for_ending(first, replace(first, beat=25, ends_in_s=0.5), me="me", watched_s=50, silent_s=1)
-    assert not waits_for_ending(first, first, me="me", watched_s=SILENCE_S, silent_s=SILENCE_S), "it died without a word"
+    assert not waits_for_ending(first, first, me="me", watched_s=20, silent_s=ENDING_SILENCE_S), "it died without a word"

@@ -146,7 +146,11 @@ class PodStore:
         return self._request(complete, writes=True)
 
     def abort_upload(self, key: str, upload_id: str) -> None:
-        return self._request(lambda: self._store.abort_upload(key, upload_id), writes=True)
+        try:
+            self._request(lambda: self._store.abort_upload(key, upload_id), writes=True)
+        except StoreError:  # tried once: the look for orphans a day later, or the bucket's lifecycle rule, finds it
+            self._store.known_uploads.pop(upload_id, None)
+            raise
 
     def hurry(self, hurried: bool) -> None:
         return

@@ -177,6 +177,7 @@ class Pod:
             superseded="skip" if choices.skips_superseded else "upload",
             part_size=choices.part_bytes,
             node=self.node,
+            is_first=self.node.index == 0,
             pod=self.name,
             job=choices.job,
             resume="on-demand",

@@ -176,6 +176,8 @@ class Pod:
         self.entries[path] = entry(path, content, key=key, etag=etag)
 
     def _decide(self) -> None:
+        if self.node.index in self.world.manifests and len(self.world.manifests) < self.node.count:
+            return  # as the committer, which compares once all manifests are there, or its own is gone
         manifests = list(self.world.manifests.values())
         match decide(manifests, self.world.listing(), me=self.node):
             case Ready():

@@ -142,9 +142,13 @@ class Termination:
         return before is None
 
     def _tell_trainer(self, notice: Notice) -> None:
+        place = self._volume / TERMINATING
         try:
-            (self._volume / TERMINATING).publish(encode_notice(notice))
-        except OSError as error:  # for example a full disk: the trainer gets its own signal
+            try:
+                place.publish(encode_notice(notice))
+            except OSError:  # such as a full volume: an empty file needs no space, and is a notice, too
+                place.publish(b"")
+        except OSError as error:  # the trainer gets its own signal
             log.warning("notice_not_written", error=error.strerror)
 
     def expire(self) -> bool:

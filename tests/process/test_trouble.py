@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.lifecycle.termination import Termination
+from sidecar.volume.volume import Volume
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 from tests.process.test_uploads import FILES, big
@@ -256,6 +258,15 @@ def small_state(tmp_path: Path) -> Iterator[Path]:
 def fill(place: Path) -> None:
     with pytest.raises(OSError, match="No space"):
         (place / "filler").write_bytes(bytes(100 << 20))
+
+
+def test_a_notice_reaches_the_trainer_also_on_a_full_volume(small_volume: Path) -> None:
+    volume = Volume(small_volume)
+    volume.prepare()
+    fill(small_volume)
+    Termination(volume, grace_s=30.0).fenced("a later pod of this job has taken the prefix over")
+    assert (small_volume / ".ckpt/terminating").read_bytes() == b""  # which is a notice without a source
+    assert Termination(volume, grace_s=30.0).poll_notice()
 
 
 @ON_ONE_STORE

@@ -126,7 +126,7 @@ class Fit(Driver):
         self._end_restart()  # Lightning would skip its work after the next batch: schedulers, a validation
         randomness.restore(resumed["now"], all_gpus=self._all_gpus)
         if UNFINISHED in unfinished:
-            info("does first what was left unfinished: the validation")
+            info("runs the unfinished validation before training continues")
             self._validation.catch_up(resumed.get("metrics", {}), data_fetcher)
 
     def _end_restart(self) -> None:

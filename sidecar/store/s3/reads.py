@@ -1,4 +1,4 @@
-"""Reads of objects: ranges are what was asked for, and the rest is requested again after a silent connection."""
+"""Reads of objects: checks that an answer is the requested range, and requests the rest after a connection goes silent."""
 
 from __future__ import annotations
 

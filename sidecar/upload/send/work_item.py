@@ -15,7 +15,7 @@ from sidecar.upload.send.hedged_request import HedgedRequest
 from sidecar.upload.send.payloads import Range
 
 SMALL_BYTES = 1 << 20
-"""Maximum size of a small file: its duration is the round trip, not its bytes, so many may be in flight."""
+"""Maximum size of a small file in bytes. The round trip dominates its upload time, so many are uploaded concurrently."""
 LOCAL_AT_ONCE = 4
 """Maximum number of files read concurrently for a comparison."""
 

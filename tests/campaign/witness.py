@@ -1,0 +1,105 @@
+"""Looks at the store at the instants at which an invariant could break: when a commit was written, and before a deletion.
+
+The store has answered then, or was not asked yet, and the sidecar waits.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import unescape
+
+from tests.campaign.published import Published, Version
+from tests.campaign.reader import Commit, Reader, step_of
+from tests.faults.proxy import Dialect, Exchange
+from tests.faults.wire import Request
+
+_KEYS = re.compile(rb"<Key>(.*?)</Key>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A commit, as it was when it was written."""
+
+    at_s: float
+    """When the request for it came."""
+    commit: Commit
+    version: Version | None
+
+
+class Witness(Dialect):
+    """Of one prefix."""
+
+    def __init__(self, prefix: str, reader: Reader, published: Published, *, keep: int | None) -> None:
+        self._prefix, self._reader, self._published, self._keep = f"{prefix}/", reader, published, keep
+        self._lock = threading.Lock()
+        self.violations: list[str] = []
+        self.seen: Counter[str] = Counter()
+        self.written: list[Written] = []
+        self.may_be_overwritten = False
+        """Nodes of one job go on to the next attempt one after the other."""
+        self.knows_all = True
+        """Every version is published before it can be committed; else contents are compared at the end."""
+
+    def request_body(self, request: Request, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        if request.operation == "DeleteObject":
+            self._before_deletion([request.key])
+        elif request.operation == "DeleteObjects":
+            raw = b"".join(blocks)
+            self._before_deletion([unescape(key.decode()) for key in _KEYS.findall(raw)])
+            return iter([raw])
+        return blocks
+
+    def answered(self, exchange: Exchange) -> None:
+        """Look at a commit that the store has just taken (I2, I3)."""
+        key = exchange.key.removeprefix(self._prefix)
+        name = key.removesuffix("/.complete")
+        is_commit = key.endswith("/.complete") and exchange.operation == "PutObject" and exchange.store_status == 200
+        if not is_commit or "/" in name:
+            return
+        with self._lock:
+            commit = self._reader.commit(name)
+            if commit is None:
+                return
+            self.seen["commits"] += 1
+            version = self._published.of_commit(commit)
+            self.written.append(Written(exchange.began_s, commit, version))
+            if not commit.is_whole and self.may_be_overwritten and self._published.count(name) > 1:
+                # Another node already writes the step anew: between its look and its commit a node cannot know it. The
+                # post-commit check mends it, a resume does not take it, and the end of the run reads it again.
+                self.seen["commits that a later writing had hit"] += 1
+            elif not commit.is_whole:
+                self._say(f"I2: {name} was committed, and {'; '.join(commit.problems[:3])}")
+            elif version is None and self.knows_all:
+                self._say(f"{name} was committed with content that nobody published")
+
+    def _before_deletion(self, keys: list[str]) -> None:
+        names = {key.removeprefix(self._prefix) for key in keys if key.startswith(self._prefix)}
+        for key in names:
+            name = key.split("/")[0]
+            if name != "final" and not name.startswith("checkpoint-"):
+                continue
+            with self._lock:
+                self.seen["deletions"] += 1
+                if key.endswith("/.complete"):
+                    self._before_revocation(name)
+                elif f"{name}/.complete" not in names:
+                    self._before_removal(name, key)
+
+    def _before_removal(self, name: str, key: str) -> None:
+        commit = self._reader.commit(name)
+        if commit is not None and commit.is_whole and key in commit.keys:
+            self._say(f"I4: {key} is deleted while the commit of {name} names it")
+
+    def _before_revocation(self, name: str) -> None:
+        """Only for another writing, or by retention (I7)."""
+        others = [other for other in self._reader.names() if step_of(other) > step_of(name) >= 0]
+        is_retention = self._keep is not None and len(others) >= self._keep
+        if self._published.count(name) < 2 and not is_retention:
+            self._say(f"I7: the commit of {name} is deleted; of higher steps there are {others}")
+
+    def _say(self, violation: str) -> None:
+        self.violations.append(violation)

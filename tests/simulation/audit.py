@@ -11,11 +11,11 @@ from sidecar.core.commit.resume import check_listing, check_manifest, check_node
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import Commit, decode_commit, decode_manifest
 from sidecar.errors import AlreadyExists, NotFound
-from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Stored
 from sidecar.upload.commit.overwrite_guard import VALID_S
 from sidecar.upload.commit.post_commit_check import AFTER_S
 from tests.simulation.world import SLOWEST_S, World
+from tests.store.memory import MemoryStore
 from trainer_hook.contract import ContractError
 
 NAME = "checkpoint-20"
@@ -29,7 +29,7 @@ class Violation(AssertionError):
 
 
 @dataclass
-class Standing:
+class AuditedCommit:
     """A commit while it stands."""
 
     commit: Commit | None
@@ -59,7 +59,7 @@ class AuditedStore(MemoryStore):
     """What each node wrote, by writing and node."""
     equal_etags: bool = True
     """Whether the etag is the content's, as MD5 is, or the request's, as with KMS."""
-    stored_commit: Standing | None = None
+    stored_commit: AuditedCommit | None = None
     history: list[tuple[float, Commit, list[float]]] = field(default_factory=list)
     """Each commit with the time when it was written, and when it was removed."""
     overtaken: int = 0
@@ -159,7 +159,7 @@ class AuditedStore(MemoryStore):
             if not world.is_stray and not any(self.changed_s.get(key, -1.0) >= looked_s for key in self._changed_keys(named)):
                 raise Violation(f"I2: {world.acting} committed what was not there")
             self.overtaken += 1
-        self.stored_commit = Standing(commit, now_s, frozenset(named), loaded is not None, world.acting.process)
+        self.stored_commit = AuditedCommit(commit, now_s, frozenset(named), loaded is not None, world.acting.process)
         if loaded is None:
             self.stored_commit.hit_s = now_s
         self.history.append((now_s, commit, []))

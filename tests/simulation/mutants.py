@@ -11,9 +11,11 @@ import pytest
 from sidecar.catalog.catalog import Catalog
 from sidecar.core.commit import commit, rewrite
 from sidecar.core.commit import retention as retention_rules
-from sidecar.core.commit.commit import Ready
+from sidecar.core.commit.commit import ReadyToCommit
 from sidecar.core.commit.rewrite import Replace
 from sidecar.core.commit.training_line import Committed
+from sidecar.lifecycle import prefix_lease, take_over
+from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.retention import store_retention
 from sidecar.upload.commit import committer, existing_commit
 from sidecar.upload.commit.committer import Committer
@@ -54,7 +56,7 @@ async def _manifests_first(self: Committer, name: str, **_: Any) -> bool:
 def _looks_at_no_object(manifests: Any, listing: Any, *, me: Any) -> Any:
     decision = commit.decide(manifests, listing, me=me)
     mine = any(m.node.index == me.index for m in manifests)
-    return Ready() if mine and len(manifests) == me.count else decision
+    return ReadyToCommit() if mine and len(manifests) == me.count else decision
 
 
 def _mixes_saves(manifests: Any, listing: Any, *, me: Any) -> Any:
@@ -133,6 +135,12 @@ MUTANTS: dict[str, Mutant] = {
     "does not look at the objects": Mutant("retention", _set(Committer, "why_not_whole", _finds_nothing)),
     "knows no quarantine of others": Mutant("retention", _set(Committer, "why_not_whole", _knows_no_quarantine)),
     "deletes nothing": Mutant("retention", _set(store_retention, "is_surplus", lambda *_, **__: False)),
-    "does not look again after the commit": Mutant("step", _set(PostCommitCheck, "_check", _looks_at_nothing_again), 1800),
+    "does not look again after the commit": Mutant("step", _set(PostCommitCheck, "_check", _looks_at_nothing_again), 600),
+    "no version is ever replaced": Mutant("step", _set(Catalog, "is_replaced", lambda *_: False)),
+    "an earlier pod takes over": Mutant("job", _set(take_over, "started_later", lambda *_: False)),
+    "a commit does not wait for the present attempt": Mutant(
+        "job", _set(prefix_lease, "awaits_declaration", lambda *_, **__: None)
+    ),
+    "a rewritten step is ordered by clocks": Mutant("job", _set(PrefixLease, "epoch_of", lambda *_: None)),
     "an upload is always current": Mutant("job", _set(Catalog, "is_current", lambda *_: True), 50),
 }

@@ -1,37 +1,37 @@
-"""Pods of a job: the sidecar's own uploads (``sidecar.upload.job``) without its threads and files."""
+"""Pods of a job: the sidecar's own ``Uploader`` without its threads and files."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sidecar.catalog.catalog import Catalog
+from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
-from sidecar.core.commit.commit import Decision, Ready
+from sidecar.core.commit.commit import Decision, ReadyToCommit
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
 from sidecar.core.format.manifest import Commit, FileEntry
 from sidecar.core.lifecycle.states import PENDING, State
-from sidecar.errors import StoreError
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
-from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import Clock, StoreLimits, UploadContext
 from sidecar.upload.early.handover import Handover
-from sidecar.upload.job import UploadJob
 from sidecar.upload.schedule.flush_control import FlushControl
-from sidecar.upload.schedule.queue import Active, Queue
+from sidecar.upload.schedule.queue import Active
 from sidecar.upload.schedule.retry_waits import RetryWaits
 from sidecar.upload.send.journal import Journal
+from sidecar.upload.uploader import Uploader
 from sidecar.upload.versions import Held, Sent
 from tests.simulation.audit import NAME, AuditedStore, Violation
-from tests.simulation.world import Process, Rest, SimulatedExecutor, Sleep, World
+from tests.simulation.world import Event, Process, SimulatedExecutor, Sleep, World
 from trainer_hook.contract import Node, epoch_seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
+QUIET_AFTER_S = 8.0
+"""Seconds without a change after which the pod looks less often."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class FilesOf:
         self._version = version
 
     @_local
-    def checksums(self, path: str, places: Any) -> list[int]:
+    def checksums(self, path: str, ranges: Any) -> list[int]:
         return [checksum.checksum(self._version.contents[path])]
 
     @_local
-    def is_still(self, path: str, places: Any, wanted: list[int]) -> bool:
-        return self.checksums(path, places) == wanted
+    def is_still(self, path: str, ranges: Any, wanted: list[int]) -> bool:
+        return self.checksums(path, ranges) == wanted
 
 
 class Staying:
@@ -92,8 +92,36 @@ class Staying:
     def attempt(self) -> str:
         return self._attempt
 
-    async def objection(self, node: Node | None, attempt: str) -> str | None:
+    async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
         return None
+
+
+class NothingEarly:
+    """``EarlyUploads`` of a trainer whose files are not seen before their marker."""
+
+    def transfers(self) -> list[Any]:
+        return []
+
+
+class SimulatedCatalog(Catalog):
+    """Wakes its waiters on the world's clock, and tells the story."""
+
+    def __init__(self, pod: Pod) -> None:
+        super().__init__(Events())
+        self._pod = pod
+        self._news = Event(pod.world)
+
+    async def changed(self) -> None:
+        await self._news.wait()
+
+    def _tell(self, tracked: Tracked, **fields: Any) -> None:
+        self._pod.changed_s = self._pod.world.now_s
+        self._pod.world.tell(f"{self._pod} {tracked.version}: {tracked.state.value}, {tracked.reason}")
+        super()._tell(tracked, **fields)
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = Event(self._pod.world)
 
 
 class SimulatedVersions:
@@ -161,7 +189,7 @@ class AuditedCommitter(Committer):
     async def try_commit(self, checkpoint: Finished, *, hurried: bool = False) -> Decision:
         since_s = self._asked_s.setdefault(checkpoint.version, self._clock())
         decision = await super().try_commit(checkpoint, hurried=hurried)
-        if isinstance(decision, Ready):
+        if isinstance(decision, ReadyToCommit):
             self._check_durable(checkpoint, since_s)
         return decision
 
@@ -188,7 +216,13 @@ class Pod:
         self.memories: dict[str, Memory] = {}
         self.finished: list[Finished] = []
         self.process: Process | None = None
+        self.tasks: list[Process] = []
+        """Processes that the sidecar started beside its main one."""
         self.catalog = Catalog(Events())
+        self.changed_s = 0.0
+        """When a state in the catalog changed last."""
+        self.replaced_s = 0.0
+        """When the trainer finished its latest version."""
         self.lives = 0
         self.seconds_per_file = 0.0
         self.cut_off = (0.0, 0.0)
@@ -200,12 +234,24 @@ class Pod:
     def begin(self, *, with_memory: bool = True) -> None:
         """Start the sidecar, or start it again."""
         self.lives += 1
-        if not with_memory:
-            self.memories = {}
-        self.catalog = Catalog(Events())
+        current = self.version.checkpoint.version if self.version is not None and with_memory else None
+        self.memories = {version: memory for version, memory in self.memories.items() if version == current}
+        self.catalog = SimulatedCatalog(self)
         if self.version is not None:
             self.catalog.finished(self.version.checkpoint, held=True)
-        self.process = self.world.start(self, self._live(self._context()))
+        context = self._context()
+        versions = SimulatedVersions(context, self.versions, self.memories, self.seconds_per_file)
+        uploader = Uploader(context, versions, NothingEarly(), skip_superseded=False)  # type: ignore[arg-type]
+        self.process = self.world.start(self, uploader.upload(self))
+
+    def create_task(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a coroutine that dies with the sidecar."""
+        self.tasks = [task for task in self.tasks if task.is_alive]
+        self.tasks.append(self.world.start(self, work))
+
+    async def _sleep(self, for_s: float) -> None:
+        # Others may never come: what is always the same is looked at less often than in truth.
+        await Sleep(for_s if self.world.now_s - self.changed_s < QUIET_AFTER_S else 4 * for_s)
 
     def _context(self) -> UploadContext:
         world, around, executor = self.world, Staying(self.attempt), SimulatedExecutor(self.world)
@@ -219,27 +265,34 @@ class Pod:
             pod=around,
             lease=around,
             quarantine=around,
-            clock=Clock(world.clock, world.epoch, Sleep),
+            clock=Clock(world.clock, world.epoch, self._sleep),
             retry_waits=RetryWaits(world.random.random),
+            news=Event(world),  # type: ignore[arg-type]
         )
 
     def kill(self) -> None:
         if self.process is not None:
             self.world.tell(f"{self} dies")
-            self.process.kill()
-            self.process = None
+            self.close()
+
+    def close(self) -> None:
+        """End the sidecar, and drop what it knew."""
+        for process in [self.process, *self.tasks]:
+            if process is not None:
+                process.kill()
+        self.process, self.tasks, self.catalog = None, [], Catalog(Events())
 
     def finish(self, version: Version) -> None:
         """The trainer wrote the marker."""
         self.version = self.versions[version.checkpoint.version] = version
         self.finished.append(version.checkpoint)
+        self.replaced_s = self.world.now_s
         self.store.contents_of.setdefault((self.attempt, version.checkpoint.save_id), {})[self.node.index] = dict(
             version.contents
         )
         self.world.tell(f"{self} finished save {version.checkpoint.save_id}")
         if self.process is not None:
             self.catalog.finished(version.checkpoint, held=True)
-            self.world.wake(self.process)
 
     @property
     def outcome(self) -> str | None:
@@ -253,6 +306,12 @@ class Pod:
     def is_quiet(self) -> bool:
         return self.version is None or self.outcome is not None
 
+    @property
+    def replaced(self) -> list[str]:
+        """Return the versions that the trainer has written anew, and that still have a journal."""
+        assert self.version is not None
+        return [version for version in self.memories if version != self.version.checkpoint.version]
+
     def may_replace(self, commit: Commit) -> bool:
         """Whether this pod ever had something that is later than a commit, or is another save of its attempt."""
         if not commit.created_at:
@@ -265,34 +324,6 @@ class Pod:
             or (f.attempt != commit.attempt and f.created_at_s > their_s)
             for f in self.finished
         )
-
-    async def _live(self, context: UploadContext) -> None:
-        """As ``sidecar.upload.uploader``, of one checkpoint at a time."""
-        catalog, check = (
-            context.catalog,
-            PostCommitCheck(context.catalog, context.committer, context.pod, clock=self.world.clock),
-        )
-        versions = SimulatedVersions(context, self.versions, self.memories, self.seconds_per_file)
-        queue, uploaded_s = Queue(catalog, None, context.flush), 0.0  # type: ignore[arg-type]
-        while True:
-            tracked = catalog.get(NAME)
-            if tracked is None or tracked.state not in PENDING:
-                await Rest(check.next_due_s)
-                await check.check_due()
-                continue
-            active = Active(tracked)
-            job = UploadJob(context, versions, queue, check, active)
-            if tracked.state is not State.UPLOADED:
-                queue.active[NAME] = active
-                await job.run()
-                uploaded_s = self.world.now_s
-            else:
-                # The others may never come: what is always the same is looked at less often than in truth.
-                await Sleep(1.0 if self.world.now_s - uploaded_s < 8 else 4.0)
-                if catalog.is_current(tracked):
-                    with suppress(StoreError):
-                        await job.commit()
-            self.world.tell(f"{self} {tracked.version}: {tracked.state.value}, {tracked.reason}")
 
 
 @functools.lru_cache(4096)

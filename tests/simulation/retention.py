@@ -19,11 +19,11 @@ from sidecar.core.format.manifest import FileEntry, Manifest, NodeOf, Quarantine
 from sidecar.errors import StoreError
 from sidecar.retention import store_retention
 from sidecar.retention.store_retention import StoreRetention
-from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Stored
 from sidecar.upload.commit.post_commit_check import AFTER_S
 from tests.simulation.audit import Violation
 from tests.simulation.world import EPOCH_S, Faults, Process, SimulatedExecutor, Sleep, World
+from tests.store.memory import MemoryStore
 from trainer_hook.contract import META_RESUMED_FROM, rfc3339, step_of
 
 SETTLED_S = store_retention.SETTLED_S

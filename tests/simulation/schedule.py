@@ -16,6 +16,10 @@ PATIENCE_S = 150.0
 """How long those are waited for that have everything to come to an end."""
 
 
+LET_GO_S = 20.0
+"""Time in which a sidecar drops the journal of a version that was written anew."""
+
+
 @dataclass
 class Outcome:
     """What came of a schedule, for the statistics."""
@@ -67,9 +71,7 @@ class Schedule:
         self.world.close()
         self.store.close()
         for pod in self.pods:
-            if pod.process is not None:
-                pod.process.kill()
-                pod.process = None
+            pod.close()
 
     def _run(self) -> Outcome:
         world = self.world
@@ -169,6 +171,9 @@ class Schedule:
             raise Violation("a commit stands in the end that nobody can resume from")
         if stored_commit is not None and not stored_commit.sound and stored_commit.must_be_repaired:
             raise Violation(f"a commit was damaged {stored_commit.hit_s} s, and its writer did not repair it")
+        for pod in alive:
+            if pod.version is not None and self.world.now_s - pod.replaced_s > LET_GO_S and pod.replaced:
+                raise Violation(f"{pod} does not let go of {pod.replaced}, which was written anew at {pod.replaced_s:.1f} s")
         for attempt in {pod.attempt for pod in self.pods}:
             pods = [pod for pod in alive if pod.attempt == attempt]
             if self._is_whole(pods, attempt):

@@ -36,6 +36,12 @@ def test_the_invariants_hold_in_ten_thousand_schedules() -> None:
     assert totals["commits"] > SCHEDULES / 2
 
 
+def test_a_version_that_replaces_another_waits_for_its_commit() -> None:
+    """Otherwise the commit names a manifest that the newer version has overwritten."""
+    _, broken = batch("step", [1592])
+    assert not broken, found("step", broken)
+
+
 @pytest.mark.parametrize("seed", [7, 1848])
 def test_a_seed_gives_the_same_schedule_each_time(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     stories = []

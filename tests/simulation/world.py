@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from sidecar.core.schedule.concurrency import SmallRequests
 from sidecar.errors import StoreError, StoreUnavailable
 
 T = TypeVar("T")
@@ -44,15 +45,39 @@ class Sleep:
 
 
 class Rest:
-    """Awaited: goes on at a time, or when it is woken."""
+    """Awaited: goes on when it is woken."""
 
-    __slots__ = ("until_s",)
+    __slots__ = ("process",)
 
-    def __init__(self, until_s: float | None) -> None:
-        self.until_s = until_s
+    def __init__(self) -> None:
+        self.process: Process | None = None
 
     def __await__(self) -> Generator[Rest, Any, None]:
         yield self
+
+
+class Event:
+    """``asyncio.Event`` of the world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._is_set = False
+        self._resting: list[Rest] = []
+
+    def set(self) -> None:
+        self._is_set = True
+        for rest in self._resting:
+            self._world.at(self._world.now_s, self._world.wake, rest)
+        self._resting = []
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self) -> None:
+        if not self._is_set:
+            rest = Rest()
+            self._resting.append(rest)
+            await rest
 
 
 class Together:
@@ -86,13 +111,12 @@ class Request:
 class Process:
     """A coroutine and whether it still runs. Its requests that are on their way survive it."""
 
-    __slots__ = ("author", "coroutine", "is_alive", "rest")
+    __slots__ = ("author", "coroutine", "is_alive")
 
     def __init__(self, author: Any, coroutine: Coroutine[Any, Any, None]) -> None:
         self.author = author
         self.coroutine = coroutine
         self.is_alive = True
-        self.rest: Rest | None = None
 
     def kill(self) -> None:
         self.is_alive = False
@@ -164,9 +188,7 @@ class World:
         elif isinstance(awaited, Together):
             self._begin_together(process, awaited)
         else:
-            process.rest = awaited
-            if awaited.until_s is not None:
-                self.at(max(self.now_s, awaited.until_s), self._wake, process, awaited)
+            awaited.process = process
 
     def _begin_together(self, process: Process, awaited: Together) -> None:
         left = list(enumerate(awaited.works))
@@ -188,14 +210,10 @@ class World:
         for _ in range(running):
             self.start(process.author, carry())
 
-    def wake(self, process: Process) -> None:
-        """End a process's rest."""
-        self._wake(process, process.rest)
-
-    def _wake(self, process: Process, rest: Rest | None) -> None:
-        if rest is not None and process.rest is rest:
-            process.rest = None
-            self._step(process, None, None)
+    def wake(self, rest: Rest) -> None:
+        """End a rest."""
+        assert rest.process is not None
+        self._step(rest.process, None, None)
 
     def _send(self, process: Process, request: Request) -> None:
         request.issued_s = self.now_s
@@ -230,13 +248,25 @@ class World:
             self.acting = None
 
 
+class FixedConcurrency:
+    """A concurrency of large requests that does not adapt."""
+
+    limit = 4
+
+    def idle(self, *, now_s: float) -> FixedConcurrency:
+        return self
+
+
 class SimulatedExecutor:
     """What ``sidecar.transfer.executor.StoreExecutor`` promises, on the world's clock."""
 
     retries = 0
+    most = 8
+    small = SmallRequests(4, 1)
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.adapted = FixedConcurrency()
 
     async def pause(self, wait_s: float) -> None:
         await Sleep(wait_s)

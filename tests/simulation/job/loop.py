@@ -227,7 +227,8 @@ def simulated_time(loop: SimulatedLoop) -> Iterator[None]:
     real = {time.monotonic: loop.time, time.time: epoch}
     functions = _with_a_clock()
     before = [(function, function.__defaults__, function.__kwdefaults__) for function in functions]
-    with patch.object(time, "monotonic", loop.time), patch.object(time, "time", epoch):
+    boot = patch.object(time, "clock_gettime", lambda clock: loop.time())
+    with patch.object(time, "monotonic", loop.time), patch.object(time, "time", epoch), boot:
         try:
             for function, defaults, named in before:
                 function.__defaults__ = defaults and tuple(

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from sidecar.errors import AlreadyExists, NotFound, StoreError, StoreUnavailable
-from sidecar.store.memory import _read_all
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored
 from sidecar.store.slice import FileSlice
 from tests.simulation.job.loop import Process
 from tests.simulation.job.store import JobStore
 from tests.simulation.job.world import GIVEN_UP_AFTER_S, SLOWEST_S, Killed, World
+from tests.store.memory import _read_all
 
 T = TypeVar("T")
 

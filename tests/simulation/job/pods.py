@@ -6,9 +6,7 @@ import asyncio
 import json
 import os
 import shutil
-import traceback
 from collections.abc import Mapping
-from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,11 @@ from typing import Any
 from sidecar.catalog.catalog import Tracked
 from sidecar.core.format.attempts import goes_after
 from sidecar.core.lifecycle.states import PENDING, State
-from sidecar.daemon.daemon import Daemon
 from sidecar.daemon.settings import Settings
 from sidecar.download.request import RESUME_ENDED, AskedBy, ResumeState, ResumeStatus
-from sidecar.errors import ConfigurationError
-from sidecar.volume.watch import Hints
 from tests.simulation.job import reader
+from tests.simulation.job.life import Life
 from tests.simulation.job.loop import EPOCH_S, Process
-from tests.simulation.job.network import PodStore
 from tests.simulation.job.store import JobStore
 from tests.simulation.job.world import World
 from trainer_hook.contract import MARKER, TRAINER_STATE, Node, rfc3339
@@ -38,10 +33,12 @@ class Version:
     save_id: str | None
     finished_s: float
     files: Mapping[str, bytes]
+    skew_s: float = 0.0
+    """By how much the clock of its pod is wrong."""
 
     @property
     def created_at(self) -> str:
-        return rfc3339(EPOCH_S + self.finished_s)
+        return rfc3339(EPOCH_S + self.finished_s + self.skew_s)
 
 
 @dataclass(frozen=True)
@@ -56,88 +53,6 @@ class Choices:
     grace_s: float = 15.0
 
 
-class SimulatedHints(Hints):
-    """Told by the simulated trainer instead of by the kernel."""
-
-    def start(self) -> None:
-        """There is no inotify on simulated time."""
-
-    def closed_after_writing(self, path: Path, at_s: float) -> None:
-        self._closed[str(path)] = at_s
-
-
-class Life(Process):
-    """One life of a pod's sidecar: the production ``Daemon``, without its sockets and signals."""
-
-    def __init__(self, pod: Pod) -> None:
-        super().__init__(f"{pod.name}#{pod.lives}")
-        self.pod = pod
-        self.keep_store = pod.choices.keep_store
-        self.context = Context()
-        world = pod.world
-        store = PodStore(world, self, pod.store, cut_off=pod.cut_off)
-        self.context.run(self._make, store)
-        self.exit_code: int | None = None
-        self._said: set[tuple[str, str]] = set()
-        world.loop.spawn(self, self._live())
-
-    def _make(self, store: PodStore) -> None:
-        self.daemon = Daemon(self.pod.settings(), store)
-        self.services = self.daemon.services
-        self.hints = self.services.hints = SimulatedHints(self.services.volume)  # type: ignore[misc]
-        # Locks of other processes cannot be simulated in one.
-        self.services.volume.held_leases = lambda: int(self.pod.trains)  # type: ignore[method-assign]
-
-    def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call something of this life, so that what it starts belongs to it."""
-        return self._in_life.copy().run(function, *args, **kwargs)
-
-    async def _live(self) -> None:
-        self._in_life = copy_context()
-        services, daemon = self.services, self.daemon
-        services.volume.prepare()
-        services.termination.begin(self.pod.name)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for work in daemon._tasks():
-                    tasks.create_task(work)
-                tasks.create_task(self._audit())
-                tasks.create_task(self._until_done())
-        except* ConfigurationError:
-            self.pod.refused()
-        except* _Ended:
-            pass
-        except* Exception:
-            self.pod.world.violate(f"{self} ends with an error: {traceback.format_exc()[-1500:]}")
-
-    async def _until_done(self) -> None:
-        await self.daemon._phase_control.run()
-        self.exit_code = await self.daemon._finish()
-        self.pod.ended(self.exit_code)
-        raise _Ended
-
-    async def _audit(self) -> None:
-        """Believe nothing that the sidecar says is durable."""
-        while True:
-            for tracked in self.services.catalog.all():
-                if tracked.state is State.COMMITTED and (tracked.name, tracked.version) not in self._said:
-                    self._said.add((tracked.name, tracked.version))
-                    self.pod.said_durable(tracked)
-            await self.services.catalog.changed()
-
-    def may_replace(self, name: str, commit: reader.Named) -> bool:
-        return self.pod.may_replace(name, commit)
-
-    @property
-    def is_quiet(self) -> bool:
-        services = self.services
-        return services.inventory.scanned.is_set() and services.inventory.everything_durable()
-
-
-class _Ended(Exception):
-    """The daemon is done."""
-
-
 @dataclass
 class Pod:
     """One node's pod: a volume, a sidecar that may be restarted, and a trainer."""
@@ -150,6 +65,10 @@ class Pod:
     attempt: str
     choices: Choices
     cut_off: tuple[float, float] = (0.0, 0.0)
+    skew_s: float = 0.0
+    """By how much the clock of its trainer is wrong."""
+    began_s: float = 0.0
+    """When its first sidecar process began."""
     early: bool = True
     life: Life | None = None
     trainer: Process | None = None
@@ -179,6 +98,7 @@ class Pod:
             node=self.node,
             is_first=self.node.index == 0,
             pod=self.name,
+            pod_is_unique=choices.job is not None,
             job=choices.job,
             resume="on-demand",
             grace_seconds=choices.grace_s,
@@ -260,6 +180,7 @@ class Pod:
             v.name == name
             and (
                 (v.attempt == commit.attempt and v.save_id != commit.save_id)
+                or self.store.is_later_attempt(v.attempt, commit.attempt)
                 or (v.attempt != commit.attempt and goes_after(v.attempt, v.created_at, commit.attempt, commit.created_at))
             )
             for v in self.versions
@@ -346,7 +267,7 @@ class Pod:
         os.utime(path, ns=(now_ns, now_ns))
 
     def _finish(self, name: str, save: Save, files: dict[str, bytes]) -> None:
-        version = Version(name, self.attempt, save.save_id, self.world.now_s, files)
+        version = Version(name, self.attempt, save.save_id, self.world.now_s, files, self.skew_s)
         marker: dict[str, Any] = {
             "format": 1,
             "attempt": self.attempt,
@@ -455,4 +376,4 @@ class Save:
         return files
 
 
-__all__ = ["Choices", "Life", "Pod", "Save", "Version"]
+__all__ = ["Choices", "Pod", "Save", "Version"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from sidecar.core.format.attempts import goes_after
+from sidecar.core.lifecycle import fencing
 from sidecar.daemon import phase_control
 from sidecar.store.protocol import Verification
 from sidecar.transfer.rate_gate import RateGate
@@ -24,7 +25,7 @@ from tests.simulation.job import reader
 from tests.simulation.job.loop import EPOCH_S, simulated_time
 from tests.simulation.job.pods import Choices, Pod, Save
 from tests.simulation.job.store import Ability, JobStore
-from tests.simulation.job.world import Faults, Held, World
+from tests.simulation.job.world import SLOWEST_S, Faults, Held, World
 from trainer_hook.contract import PINS, Node
 
 FAULTS_END_S = 30.0
@@ -32,6 +33,9 @@ PATIENCE_S = 240.0
 """How long those are waited for that have everything to come to an end."""
 SMALL = 8
 """Bytes from which a file is large, where the sidecar says MiB: early uploads and copies happen with files of 100 bytes."""
+
+TOLERANCE_S = 8.0
+"""Seconds by which one pod starts after another to count as later: longer than a request takes."""
 
 SLOWER = ((phase_control, "PHASE_POLL_S", 1.0), (uploader, "REPLAN_S", 1.0), (early_upload, "POLL_S", 1.0))
 """What is looked at several times a second: most of the looks at nothing are left out."""
@@ -51,6 +55,7 @@ def scaled() -> Iterator[None]:
         for module, name, value in SLOWER:
             patches.enter_context(patch.object(module, name, value))
         patches.enter_context(patch.object(RateGate, "wait_while", _held))
+        patches.enter_context(patch.object(fencing, "START_TOLERANCE_S", TOLERANCE_S))
         patches.enter_context(patch.object(early_upload, "LEAST_BYTES", SMALL))
         patches.enter_context(patch.object(deduplicate, "LEAST_BYTES", SMALL))
         yield
@@ -64,6 +69,7 @@ class JobSchedule:
         self.seed = seed
         self.root = Path(tempfile.mkdtemp(prefix="simulation-", dir="/dev/shm"))
         self.world = World(seed, self._faults(), tell=tell)
+        self.world.faults_hid = bool(self.world.faults.hidden)
         ability = Ability(
             conditional_put=luck.random() < 0.65,
             verification=Verification.READ_BACK if luck.random() < 0.1 else Verification.STORE_CRC,
@@ -98,19 +104,22 @@ class JobSchedule:
 
     def _attempt(self, label: str, count: int, *, begins_s: float, resumes: bool) -> None:
         luck, world = self._luck, self.world
-        stamp = datetime.fromtimestamp(EPOCH_S + begins_s, UTC).strftime("%Y%m%dT%H%M%SZ")
+        skew_s = luck.choice((0.0, 0.0, -3600.0, 3600.0)) if label == "a2" and self.choices.job is not None else 0.0
+        stamp = datetime.fromtimestamp(EPOCH_S + begins_s + skew_s, UTC).strftime("%Y%m%dT%H%M%SZ")
         attempt = f"{stamp}-{label}" if self._dated else label
+        self.store.order_of_attempts[attempt] = len(self.store.order_of_attempts) + 1
         saves = self._saves(label)
         rotates = luck.choice((None, None, 1, 2))
         pods = []
         for index in range(count):
             name = f"{label}-{index}"
             pod = Pod(world, self.store, self.root / name, name, Node(index, count), attempt, self.choices)
+            pod.skew_s = skew_s
             if luck.random() < 0.1:
                 cut_off_s = begins_s + luck.random() * 20
                 pod.cut_off = cut_off_s, cut_off_s + luck.random() * 15
             pods.append(pod)
-            starts_s = begins_s + luck.random()
+            pod.began_s = starts_s = begins_s + luck.random()
             world.at(starts_s, pod.begin)
             world.at(starts_s + 0.2, lambda pod=pod, saves=saves: pod.train(saves, resumes=resumes, rotates=rotates))  # type: ignore[misc]
             for _ in range(luck.choice((0, 0, 1, 2))):
@@ -196,17 +205,36 @@ class JobSchedule:
         return bool(self.store.hits or self.store.overtaken)
 
     def _check_end(self) -> None:
-        for standing in self.store.standing.values():
-            if not standing.is_sound and not self._was_hit() and not self.store._is_quarantined(standing.name):
-                raise Violation(f"{standing.name} is committed in the end, and nobody can resume from it")
+        for life in self.store.commits.values():
+            if not life.is_sound and not self._was_hit() and not self.store._is_quarantined(life.name):
+                raise Violation(f"{life.name} is committed in the end, and nobody can resume from it")
         attempts = list(dict.fromkeys(pod.attempt for pod in self.pods))
         for attempt in attempts:
             if self._is_whole(attempt):
                 self._check_whole(attempt, is_last=attempt == attempts[-1])
+        self._check_order(attempts)
         self._check_durable(attempts)
         for pod in self.pods:
             if pod.is_alive and pod.is_quiet and not any(pod.gave_up(version.name) for version in pod.versions):
                 self._check_nothing_is_left(pod)
+
+    def _check_order(self, attempts: list[str]) -> None:
+        """Of two attempts of a job, the one whose pods started later holds the prefix, and its steps are the committed ones."""
+        if len(attempts) < 2 or self.choices.job is None or self.world.faults_hid:
+            return
+        first, last = ([pod for pod in self.pods if pod.attempt == attempt] for attempt in (attempts[0], attempts[-1]))
+        began_after_s = last[0].began_s - first[0].began_s
+        if began_after_s > TOLERANCE_S + 3 * SLOWEST_S and last[0].life and last[0].life.services.lease.fenced.is_set():
+            raise Violation(f"{last[0].name} started {began_after_s:.1f} s after {first[0].name}, which has fenced it")
+        if not self._is_whole(attempts[-1]) or self._was_hit():
+            return
+        for name in set.intersection(*({v.name for v in pod.versions} for pod in last)):
+            life = self.store.commits.get(name)
+            if life is None or life.commit.attempt == attempts[-1]:
+                continue
+            files = [next(v.files for v in reversed(pod.versions) if v.name == name) for pod in last]
+            if all(self.store._part(life, pod.node.index) != file for pod, file in zip(last, files, strict=True)):
+                raise Violation(f"{name} was written anew by {attempts[-1]}, and the commit of {life.commit.attempt} stands")
 
     def _check_nothing_is_left(self, pod: Pod) -> None:
         """What is decided is neither held nor remembered on the volume, and none of its uploads is unfinished in the store."""
@@ -247,6 +275,7 @@ class JobSchedule:
         ours = [v for v in versions if v.attempt == attempt]
         return any(
             goes_after(v.attempt, v.created_at, our.attempt, our.created_at)
+            or self.store.is_later_attempt(v.attempt, our.attempt)
             for v in versions
             if v.attempt != attempt
             for our in ours

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sidecar.core.format import keys
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from sidecar.errors import AlreadyExists, NotFound
 from sidecar.retention.store_retention import SETTLED_S
-from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
+from sidecar.upload.commit.committer import HELD_S
 from sidecar.upload.commit.overwrite_guard import VALID_S
 from tests.simulation.job import reader
 from tests.simulation.job.loop import Process
 from tests.simulation.job.world import SLOWEST_S, World
+from tests.store.memory import MemoryStore
 
 FLIGHT_S = 60.0
 """Longest time from a node's last look to the arrival of its deletion, with all that is lost and tried again."""
@@ -26,7 +29,7 @@ Writing = tuple[str, str, str | None]
 
 
 @dataclass
-class Standing:
+class CommitLife:
     """A commit from when it was written until it was removed."""
 
     name: str
@@ -74,9 +77,9 @@ class JobStore(MemoryStore):
     written: dict[Writing, dict[int, dict[str, bytes]]] = field(default_factory=dict)
     """What the trainer of each node wrote."""
     contents: dict[str, bytes] = field(default_factory=dict)
-    standing: dict[str, Standing] = field(default_factory=dict)
+    commits: dict[str, CommitLife] = field(default_factory=dict)
     """The present commits, by step."""
-    history: list[Standing] = field(default_factory=list)
+    history: list[CommitLife] = field(default_factory=list)
     known_uploads: dict[str, Process] = field(default_factory=dict)
     """Who began which upload, and knows it."""
     hits: int = 0
@@ -85,6 +88,10 @@ class JobStore(MemoryStore):
     """Commits that were on their way while somebody else already wrote the step anew."""
     deleted: int = 0
     """Commits that retention deleted."""
+    order_of_attempts: dict[str, int] = field(default_factory=dict)
+    """Number of each attempt, in their true order."""
+    left_behind_s: dict[str, float] = field(default_factory=dict)
+    """When the holder of a later attempt declared that, by attempt."""
 
     def __post_init__(self) -> None:
         MemoryStore.__init__(self)
@@ -100,6 +107,11 @@ class JobStore(MemoryStore):
         return Capabilities(
             self.ability.verification, conditional_put=self.ability.conditional_put, min_part_bytes=1, max_parts=10_000
         )
+
+    def _stored(self, key: str) -> Stored:
+        """Return an object with the time of its write by the store's clock, as a folder tells it."""
+        at_s = self._written_s.get(key, self.world.now_s)
+        return replace(super()._stored(key), modified=f"{round(at_s * 1e9):020}")
 
     # Reading.
 
@@ -167,6 +179,8 @@ class JobStore(MemoryStore):
         if before is None and world.faults.hidden and world.random.random() < world.faults.hidden:
             self._hidden[key] = world.now_s + world.faults.hidden_s * world.random.random()
         self._say("put", key, " =" if before == content else "")
+        if key == keys.RUN:
+            self._declared(content)
         name = key.partition("/")[0]
         if key == reader.commit_key(name):
             if before != content:
@@ -216,13 +230,33 @@ class JobStore(MemoryStore):
 
     # What is checked at each change.
 
+    def _declared(self, content: bytes) -> None:
+        """Note which attempts the holder has left behind: nothing of them is committed any more."""
+        run = json.loads(content)
+        order = self.order_of_attempts
+        declared = [order[attempt] for attempt in run.get("attempts", []) if attempt in order]
+        for attempt, number in order.items():
+            if declared and number < max(declared) and attempt not in run["attempts"]:
+                self.left_behind_s.setdefault(attempt, self.world.now_s)
+
+    def is_later_attempt(self, attempt: str, other: str) -> bool:
+        """Whether an attempt truly began after another one."""
+        return self.order_of_attempts.get(attempt, 0) > self.order_of_attempts.get(other, 0)
+
+    def _check_fence(self, name: str, attempt: str) -> None:
+        world, since_s = self.world, self.left_behind_s.get(attempt)
+        late_s = 0.0 if since_s is None else world.issued_s - since_s
+        if late_s > HELD_S + 2 * SLOWEST_S and not world.is_stray and world.acting is not None and not world.faults.hidden:
+            world.violate(f"{world.acting} committed {name} of {attempt} {late_s:.1f} s after the next attempt was declared")
+
     def _committed(self, name: str) -> None:
         now_s, world = self.world.now_s, self.world
-        if (before := self.standing.pop(name, None)) is not None:  # no conditional writes
+        if (before := self.commits.pop(name, None)) is not None:  # no conditional writes
             self._ended(before)
         commit = reader.named(self.contents, name)
         if commit is None:
             return
+        self._check_fence(name, commit.attempt)
         loaded = reader.whole(self.contents, name)
         is_whole = loaded is not None or self._is_quarantined(name)
         if not is_whole:
@@ -232,35 +266,35 @@ class JobStore(MemoryStore):
             if not world.is_stray and not any(at_s >= looked_s for at_s in changed.values()):
                 world.violate(f"I2: {world.acting} committed {name}, and not all of it was there")
             self.overtaken += 1
-        standing = Standing(name, commit, now_s, now_s if is_whole else None)
-        self.standing[name] = standing
-        self.history.append(standing)
+        life = CommitLife(name, commit, now_s, now_s if is_whole else None)
+        self.commits[name] = life
+        self.history.append(life)
         self._check_content(loaded)
 
     def _is_quarantined(self, name: str) -> bool:
         prefix = f"{name}/.ckpt/quarantined-{reader.crc64nvme(self.contents[reader.commit_key(name)])}"
         return f"{prefix}.json" in self.contents
 
-    def _ended(self, standing: Standing) -> None:
-        if standing.is_sound:
-            standing.sound_since_s, standing.until_s = None, self.world.now_s
-        standing.removed_s = self.world.now_s
+    def _ended(self, life: CommitLife) -> None:
+        if life.is_sound:
+            life.sound_since_s, life.until_s = None, self.world.now_s
+        life.removed_s = self.world.now_s
 
     def _taken_back(self, name: str) -> None:
-        standing, world = self.standing.pop(name, None), self.world
-        if standing is None:
+        life, world = self.commits.pop(name, None), self.world
+        if life is None:
             return
-        was_sound = standing.is_sound and not self._is_quarantined(name)
-        self._ended(standing)
-        if not was_sound or standing.is_touched or world.is_stray or world.acting is None:
+        was_sound = life.is_sound and not self._is_quarantined(name)
+        self._ended(life)
+        if not was_sound or life.is_touched or world.is_stray or world.acting is None:
             self.hits += was_sound
             return
-        if standing.since_s >= self._read_s.get((world.acting, name), -1.0):  # on the way of its request
+        if life.since_s >= self._read_s.get((world.acting, name), -1.0):  # on the way of its request
             self.hits += 1
             return
         pod: Any = world.acting
         # I4, I7: a whole commit gives way to what was finished later, or to enough newer ones.
-        if not pod.may_replace(name, standing.commit):
+        if not pod.may_replace(name, life.commit):
             self._check_retention(name, pod.keep_store)
 
     def _check_retention(self, name: str, keep: int | None) -> None:
@@ -276,23 +310,23 @@ class JobStore(MemoryStore):
     def _changed(self, name: str, key: str) -> None:
         now_s, world = self.world.now_s, self.world
         self._changed_s.setdefault(name, {})[key] = now_s
-        standing = self.standing.get(name)
-        if standing is None or not standing.names(key):
+        life = self.commits.get(name)
+        if life is None or not life.names(key):
             return
         loaded = reader.whole(self.contents, name)
         self._check_content(loaded)
-        if standing.is_sound and loaded is None:
+        if life.is_sound and loaded is None:
             # I4: the commit first. A node that did not know of it may be late by its check and its request's time.
-            late_s = world.issued_s - standing.since_s
+            late_s = world.issued_s - life.since_s
             if not world.is_stray and world.acting is not None and late_s > VALID_S + SLOWEST_S and not world.faults.hidden:
                 world.violate(f"I4: {world.acting} changed {key}, which was committed {late_s:.1f} s before")
             self.hits += 1
-            standing.until_s = now_s
+            life.until_s = now_s
         if loaded is None:
-            standing.sound_since_s = None
-        elif standing.sound_since_s is None:
-            standing.sound_since_s = now_s
-        standing.is_touched = True
+            life.sound_since_s = None
+        elif life.sound_since_s is None:
+            life.sound_since_s = now_s
+        life.is_touched = True
 
     def _check_content(self, loaded: reader.Whole | None) -> None:
         """The first promise: what can be resumed is one writing of the step, whole, byte for byte."""
@@ -309,21 +343,19 @@ class JobStore(MemoryStore):
     def stood(self, name: str, index: int, files: Mapping[str, bytes], since_s: float) -> bool:
         """Whether a commit that holds a node's files stood at any time since."""
         return any(
-            standing.name == name
-            and (standing.removed_s is None or standing.removed_s >= since_s)
-            and self._part(standing, index) == files
-            for standing in reversed(self.history)
+            life.name == name and (life.removed_s is None or life.removed_s >= since_s) and self._part(life, index) == files
+            for life in reversed(self.history)
         )
 
-    def _part(self, standing: Standing, index: int) -> Mapping[str, bytes] | None:
-        parts = self.written.get((standing.name, standing.commit.attempt, standing.commit.save_id), {})
+    def _part(self, life: CommitLife, index: int) -> Mapping[str, bytes] | None:
+        parts = self.written.get((life.name, life.commit.attempt, life.commit.save_id), {})
         return parts.get(index)
 
     def newest_whole_since(self, since_s: float) -> int | None:
         """Return the newest step that was whole at any instant since a time."""
         steps = [
             reader.step_of(s.name)
-            for s in self.standing.values()
+            for s in self.commits.values()
             if s.sound_since_s is not None and s.sound_since_s <= since_s and not self._is_quarantined(s.name)
         ]
         return max(steps, default=None)

@@ -62,6 +62,8 @@ class World:
         """When that request left its pod."""
         self.is_stray = False
         """Whether its sender is dead, or had an answer to it before."""
+        self.faults_hid = False
+        """Whether the store hid new objects at any time."""
         self.calls = 0
         """Requests of the call that runs now in a simulated thread."""
         self.story: list[str] | None = [] if tell else None

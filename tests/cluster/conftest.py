@@ -150,23 +150,50 @@ def _exists(name: str) -> bool:
 
 
 @pytest.fixture
-def shared_claim(settings: ClusterSettings, namespace: Namespace) -> Iterator[str]:
-    """A PersistentVolumeClaim that pods on all nodes mount."""
-    spec: Object = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
-    volume = namespace.name
+def shared_claim(settings: ClusterSettings, namespace: Namespace, workloads: Workloads) -> Iterator[str]:
+    """A PersistentVolumeClaim that pods on all nodes mount: a folder of its own."""
     if settings.storage_class:
-        spec["storageClassName"] = settings.storage_class
-    elif settings.shared_path:
-        of_volume = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany"], "storageClassName": ""}
-        of_volume |= {"persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": settings.shared_path}}
-        apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}, "spec": of_volume})
-        spec |= {"storageClassName": "", "volumeName": volume}
-    else:
+        namespace.apply(_claim("store", storageClassName=settings.storage_class))
+        yield "store"
+        return
+    if not settings.shared_path:
         pytest.skip("neither CKPT_CLUSTER_STORAGE_CLASS nor CKPT_CLUSTER_SHARED_PATH is set")
-    namespace.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "store"}, "spec": spec})
+    folder = f"/folders/{namespace.name}"
+    _claim_folder(namespace, "folders", settings.shared_path)
+    _run_on_folders(namespace, workloads, "make", f"import os; os.mkdir({folder!r}); os.chmod({folder!r}, 0o1777)")
+    _claim_folder(namespace, "store", f"{settings.shared_path}/{namespace.name}")
     yield "store"
-    if not settings.storage_class:
-        kubectl("delete", "persistentvolume", volume, "--wait=false")
+    namespace.kubectl("delete", "jobs", "--all", "--cascade=foreground", "--timeout=80s")
+    _run_on_folders(namespace, workloads, "remove", f"import shutil; shutil.rmtree({folder!r})")
+    for name in ("folders", "store"):
+        kubectl("delete", "persistentvolume", f"{namespace.name}-{name}", "--wait=false")
+
+
+def _claim(name: str, **spec: Any) -> Object:
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}} | spec
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec}
+
+
+def _claim_folder(namespace: Namespace, name: str, path: str) -> None:
+    volume = f"{namespace.name}-{name}"
+    spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    spec |= {"persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": path}}
+    apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume}, "spec": spec})
+    namespace.apply(_claim(name, storageClassName="", volumeName=volume))
+
+
+def _run_on_folders(namespace: Namespace, workloads: Workloads, name: str, program: str) -> None:
+    template = workloads.pod(["python3", "-c", program], container=name)
+    template["spec"]["volumes"].append({"name": "folders", "persistentVolumeClaim": {"claimName": "folders"}})
+    template["spec"]["containers"][0]["volumeMounts"].append({"name": "folders", "mountPath": "/folders"})
+    name = f"folder-{name}"
+    namespace.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": template["spec"]})
+
+    def ended() -> bool:
+        return bool(namespace.watch.pods.get(name, {}).get("status", {}).get("phase") == "Succeeded")
+
+    until(ended, what=lambda: f"{name} ends\n{namespace.watch.report()}")
+    namespace.delete_pod(name)
 
 
 @pytest.fixture

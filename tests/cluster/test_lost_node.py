@@ -13,7 +13,7 @@ from tests.cluster.story import Story, steps
 from tests.cluster.workloads import Workloads
 
 pytestmark = [pytest.mark.disruptive, pytest.mark.timeout(600)]
-STEPS = 300
+STEPS = 200
 SLOW = {"STEPS": STEPS, "STEP_S": 0.5, "SAVE_EVERY": 10}
 """It still trains when the cluster has noticed, half a minute later."""
 LoseNode = Callable[[Life], str]

@@ -122,6 +122,25 @@ def test_a_plain_job_is_injected_and_resumes(story: Story, workloads: Workloads,
     story.completed()
 
 
+@pytest.mark.usefixtures("trainer")
+def test_two_train_jobs_of_one_plain_runtime_are_two_runs(story: Story, workloads: Workloads, webhook: Webhook) -> None:
+    pod = workloads.pod(["python3", "/scripts/file_trainer.py"], container="node", STEPS=STEPS, SAVE_EVERY=1000)
+    pod["metadata"] = ASKS
+    story.namespace.apply(workloads.training_runtime(pod))
+    names = ("one", "two")
+    story.namespace.apply(*map(workloads.train_job, names))
+    runs = [Story(story.namespace, workloads, story.bucket, name=name, trainer="node", kind="trainjob") for name in names]
+    lives = until(lambda: found if len(found := runs[0].lives()) == 2 else [], what=story.namespace.watch.report)
+    for life in lives:
+        until(lambda life=life: life.has("step 20"), what="step 20")  # type: ignore[misc]
+        story.namespace.delete_pod(life.pod)
+    for run in runs:
+        run.completed(timeout_s=120)
+        assert run.committed()[-1] == STEPS
+    ends = [line for life in runs[0].lives() for line in life.lines if line.startswith("weights ")]
+    assert ends == [f"weights {weights_after(STEPS)}"] * 2
+
+
 def test_without_the_webhook_only_pods_that_ask_for_it_wait(story: Story, workloads: Workloads, webhook: Webhook) -> None:
     webhook.scale(0)
     story.namespace.apply(

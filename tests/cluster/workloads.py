@@ -14,6 +14,7 @@ from tests.cluster.settings import ClusterSettings
 
 SECRET = "data-connection"
 SCRIPTS = "scripts"
+TRAINER_API = "trainer.kubeflow.org/v1alpha1"
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
 FILES = {"file_trainer.py": HERE / "file_trainer.py"} | {
@@ -107,6 +108,31 @@ class Workloads:
                 "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": inner}}],
             },
         }
+
+    def training_runtime(self, pod: Object, *, max_restarts: int = 10, env_injection: bool = False) -> Object:
+        """Return a TrainingRuntime; its pods train in their container ``node``. TrainJobs say how many there are.
+
+        Args:
+            pod: The template.
+            max_restarts: Failures of a set that it survives.
+            env_injection: Whether Trainer knows this field (2.3), by which sidecars learn the number of nodes.
+        """
+        labels = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+        job = {"name": "node", "template": {"metadata": {"labels": labels}, "spec": {"template": pod}}}
+        return {
+            "apiVersion": TRAINER_API,
+            "kind": "TrainingRuntime",
+            "metadata": {"name": "durable", "labels": {"trainer.kubeflow.org/framework": "torch"}},
+            "spec": {
+                "mlPolicy": {"numNodes": 1, "torch": {"envInjection": {}} if env_injection else {}},
+                "template": {"spec": {"failurePolicy": {"maxRestarts": max_restarts}, "replicatedJobs": [job]}},
+            },
+        }
+
+    def train_job(self, name: str = "run", *, nodes: int = 1) -> Object:
+        spec = {"runtimeRef": {"kind": "TrainingRuntime", "name": "durable"}, "trainer": {"numNodes": nodes}}
+        metadata = {"name": name}
+        return {"apiVersion": TRAINER_API, "kind": "TrainJob", "metadata": metadata, "spec": spec}
 
     def injected(self, *documents: Object, options: tuple[str, ...] = (), store: str = "") -> str:
         """Return what ``checkpoint-sidecar inject`` makes of them, as YAML."""

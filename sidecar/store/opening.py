@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -18,12 +19,21 @@ def open_from(settings: Settings) -> Store:
     """Return the store that the settings name, without contacting it.
 
     Raises:
-        ConfigurationError: ``CKPT_STORE`` is neither ``s3://bucket/prefix`` nor ``file:///path``.
+        ConfigurationError: ``CKPT_STORE`` is neither ``s3://bucket/prefix`` nor ``file:///path``, or lies on the shared volume.
     """
+    return _opened(settings, settings.dir, said="CKPT_STORE=")
+
+
+def open_anywhere(settings: Settings) -> Store:
+    """Return the store as ``open_from``, where no volume is shared with a trainer: a person names it in a command."""
+    return _opened(settings, None, said="")
+
+
+def _opened(settings: Settings, volume: Path | None, *, said: str) -> Store:
     try:
-        place = store_place(settings.store, bucket=settings.bucket, volume=settings.dir)
+        place = store_place(settings.store, bucket=settings.bucket, volume=volume)
     except ValueError as error:
-        raise ConfigurationError(f"CKPT_STORE={shown(settings.store)!r} {error}") from None
+        raise ConfigurationError(f"{said}{shown(settings.store)!r} {error}") from None
     if isinstance(place, FolderPlace):
         verification = Verification.READ_BACK if settings.verify == "read-back" else Verification.FSYNC
         return FileStore(place.path, verification=verification)

@@ -137,8 +137,12 @@ class Store(Protocol):
         """Yield every object whose key begins with ``prefix``, in order of key."""
         ...
 
-    def list_folders(self) -> Iterator[str]:
-        """Yield the top-level folder names: the first segments of all keys with several, such as ``checkpoint-20``."""
+    def list_folders(self, prefix: str = "") -> Iterator[str]:
+        """Yield folder names: the first segments of all keys with several, such as ``checkpoint-20``.
+
+        Args:
+            prefix: Only those below a folder, whose name ends with ``/``.
+        """
         ...
 
     def delete(self, keys: Iterable[str]) -> None:

@@ -33,6 +33,7 @@ from sidecar.errors import (
     StoreBusy,
     StoreError,
     TooLarge,
+    UnreadableRun,
 )
 from sidecar.store.cancellation import Cancellation
 from sidecar.transfer.health import Health
@@ -69,7 +70,15 @@ def awaited() -> Iterator[None]:
 class StoreExecutor:
     """Runs blocking store calls in a bounded number of threads; ``persistently`` retries them until they succeed."""
 
-    def __init__(self, *, concurrency: int, gate: RateGate, health: Health, part_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        concurrency: int,
+        gate: RateGate,
+        health: Health,
+        part_bytes: int | None = None,
+        patience_s: float | None = None,
+    ) -> None:
         """Start without measurements.
 
         Args:
@@ -77,7 +86,10 @@ class StoreExecutor:
             gate: Rate limit of all sent bytes.
             health: Records each request's outcome.
             part_bytes: Size of every part; ``None``: chosen by file size, latency and throughput.
+            patience_s: Seconds for which ``persistently`` retries a failing request; a refusal is then not retried at all.
+                ``None``: without limit.
         """
+        self._patience_s = patience_s
         self.on_hurry: Callable[[bool], object] = lambda _: None
         """Called with True on a termination notice, with False when the notice is withdrawn."""
         self._part_bytes = part_bytes
@@ -86,7 +98,7 @@ class StoreExecutor:
         self.gate = gate
         self.health = health
         self.sent = Throughput()
-        self.pace = RateEstimator()
+        self.sent_rate = RateEstimator()
         self.sent_bytes = 0
         self.retries = 0
         self.adapted = self._concurrency(round_trip_s=None)
@@ -125,19 +137,24 @@ class StoreExecutor:
         """Run a store call until it succeeds, with capped, jittered backoff.
 
         Raises:
-            NotFound, AlreadyExists, ArchivedObject, OversizedDocument, TooLarge, PartRefused, CorruptObject: Final answers,
-                which are not retried (``CorruptObject``: after ``CORRUPT_TRIES`` attempts).
+            NotFound, AlreadyExists, ArchivedObject, OversizedDocument, TooLarge, PartRefused, UnreadableRun: Final answers, not
+                retried.
+            CorruptObject: After ``CORRUPT_TRIES`` attempts.
             Stopped: The gate was closed.
             Exception: Raised by ``before_again``, which is awaited before each retry.
-            StoreError: The latest failure, when ``retry_gate`` is preempted.
+            StoreError: The latest failure, when ``retry_gate`` is preempted, or when the patience of this executor is over.
         """
-        failures = 0
+        failures, since_s = 0, 0.0
         while True:
             try:
                 result = await self.once(call, *args, **kwargs)
             except StoreError as error:
                 failures += 1
                 if _is_answer(error) or (isinstance(error, CorruptObject) and failures >= CORRUPT_TRIES):
+                    raise
+                since_s = since_s if failures > 1 else time.monotonic()
+                if self._is_patience_over(error, since_s=since_s):
+                    self.health.given_up(error)
                     raise
                 wait_s = self._failed(error, failures)
                 if retry_gate is not None:
@@ -153,6 +170,12 @@ class StoreExecutor:
                 if retry_gate is not None:
                     retry_gate.answered(refused=False)
                 return result
+
+    def _is_patience_over(self, error: StoreError, *, since_s: float) -> bool:
+        """Whether a failing request is given up. ``since_s``: time of its first failure, monotonic seconds."""
+        if self._patience_s is None:
+            return False
+        return isinstance(error, AccessRefused) or time.monotonic() - since_s >= self._patience_s
 
     async def together(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Run several coroutines concurrently and return their results in order.
@@ -213,7 +236,7 @@ class StoreExecutor:
     def rate(self, *, roughly: bool = False) -> Rate | None:
         """Return the expected throughput, or ``None`` before any measurement. ``roughly``: few small requests suffice."""
         arrived = self.sent.bytes_per_s() if roughly else self.sent.telling_bytes_per_s()
-        return estimated(arrived=arrived, pace=self.pace, limit=self.gate.bytes_per_s)
+        return estimated(arrived=arrived, sent=self.sent_rate, limit=self.gate.bytes_per_s)
 
     def hurry(self) -> None:
         """React to a termination notice: retry now, shorten further backoff, start new requests at normal priority."""
@@ -240,7 +263,9 @@ class StoreExecutor:
 
 
 def _is_answer(error: StoreError) -> bool:
-    return isinstance(error, NotFound | AlreadyExists | ArchivedObject | OversizedDocument | TooLarge | PartRefused)
+    return isinstance(
+        error, NotFound | AlreadyExists | ArchivedObject | OversizedDocument | TooLarge | PartRefused | UnreadableRun
+    )
 
 
 def _lowest_priority() -> None:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from sidecar.errors import Stopped
 
@@ -158,20 +157,13 @@ class PauseGate:
         return self._held and thread not in exempt_threads
 
 
-class RefusalObserver(Protocol):
-    """Object to notify of refusals."""
-
-    def changed(self) -> None:
-        """Take note that the store began to refuse the file, or accepts it again."""
-        ...
-
-
 class RetryGate:
     """Preemption state of one transfer's retry loop."""
 
-    def __init__(self, observer: RefusalObserver) -> None:
+    def __init__(self, on_refusal: Callable[[], object]) -> None:
+        """``on_refusal``: called when the store begins to refuse the file, or accepts it again."""
         self._changed = asyncio.Event()
-        self._observer = observer
+        self._on_refusal = on_refusal
         self.behind = False
         """Another upload has priority: the loop ends at the next failure."""
         self.refused = False
@@ -189,7 +181,7 @@ class RetryGate:
         await self._changed.wait()
 
     def answered(self, *, refused: bool) -> None:
-        """Record the store's answer; notify the observer when it differs from the one before."""
+        """Record the store's answer; notify when it differs from the one before."""
         if refused != self.refused:
             self.refused = refused
-            self._observer.changed()
+            self._on_refusal()

@@ -79,9 +79,10 @@ class FileStore:
             found = [s for s in self._walk(self._path(folder) if folder else self._root) if s.key.startswith(prefix)]
         return iter(sorted(found, key=lambda s: s.key))
 
-    def list_folders(self) -> Iterator[str]:  # noqa: D102
+    def list_folders(self, prefix: str = "") -> Iterator[str]:  # noqa: D102
         self._require_root()
-        with translated(self.url), os.scandir(self._root) as entries:
+        folder = self._path(prefix.rstrip("/")) if prefix else self._root
+        with translated(prefix or self.url), os.scandir(folder) as entries:
             return iter(sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and e.name != UPLOADS))
 
     def delete(self, keys: Iterable[str]) -> None:  # noqa: D102

@@ -209,11 +209,6 @@ class HeadReader:
                 raise HTTPException(f"more than {MAX_INTERIM_ANSWERS} interim answers")
 
 
-def read_head(connection: Connection, method: str) -> OpenAnswer:
-    """Wait for the head of an answer without a time limit. Raises as ``HeadReader.read``."""
-    return HeadReader(connection, method).read()
-
-
 def _headers(fields: str) -> dict[str, str]:
     if "\n " in fields or "\n\t" in fields:
         fields = _FOLDED.sub(" ", fields)

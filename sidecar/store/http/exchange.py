@@ -10,7 +10,6 @@ A request may therefore arrive twice. It has to be idempotent: objects and parts
 from __future__ import annotations
 
 import http.client
-import select
 import time
 from http.client import HTTPException
 from typing import TYPE_CHECKING
@@ -22,8 +21,8 @@ from sidecar.errors import CheckpointChanged
 from sidecar.store.http.answer import Connection, HeadReader, OpenAnswer
 from sidecar.store.http.dial import NotNeeded
 from sidecar.store.http.link import TICK_S, Silent
-from sidecar.store.http.tls import TlsConnection
-from sidecar.store.slice import FileSlice, Gate
+from sidecar.store.http.tries import AnswerGate, HedgeState, Try, Watcher, any_is_answered
+from sidecar.store.slice import FileSlice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,81 +34,6 @@ log = structlog.get_logger()
 LOST = (BrokenPipeError, ConnectionResetError, ConnectionAbortedError, http.client.RemoteDisconnected)
 LARGE_BYTES = 1 << 20
 """Requests with a body from this size on have latency statistics of their own."""
-MIN_WAIT_S = 0.05
-"""Shortest wait for an answer between two decisions about a hedge, in seconds."""
-CONFLICT = 409
-"""Status where two tries of one conditional write collided in the store."""
-
-
-class Watcher:
-    """Polls a connection for received bytes."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._tls = connection if isinstance(connection, TlsConnection) else None
-        self._poll = select.poll()
-        self._poll.register(connection, select.POLLIN)
-
-    def readable(self, within_s: float = 0.0) -> bool:
-        """Whether bytes or EOF can be read, now or within ``within_s`` seconds."""
-        return (self._tls is not None and self._tls.has_unread) or bool(self._poll.poll(within_s * 1000))
-
-    def early(self) -> bool:
-        """Whether an answer arrived while a body is sent. Always False over TLS: session tickets can arrive at any time."""
-        return self._tls is None and self.readable()
-
-
-class _Try:
-    """One try of a request: the request on one connection. Times are monotonic seconds."""
-
-    def __init__(self, connection: Connection, body: FileSlice | bytes | None, *, is_new: bool) -> None:
-        self.connection = connection
-        self.body = body
-        self.is_new = is_new
-        self.is_hedge = False
-        self.is_answered = False
-        self.sent_s = 0.0
-        """When the last byte is known to have left; 0: not sent yet."""
-        self._head: HeadReader | None = None
-        self._queued_bytes: int | None = None
-        """Bytes in the kernel's send buffer when they were last seen to shrink; ``_queued_s``: when that was."""
-        self._queued_s = 0.0
-
-    def head(self, method: str) -> OpenAnswer:
-        """Wait up to ``TICK_S`` seconds for the head of the answer.
-
-        Raises:
-            BlockingIOError: It has not arrived yet.
-            OSError, HTTPException: The connection was lost.
-        """
-        if self._head is None:
-            self._head = HeadReader(self.connection, method)
-        self.connection.link.patient = False
-        answer = self._head.read(TICK_S)
-        self.connection.link.patient, self.is_answered = True, True
-        return answer
-
-    def is_leaving(self, now_s: float) -> bool:
-        """Whether the kernel's send buffer is still draining; if so, ``sent_s`` becomes ``now_s``."""
-        queued_bytes, before = self.connection.link.queued_bytes(), self._queued_bytes
-        is_leaving = before is not None and hedging.is_moving(before - queued_bytes, in_s=now_s - self._queued_s)
-        if is_leaving:
-            self.sent_s = now_s
-        if is_leaving or before is None:
-            self._queued_bytes, self._queued_s = queued_bytes, now_s
-        return is_leaving
-
-
-class _Unless:
-    """Gate of a hedged body: stops sending it once another try is answered."""
-
-    def __init__(self, gate: Gate, unless: Callable[[], bool]) -> None:
-        self._gate = gate
-        self._unless = unless
-
-    def pass_through(self, size_bytes: int) -> None:
-        if self._unless():
-            raise NotNeeded
-        self._gate.pass_through(size_bytes)
 
 
 class Exchange:
@@ -121,7 +45,7 @@ class Exchange:
         self._pulse = wire.pulse
         self._request = request
         self._head = wire.head(self.origin, target, request)
-        self._tries: list[_Try] = []
+        self._tries: list[Try] = []
         """Tries in flight, oldest first."""
         self._places = 0
         """Slots of the hedge budget held by connections that fell silent."""
@@ -192,18 +116,18 @@ class Exchange:
             self._places -= 1
             self._pulse.end_hedge()
 
-    def _begun(self, connection: Connection | None, *, silences: int, unless: Callable[[], bool] = lambda: False) -> _Try:
+    def _begun(self, connection: Connection | None, *, silences: int, unless: Callable[[], bool] = lambda: False) -> Try:
         """Start a try over ``connection``; ``None``: over a new one. Raises as ``Wire.dial``."""
         is_new = connection is None
         if connection is None:
             connection = self._wire.dial(self.origin, unless=unless)
         # During long operations (completing an upload, copying), stores send a space now and then as a keep-alive.
         connection.link.begin(silences, may_trickle=self._request.method != "GET")
-        attempt = _Try(connection, self._request.body, is_new=is_new)
+        attempt = Try(connection, self._request.body, is_new=is_new)
         self._tries.append(attempt)
         return attempt
 
-    def _give_up(self, attempt: _Try) -> None:
+    def _give_up(self, attempt: Try) -> None:
         self._tries.remove(attempt)
         self._places += attempt.connection.link.holds_place
         self._end_place(attempt)
@@ -211,11 +135,11 @@ class Exchange:
             self._wire.drop_idle(self.origin)  # other idle connections may be dead for the same reason
         self._wire.abandon(attempt.connection)
 
-    def _end_place(self, attempt: _Try) -> None:
+    def _end_place(self, attempt: Try) -> None:
         if attempt.is_hedge:
             self._pulse.end_hedge()
 
-    def _send_over(self, attempt: _Try) -> OpenAnswer | None:
+    def _send_over(self, attempt: Try) -> OpenAnswer | None:
         """Send the whole request. Returns the answer if the store gave it before all was sent, else ``None``."""
         try:
             self._wire.send_over(attempt.connection, self._head, attempt.body)
@@ -228,7 +152,7 @@ class Exchange:
         attempt.sent_s = time.monotonic()
         return None
 
-    def _taken(self, attempt: _Try, answer: OpenAnswer) -> OpenAnswer:
+    def _taken(self, attempt: Try, answer: OpenAnswer) -> OpenAnswer:
         """Record the latency of the answer that wins, and return it.
 
         Raises:
@@ -252,24 +176,24 @@ class Exchange:
 
     def _hedged(self) -> OpenAnswer:
         """Wait for the first answer; hedge the request while it is late."""
-        course = _Course(self._tries[0].sent_s)
+        state = HedgeState(self._tries[0].sent_s)
         while True:
-            self._hedge_if_late(course)
-            if course.held is not None and (time.monotonic() >= course.hold_until_s or not self._waiting()):
-                return self._taken(*course.held)
+            self._hedge_if_late(state)
+            if state.held is not None and (time.monotonic() >= state.hold_until_s or not self._waiting()):
+                return self._taken(*state.held)
             if not self._waiting():
-                raise course.error or TimeoutError(self.origin)
-            if not _someone_answers(self._waiting(), min(TICK_S, course.left_s())):
+                raise state.error or TimeoutError(self.origin)
+            if not any_is_answered(self._waiting(), min(TICK_S, state.left_s())):
                 continue
             for attempt in self._waiting():
-                answer = self._heard(attempt, course)
+                answer = self._heard(attempt, state)
                 if answer is None:
                     continue
-                if not _may_be_undone(answer) or course.held is not None or not self._waiting():
+                if not hedging.may_be_undone(answer.status) or state.held is not None or not self._waiting():
                     return self._taken(attempt, answer)
-                course.hold(attempt, answer)
+                state.hold(attempt, answer)
 
-    def _hedge_if_late(self, course: _Course) -> None:
+    def _hedge_if_late(self, state: HedgeState) -> None:
         """Start another try if the latest one is late, or if none is left.
 
         Raises:
@@ -277,33 +201,33 @@ class Exchange:
         """
         now_s = time.monotonic()
         if sum(attempt.is_leaving(now_s) for attempt in self._waiting()):
-            course.latest_s = course.moved_s = now_s
+            state.latest_s = state.moved_s = now_s
             self._pulse.quiet.heard_s = now_s
-        if now_s - course.moved_s >= self._pulse.most_s:
-            self._pulse.quiet.fell_silent(since_s=course.moved_s, now_s=now_s)
-            raise TimeoutError(f"{self.origin}: no answer for {now_s - course.moved_s:.0f} s")
+        if now_s - state.moved_s >= self._pulse.most_s:
+            self._pulse.quiet.fell_silent(since_s=state.moved_s, now_s=now_s)
+            raise TimeoutError(f"{self.origin}: no answer for {now_s - state.moved_s:.0f} s")
         # A relay on a slow link may buffer the end of a body: it has left this machine and not reached the store.
         step_s = self._pulse.step_s(now_s) if self._has_large_body else 0.0
-        course.next_s = course.latest_s + hedging.next_try_s(
+        state.next_s = state.latest_s + hedging.next_try_s(
             max(step_s, self._pulse.late_s(self._kind)),
-            tries=course.begun,
-            quiet_before_s=self._pulse.quiet.before_s(course.latest_s),
+            tries=state.begun,
+            quiet_before_s=self._pulse.quiet.before_s(state.latest_s),
             most_s=self._pulse.most_s,
         )
-        is_alone = not self._waiting() and course.held is None and not course.has_new
+        is_alone = not self._waiting() and state.held is None and not state.has_new
         if is_alone or (
-            now_s >= course.next_s
-            and course.held is None
+            now_s >= state.next_s
+            and state.held is None
             and self._waiting()
-            and self._pulse.begin_hedge(waiting_since_s=course.latest_s, now_s=now_s)
+            and self._pulse.begin_hedge(waiting_since_s=state.latest_s, now_s=now_s)
         ):
-            self._try_again(course, now_s, is_hedge=not is_alone)
+            self._try_again(state, now_s, is_hedge=not is_alone)
 
-    def _try_again(self, course: _Course, now_s: float, *, is_hedge: bool) -> None:
+    def _try_again(self, state: HedgeState, now_s: float, *, is_hedge: bool) -> None:
         """Send the request over a new connection, in parallel to the tries in flight."""
         if is_hedge:
-            self._pulse.quiet.fell_silent(since_s=course.latest_s, now_s=now_s)
-            log.info("store_request_hedged", store=self.origin, kind=self._kind, waited_s=round(now_s - course.latest_s, 2))
+            self._pulse.quiet.fell_silent(since_s=state.latest_s, now_s=now_s)
+            log.info("store_request_hedged", store=self.origin, kind=self._kind, waited_s=round(now_s - state.latest_s, 2))
             waiting = self._waiting()
             if not waiting[0].is_new:
                 self._wire.drop_idle(self.origin)
@@ -314,23 +238,23 @@ class Exchange:
         except NotNeeded:
             return
         except (OSError, HTTPException) as error:
-            course.error = error
+            state.error = error
         else:
             if answer is not None:
-                course.hold(self._tries[-1], answer)
-        course.begun, course.has_new, course.latest_s = course.begun + 1, True, time.monotonic()
+                state.hold(self._tries[-1], answer)
+        state.begun, state.has_new, state.latest_s = state.begun + 1, True, time.monotonic()
 
     def _sent_again(self, *, is_hedge: bool) -> OpenAnswer | None:
         body, others = self._request.body, self._waiting()
         try:
-            attempt = self._begun(None, silences=self._request.silences, unless=lambda: _someone_answers(others))
+            attempt = self._begun(None, silences=self._request.silences, unless=lambda: any_is_answered(others))
         except BaseException:
             if is_hedge:
                 self._pulse.end_hedge()
             raise
         attempt.is_hedge = is_hedge
         if isinstance(body, FileSlice):
-            gate = _Unless(body.gate, lambda: _someone_answers(others))
+            gate = AnswerGate(body.gate, lambda: any_is_answered(others))
             attempt.body = FileSlice(body.fd, body.offset, body.size_bytes, gate=gate, name=body.name)
         try:
             return self._send_over(attempt)
@@ -338,7 +262,7 @@ class Exchange:
             self._give_up(attempt)
             raise
 
-    def _heard(self, attempt: _Try, course: _Course) -> OpenAnswer | None:
+    def _heard(self, attempt: Try, state: HedgeState) -> OpenAnswer | None:
         """Return the head of a try's answer, or ``None`` if it has none yet or its connection was lost."""
         if not Watcher(attempt.connection).readable():
             return None
@@ -347,60 +271,17 @@ class Exchange:
         except BlockingIOError:
             return None
         except (OSError, HTTPException) as error:
-            course.error = error
-            course.has_new = course.has_new or not isinstance(error, LOST) or attempt.is_new
+            state.error = error
+            state.has_new = state.has_new or not isinstance(error, LOST) or attempt.is_new
             self._give_up(attempt)
             return None
 
-    def _waiting(self) -> list[_Try]:
+    def _waiting(self) -> list[Try]:
         return [attempt for attempt in self._tries if not attempt.is_answered and attempt.sent_s]
-
-
-class _Course:
-    """State of one request's hedging. Times are monotonic seconds."""
-
-    def __init__(self, sent_s: float) -> None:
-        self.moved_s = sent_s
-        """When the last byte of any try left."""
-        self.latest_s = sent_s
-        """When the latest try was sent."""
-        self.next_s = sent_s
-        """When the next try may start."""
-        self.begun = 1
-        self.has_new = False
-        """A try had a new connection. If that is lost too, the cause is not a stale connection."""
-        self.error: Exception | None = None
-        self.held: tuple[_Try, OpenAnswer] | None = None
-        """An error answer, returned unless another try succeeds before ``hold_until_s``."""
-        self.hold_until_s = 0.0
-
-    def hold(self, attempt: _Try, answer: OpenAnswer) -> None:
-        """Hold an error answer back for ``hedging.HOLD_S`` seconds."""
-        self.held, self.hold_until_s = (attempt, answer), time.monotonic() + hedging.HOLD_S
-
-    def left_s(self) -> float:
-        """Return the seconds until the next decision."""
-        next_s = self.hold_until_s if self.held is not None else self.next_s
-        return max(MIN_WAIT_S, next_s - time.monotonic())
 
 
 def _checksum(body: FileSlice | bytes | None) -> int | None:
     return body.crc64nvme if isinstance(body, FileSlice) else None
-
-
-def _someone_answers(tries: list[_Try], within_s: float = 0.0) -> bool:
-    """Whether bytes or EOF arrived on one of the connections."""
-    poll = select.poll()
-    for attempt in tries:
-        if isinstance(attempt.connection, TlsConnection) and attempt.connection.has_unread:
-            return True
-        poll.register(attempt.connection, select.POLLIN)
-    return bool(poll.poll(within_s * 1000))
-
-
-def _may_be_undone(answer: OpenAnswer) -> bool:
-    """Whether an error answer may be followed by a success of another try in flight."""
-    return answer.status >= 500 or answer.status == CONFLICT
 
 
 def split(url: str) -> tuple[str, str]:

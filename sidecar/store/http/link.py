@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 TICK_S = 0.25
 """Kernel's wait per call in seconds; after each it is decided whether the connection is silent."""
-_ABORTIVE = struct.pack("ii", 1, 0)
+ABORTIVE = struct.pack("ii", 1, 0)
+"""``SO_LINGER`` that makes ``close`` reset a connection."""
 
 
 class Silent(TimeoutError):
@@ -244,16 +245,12 @@ class Link(socket.socket):
 
     def queued_bytes(self) -> int:
         """Return the bytes in the kernel's send buffer that the peer has not acknowledged."""
-        try:
-            queued: int = struct.unpack("i", fcntl.ioctl(self.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
-        except OSError:
-            return 0
-        return queued
+        return queued_bytes(self.fileno())
 
     def forget_queue(self) -> None:
         """Make ``close`` reset the connection, so that unsent bytes in the kernel are dropped."""
         with suppress(OSError):
-            self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORTIVE)
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORTIVE)
 
     def abandon(self) -> None:
         """Interrupt the thread that uses the socket; that thread then closes it."""
@@ -266,3 +263,12 @@ class Link(socket.socket):
             self._pulse.quiet.fell_silent(since_s=still_s, now_s=now_s)
             self.holds_place = True
             raise Silent(f"{self._name}: {what} for {now_s - still_s:.1f} s", now_s - still_s)
+
+
+def queued_bytes(fd: int) -> int:
+    """Return the bytes in a socket's send buffer that the peer has not acknowledged; 0 for one that is closed."""
+    try:
+        queued: int = struct.unpack("i", fcntl.ioctl(fd, termios.TIOCOUTQ, b"\0\0\0\0"))[0]
+    except OSError:
+        return 0
+    return queued

@@ -19,12 +19,13 @@ from urllib.parse import urlsplit
 
 from sidecar.store.http.answer import Connection, OpenAnswer
 from sidecar.store.http.dial import CannotConnect, Dialler
-from sidecar.store.http.exchange import Exchange, Watcher
+from sidecar.store.http.exchange import Exchange
 from sidecar.store.http.link import Pulse, Silent
 from sidecar.store.http.proxy import HttpProxy, proxy_at
+from sidecar.store.http.tries import Watcher
 from sidecar.store.slice import BLOCK_BYTES, FileSlice
 
-__all__ = ["Answer", "AnswerTooLong", "CannotConnect", "Request", "Silent", "Wire", "host_of", "whole"]
+__all__ = ["AnswerTooLong", "CannotConnect", "Request", "Silent", "WholeAnswer", "Wire", "host_of", "whole"]
 
 TINY_BYTES = 32 << 10
 """Bodies up to this size are sent in one call with their headers."""
@@ -51,7 +52,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WholeAnswer:
     """A whole answer. Header names are in lower case."""
 
     status: int
@@ -70,7 +71,7 @@ class AnswerTooLong(http.client.HTTPException):
         self.size_bytes = size_bytes
 
 
-def whole(answer: OpenAnswer, most_bytes: int = MAX_ANSWER_BYTES) -> Answer:
+def whole(answer: OpenAnswer, most_bytes: int = MAX_ANSWER_BYTES) -> WholeAnswer:
     """Read an answer to its end; of an error at most ``MAX_ERROR_BYTES``.
 
     Raises:
@@ -78,13 +79,13 @@ def whole(answer: OpenAnswer, most_bytes: int = MAX_ANSWER_BYTES) -> Answer:
     """
     ends = answer.is_chunked or answer.body_bytes is not None
     if answer.status >= 300:
-        return Answer(answer.status, answer.headers, answer.read(MAX_ERROR_BYTES), ends)
+        return WholeAnswer(answer.status, answer.headers, answer.read(MAX_ERROR_BYTES), ends)
     if (answer.body_bytes or 0) > most_bytes:
         raise AnswerTooLong(answer.headers, answer.body_bytes, most_bytes)
     content = answer.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise AnswerTooLong(answer.headers, None, most_bytes)
-    return Answer(answer.status, answer.headers, content, ends)
+    return WholeAnswer(answer.status, answer.headers, content, ends)
 
 
 class Wire:

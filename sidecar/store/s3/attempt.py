@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import socket
-import struct
-import termios
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -19,10 +16,10 @@ from aiohttp.client_proto import ResponseHandler
 
 from sidecar.core.schedule import hedging
 from sidecar.store.http.answer import MAX_INTERIM_ANSWERS
+from sidecar.store.http.link import ABORTIVE, queued_bytes
 
 MAX_HEAD_BYTES = 1 << 20
 """Maximum length of heads, interim answers and trailers, and of what arrives while a body is found to be too long."""
-_ABORTIVE = struct.pack("ii", 1, 0)
 _HTTP = b"HTTP/"
 
 
@@ -76,28 +73,20 @@ class Attempt:
         if self._handler.received_bytes - self._moved_bytes >= hedging.LEAST_MOVED_BYTES:
             self._moved_bytes = self._handler.received_bytes
             return True
-        queued_bytes, before = _queued_bytes(self._handler.transport), self._queued_bytes
-        is_leaving = before is not None and hedging.is_moving(before - queued_bytes, in_s=now_s - self._queued_s)
+        transport, before = self._handler.transport, self._queued_bytes
+        left_bytes = transport.get_write_buffer_size() + queued_bytes(transport.get_extra_info("socket").fileno())
+        is_leaving = before is not None and hedging.is_moving(before - left_bytes, in_s=now_s - self._queued_s)
         if is_leaving or before is None:
-            self._queued_bytes, self._queued_s = queued_bytes, now_s
+            self._queued_bytes, self._queued_s = left_bytes, now_s
         return is_leaving
 
     def give_up(self) -> None:
         """End it by a reset, so that nothing of the request leaves later."""
         if self._handler is not None and (transport := self._handler.transport) is not None:
             with suppress(OSError):
-                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORTIVE)
+                transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORTIVE)
             transport.abort()
         self.task.cancel()
-
-
-def _queued_bytes(transport: asyncio.Transport) -> int:
-    """Return the bytes that the peer has not acknowledged."""
-    try:
-        raw = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, b"\0\0\0\0")
-    except OSError:
-        return 0
-    return transport.get_write_buffer_size() + int(struct.unpack("i", raw)[0])
 
 
 class Handler(ResponseHandler):

@@ -13,36 +13,28 @@ from sidecar.store.http.answer import OpenAnswer
 from sidecar.store.http.wire import Silent, Wire, whole
 from sidecar.store.s3.answers import OpenBody, check_object, client_error, etag_of_write, is_success
 from sidecar.store.s3.errors import translated
-from sidecar.store.s3.signing import UNSIGNED, Signer
+from sidecar.store.s3.signing import Signer
 from sidecar.store.slice import FileSlice
 
 log = structlog.get_logger()
+
+Fields = Mapping[str, str]
+Query = Mapping[str, str | int] | None
 
 MOST_SILENCES = 5
 """Maximum connections in a row that bring no byte of a body; the wait doubles with each."""
 
 
-class Bodies(Protocol):
+class BodyRequests(Protocol):
     """Requests with bodies. Keys include the store's prefix; raises botocore's errors and those of HTTP."""
 
-    signs_hashes: bool
-    """It can send the hash of a body that the caller has computed."""
-
     def putting(
-        self,
-        key: str,
-        body: FileSlice,
-        *,
-        query: Mapping[str, str | int] | None = None,
-        headers: Mapping[str, str] | None = None,
-        sha256: str = UNSIGNED,
+        self, key: str, body: FileSlice, *, headers: Fields, sha256: str, query: Query = None
     ) -> AbstractContextManager[Callable[[], str]]:
         """Send an object, or the part that ``query`` names; the function yielded waits for the answer and returns the etag."""
         ...
 
-    def getting(
-        self, key: str, headers: Mapping[str, str], *, silences: int = 0
-    ) -> AbstractContextManager[Callable[[], OpenBody]]:
+    def getting(self, key: str, headers: Fields, *, silences: int = 0) -> AbstractContextManager[Callable[[], OpenBody]]:
         """Request an object, or the range in ``headers``; the function yielded waits for the answer's head.
 
         ``silences``: connections that already fell silent with this request.
@@ -54,10 +46,8 @@ class Bodies(Protocol):
         ...
 
 
-class WireBodies:
+class WireRequests:
     """Bodies over our own wire."""
-
-    signs_hashes = True
 
     def __init__(self, signer: Signer, wire: Wire) -> None:
         self._signer = signer
@@ -65,13 +55,7 @@ class WireBodies:
 
     @contextmanager
     def putting(  # noqa: D102
-        self,
-        key: str,
-        body: FileSlice,
-        *,
-        query: Mapping[str, str | int] | None = None,
-        headers: Mapping[str, str] | None = None,
-        sha256: str = UNSIGNED,
+        self, key: str, body: FileSlice, *, headers: Fields, sha256: str, query: Query = None
     ) -> Iterator[Callable[[], str]]:
         operation = "UploadPart" if query else "PutObject"
         request = self._signer.request("PUT", key, query=query, headers=headers, body=body, sha256=sha256, kind=operation)
@@ -79,7 +63,7 @@ class WireBodies:
             yield lambda: _etag(answered(), operation)
 
     @contextmanager
-    def getting(self, key: str, headers: Mapping[str, str], *, silences: int = 0) -> Iterator[Callable[[], OpenBody]]:  # noqa: D102
+    def getting(self, key: str, headers: Fields, *, silences: int = 0) -> Iterator[Callable[[], OpenBody]]:  # noqa: D102
         request = self._signer.request("GET", key, headers=headers, kind="GetObject", silences=silences)
         with self._wire.sent(request) as answered:
             yield lambda: _object(answered(), key)

@@ -16,7 +16,7 @@ from botocore.exceptions import HTTPClientError
 
 from sidecar.errors import SidecarError
 from sidecar.store.s3.answers import OpenBody, check_object, etag_of_write
-from sidecar.store.s3.signing import UNSIGNED
+from sidecar.store.s3.bodies import Fields, Query
 from sidecar.store.slice import FileSlice
 
 _PARAMETERS = {
@@ -29,10 +29,8 @@ _PARAMETERS = {
 """boto3's names of the headers that this program sends."""
 
 
-class BotoBodies:
+class BotoRequests:
     """Bodies by a boto3 client, which is made anew when the credentials change."""
-
-    signs_hashes = False
 
     def __init__(
         self, credentials: Callable[[], ReadOnlyCredentials], *, bucket: str, config: Mapping[str, Any], **options: Any
@@ -46,13 +44,7 @@ class BotoBodies:
 
     @contextmanager
     def putting(  # noqa: D102
-        self,
-        key: str,
-        body: FileSlice,
-        *,
-        query: Mapping[str, str | int] | None = None,
-        headers: Mapping[str, str] | None = None,
-        sha256: str = UNSIGNED,
+        self, key: str, body: FileSlice, *, headers: Fields, sha256: str, query: Query = None
     ) -> Iterator[Callable[[], str]]:
         asked = {"Bucket": self._bucket, "Key": key, "Body": body, **_parameters(headers)}
         operation, client = "UploadPart" if query else "PutObject", self._client()
@@ -70,7 +62,7 @@ class BotoBodies:
         yield answered
 
     @contextmanager
-    def getting(self, key: str, headers: Mapping[str, str], *, silences: int = 0) -> Iterator[Callable[[], OpenBody]]:  # noqa: D102
+    def getting(self, key: str, headers: Fields, *, silences: int = 0) -> Iterator[Callable[[], OpenBody]]:  # noqa: D102
         client = self._client()
         with ExitStack() as opened:
 
@@ -115,8 +107,8 @@ class _Answer:
         return count
 
 
-def _parameters(headers: Mapping[str, str] | None) -> dict[str, str]:
-    return {_PARAMETERS[name.lower()]: value for name, value in (headers or {}).items()}
+def _parameters(headers: Fields) -> dict[str, str]:
+    return {_PARAMETERS[name.lower()]: value for name, value in headers.items()}
 
 
 def _of_body(error: HTTPClientError) -> SidecarError | None:

@@ -8,8 +8,8 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -23,8 +23,7 @@ from botocore.utils import get_environ_proxies
 
 from sidecar.errors import AccessRefused, StoreUnavailable
 from sidecar.store.http.wire import Wire
-from sidecar.store.s3.answers import OpenBody
-from sidecar.store.s3.bodies import Bodies, WireBodies
+from sidecar.store.s3.bodies import BodyRequests, WireRequests
 from sidecar.store.s3.control import Control
 from sidecar.store.s3.errors import translated
 from sidecar.store.s3.loop import CLOSED, LoopThread
@@ -76,7 +75,7 @@ class Access:
     client: Any
     """aiobotocore's client."""
     control: Control
-    bodies: Bodies
+    bodies: BodyRequests
     wire: Wire
 
 
@@ -117,12 +116,6 @@ class Clients:
 
         while (found := self._loop.run(page())) is not None:
             yield found
-
-    def getting(
-        self, key: str, headers: Mapping[str, str], *, silences: int = 0
-    ) -> AbstractContextManager[Callable[[], OpenBody]]:
-        """Request a body, as ``Bodies.getting``."""
-        return self.current().bodies.getting(key, headers, silences=silences)
 
     def pause(self, seconds: float) -> None:
         """Wait. Raises as ``ask``."""
@@ -201,13 +194,13 @@ class Clients:
         frozen = Frozen(session, self._loop)
         return Access(client, control, self._bodies(frozen, client, presigned, wire), wire)
 
-    def _bodies(self, frozen: Frozen, client: Any, presigned: str, wire: Wire) -> Bodies:
+    def _bodies(self, frozen: Frozen, client: Any, presigned: str, wire: Wire) -> BodyRequests:
         options, region = self._options, client.meta.region_name
         if options.client == "wire":
-            return WireBodies(Signer(frozen.credentials, presigned=presigned, region=region), wire)
-        from sidecar.store.s3.boto_bodies import BotoBodies
+            return WireRequests(Signer(frozen.credentials, presigned=presigned, region=region), wire)
+        from sidecar.store.s3.boto_bodies import BotoRequests
 
-        return BotoBodies(
+        return BotoRequests(
             frozen.credentials,
             bucket=options.bucket,
             config=client_config(options, self._addressing, signs_payload=False),

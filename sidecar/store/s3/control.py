@@ -20,7 +20,7 @@ from botocore.parsers import ResponseParserError
 from botocore.utils import parse_timestamp
 
 from sidecar.core.schedule.hedging import copy_within_s
-from sidecar.store.http.wire import Answer, AnswerTooLong
+from sidecar.store.http.wire import AnswerTooLong, WholeAnswer
 from sidecar.store.protocol import Part, PendingUpload, Stored
 from sidecar.store.s3.answers import IncompleteDocument, OtherDocument, check_document, check_object
 from sidecar.store.s3.attempt import Call
@@ -59,7 +59,7 @@ class Control:
         client.meta.events.register_first("before-parse.s3.*", _before_parse)
         client.meta.events.register("after-call.s3.ListMultipartUploads", _decode_keys)
 
-    async def get(self, key: str, *, most_bytes: int) -> Answer | None:
+    async def get(self, key: str, *, most_bytes: int) -> WholeAnswer | None:
         """Return a small object, or ``None`` if it is larger than ``most_bytes``."""
         with limits(Call(most_bytes=most_bytes)) as call:
             try:
@@ -69,7 +69,7 @@ class Control:
                 return None
         check_object(call.headers, key)
         ends = "content-length" in call.headers or "transfer-encoding" in call.headers
-        return Answer(200, call.headers, call.content, ends)
+        return WholeAnswer(200, call.headers, call.content, ends)
 
     async def put(self, key: str, content: bytes, *, only_if_absent: bool, crc64nvme: int | None) -> str:
         """Write a small object with its MD5, and with ``crc64nvme`` unless that is ``None``. Returns its etag."""

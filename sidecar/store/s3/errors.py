@@ -52,6 +52,8 @@ _REFUSALS = {
     "KMS.DisabledException": "the KMS key is disabled: enable it, or change CKPT_SSE_KMS_KEY_ID",
     "KMS.NotFoundException": "the KMS key does not exist: correct CKPT_SSE_KMS_KEY_ID",
 }
+_NOT_AT_THIS_TIME = frozenset({9, 10})
+"""X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED: a clock is set, or a certificate renewed, without a change of settings."""
 _OTHER_REGION = frozenset(
     {"AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException"}
 )
@@ -194,6 +196,11 @@ def from_transport(name: str, error: Exception) -> StoreError:
         )
     if isinstance(error, boto.ProfileNotFound | boto.ParamValidationError | boto.NoRegionError):
         return AccessRefused(f"{name}: {' '.join(str(error).split())[:300]}: correct CKPT_STORE or the AWS_ settings")
+    if isinstance(cause, ssl.SSLCertVerificationError) and cause.verify_code in _NOT_AT_THIS_TIME:
+        return StoreUnavailable(
+            f"{name}: by this machine's clock the store's certificate is not valid now ({_short(cause)}): "
+            "set the clock by NTP, or renew the certificate; it is tried again"
+        )
     if isinstance(cause, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
         return AccessRefused(
             f"{name}: the store's certificate is not trusted ({_short(cause)}): name its authority in CKPT_CA_BUNDLE"

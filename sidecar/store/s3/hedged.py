@@ -19,18 +19,14 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-CONFLICT = 409
-"""Status where two tries of one conditional write collided in the store."""
 MAX_SMALL_BYTES = 1 << 20
 """Maximum length of an answer that is no document and no listing."""
-MIN_WAIT_S = 0.05
-"""Shortest wait for an answer between two decisions about a hedge, in seconds."""
 OPERATION = "ckpt_operation"
 """Key of the operation's name in a request's context."""
 _LONG = frozenset({"ListObjectsV2", "ListParts", "ListMultipartUploads", "GetObject", "DeleteObjects"})
 
 
-class Course:
+class HedgedCall:
     """One request and its answer, over one or more connections. Times are monotonic seconds."""
 
     def __init__(self, transport: Transport, request: Any, call: Call) -> None:
@@ -60,7 +56,7 @@ class Course:
             while True:
                 done, _ = await asyncio.wait(
                     [attempt.task for attempt in self._waiting],
-                    timeout=max(MIN_WAIT_S, min(TICK_S, self._decide_s() - time.monotonic())),
+                    timeout=max(hedging.MIN_WAIT_S, min(TICK_S, self._decide_s() - time.monotonic())),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 for attempt in [attempt for attempt in self._waiting if attempt.task in done]:
@@ -102,8 +98,7 @@ class Course:
         self._pulse.quiet.heard_s = now_s
         self._pulse.latencies.took(self._operation, now_s - attempt.sent_s)
         self._transport.connected(succeeded=True)
-        may_be_undone = answer.status_code >= 500 or answer.status_code == CONFLICT
-        if may_be_undone and self._held is None and self._waiting:
+        if hedging.may_be_undone(answer.status_code) and self._held is None and self._waiting:
             self._held, self._hold_until_s = answer, now_s + hedging.HOLD_S
             return None
         return answer

@@ -24,7 +24,7 @@ CONTENT = b"checkpoint-sidecar probe\n"
 WRONG_CRC = checksum(CONTENT) ^ 1
 TRIES, NEAR_S = 3, 0.01
 """Round trips below ``NEAR_S`` seconds are measured up to ``TRIES`` times: the first run of our own code takes longer."""
-LEFTOVER_AFTER = timedelta(hours=1)
+ABANDONED_AFTER = timedelta(hours=1)
 """Age from which an object of another probe counts as left by one that was killed."""
 CHOSEN = {"read-back": Verification.READ_BACK, "off": Verification.OFF}
 
@@ -52,7 +52,7 @@ def probe(store: Probed, verify: Literal["auto", "md5", "read-back", "off"]) -> 
     found = list(store.list(keys.PROBE))
     store.put(key, CONTENT)
     try:
-        _delete_leftovers(store, found, key)
+        _delete_older_probes(store, found, key)
         if store.get(key) != CONTENT:
             raise CorruptObject(key, want="what was written", got="the store returned something else")
         round_trip_s = _round_trip_s(store, key)
@@ -69,11 +69,11 @@ def probe(store: Probed, verify: Literal["auto", "md5", "read-back", "off"]) -> 
     )
 
 
-def _delete_leftovers(store: Probed, found: Sequence[Stored], key: str) -> None:
+def _delete_older_probes(store: Probed, found: Sequence[Stored], key: str) -> None:
     """Delete what killed probes left: the objects ``found`` that are an hour older than ``key``, by the store's clock."""
     if found:
         now = next((_time_of(there) for there in store.list(key)), None)
-        store.delete([old.key for old in found if now and (at := _time_of(old)) and now - at > LEFTOVER_AFTER])
+        store.delete([old.key for old in found if now and (at := _time_of(old)) and now - at > ABANDONED_AFTER])
 
 
 def _time_of(stored: Stored) -> datetime | None:

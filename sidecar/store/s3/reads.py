@@ -58,7 +58,9 @@ class Reads:
     def _asked(self, key: str, offset: int, length: int | None, etag: str | None) -> Iterator[Callable[[], Readable]]:
         with ExitStack() as asked:
             with self._clients.translated(f"{self._url}/{key}"):
-                answered = asked.enter_context(self._clients.getting(self._root + key, conditions(offset, length, etag)))
+                answered = asked.enter_context(
+                    self._clients.current().bodies.getting(self._root + key, conditions(offset, length, etag))
+                )
             yield lambda: self._opened(key, answered, offset, length, etag, asked)
 
     def _opened(
@@ -97,7 +99,9 @@ class Reads:
         same, name = conditions(offset, length, etag or None), f"{self._url}/{key}"
         try:
             with translated(name):
-                answer = opened.enter_context(self._clients.getting(self._root + key, same, silences=silences))()
+                answer = opened.enter_context(
+                    self._clients.current().bodies.getting(self._root + key, same, silences=silences)
+                )()
         except AlreadyExists:  # the precondition failed
             raise CorruptObject(key, want=f"etag {etag}", got="the object was replaced") from None
         there = object_bytes(name, answer, offset, length)

@@ -23,7 +23,7 @@ from sidecar.errors import (
     StoreError,
     StoreUnavailable,
 )
-from sidecar.store.http.wire import Answer
+from sidecar.store.http.wire import WholeAnswer
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.store.s3.answers import plain_etag
 from sidecar.store.s3.client import Clients, S3Options
@@ -96,7 +96,7 @@ class S3Store:
             raise StoreUnavailable(f"{self.url}/{key}: the answer has not the etag {there.etag} listed; it is tried again")
         return answer.content
 
-    def _is_of_store(self, answer: Answer) -> bool:
+    def _is_of_store(self, answer: WholeAnswer) -> bool:
         """Whether a document's etag proves that the store sent it.
 
         Other servers send etags, too. The store's is the MD5 of the content, or looks like one where the content is encrypted.
@@ -172,10 +172,10 @@ class S3Store:
                 if key := found.key.removeprefix(self._root):  # consoles create an object for the prefix itself
                     yield replace(found, key=key)
 
-    def list_folders(self) -> Iterator[str]:  # noqa: D102
-        for page in self._pages("", delimiter="/"):
-            for prefix in page.prefixes:
-                yield prefix.removeprefix(self._root).rstrip("/")
+    def list_folders(self, prefix: str = "") -> Iterator[str]:  # noqa: D102
+        for page in self._pages(prefix, delimiter="/"):
+            for folder in page.prefixes:
+                yield folder.removeprefix(self._root + prefix).rstrip("/")
 
     def _pages(self, prefix: str, *, delimiter: str = "") -> Iterator[Page]:
         with self._translated(prefix or self.url):

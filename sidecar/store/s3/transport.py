@@ -26,7 +26,7 @@ from botocore.exceptions import ConnectionClosedError, ProxyConnectionError
 from sidecar.core.schedule import hedging
 from sidecar.store.http.wire import MAX_ERROR_BYTES, AnswerTooLong, CannotConnect, Wire
 from sidecar.store.s3.attempt import Attempt, Call, Handler, origin_of
-from sidecar.store.s3.hedged import Course
+from sidecar.store.s3.hedged import HedgedCall
 
 AGAIN, AGAIN_IN_S = frozenset({500, 502, 503, 504}), 0.2
 """Statuses that are retried once, and the delay in seconds."""
@@ -134,10 +134,10 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         call = _call.get(None) or Call()
         if isinstance(request.body, io.IOBase):  # each try sends it from its beginning
             request.body = request.body.read()
-        answer = await Course(self, request, call).answer()
+        answer = await HedgedCall(self, request, call).answer()
         if answer.status_code in AGAIN:
             await asyncio.sleep(AGAIN_IN_S)
-            answer = await Course(self, request, call).answer()
+            answer = await HedgedCall(self, request, call).answer()
         call.headers, call.content = answer.headers, answer._content
         return answer
 

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sidecar.core.format import checksum, keys
-from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry
-from trainer_hook.contract import Node, step_of
+from sidecar.core.format.found_checkpoint import Finished
+from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, NodeOf
+from trainer_hook.contract import Node, rfc3339, step_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Object:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ReadyToCommit:
     """Nothing is missing: the step can be committed."""
 
 
@@ -50,7 +51,7 @@ class GiveWay:
     reason: str
 
 
-Decision = Ready | Wait | Reupload | GiveWay
+Decision = ReadyToCommit | Wait | Reupload | GiveWay
 MOVED = "another node uses the same path for other content"
 GONE = "the store no longer has what was sent"
 
@@ -75,21 +76,21 @@ def decide(manifests: Sequence[Manifest], listing: Mapping[str, Object], *, me: 
         return Reupload({}, "this node's own manifest is not in the store any more")
     manifests = [m for m in manifests if m.save_id == mine.save_id]
     by_index = {m.node.index: m for m in manifests}
-    claims = _claims(manifests)
-    if moved := _moved(mine, claims):
+    expected = _expected_content(manifests)
+    if moved := _moved(mine, expected):
         return Reupload(moved, MOVED)
     missing = [index for index in range(me.count) if index not in by_index]
     if missing:
         return waiting_for(missing, count=me.count)
-    if owned := _owned_and_broken(mine, listing, claims):
+    if owned := _owned_and_broken(mine, listing, expected):
         return Reupload(owned, GONE)
     for manifest in manifests:
         for entry in manifest.files:
-            claim = claims[entry.key]
-            if claim.crc64nvme != entry.crc64nvme or not _is_there(entry, listing, claims):
-                owner = claim.owner if claim.crc64nvme == entry.crc64nvme else manifest.node.index
+            content = expected[entry.key]
+            if content.crc64nvme != entry.crc64nvme or not _is_there(entry, listing, expected):
+                owner = content.owner if content.crc64nvme == entry.crc64nvme else manifest.node.index
                 return Wait(f"node {owner} has to send {entry.path} again")
-    return Ready()
+    return ReadyToCommit()
 
 
 def to_reupload(manifests: Sequence[Manifest], listing: Mapping[str, Object]) -> dict[int, Mapping[str, str]]:
@@ -97,8 +98,8 @@ def to_reupload(manifests: Sequence[Manifest], listing: Mapping[str, Object]) ->
 
     ``manifests`` are those of all nodes. Nodes without such files are left out.
     """
-    claims = _claims(manifests)
-    found = {m.node.index: _moved(m, claims) or _owned_and_broken(m, listing, claims) for m in manifests}
+    expected = _expected_content(manifests)
+    found = {m.node.index: _moved(m, expected) or _owned_and_broken(m, listing, expected) for m in manifests}
     return {index: files for index, files in found.items() if files}
 
 
@@ -109,7 +110,7 @@ def waiting_for(missing: Sequence[int], *, count: int) -> Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class _Claim:
+class _Expected:
     """Expected content of a key: that of the lowest node that uses it. ``etags``: of all nodes with this content."""
 
     owner: int
@@ -117,43 +118,43 @@ class _Claim:
     etags: set[str]
 
 
-def _claims(manifests: Iterable[Manifest]) -> dict[str, _Claim]:
-    claims: dict[str, _Claim] = {}
+def _expected_content(manifests: Iterable[Manifest]) -> dict[str, _Expected]:
+    expected: dict[str, _Expected] = {}
     for manifest in sorted(manifests, key=lambda m: m.node.index):
         for entry in manifest.files:
-            claim = claims.setdefault(entry.key, _Claim(manifest.node.index, entry.crc64nvme, set()))
-            if claim.crc64nvme == entry.crc64nvme:
-                claim.etags.add(entry.etag)
-    return claims
+            content = expected.setdefault(entry.key, _Expected(manifest.node.index, entry.crc64nvme, set()))
+            if content.crc64nvme == entry.crc64nvme:
+                content.etags.add(entry.etag)
+    return expected
 
 
-def _moved(mine: Manifest, claims: Mapping[str, _Claim]) -> Mapping[str, str]:
+def _moved(mine: Manifest, expected: Mapping[str, _Expected]) -> Mapping[str, str]:
     node = Node(mine.node.index, mine.node.count)
     return {
         entry.path: keys.node_file(mine.name, mine.attempt, node, entry.path)
         for entry in mine.files
-        if claims[entry.key].crc64nvme != entry.crc64nvme
+        if expected[entry.key].crc64nvme != entry.crc64nvme
     }
 
 
-def _owned_and_broken(mine: Manifest, listing: Mapping[str, Object], claims: Mapping[str, _Claim]) -> Mapping[str, str]:
+def _owned_and_broken(mine: Manifest, listing: Mapping[str, Object], expected: Mapping[str, _Expected]) -> Mapping[str, str]:
     return {
         entry.path: entry.key
         for entry in mine.files
-        if claims[entry.key].owner == mine.node.index and not _is_there(entry, listing, claims)
+        if expected[entry.key].owner == mine.node.index and not _is_there(entry, listing, expected)
     }
 
 
-def _is_there(entry: FileEntry, listing: Mapping[str, Object], claims: Mapping[str, _Claim]) -> bool:
+def _is_there(entry: FileEntry, listing: Mapping[str, Object], expected: Mapping[str, _Expected]) -> bool:
     there = listing.get(entry.key)
     if there is None or there.size_bytes != entry.size_bytes:
         return False
     # Any node with this content may have written last. Empty: the store gives no etags.
-    etags = claims[entry.key].etags
+    etags = expected[entry.key].etags
     return there.etag in etags or etags == {""}
 
 
-class Inventory:
+class ListingCheck:
     """Compares the manifests of a commit with the listing of the checkpoint's objects."""
 
     def __init__(self, listing: Mapping[str, Object]) -> None:
@@ -178,8 +179,33 @@ class Inventory:
         return list(self._unproven.values())
 
 
-def commit_of(manifests: Sequence[Manifest], raw: Mapping[int, bytes], *, committed_at: str) -> Commit:
-    """Return the commit that names the manifests of all nodes. ``raw``: their stored bytes, by node index."""
+def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:
+    """Return the manifest of this node's part of a checkpoint."""
+    return Manifest(
+        name=checkpoint.name,
+        step=checkpoint.step,
+        attempt=checkpoint.attempt,
+        save_id=checkpoint.save_id,
+        node=NodeOf(index=checkpoint.node.index, count=checkpoint.node.count),
+        reason=checkpoint.reason,
+        created_at=rfc3339(checkpoint.created_at_s),
+        world_size=checkpoint.world_size,
+        meta=dict(checkpoint.meta),
+        files=tuple(sorted(entries, key=lambda entry: entry.path)),
+    )
+
+
+def commit_of(
+    manifests: Sequence[Manifest], raw: Mapping[int, bytes], *, committed_at: str, epoch: int | None = None
+) -> Commit:
+    """Return the commit that names the manifests of all nodes.
+
+    Args:
+        manifests: The manifests.
+        raw: Their stored bytes, by node index.
+        committed_at: Present time, RFC 3339.
+        epoch: Epoch of the prefix under which the checkpoint was written; ``None``: unknown.
+    """
     ordered = sorted(manifests, key=lambda m: m.node.index)
     first = ordered[0]
     distinct = {entry.key: entry.size_bytes for manifest in ordered for entry in manifest.files}
@@ -188,6 +214,7 @@ def commit_of(manifests: Sequence[Manifest], raw: Mapping[int, bytes], *, commit
         step=step_of(first.name) if step_of(first.name) is not None else first.step,
         attempt=first.attempt,
         save_id=first.save_id,
+        epoch=epoch,
         reason=first.reason,
         created_at=first.created_at,
         committed_at=committed_at,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidecar.core.commit.training_line import Committed, present_line
 from trainer_hook.contract import Node
@@ -38,6 +38,8 @@ class StorePlan:
 
     deletions: list[Deletion]
     kept: list[Deletion]
+    retained: list[Deletion] = field(default_factory=list, compare=False)
+    """The steps that the policy keeps, with its reason."""
 
 
 def plan_local_deletion(
@@ -110,8 +112,11 @@ def plan_store_deletion(
     counted = [commit for commit in steps if commit.name in line and commit.name in whole]
     plan = StorePlan([], [])
     for at, commit in enumerate(steps):
-        is_kept = len(steps) - at <= keep_newest or commit in counted[-keep_newest:]
-        if is_kept or _stays_for_ever(commit.step, keep_every_steps):
+        is_newest = len(steps) - at <= keep_newest
+        if is_newest or commit in counted[-keep_newest:] or _stays_for_ever(commit.step, keep_every_steps):
+            is_newest = is_newest or commit in counted[-keep_newest:]
+            reason = f"one of the {keep_newest} newest" if is_newest else f"a multiple of {keep_every_steps} steps"
+            plan.retained.append(Deletion(commit.name, reason))
             continue
         newer = [other for other in counted if other.step > commit.step]
         came_later = sum(_came_no_earlier(other, commit) for other in newer)

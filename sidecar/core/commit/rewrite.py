@@ -39,6 +39,7 @@ def rewrite(
     part: Manifest | None,
     save_id: str | None = None,
     names_attempt: bool = True,
+    epoch: int | None = None,
 ) -> AlreadyCommitted | KeepExisting | Replace:
     """Return the decision about an existing commit of the local checkpoint's step.
 
@@ -51,10 +52,11 @@ def rewrite(
         save_id: Save id of the local checkpoint.
         names_attempt: Whether the local marker names its attempt. Otherwise each pod reads the marker as another attempt, and
             an equal time shows that it is the same marker.
+        epoch: Epoch of the prefix under which the local checkpoint was written; ``None``: unknown.
 
-    The later attempt wins, if both ids hold their start times; else the content that was finished later. A commit is revoked
-    only for a strictly later checkpoint. An old marker finished nothing new, so a directory that differs from its commit under
-    the same marker is torn.
+    The later pod wins, if both epochs are known; else the later attempt, if both ids hold their start times; else the content
+    that was finished later. A commit is revoked only for a strictly later checkpoint. An old marker finished nothing new, so a
+    directory that differs from its commit under the same marker is torn.
     """
     is_equal = part is not None and files is not None and _content(files) == _content(part.files)
     is_whole = len(theirs.manifests) == 1
@@ -65,7 +67,7 @@ def rewrite(
         return KeepExisting(TORN, torn=True)
     if attempt == theirs.attempt:
         return _of_one_attempt(created_at, theirs, part, save_id, is_equal=is_equal)
-    if not goes_after(attempt, created_at, theirs.attempt, theirs.created_at):
+    if not goes_after(attempt, created_at, theirs.attempt, theirs.created_at, epochs=(epoch, theirs.epoch)):
         return AlreadyCommitted() if is_equal else KeepExisting(f"attempt {theirs.attempt} is the later one of this step")
     return Replace()
 
@@ -75,10 +77,13 @@ def _of_one_attempt(
 ) -> KeepExisting | Replace:
     if part is None:
         return Replace()
-    if not is_equal and _same_instant(created_at, part.created_at):
+    is_same_instant = _same_instant(created_at, part.created_at)
+    is_other_save = save_id is not None and part.save_id is not None and save_id != part.save_id
+    if not is_equal and is_same_instant and not is_other_save:
         return KeepExisting(TORN, torn=True)
-    # Both times are from this node's clock.
-    if save_id != theirs.save_id and part.created_at is not None and not is_later(created_at, part.created_at):
+    # Both times are from this node's clock. Within one second, the save on the volume is the later one.
+    is_earlier = part.created_at is not None and not is_same_instant and not is_later(created_at, part.created_at)
+    if save_id != theirs.save_id and is_earlier:
         return KeepExisting("a later save of this step is committed")
     return Replace()
 

@@ -34,6 +34,8 @@ class Committed:
     """When this node first saw the commit, monotonic seconds."""
     modified: str = ""
     """Time of its write by the store's clock, as text that sorts chronologically; empty: unknown."""
+    epoch: int | None = None
+    """Epoch of the prefix under which it was written; ``None``: unknown."""
 
 
 def origin_of(meta: Mapping[str, Any]) -> Origin | None:
@@ -53,8 +55,8 @@ def present_line(commits: Iterable[Committed]) -> list[Committed]:
     after it: the run had resumed from an older step. If an attempt recorded its origin, the iteration continues there: steps of
     other attempts beyond the origin, and attempts between the two, are skipped.
 
-    Two commits are ordered by their attempts (``core/format/attempts``), but an attempt is always later than the one from which
-    it resumed, whatever clocks say. Commits without any other order are ordered by step.
+    Two commits are ordered by their epochs and attempts (``core/format/attempts``), but an attempt is always later than the one
+    from which it resumed, whatever clocks say. Commits without any other order are ordered by step.
     """
     ordered = sorted(sorted(commits, key=lambda c: c.name), key=functools.cmp_to_key(_by_writing), reverse=True)
     attempts = {commit.attempt for commit in ordered}
@@ -84,6 +86,7 @@ def _by_writing(one: Committed, other: Committed) -> int:
         )
         if continued:
             return continued
-    after = goes_after(one.attempt, one.created_at or "", other.attempt, other.created_at)
-    before = goes_after(other.attempt, other.created_at or "", one.attempt, one.created_at)
+    epochs = one.epoch, other.epoch
+    after = goes_after(one.attempt, one.created_at or "", other.attempt, other.created_at, epochs=epochs)
+    before = goes_after(other.attempt, other.created_at or "", one.attempt, one.created_at, epochs=epochs[::-1])
     return after - before or one.step - other.step

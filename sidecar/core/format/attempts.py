@@ -35,13 +35,24 @@ def of_pod(pod: str, *, since_s: float, restart: Restart | None = None) -> str:
     return f"{began}-{of}{pod}"[:LONGEST]
 
 
-def goes_after(attempt: str, created_at: str, their_attempt: str, their_created_at: str | None) -> bool:
+def goes_after(
+    attempt: str,
+    created_at: str,
+    their_attempt: str,
+    their_created_at: str | None,
+    *,
+    epochs: tuple[int | None, int | None] = (None, None),
+) -> bool:
     """Whether a checkpoint of one attempt is strictly later than a checkpoint of another attempt.
 
-    Within one JobSet, the number of the restart decides, which depends on no clock. Otherwise the start times decide, if both
-    ids contain them: a pod that outlived its attempt may finish a step late, and the step still belongs to the earlier attempt.
-    Otherwise the time of finishing decides.
+    If both were written under known epochs of the prefix (``epochs``: ours and theirs), the higher one is the later pod's,
+    whatever the clocks of the pods say. Otherwise, within one JobSet, the number of the restart decides, which depends on no
+    clock. Otherwise the start times decide, if both ids contain them: a pod that outlived its attempt may finish a step late,
+    and the step still belongs to the earlier attempt. Otherwise the time of finishing decides.
     """
+    our_epoch, their_epoch = epochs
+    if our_epoch is not None and their_epoch is not None and our_epoch != their_epoch:
+        return our_epoch > their_epoch
     ours, theirs = _BEGAN.match(attempt), _BEGAN.match(their_attempt)
     if ours is not None and theirs is not None:
         if ours[3] is not None and ours[3] == theirs[3] and int(ours[2]) != int(theirs[2]):

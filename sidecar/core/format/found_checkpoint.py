@@ -79,6 +79,8 @@ class Identity:
 
     node: Node | None
     attempt: str
+    inherited: frozenset[str] = frozenset()
+    """Versions of the markers that an earlier pod left on the volume."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,8 @@ class Finished:
     names_attempt: bool = True
     """Whether the marker names the attempt. Otherwise ``attempt`` is that of the pod reading the directory, which may be later
     than the pod that wrote it."""
+    is_inherited: bool = False
+    """Whether an earlier pod left it on the volume, so that the epoch of this pod says nothing about it."""
 
     @property
     def size_bytes(self) -> int:
@@ -174,6 +178,7 @@ def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
         save_id=marker.save_id,
         marked_at_s=found.marker.mtime_s,
         names_attempt=marker.attempt is not None,
+        is_inherited=found.marker.signature in identity.inherited,
     )
 
 

@@ -9,11 +9,17 @@ ASKED = "run-asked.json"
 """Request of another pod to the holder of the prefix for a sign of life."""
 CLAIMS = "run-claims/"
 """Prefix of the claims to the prefix, one object for each pod that took it over."""
+_ARRIVED = f"{CLAIMS}arrived-"
 _QUARANTINED = "quarantined-"
 STEPS = "checkpoint-"
 """Prefix of all objects of all steps."""
 PROBE = ".ckpt-probe/"
 """Prefix of the start-up probe's objects."""
+
+
+def arrival(holder_id: str) -> str:
+    """Key of the object that a starting pod writes to see the store's clock, and deletes."""
+    return f"{_ARRIVED}{holder_id}.json"
 
 
 def folder(name: str) -> str:

@@ -46,6 +46,7 @@ Attempt = Annotated[str, AfterValidator(_checked_attempt)]
 SaveId = Annotated[str, AfterValidator(_checked_save_id)]
 Name = Annotated[str, AfterValidator(_checked_name)]
 Size = Annotated[int, Field(ge=0)]
+Epoch = Annotated[int, Field(ge=1)]
 
 
 class _Document(BaseModel):
@@ -118,6 +119,9 @@ class Commit(_Document):
     step: Annotated[int, Field(ge=0)] | None = None
     attempt: Attempt
     save_id: SaveId | None = None
+    epoch: Epoch | None = None
+    """Epoch of the prefix under which the checkpoint was written; ``None``: unknown. Manifests have none: a node that starts
+    again must write the same bytes, because a commit may name them."""
     reason: str | None = None
     created_at: str | None = None
     committed_at: str | None = None

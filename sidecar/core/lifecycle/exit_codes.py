@@ -12,3 +12,11 @@ EXIT_GIVEN_UP = 3
 """A finished checkpoint is not durable."""
 EXIT_FENCED = 4
 """A later pod took the prefix over."""
+EXIT_NOTHING = 5
+"""There is nothing to resume from, or no such checkpoint."""
+EXIT_UNREACHABLE = 6
+"""The sidecar, or the store, does not answer."""
+EXIT_REFUSED = 7
+"""The command was refused: it would harm a live run or a checkpoint, or the sidecar answered with an error."""
+EXIT_DAMAGED = 8
+"""A checkpoint in the store failed verification."""

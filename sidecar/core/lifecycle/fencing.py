@@ -2,14 +2,20 @@
 
 A claim is an object of its own, whose key has its epoch and its holder. So no store needs a conditional write for it: a pod
 that takes over lists the claims, writes one with the next epoch, and lists again. The highest claim counts; of two with one
-epoch, the one with the higher holder id. Every other holder is fenced: it commits and deletes nothing any more.
+epoch, the one that was written first. Every other holder is fenced: it commits and deletes nothing any more.
+
+Only a later pod takes over: one that started after the holder, as far as the store's clock shows. The clocks of the pods are
+not used, except to measure how long ago a pod started.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum, auto
 
 from sidecar.core.format import checksum, keys
@@ -22,8 +28,16 @@ MOST_CLAIMS = 256
 KEPT_CLAIMS = 128
 """Number of claims that are kept then. A pod that was fenced that many take-overs ago would count as a new one."""
 ENDING_SILENCE_S = 15.0
-"""Seconds without a sign of life after which a holder that is terminating counts as dead. Longer than for others, because its
-heartbeats share the link with its last checkpoint."""
+"""Least seconds without a sign of life after which a holder that is terminating counts as dead. Longer than for others, because
+its heartbeats share the link with its last checkpoint."""
+START_TOLERANCE_S = 30.0
+"""Seconds by which the start of one pod must be after another's to count as later: requests take time, and a store lists times
+in whole seconds. Of two closer ones, the one that claims later counts as the later."""
+TURNS = 4
+"""Number of take-overs within ``TURNS_WITHIN_S`` seconds that the log names: pods of the job may fence each other in turns."""
+TURNS_WITHIN_S = 600.0
+CLOCK_STEP_S = 2.0
+"""Seconds by which a listed time may be in the future: stores list whole seconds."""
 ENDING_BEAT_S = 2.0
 """Interval in seconds of the signs of life of a holder that is terminating: a later pod waits for what it still commits."""
 
@@ -52,14 +66,16 @@ class Holder:
         return self.run_id is not None or (self.job is not None and run.job == self.job)
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Claim:
-    """One pod's claim to the prefix, ordered as claims are."""
+    """One pod's claim to the prefix."""
 
     epoch: int
     """From 1."""
     holder_id: str
-    """16 hexadecimal digits, of the pod and its volume."""
+    """16 hexadecimal digits, of the holder's name."""
+    modified: str = field(default="", compare=False)
+    """When it was written, by the store's clock, as text that sorts chronologically; empty: unknown."""
 
     @property
     def key(self) -> str:
@@ -67,12 +83,42 @@ class Claim:
         return f"{keys.CLAIMS}{self.epoch:08d}-{self.holder_id}.json"
 
 
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Content of a claim."""
+
+    holder: str | None
+    """Name of the pod; ``None``: unknown."""
+    age_s: float | None
+    """Seconds from the start of the pod to the claim, by its own clock; ``None``: unknown."""
+
+
+def decode_claim(raw: bytes) -> Claimed:
+    """Return the content of a claim. Malformed fields are unknown."""
+    try:
+        fields = json.loads(raw)
+    except (ValueError, RecursionError):
+        fields = None
+    fields = fields if isinstance(fields, dict) else {}
+    holder, age_s = fields.get("holder"), fields.get("age_s")
+    if not isinstance(age_s, int | float) or isinstance(age_s, bool) or not 0 <= age_s < math.inf:
+        age_s = None
+    return Claimed(holder if isinstance(holder, str) else None, None if age_s is None else float(age_s))
+
+
 _MOST_KNOWN_EPOCH = 10**7
 """Epoch from which ``run.json`` is not believed: a claim's key has eight digits."""
 
 
-class Standing(Enum):
-    """Standing of one pod among the claims."""
+TWO_AT_ONCE_HINT = (
+    "give each its own prefix in CKPT_STORE, or its node index "
+    "(completionMode: Indexed, or CKPT_NODE_INDEX and CKPT_NODE_COUNT)"
+)
+"""Next step where two pods of one job are both meant to live: otherwise each takes the prefix over from the other."""
+
+
+class ClaimState(Enum):
+    """State of one pod among the claims."""
 
     HOLDER = auto()
     """Its claim is the highest."""
@@ -82,18 +128,85 @@ class Standing(Enum):
     """It has no claim yet."""
 
 
-def claims_among(listed: Iterable[str]) -> list[Claim]:
-    """Return the claims among keys, lowest first. Other keys are ignored."""
-    found = (_CLAIM.fullmatch(key) for key in listed)
-    return sorted(Claim(int(match[1]), match[2]) for match in found if match)
+def claims_among(listed: Iterable[tuple[str, str]]) -> list[Claim]:
+    """Return the claims among listed objects (key and time of the write), the highest last. Other keys are ignored."""
+    found = [(_CLAIM.fullmatch(key), modified) for key, modified in listed]
+    return in_order(Claim(int(match[1]), match[2], modified) for match, modified in found if match)
 
 
-def standing(claims: Iterable[Claim], holder_id: str) -> Standing:
-    """Return the standing of the pod with this id."""
-    ordered = sorted(claims)
+def in_order(claims: Iterable[Claim]) -> list[Claim]:
+    """Return claims, the highest last. Of those with one epoch, the one that was written first is the highest.
+
+    A pod may be cut off between its look at the claims and its own claim: when that arrives, another pod has this epoch.
+    """
+    ordered = sorted(claims, key=lambda claim: claim.holder_id)
+    ordered.sort(key=lambda claim: claim.modified, reverse=True)
+    ordered.sort(key=lambda claim: claim.epoch)
+    return ordered
+
+
+def claim_state(claims: Iterable[Claim], holder_id: str) -> ClaimState:
+    """Return the state of the pod with this id."""
+    ordered = in_order(claims)
     if ordered and ordered[-1].holder_id == holder_id:
-        return Standing.HOLDER
-    return Standing.FENCED if any(claim.holder_id == holder_id for claim in ordered) else Standing.NEW
+        return ClaimState.HOLDER
+    return ClaimState.FENCED if any(claim.holder_id == holder_id for claim in ordered) else ClaimState.NEW
+
+
+def fencing_claim(claims: Iterable[Claim], own: Claim) -> Claim | None:
+    """Return the claim that fences the pod of ``own``; ``None``: it holds the prefix, also if its own claim was deleted."""
+    ordered = in_order(claims)
+    if not ordered or ordered[-1].holder_id == own.holder_id:
+        return None
+    is_listed = any(claim == own for claim in ordered)
+    highest = ordered[-1]
+    return highest if is_listed or (highest.epoch, highest.holder_id) > (own.epoch, own.holder_id) else None
+
+
+def seconds_of(modified: str) -> float | None:
+    """Return the time of a write as a store lists it, in epoch seconds; ``None``: unknown.
+
+    S3 lists RFC 3339, a folder nanoseconds in 20 digits.
+    """
+    if modified.isascii() and modified.isdigit() and len(modified) == 20:
+        return int(modified) / 1e9
+    try:
+        at = datetime.fromisoformat(modified)
+        return at.timestamp() if at.tzinfo else None
+    except (ValueError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A starting pod by the store's clock, in epoch seconds."""
+
+    began_s: float
+    """When its first sidecar process began, or later by the time of a request at most."""
+    now_s: float
+
+
+def started_later(claim: Claim, claimed: Claimed | None, arrival: Arrival | None) -> bool:
+    """Whether the pod of a claim is known to have started later than this one.
+
+    Args:
+        claim: The claim, as listed.
+        claimed: Its content; ``None``: it was deleted.
+        arrival: This pod; ``None``: the store tells no times.
+
+    A claim in the future means that the store's clock was set back, so that nothing is known.
+    """
+    at_s = seconds_of(claim.modified)
+    if at_s is None or claimed is None or claimed.age_s is None or arrival is None or at_s > arrival.now_s + CLOCK_STEP_S:
+        return False
+    return at_s - claimed.age_s > arrival.began_s + START_TOLERANCE_S
+
+
+def takeovers_in_turns(claims: Iterable[Claim]) -> int | None:
+    """Return how often the prefix was taken over within ``TURNS_WITHIN_S``, if often enough to say so; else ``None``."""
+    times = [at_s for claim in claims if (at_s := seconds_of(claim.modified)) is not None]
+    recent = sum(at_s > max(times) - TURNS_WITHIN_S for at_s in times)
+    return recent if recent >= TURNS else None
 
 
 def next_claim(claims: Iterable[Claim], holder_id: str, *, known_epoch: int = 0) -> Claim:
@@ -110,11 +223,21 @@ def next_claim(claims: Iterable[Claim], holder_id: str, *, known_epoch: int = 0)
 
 def obsolete(claims: Iterable[Claim]) -> list[Claim]:
     """Return the claims that may be deleted: the oldest, once there are more than ``MOST_CLAIMS``."""
-    ordered = sorted(claims)
+    ordered = in_order(claims)
     return ordered[:-KEPT_CLAIMS] if len(ordered) > MOST_CLAIMS else []
 
 
-def waits_for_ending(first: Run, now: Run, *, me: str, watched_s: float, silent_s: float) -> bool:
+def ending_silence_s(beat_s: float | None, *, look_s: float) -> float:
+    """Return the seconds without a sign of life after which a holder that is terminating counts as dead.
+
+    Args:
+        beat_s: Longest time between two of its signs of life, as it says itself; ``None``: unknown.
+        look_s: Longest time of this pod's own looks. Both are long if the store is slow.
+    """
+    return max(ENDING_SILENCE_S, 3 * (beat_s or 0.0) + 2 * look_s)
+
+
+def waits_for_ending(first: Run, now: Run, *, me: str, watched_s: float, silent_s: float, look_s: float = 0.0) -> bool:
     """Whether a later pod waits for the holder, which is terminating and may still commit what this pod should resume from.
 
     Args:
@@ -123,8 +246,9 @@ def waits_for_ending(first: Run, now: Run, *, me: str, watched_s: float, silent_
         me: Name of this pod.
         watched_s: Seconds since ``first`` was read, by this pod's clock.
         silent_s: Seconds since the last sign of life that this pod saw.
+        look_s: Longest time that this pod needed to read the run, in seconds.
     """
     if not now.ending or now.holder in (None, me) or now.ends_in_s is None:
         return False
     known_s = first.ends_in_s if first.holder == now.holder and first.ends_in_s is not None else now.ends_in_s
-    return watched_s < known_s and silent_s < ENDING_SILENCE_S
+    return watched_s < known_s and silent_s < ending_silence_s(now.beat_s, look_s=look_s)

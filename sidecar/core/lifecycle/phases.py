@@ -57,8 +57,8 @@ def next_phase(phase: Phase, now: Situation) -> Phase:
     if now.classic and now.trainer_succeeded and not now.trainer_alive and now.everything_durable:
         return Phase.DONE
     if now.sigterm or now.notice:
-        going = Phase.DRAINING if now.trainer_alive else Phase.FLUSHING
-        return Phase.FLUSHING if phase is Phase.FLUSHING and now.sigterm else going
+        ending = Phase.DRAINING if now.trainer_alive else Phase.FLUSHING
+        return Phase.FLUSHING if phase is Phase.FLUSHING and now.sigterm else ending
     return Phase.RUNNING if now.ready else Phase.STARTING
 
 
@@ -85,6 +85,28 @@ def is_success_of_this_pod(
     if updated_at_s is None or updated_at_s < pod_since_s - CONTAINERS_START_WITHIN_S:
         return False
     return ended_in_order_at_s is None or ended_in_order_at_s < updated_at_s
+
+
+RELEASE_S = 5.0
+"""Longest delay of the exit, in seconds, by the message to later pods that they need not wait. Without it they wait longer."""
+LEAST_RELEASE_S = 0.25
+EXIT_S = 0.3
+"""Seconds before the end of the grace period that the exit itself takes."""
+
+
+def longest_release_s(kill_in_s: float | None, *, cut_short: bool) -> float:
+    """Return the longest time in seconds for the release of the prefix at the end of the process.
+
+    Args:
+        kill_in_s: Seconds until the end of the grace period; ``None``: unknown.
+        cut_short: A second SIGTERM asks for the end at once.
+
+    If everything is durable, what is left of the time of the flush is used. After the deadline it matters less: later pods know
+    the deadline and wait no longer than that.
+    """
+    if cut_short or kill_in_s is None:
+        return LEAST_RELEASE_S
+    return min(RELEASE_S, max(LEAST_RELEASE_S, kill_in_s - EXIT_S))
 
 
 def margin_s(grace_s: float) -> float:

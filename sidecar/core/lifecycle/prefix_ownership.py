@@ -33,6 +33,8 @@ class Run:
     """Number of the holder's claim (``core/lifecycle/fencing``); 0: it has none."""
     ends_in_s: float | None = None
     """Seconds from the last sign of life to the deadline of a holder that is terminating."""
+    beat_s: float | None = None
+    """Longest seconds between two signs of life of a holder that is terminating, as far as it knows."""
 
 
 class Ownership(Enum):
@@ -83,6 +85,19 @@ def with_attempt(run: Run, attempt: str) -> Run:
     """Return the run with an attempt that its holder declares its own."""
     others = [known for known in run.attempts if known != attempt]
     return replace(run, attempts=(*others[1 - MOST_ATTEMPTS :], attempt))
+
+
+def awaits_declaration(run: Run, *, claimed_epoch: int, attempt: str) -> str | None:
+    """Return why a node above 0 has to wait with the commit of an attempt, or ``None``: the holder has declared attempts.
+
+    Args:
+        run: The run as it is now.
+        claimed_epoch: Epoch of the highest claim; 0: there is none.
+        attempt: Attempt of the checkpoint.
+    """
+    if claimed_epoch > run.epoch:  # or a late write of an earlier pod has replaced the holder's
+        return "a later pod of node 0 is taking the prefix over; it declares its attempt first"
+    return None if run.attempts else f"node 0 has not declared attempt {attempt} its own yet"
 
 
 def why_not(run: Run, *, me: str, index: int, attempt: str, job: str | None) -> str | None:

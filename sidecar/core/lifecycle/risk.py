@@ -37,25 +37,23 @@ class Risk:
 
 def risk(
     *,
-    durable_at_s: float | None,
+    seconds_at_risk: float | None,
     durable_step: int | None,
     trainer_step: int | None,
     usual: SaveProfile | None,
     bytes_per_s: float | None,
     grace_s: float,
-    now_s: float,
     limited: bool = False,
 ) -> Risk:
-    """Return the risk. Times are epoch seconds.
+    """Return the risk.
 
     Args:
-        durable_at_s: When the newest durable state was saved.
+        seconds_at_risk: Seconds of training since the newest durable state was saved; ``None``: unknown.
         durable_step: Step of the newest durable state.
-        trainer_step: Current step of the trainer.
+        trainer_step: Current step of the trainer; while nobody trains, the newest finished one.
         usual: Profile of the latest save.
         bytes_per_s: Measured rate.
         grace_s: Grace period in seconds.
-        now_s: Now.
         limited: ``CKPT_BANDWIDTH_LIMIT`` is set.
     """
     save_s = _save_s(usual)
@@ -63,7 +61,7 @@ def risk(
     durable_s = None if flush_s is None else (save_s or 0.0) + flush_s
     fits = None if durable_s is None else durable_s <= grace_s - margin_s(grace_s)
     return Risk(
-        seconds_at_risk=None if durable_at_s is None else max(0.0, now_s - durable_at_s),
+        seconds_at_risk=seconds_at_risk,
         steps_at_risk=None if trainer_step is None else max(0, trainer_step - (durable_step or 0)),
         predicted_save_s=save_s,
         predicted_flush_s=flush_s,

@@ -35,13 +35,12 @@ def plan_grace(*, save: SaveProfile, bytes_per_s: float, grace_s: float) -> Grac
         grace_s: Grace period of the pod as it is now.
     """
     now = risk(
-        durable_at_s=None,
+        seconds_at_risk=None,
         durable_step=None,
         trainer_step=None,
         usual=save,
         bytes_per_s=bytes_per_s,
         grace_s=grace_s,
-        now_s=0.0,
     )
     durable_s = now.predicted_durable_s or 0.0
     recommended_s = recommended_grace_s(durable_s)

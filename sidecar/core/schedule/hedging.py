@@ -34,6 +34,10 @@ HURRIED = 0.5
 """Factor of all these times after a termination notice."""
 HOLD_S = 0.75
 """Time for which an error answer is held back while another try of the request may still succeed."""
+CONFLICT = 409
+"""Status where two tries of one conditional write collided in the store."""
+MIN_WAIT_S = 0.05
+"""Shortest wait for an answer between two decisions about a hedge."""
 AT_ONCE = 3
 """Maximum concurrent tries of a small request: the first, which a slow store still answers, and two on new connections."""
 BODIES_AT_ONCE = 2
@@ -179,6 +183,11 @@ def may_hedge(*, hedges: int, requests: int, is_quiet: bool) -> bool:
         is_quiet: The store has sent nothing since the request began to wait.
     """
     return not is_quiet or hedges < max(2, requests // 4)
+
+
+def may_be_undone(status: int) -> bool:
+    """Whether an error answer may be followed by a success of another try in flight."""
+    return status >= 500 or status == CONFLICT
 
 
 def connect_within_s(failures: int, *, first_s: float, most_s: float) -> float:

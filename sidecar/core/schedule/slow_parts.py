@@ -21,7 +21,7 @@ IDLE = 0.5
 
 
 @dataclass(slots=True)
-class Progress:
+class RequestProgress:
     """Recent progress of one request. Times are monotonic seconds."""
 
     bytes_per_s: float | None = None

@@ -96,15 +96,15 @@ class RateEstimator:
         return passed_bytes / took_s if took_s >= MEASURED_AFTER_S else None
 
 
-def estimated(*, arrived: float | None, pace: RateEstimator, limit: float | None) -> Rate | None:
+def estimated(*, arrived: float | None, sent: RateEstimator, limit: float | None) -> Rate | None:
     """Return the rate to plan with, or ``None`` before any measurement.
 
     Args:
         arrived: Confirmed bytes per second, from ``Throughput``; ``None``: unknown.
-        pace: Rate of sent bytes.
+        sent: Rate of sent bytes.
         limit: Bandwidth limit in bytes per second; ``None``: unlimited.
     """
-    measured = [rate for rate in (arrived, pace.bytes_per_s(LONG_S), pace.bytes_per_s(SHORT_S)) if rate is not None]
+    measured = [rate for rate in (arrived, sent.bytes_per_s(LONG_S), sent.bytes_per_s(SHORT_S)) if rate is not None]
     if not measured:
         return None if limit is None else Rate(limit * (1 - 3 * DOUBT), limit, limit)
     return Rate(min(measured) * (1 - DOUBT), measured[0], max(measured) * (1 + DOUBT)).at_most(limit)

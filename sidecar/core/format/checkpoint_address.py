@@ -1,0 +1,42 @@
+"""Address of a store, a run or a checkpoint, as a person writes it: ``s3://bucket/runs/a/checkpoint-40``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer_hook.contract import ContractError, checkpoint_name, is_checkpoint_name
+
+SCHEMES = ("s3://", "file://")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A prefix, and a checkpoint below it. ``checkpoint`` ``None``: the address names none."""
+
+    store: str
+    checkpoint: str | None = None
+
+
+def is_address(text: str) -> bool:
+    """Whether a text names a store, rather than a checkpoint of the running sidecar."""
+    return "://" in text
+
+
+def parse_address(text: str) -> Address:
+    """Return the parts of an address. Whether the store is valid is known when it is opened.
+
+    Raises:
+        ContractError: It is no address of a store.
+    """
+    if not text.startswith(SCHEMES):
+        raise ContractError(f"{text!r} is no store: it must be s3://bucket/prefix or file:///path")
+    above, _, last = text.rstrip("/").rpartition("/")
+    if is_checkpoint_name(last) and not above.endswith("/"):
+        return Address(above, last)
+    return Address(text)
+
+
+def named_checkpoint(text: str) -> str:
+    """Return the name of a checkpoint that a person gave as its name, or as its step alone."""
+    is_step = text.isascii() and text.isdigit() and len(text) <= 18
+    return checkpoint_name(int(text)) if is_step else text

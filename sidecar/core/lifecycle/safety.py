@@ -1,0 +1,153 @@
+"""Whether training is safe at this instant, in one word and one sentence, with everything that needs attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sidecar.core.lifecycle.phases import Phase
+
+LONG_S = 3600.0
+"""Seconds at risk that need attention: as the alert CheckpointTimeAtRisk."""
+NARROW_SHARE = 0.1
+"""Share of free space on the volume below which it needs attention."""
+
+
+class Level(StrEnum):
+    """How safe training is."""
+
+    SAFE = "safe"
+    UNKNOWN = "unknown"
+    """Nothing was measured yet, or nobody trains."""
+    ATTENTION = "attention"
+    """A preemption would cost training time, or soon will."""
+    DANGER = "danger"
+    """State that the trainer finished is lost, or nothing becomes durable now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the answer depends on, at one instant. ``None``: not known."""
+
+    phase: Phase
+    trains: bool
+    """A training process runs, or is assumed to."""
+    sees_trainer: bool
+    """A training process with the hook is, or was, there."""
+    durable_step: int | None
+    steps_at_risk: int | None
+    seconds_at_risk: float | None
+    fits_grace: bool | None
+    predicted_durable_s: float | None
+    grace_s: float
+    pending: int
+    """Checkpoints that are finished and not durable."""
+    late: int = 0
+    """Checkpoints that the flush plan expects to miss the deadline."""
+    given_up: int = 0
+    rejected: int = 0
+    """Rejected checkpoints that are newer than every durable one."""
+    quarantined: int = 0
+    trouble: str | None = None
+    """Why the store cannot be used; ``None``: it can."""
+    lease: str | None = None
+    """Why this pod must not write to the store; ``None``: it may."""
+    is_fenced: bool = False
+    is_resuming: bool = False
+    free_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Safety:
+    """The answer. ``reasons`` is what needs attention, most important first, without the headline."""
+
+    level: Level
+    headline: str
+    reasons: tuple[str, ...] = ()
+
+
+def safety(facts: Facts) -> Safety:
+    """Return whether training is safe now."""
+    found = [*_dangers(facts), *_worries(facts)]
+    if found:
+        level, headline = found[0]
+        return Safety(level, headline, tuple(text for _, text in found[1:]))
+    return Safety(*_calm(facts))
+
+
+def _dangers(facts: Facts) -> Iterator[tuple[Level, str]]:
+    if facts.is_fenced:
+        yield Level.DANGER, "Another pod has taken this run over: nothing that is trained here becomes durable"
+    if facts.given_up:
+        yield Level.DANGER, f"{_checkpoints(facts.given_up)} of this run will not become durable"
+    if facts.late:
+        yield Level.DANGER, f"{_checkpoints(facts.late)} will probably not be durable by the deadline"
+    if facts.trouble is not None and (facts.trains or facts.pending):
+        yield Level.DANGER, "The store cannot be used: nothing becomes durable until it answers again"
+    if facts.rejected:
+        yield Level.DANGER, f"{_checkpoints(facts.rejected)} on the volume cannot be used, and nothing newer is durable"
+
+
+def _worries(facts: Facts) -> Iterator[tuple[Level, str]]:
+    if facts.trouble is not None and not (facts.trains or facts.pending):
+        yield Level.ATTENTION, "The store cannot be used"
+    if facts.lease is not None and not facts.is_fenced:
+        yield Level.ATTENTION, "Uploads wait for another pod of this run"
+    if facts.fits_grace is False and facts.trains and facts.sees_trainer and facts.phase is Phase.RUNNING:
+        yield (
+            Level.ATTENTION,
+            f"A save at SIGTERM does not fit: it takes {_seconds(facts.predicted_durable_s)}, "
+            f"the grace period is {_seconds(facts.grace_s)}",
+        )
+    if facts.trains and (facts.seconds_at_risk or 0.0) > LONG_S:
+        yield Level.ATTENTION, f"{_seconds(facts.seconds_at_risk)} of training are not durable"
+    if facts.free_share is not None and facts.free_share < NARROW_SHARE:
+        yield Level.ATTENTION, f"The volume is nearly full: {facts.free_share:.0%} is free"
+    if facts.quarantined:
+        yield (
+            Level.ATTENTION,
+            f"{_checkpoints(facts.quarantined)} in the store failed verification; older ones are used instead",
+        )
+
+
+def _calm(facts: Facts) -> tuple[Level, str]:
+    if facts.phase in (Phase.DRAINING, Phase.FLUSHING):
+        what = "everything finished is durable" if not facts.pending else "everything finished fits before the deadline"
+        return Level.SAFE, f"The pod is ending: {what}"
+    if facts.phase is Phase.DONE:
+        return Level.SAFE, "The sidecar has ended: everything finished is durable"
+    if facts.is_resuming:
+        return Level.UNKNOWN, "A checkpoint is being fetched to resume from"
+    if facts.phase is Phase.STARTING:
+        return Level.UNKNOWN, "The sidecar is starting"
+    if not facts.trains:
+        what = (
+            "everything finished is durable" if not facts.pending else f"{_checkpoints(facts.pending)} on the way to the store"
+        )
+        return (Level.SAFE if facts.sees_trainer else Level.UNKNOWN), f"Nobody trains; {what}"
+    if not facts.sees_trainer:
+        what = "nothing is durable yet" if facts.durable_step is None else f"step {facts.durable_step} is durable"
+        return Level.UNKNOWN, f"No hook is seen, so nothing is saved at SIGTERM; {what}"
+    if facts.fits_grace is None:
+        what = (
+            "no checkpoint was finished yet"
+            if facts.durable_step is None and not facts.pending
+            else "no upload was measured yet"
+        )
+        return Level.UNKNOWN, f"Not known yet: {what}"
+    if facts.durable_step is None and facts.pending:
+        return Level.SAFE, "The first checkpoint is on its way; a save at SIGTERM fits the grace period"
+    return Level.SAFE, "Training is safe: a save at SIGTERM fits the grace period"
+
+
+def _checkpoints(count: int) -> str:
+    return "One checkpoint" if count == 1 else f"{count} checkpoints"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "an unknown time"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from sidecar.catalog.events import Events
 from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.rejection import Marked, newest_rejected
+from sidecar.core.lifecycle.save_profile import save_profile
 from sidecar.core.lifecycle.states import PENDING, State, may_follow
 from sidecar.core.schedule.order import Waiting
 from trainer_hook.contract import rfc3339, step_of
@@ -52,28 +54,21 @@ class Tracked:
         return Marked(self.name, step, self.marked_at_s, is_restored)
 
 
-class DurableObserver(Protocol):
-    """Object to notify of durable checkpoints."""
-
-    def became_durable(self, tracked: Tracked) -> None:
-        """Take note of a checkpoint that was committed, or was found committed."""
-        ...
-
-
 class Catalog:
     """Checkpoints by name. Used from the event loop alone. Every change is an event, and wakes the waiters of ``changed``."""
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._tracked: dict[str, Tracked] = {}
+        self._replaced: list[Tracked] = []
         self._changed = asyncio.Event()
         self.newest_durable: Tracked | None = None
         self.newest_durable_step: int | None = None
-        self._observers: list[DurableObserver] = []
+        self._observers: list[Callable[[Tracked], object]] = []
 
-    def observe(self, observer: DurableObserver) -> None:
-        """Notify an observer of each checkpoint that was committed, or was found committed."""
-        self._observers.append(observer)
+    def observe(self, became_durable: Callable[[Tracked], object]) -> None:
+        """Call ``became_durable`` with each checkpoint that was committed, or was found committed."""
+        self._observers.append(became_durable)
 
     def get(self, name: str) -> Tracked | None:
         """Return the checkpoint of a name; ``None``: unknown."""
@@ -86,6 +81,11 @@ class Catalog:
     def is_replaced(self, tracked: Tracked) -> bool:
         """Whether a checkpoint was finished anew, or forgotten."""
         return self._tracked.get(tracked.name) is not tracked
+
+    def take_replaced(self) -> list[Tracked]:
+        """Return the pending versions that were replaced since the last call, each once."""
+        replaced, self._replaced = self._replaced, []
+        return replaced
 
     def is_current(self, tracked: Tracked) -> bool:
         """Whether a checkpoint is still to become durable: neither replaced nor decided."""
@@ -114,7 +114,8 @@ class Catalog:
     def finished(self, checkpoint: Finished, *, held: bool) -> Tracked:
         """Add a finished checkpoint, or a new version of one."""
         tracked = Tracked(checkpoint.name, checkpoint.version, State.FINISHED, checkpoint, marked_at_s=checkpoint.marked_at_s)
-        self._tracked[checkpoint.name] = tracked
+        self._replace(tracked)
+        took_s = save_profile(checkpoint).took_s if checkpoint.restored_from is None else None
         self._tell(
             tracked,
             step=checkpoint.step,
@@ -123,14 +124,21 @@ class Catalog:
             save_reason=checkpoint.reason,
             created_at=rfc3339(checkpoint.created_at_s),
             held=held,
+            save_s=None if took_s is None else round(took_s, 3),
         )
         return tracked
 
     def rejected(self, name: str, version: str, reason: str, *, marked_at_s: float) -> None:
         """Add a rejected directory. ``marked_at_s``: time of its marker, epoch seconds."""
         tracked = Tracked(name, version, State.REJECTED, reason=plain_text(reason), marked_at_s=marked_at_s)
-        self._tracked[name] = tracked
+        self._replace(tracked)
         self._tell(tracked, hint="write its files and then its marker again")
+
+    def _replace(self, tracked: Tracked) -> None:
+        before = self._tracked.get(tracked.name)
+        if before is not None and before.state in PENDING:
+            self._replaced.append(before)
+        self._tracked[tracked.name] = tracked
 
     def move(self, tracked: Tracked, state: State, *, reason: str | None = None, **fields: Any) -> None:
         """Change the state of a checkpoint. A version that has been replaced by a newer one does not change.
@@ -151,20 +159,22 @@ class Catalog:
             return
         tracked.committed_at_s = at_s
         step = tracked.checkpoint.resume_step if tracked.checkpoint else None
-        newest = self.newest_durable_step
-        if step is not None and (newest is None or step >= newest or self.is_after_newest_durable(tracked)):
+        if step is not None and self._becomes_newest_durable(tracked, step):
             self.newest_durable, self.newest_durable_step = tracked, step
         self.move(tracked, State.COMMITTED, step=tracked.checkpoint.step if tracked.checkpoint else None, **fields)
-        for observer in self._observers:
-            observer.became_durable(tracked)
+        for became_durable in self._observers:
+            became_durable(tracked)
 
     def is_after_newest_durable(self, tracked: Tracked) -> bool:
         """Whether a checkpoint was finished later than the newest durable one, whatever their steps (after an older resume)."""
-        newest = self.newest_durable.checkpoint if self.newest_durable else None
-        if newest is None or tracked.checkpoint is None or tracked.checkpoint.restored_from is not None:
-            return False
-        ours = tracked.checkpoint
-        return goes_after(ours.attempt, rfc3339(ours.created_at_s), newest.attempt, rfc3339(newest.created_at_s))
+        return self.newest_durable is not None and _is_after(tracked, self.newest_durable)
+
+    def _becomes_newest_durable(self, tracked: Tracked, step: int) -> bool:
+        newest = self.newest_durable
+        if newest is None or self.newest_durable_step is None or _is_after(tracked, newest):
+            return True
+        # A higher step of an earlier attempt, committed late, is of an abandoned line.
+        return step >= self.newest_durable_step and not _is_after(newest, tracked)
 
     def forget(self, name: str) -> None:
         """Remove a checkpoint whose directory was deleted and which needs no further work."""
@@ -184,3 +194,13 @@ class Catalog:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+def _is_after(tracked: Tracked, other: Tracked) -> bool:
+    """Whether a checkpoint was finished later than another one, by its attempt and time; never one that was downloaded."""
+    ours, theirs = tracked.checkpoint, other.checkpoint
+    if ours is None or theirs is None or ours.restored_from is not None:
+        return False
+    if ours.is_inherited is not theirs.is_inherited:  # this pod's trainer began after the pod that left the other one
+        return theirs.is_inherited
+    return goes_after(ours.attempt, rfc3339(ours.created_at_s), theirs.attempt, rfc3339(theirs.created_at_s))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
+
+from sidecar.daemon.tasks import within
 
 log = structlog.get_logger()
 
@@ -37,6 +39,11 @@ class Events:
         self._kept: deque[Event] = deque(maxlen=KEPT)
         self._number = 0
         self._news = asyncio.Event()
+        self._observers: list[Callable[[str, dict[str, Any]], object]] = []
+
+    def observe(self, happened: Callable[[str, dict[str, Any]], object]) -> None:
+        """Call ``happened`` with the name and the fields of each event from now on."""
+        self._observers.append(happened)
 
     def happened(self, name: str, *, level: str = "info", quiet: bool = False, **fields: Any) -> None:
         """Record an event. ``quiet``: do not log it (progress)."""
@@ -44,6 +51,8 @@ class Events:
             getattr(log, level)(name, **fields)
         self._number += 1
         self._kept.append(Event(self._number, name, fields))
+        for happened in self._observers:
+            happened(name, fields)
         self._news.set()
         self._news = asyncio.Event()
 
@@ -58,12 +67,7 @@ class Events:
 
     async def changed(self, *, timeout_s: float) -> bool:
         """Wait for the next event; false when ``timeout_s`` passed first."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._news.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await within(timeout_s, self._news.wait())
 
     async def stream(self, after: int | None = None, *, heartbeat_s: float = 15.0) -> AsyncIterator[Event | None]:
         """Yield events from now on, or those after a number; ``None`` is a heartbeat."""

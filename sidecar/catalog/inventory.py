@@ -6,6 +6,7 @@ import asyncio
 
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.scanner import SETTLE_S, Scanner
+from sidecar.daemon.tasks import within
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import step_of
 
@@ -32,10 +33,7 @@ class Inventory:
 
     async def changed(self) -> None:
         """Wait for the next change of a checkpoint, or until a marker that is being written may be examined again."""
-        try:
-            async with asyncio.timeout(SETTLE_S if self.unseen() else None):
-                await self._catalog.changed()
-        except TimeoutError:
+        if not await within(SETTLE_S if self.unseen() else None, self._catalog.changed()):
             await self.scan()
 
     def unseen(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 import structlog
 
@@ -54,21 +54,14 @@ class _Trouble:
         return any(self.is_fresh(name) for name in self._since_s)
 
 
-class Identified(Protocol):
-    """The pod whose volume is scanned."""
-
-    def identity(self) -> Identity:
-        """Return node and attempt for markers without them."""
-        ...
-
-
 class Scanner:
     """A scan of an unchanged volume costs one ``lstat`` per checkpoint; new checkpoints are walked and pinned in a thread."""
 
-    def __init__(self, volume: Volume, catalog: Catalog, pod: Identified) -> None:
+    def __init__(self, volume: Volume, catalog: Catalog, identity: Callable[[], Identity]) -> None:
+        """``identity``: node and attempt for markers without them."""
         self._volume = volume
         self._catalog = catalog
-        self._pod = pod
+        self._identity = identity
         self._one_at_a_time = asyncio.Lock()
         self._examining = False
         self._readable = True
@@ -233,7 +226,7 @@ class Scanner:
         if known is not None and known.checkpoint is not None:
             await asyncio.to_thread(self._volume.pins.release, known.checkpoint)
         try:
-            checkpoint = judge(found, self._pod.identity())
+            checkpoint = judge(found, self._identity())
             # Held at once, before the trainer's next rotation.
             pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pins.hold, checkpoint)
         except Disappeared as error:

@@ -18,6 +18,7 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
 from sidecar.core.format.obstacles import same_but_for_case, unstorable
 from sidecar.core.format.rank_layout import Share, left_out
+from sidecar.daemon.tasks import first_error
 from sidecar.download.partial_file import holds
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import check_not_quarantined
@@ -260,7 +261,7 @@ class Downloader:
         if why := unstorable(entry.path for entry in entries):
             raise OSError(errno.ENAMETOOLONG, why)
         self._drop_others(incoming, entries)
-        progress = _Progress(sum(entry.size_bytes for entry in entries), on_progress)
+        progress = _DownloadProgress(sum(entry.size_bytes for entry in entries), on_progress)
 
         async def on_damage(entry: FileEntry, error: CorruptObject | NotFound) -> None:
             await patience.damaged(entry.key, error, size_bytes=entry.size_bytes, etags=offer.etags(entry.key))
@@ -269,7 +270,7 @@ class Downloader:
         try:
             await fetching.fetch(entries, incoming)
         except* (StoreError, OSError, Stopped) as group:
-            raise _first(group) from None
+            raise first_error(group) from None
         finally:
             await fetching.end()
         await asyncio.to_thread(_check_apart, incoming, entries)
@@ -297,7 +298,7 @@ class Downloader:
         return self._volume.put_in_place(incoming, offer.name, replacing=replacing)
 
 
-class _Progress:
+class _DownloadProgress:
     def __init__(self, total_bytes: int, tell: Callable[[int, int], None]) -> None:
         self._total_bytes = total_bytes
         self._done_bytes = 0
@@ -353,9 +354,3 @@ async def _to_its_end(call: Callable[..., T], *args: Any) -> T:
     except asyncio.CancelledError:
         await asyncio.wait({running})
         raise
-
-
-def _first(group: BaseException) -> BaseException:
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group

@@ -7,8 +7,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,11 +82,9 @@ class PartialFile:
         self._record.discard()
         self.place.discard()
 
-    @contextmanager
-    def opened(self) -> Iterator[int]:
+    def opened(self) -> AbstractContextManager[int]:
         """Open the file for reading and writing."""
-        with opened(self.place.open_file(os.O_RDWR)) as fd:
-            yield fd
+        return opened(self.place.open_file(os.O_RDWR))
 
     @property
     def _record(self) -> Place:

@@ -107,8 +107,8 @@ class RangeFetcher:
 
         again: list[FileEntry] = []  # each worker retries its own files: requests grow with time, not with the damage
         while again or (left and not is_late):
-            async with self._requests, self._further_places() as places:
-                files = _SmallFiles(left, at_once=1 + places, taken=again)
+            async with self._requests, self._further_slots() as further:
+                files = _SmallFiles(left, at_once=1 + further, taken=again)
                 late = asyncio.get_running_loop().call_later(OVERTAKEN_AFTER_S, another)
                 damaged = None
                 try:
@@ -124,7 +124,7 @@ class RangeFetcher:
                 await self._on_damage(damaged.entry, damaged.error)
 
     @asynccontextmanager
-    async def _further_places(self) -> AsyncIterator[int]:
+    async def _further_slots(self) -> AsyncIterator[int]:
         """Take free slots for further requests, up to a thread's number of requests in flight."""
         taken = 0
         try:

@@ -65,7 +65,7 @@ class ResumeStatus:
     detail: str | None = None
 
 
-class Request:
+class ResumeRequest:
     """A resume request. Used from the event loop alone."""
 
     def __init__(self, wanted: str, train_call: int | None, share: Share | None, asked_by: AskedBy) -> None:
@@ -124,16 +124,8 @@ class Request:
     def end(self, state: ResumeState, **fields: Any) -> None:
         """End the request; ``fields`` are fields of the status."""
         self.ended_s = time.monotonic()
-        empty: dict[str, Any] = {
-            "checkpoint": None,
-            "step": None,
-            "path": None,
-            "source": None,
-            "downloaded": None,
-            "meta": {},
-            "detail": None,
-        }
-        self._show(replace(self.status, state=state, **(empty | fields)))
+        empty: dict[str, Any] = dict.fromkeys(("checkpoint", "step", "path", "source", "downloaded", "detail"))
+        self._show(replace(self.status, state=state, **(empty | {"meta": {}} | fields)))
 
     async def changed(self) -> None:
         """Wait for the next change."""

@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
-from sidecar.catalog.inventory import Inventory
 from sidecar.core.commit.resume import PassedOver, matches_train_call, may_replace, may_replace_beside_trainer, newest_first
 from sidecar.core.format import obstacles
 from sidecar.download.downloader import Downloader, Offer, Unproven
 from sidecar.download.local_copies import LocalCopies, step_of_local
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import UNREADABLE, KnownBad, Quarantine
-from sidecar.download.request import LATEST, AskedBy, Request, ResumeState
+from sidecar.download.request import LATEST, AskedBy, ResumeRequest, ResumeState
 from sidecar.errors import ArchivedObject, CheckpointChanged, CorruptObject, NotFound, UnreadableObject
 from sidecar.transfer.executor import awaited
 from sidecar.transfer.health import Health
@@ -38,6 +37,14 @@ _IN_THE_WAY = {
 }
 
 
+class SettledVolume(Protocol):
+    """The volume as the catalog knows it."""
+
+    async def scan_until_settled(self) -> None:
+        """Return once all finished checkpoints on the volume are known to the catalog."""
+        ...
+
+
 class RequestWorker:
     """Works on one request at a time."""
 
@@ -50,7 +57,7 @@ class RequestWorker:
         health: Health,
         node: Node | None,
         quarantine: Quarantine,
-        inventory: Inventory,
+        inventory: SettledVolume,
         reader: Callable[[], Awaitable[Downloader]],
     ) -> None:
         self._volume = volume
@@ -66,7 +73,7 @@ class RequestWorker:
         self._unreadable: set[str] = set()
         """Steps whose full patience was already spent."""
 
-    async def answer(self, request: Request) -> None:
+    async def answer(self, request: ResumeRequest) -> None:
         """Work on a request until it has ended."""
         try:
             with awaited():
@@ -83,7 +90,7 @@ class RequestWorker:
             log.exception("resume_failed")
             self.end(request, ResumeState.FAILED, detail=f"{type(error).__name__}: {error}")
 
-    async def _latest(self, request: Request) -> None:
+    async def _latest(self, request: ResumeRequest) -> None:
         fallback = await self._local.newest(request.train_call, restored=True)
         names = await self._in_store(patience_s=None if fallback is None else LOCAL_PATIENCE_S)
         if names is not None and await self._from_store(request, names):
@@ -107,7 +114,7 @@ class RequestWorker:
             )
             return None
 
-    async def _from_store(self, request: Request, names: list[str]) -> bool:
+    async def _from_store(self, request: ResumeRequest, names: list[str]) -> bool:
         """Return whether a committed step was made usable; False also if one on the volume is as new as the newest usable."""
         reader = await self._reader()
         tried: set[str] = set()
@@ -139,12 +146,12 @@ class RequestWorker:
         names = await reader.list_folders()
         return names if found is not None else [*names, *await reader.some_names()]
 
-    async def _try(self, request: Request, name: str) -> bool:
+    async def _try(self, request: ResumeRequest, name: str) -> bool:
         """Return whether the checkpoint was made usable."""
         offer = await self._offer(request, name)
         return offer is not None and await self._use(request, offer)
 
-    async def _offer(self, request: Request, name: str) -> Offer | None:
+    async def _offer(self, request: ResumeRequest, name: str) -> Offer | None:
         """Return a checkpoint with verified documents, or ``None`` if it was passed over."""
         reader, crc = await self._reader(), None
         patience = self._patience(reader, request, name)
@@ -178,7 +185,7 @@ class RequestWorker:
                 await self._is_bad(request, name, crc, error)
                 return None
 
-    async def _use(self, request: Request, offer: Offer) -> bool:
+    async def _use(self, request: ResumeRequest, offer: Offer) -> bool:
         """Return whether a checkpoint was downloaded, or was on the volume."""
         name = offer.name
         try:
@@ -210,7 +217,7 @@ class RequestWorker:
         is_in_its_place = f"{at}/".startswith((f"{name}/", f"{self._volume.root / name}/"))
         return obstacles.is_of_one_step(error.errno) or is_in_its_place
 
-    async def _fetch(self, request: Request, offer: Offer) -> None:
+    async def _fetch(self, request: ResumeRequest, offer: Offer) -> None:
         name, commit, reader = offer.name, offer.commit, await self._reader()
         request.trying(name, commit.step, commit.size_bytes)
         self._warn_if_elastic(offer)
@@ -253,7 +260,7 @@ class RequestWorker:
         is_unchanged = local is not None and await asyncio.to_thread(self._volume.is_unchanged, local)
         return may_replace_beside_trainer(local, is_unchanged=is_unchanged)
 
-    def _patience(self, reader: Downloader, request: Request, name: str) -> Patience:
+    def _patience(self, reader: Downloader, request: ResumeRequest, name: str) -> Patience:
         was_spent = any(passed.checkpoint in self._unreadable for passed in request.status.passed_over)
         return reader.patience(is_short=was_spent or name in self._unreadable)
 
@@ -269,7 +276,7 @@ class RequestWorker:
                 hint="every node gets the files of all; only a sharded checkpoint (DCP) fits another number of ranks exactly",
             )
 
-    def _use_local(self, request: Request, tracked: Tracked) -> None:
+    def _use_local(self, request: ResumeRequest, tracked: Tracked) -> None:
         assert tracked.checkpoint is not None
         self.end(
             request,
@@ -282,7 +289,7 @@ class RequestWorker:
             meta={key: value for key, value in tracked.checkpoint.meta.items() if key != META_RESTORED},
         )
 
-    async def _is_bad(self, request: Request, name: str, crc: str | None, error: Exception) -> None:
+    async def _is_bad(self, request: ResumeRequest, name: str, crc: str | None, error: Exception) -> None:
         """Quarantine a commit that is damaged by the store's own metadata, unless it has been replaced meanwhile."""
         if crc is not None and not await self._is_still_committed(name, crc):
             self._pass_over(request, name, f"{error}; its commit was revoked or replaced meanwhile", may_be_whole=True)
@@ -300,17 +307,17 @@ class RequestWorker:
             return False
         return found is not None and found[1] == crc
 
-    def _cannot_read(self, request: Request, name: str, error: UnreadableObject) -> None:
+    def _cannot_read(self, request: ResumeRequest, name: str, error: UnreadableObject) -> None:
         self._unreadable.add(name)
         self._pass_over(request, name, str(error), may_be_whole=True)
 
-    def _pass_over(self, request: Request, name: str, reason: str, *, may_be_whole: bool = False) -> None:
+    def _pass_over(self, request: ResumeRequest, name: str, reason: str, *, may_be_whole: bool = False) -> None:
         request.pass_over(PassedOver(name, reason, may_be_whole))
         if may_be_whole:
             hint = "an older one is tried; the next request tries this one again"
             self._events.happened("checkpoint_passed_over", level="warning", checkpoint=name, reason=reason, hint=hint)
 
-    def _nothing(self, request: Request) -> None:
+    def _nothing(self, request: ResumeRequest) -> None:
         """End the request without a checkpoint: as failed, not as none, while one of those passed over may be whole."""
         whole = [passed for passed in request.status.passed_over if passed.may_be_whole]
         if not whole:
@@ -320,7 +327,7 @@ class RequestWorker:
         detail = f"{whole[0].checkpoint} is committed and cannot be had now: {whole[0].reason}{more}; ask again"
         self.end(request, ResumeState.FAILED, detail=detail)
 
-    def end(self, request: Request, state: ResumeState, **fields: Any) -> None:
+    def end(self, request: ResumeRequest, state: ResumeState, **fields: Any) -> None:
         """End a request, unless it was preempted: then the error is only the cancellation of its task."""
         if request.is_interrupted:
             return

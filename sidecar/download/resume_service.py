@@ -10,9 +10,10 @@ from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
 from sidecar.catalog.inventory import Inventory
 from sidecar.core.format.rank_layout import Share
+from sidecar.daemon.tasks import within
 from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Quarantine
-from sidecar.download.request import LATEST, AskedBy, Request, ResumeState, ResumeStatus
+from sidecar.download.request import LATEST, AskedBy, ResumeRequest, ResumeState, ResumeStatus
 from sidecar.download.request_worker import RequestWorker
 from sidecar.transfer.health import Health
 from sidecar.volume.volume import Volume
@@ -53,40 +54,36 @@ class ResumeService:
         self.downloader: Downloader | None = None
         """Reads the store; ``None`` until it was reached."""
         self._ready = asyncio.Event()
-        self._quarantine = Quarantine(volume.journal / "quarantine.json")
+        self.quarantine = Quarantine(volume.journal / "quarantine.json")
+        """The damaged objects found so far; a task publishes them to the store."""
         self._worker = RequestWorker(
             volume=volume,
             catalog=catalog,
             events=events,
             health=health,
             node=node,
-            quarantine=self._quarantine,
+            quarantine=self.quarantine,
             inventory=inventory,
             reader=self._reader,
         )
-        catalog.observe(self)
-        self._requests: dict[str, Request] = {}
+        catalog.observe(self._became_durable)
+        self._requests: dict[str, ResumeRequest] = {}
         """Requests by id, in order of arrival."""
-        self._trainers: Request | None = None
+        self._trainers: ResumeRequest | None = None
         """The trainer's latest request; ``None``: none yet."""
         self._trainer_names_itself = False
-        self._working: Request | None = None
+        self._working: ResumeRequest | None = None
         self._task: asyncio.Task[None] | None = None
         self._turns: asyncio.Task[None] | None = None
 
     @property
-    def quarantine(self) -> Quarantine:
-        """The damaged objects found so far; a task publishes them to the store."""
-        return self._quarantine
-
-    @property
     def quarantined(self) -> dict[str, str]:
         """Reasons of the committed checkpoints that failed verification, by name."""
-        return self._quarantine.reasons()
+        return self.quarantine.reasons()
 
     def is_quarantined(self, name: str, crc: str) -> bool:
         """Whether the commit with this checksum failed verification."""
-        return self._quarantine.holds(name, crc)
+        return self.quarantine.holds(name, crc)
 
     def in_use(self) -> frozenset[str]:
         """Return the checkpoints that are being fetched or were given as answers: retention must not delete them anywhere."""
@@ -127,7 +124,7 @@ class ResumeService:
         if joined is None:
             if len([r for r in self._requests.values() if r.is_awaited and not r.has_ended]) >= MOST_WAITING:
                 raise TooManyRequests
-            joined = Request(checkpoint, train_call, share, asked_by)
+            joined = ResumeRequest(checkpoint, train_call, share, asked_by)
             self._requests[joined.id] = joined
         if asked_by is AskedBy.TRAINER and joined is not self._trainers:
             if self._trainers is not None:
@@ -163,10 +160,7 @@ class ResumeService:
             if not request.is_awaited:
                 request.is_awaited = True
                 self._next_turn()
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    await request.changed()
-            except TimeoutError:
+            if not await within(deadline_s - asyncio.get_running_loop().time(), request.changed()):
                 break
         return self.status(identifier)
 
@@ -176,7 +170,7 @@ class ResumeService:
             if task is not None:
                 task.cancel()
 
-    def _same(self, checkpoint: str, train_call: int | None, share: Share | None, asked_by: AskedBy) -> Request | None:
+    def _same(self, checkpoint: str, train_call: int | None, share: Share | None, asked_by: AskedBy) -> ResumeRequest | None:
         """Return an equal unanswered request of the same kind of requester, or ``None``."""
         for request in self._requests.values():
             open_to = request is self._trainers or (request.asked_by, asked_by) == (AskedBy.PERSON, AskedBy.PERSON)
@@ -184,7 +178,7 @@ class ResumeService:
                 return request
         return None
 
-    def _first(self) -> Request | None:
+    def _first(self) -> ResumeRequest | None:
         """Return the request to work on now; ``None``: there is none."""
         waiting = [request for request in self._requests.values() if request.is_awaited and not request.has_ended]
         return min(waiting, key=lambda request: request is not self._trainers, default=None)
@@ -209,7 +203,7 @@ class ResumeService:
             elif not request.has_ended:
                 request.end(ResumeState.FAILED, detail="the sidecar is ending or hit a bug, see its log; ask again")
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: ResumeRequest) -> None:
         if self._enabled:
             await self._worker.answer(request)
         else:
@@ -224,19 +218,19 @@ class ResumeService:
             if request is not self._working:
                 del self._requests[request.id]
 
-    def became_durable(self, tracked: Tracked) -> None:
+    def _became_durable(self, tracked: Tracked) -> None:
         """Release a checkpoint from quarantine that was committed again."""
-        self._quarantine.release(tracked.name, committed_at_s=tracked.committed_at_s)
+        self.quarantine.release(tracked.name, committed_at_s=tracked.committed_at_s)
 
     async def _reader(self) -> Downloader:
         await self._ready.wait()
         assert self.downloader is not None
         return self.downloader
 
-    def _shown(self, request: Request) -> ResumeStatus:
+    def _shown(self, request: ResumeRequest) -> ResumeStatus:
         return request.status if request.has_ended else replace(request.status, detail=self._waiting_for(request))
 
-    def _waiting_for(self, request: Request) -> str | None:
+    def _waiting_for(self, request: ResumeRequest) -> str | None:
         if self._working is not None and request is not self._working:
             first = self._working.status.checkpoint or self._working.wanted
             return f"waits for another request: {first} of the {self._working.asked_by}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sidecar.core.commit.commit import Inventory, Object, attempt_of
+from sidecar.core.commit.commit import ListingCheck, Object, attempt_of
 from sidecar.core.commit.commit_roster import has_bundle
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished
@@ -103,7 +103,7 @@ class Documents:
 
     async def _compare(self, commit: Commit, listing: Mapping[str, Object]) -> tuple[list[FileEntry], list[str]]:
         """Return the files that the listing does not prove, and the keys of manifests that do not match the commit."""
-        inventory, wrong = Inventory(listing), []
+        check, wrong = ListingCheck(listing), []
         is_bundled = has_bundle(len(commit.manifests))
         gathered = await bundled_manifests(commit, self._store, self._executor) if is_bundled else {}
         for named in commit.manifests:
@@ -111,8 +111,8 @@ class Documents:
             if manifest is None:
                 wrong.append(named.key)
             else:
-                inventory.add(manifest)
-        return inventory.unproven(), wrong
+                check.add(manifest)
+        return check.unproven(), wrong
 
     async def _manifest(self, named: ManifestEntry, raw: bytes | None) -> Manifest | None:
         """Return a manifest if it matches the commit, else ``None``. ``raw``: its bytes in the bundle; ``None``: not in it."""
@@ -132,8 +132,11 @@ class Documents:
             return False
 
     def _crc_of(self, key: str, size_bytes: int) -> int:
-        crc, buffer = 0, memoryview(bytearray(min(BLOCK_BYTES, max(1, size_bytes))))
-        with self._store.read(key, length=size_bytes) as body:
+        return self._crc_of_range(key, 0, size_bytes)
+
+    def _crc_of_range(self, key: str, offset: int, length: int) -> int:
+        crc, buffer = 0, memoryview(bytearray(min(BLOCK_BYTES, max(1, length))))
+        with self._store.read(key, offset=offset, length=length) as body:
             while count := body.readinto(buffer):
                 self._executor.gate.check()
                 crc = checksum.checksum(buffer[:count], crc)

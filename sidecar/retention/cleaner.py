@@ -12,12 +12,13 @@ from sidecar.catalog.events import Events
 from sidecar.core.commit.retention import Kept, plan_local_deletion, turn_after_s
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.settings import Settings
+from sidecar.daemon.tasks import within
 from sidecar.download.resume_service import ResumeService
 from sidecar.errors import Fenced, StoreError
 from sidecar.retention.store_retention import IN_USE, StoreRetention
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from sidecar.upload.commit.revocation import Fence
+from sidecar.upload.commit.revocation import LeaseCheck
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
 
@@ -45,7 +46,7 @@ class Cleaner:
         executor: StoreExecutor,
         resume_service: ResumeService,
         events: Events,
-        fence: Fence,
+        lease: LeaseCheck,
     ) -> None:
         self._settings = settings
         self._volume = volume
@@ -60,7 +61,7 @@ class Cleaner:
                 keep_every_steps=settings.keep_every_steps,
                 resumes=resume_service,
                 events=events,
-                fence=fence,
+                lease=lease,
             )
 
     async def run(self) -> None:
@@ -70,11 +71,7 @@ class Cleaner:
                 await self.clean_volume()
             except OSError as error:
                 log.warning("volume_not_cleaned", error=str(error), hint="is the volume still mounted? It is tried again")
-            try:
-                async with asyncio.timeout(CLEAN_INTERVAL_S):
-                    await self._catalog.changed()
-            except TimeoutError:
-                continue
+            await within(CLEAN_INTERVAL_S, self._catalog.changed())
 
     async def run_retention(self) -> None:
         """Clean the store until cancelled, if ``CKPT_KEEP_STORE`` is set."""

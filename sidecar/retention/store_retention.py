@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
@@ -19,7 +19,7 @@ from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.post_commit_check import AFTER_S, POLL_S
-from sidecar.upload.commit.revocation import Fence
+from sidecar.upload.commit.revocation import LeaseCheck
 from trainer_hook.contract import step_of
 
 log = structlog.get_logger()
@@ -33,6 +33,19 @@ IN_USE = "the run resumes from it"
 
 Writing = tuple[str, str]
 """A commit: name and checksum."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPlan:
+    """A plan, and what it was made from."""
+
+    plan: StorePlan
+    committed: Mapping[str, Committed]
+    """All readable commits of steps, by name."""
+    whole: Mapping[str, str]
+    """Checksums of the commits that count as newer ones, by name."""
+    again_s: float | None
+    """Seconds until another check may delete more; ``None``: after the next commit."""
 
 
 class Resumes(Protocol):
@@ -59,7 +72,7 @@ class StoreRetention:
         keep_every_steps: int | None,
         resumes: Resumes,
         events: Events,
-        fence: Fence | None = None,
+        lease: LeaseCheck | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without observations.
@@ -71,7 +84,7 @@ class StoreRetention:
             keep_every_steps: ``CKPT_KEEP_EVERY_STEPS``; ``None``: no such steps.
             resumes: Asked for the checkpoints that must stay now, and for quarantined ones.
             events: Where deletions are recorded.
-            fence: Asked before each deletion; ``None``: no other pod is there.
+            lease: Checked before each deletion; ``None``: no other pod is there.
             clock: Monotonic seconds.
         """
         self._store = store
@@ -81,19 +94,34 @@ class StoreRetention:
         self._resumes = resumes
         self._events = events
         self._clock = clock
-        self._committer = Committer(store, executor, fence=fence)
+        self._committer = Committer(store, executor, lease=lease)
         self._seen_s: dict[Writing, float] = {}
         """Time of each commit's first sight."""
         self._whole_s: dict[Writing, float] = {}
         """Time of each commit's last successful verification."""
         self._logged: set[tuple[Writing, str]] = set()
         """Kept commits and reasons that were already logged."""
+        self.settled_s = SETTLED_S
+        """Seconds from a commit's first sight until it counts. 0: nobody writes, so nothing has to settle."""
 
     async def run_once(self) -> float | None:
         """Delete the checkpoints that retention does not keep.
 
         Returns:
             Seconds until the next useful check; ``None``: after the next commit.
+
+        Raises:
+            StoreError: The store refused a request.
+        """
+        found = await self.plan()
+        if found.plan.deletions:
+            await self.carry_out(found)
+        if found.again_s is None:
+            self._tell(found.plan, found.committed)
+        return found.again_s
+
+    async def plan(self) -> RetentionPlan:
+        """Return the deletions that retention would make now, after the commits that justify them were verified again.
 
         Raises:
             StoreError: The store refused a request.
@@ -105,7 +133,7 @@ class StoreRetention:
         self._forget_all_but({(commit.name, commit.crc64nvme) for commit in committed.values()})
         steps = [commit.step for commit in committed.values()]
         if not is_surplus(steps, keep_newest=self._keep_newest, keep_every_steps=self._keep_every_steps):
-            return None
+            return RetentionPlan(StorePlan([], [], self._plan(committed, {}).retained), committed, {}, None)
         whole, again_s = await self._seen_whole(committed, not_before_s=now_s - WHOLE_FOR_S)
         plan = self._plan(committed, whole)
         if planned := {deletion.name for deletion in plan.deletions}:
@@ -113,11 +141,19 @@ class StoreRetention:
             whole, again_s = await self._seen_whole(committed, not_before_s=now_s)
             committed |= await self._with_times({*planned, *whole}, committed)
             plan = self._plan(committed, whole)
-            if await self._are_still_committed(whole):
-                await self._delete([deletion for deletion in plan.deletions if deletion.name in planned], committed)
-        if again_s is None:
-            self._tell(plan, committed)
-        return again_s
+            plan = replace(plan, deletions=[deletion for deletion in plan.deletions if deletion.name in planned])
+        return RetentionPlan(plan, committed, whole, again_s)
+
+    async def carry_out(self, found: RetentionPlan) -> list[Deletion]:
+        """Delete what a plan says, unless its commits have changed since; return the deletions that were made.
+
+        Raises:
+            Fenced: A later pod of the job has taken the prefix over.
+            StoreError: The store refused a request.
+        """
+        if not await self._are_still_committed(found.whole):
+            return []
+        return [deletion for deletion in found.plan.deletions if await self._delete(deletion, found.committed[deletion.name])]
 
     def _plan(self, committed: Mapping[str, Committed], whole: Mapping[str, str]) -> StorePlan:
         return plan_store_deletion(
@@ -140,7 +176,8 @@ class StoreRetention:
         if there is None or there.commit is None or step is None:
             return None
         commit = there.commit
-        return Committed(name, step, commit.attempt, commit.created_at, origin_of(commit.meta), there.crc64nvme)
+        origin, epoch = origin_of(commit.meta), commit.epoch
+        return Committed(name, step, commit.attempt, commit.created_at, origin, there.crc64nvme, epoch=epoch)
 
     def _forget_all_but(self, there: set[Writing]) -> None:
         self._seen_s = {writing: at_s for writing, at_s in self._seen_s.items() if writing in there}
@@ -171,7 +208,7 @@ class StoreRetention:
         whole: dict[str, str] = {}
         again_s: float | None = None
         for commit in present_line(committed.values()):
-            left_s = commit.seen_s + SETTLED_S - self._clock()
+            left_s = commit.seen_s + self.settled_s - self._clock()
             if left_s > 0:
                 again_s = left_s if again_s is None else min(again_s, left_s)
             elif await self._is_whole(commit, not_before_s):
@@ -210,20 +247,15 @@ class StoreRetention:
         there = await self._executor.together([self._committer.stored_commit(name) for name in whole])
         return [found and found.crc64nvme for found in there] == list(whole.values())
 
-    async def _delete(self, deletions: Iterable[Deletion], committed: Mapping[str, Committed]) -> None:
-        for deletion in deletions:
-            there = await self._committer.stored_commit(deletion.name)
-            is_judged = there is not None and there.crc64nvme == committed[deletion.name].crc64nvme
-            if not is_judged or deletion.name in self._resumes.in_use():  # changed since the plan was made
-                continue
-            # In the order of I4. Objects that another node deletes concurrently are missing, which is not an error.
-            if await self._committer.revoke_commit(deletion.name, judged=there):
-                left = await self._executor.persistently(self._keys, deletion.name)
-                await self._committer.delete_while_uncommitted(deletion.name, left)
-                self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
-
-    def _keys(self, name: str) -> list[str]:
-        return [stored.key for stored in self._store.list(keys.folder(name))]
+    async def _delete(self, deletion: Deletion, commit: Committed) -> bool:
+        there = await self._committer.stored_commit(deletion.name)
+        is_judged = there is not None and there.crc64nvme == commit.crc64nvme
+        if not is_judged or deletion.name in self._resumes.in_use():  # changed since the plan was made
+            return False
+        if not await self._committer.remove(deletion.name, judged=there):
+            return False
+        self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
+        return True
 
     def _tell(self, plan: StorePlan, committed: Mapping[str, Committed]) -> None:
         for kept in plan.kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -26,23 +27,16 @@ from sidecar.upload.send.store_link import StoreLink
 from trainer_hook.contract import Node
 
 
-class EarlySending(Protocol):
-    """Early upload: files that are sent before their checkpoint is finished."""
-
-    def send_closed_only(self) -> None:
-        """Send only closed files from now on."""
-        ...
-
-
 class Lease(Protocol):
     """The right to write below the prefix."""
 
-    async def objection(self, node: Node | None, attempt: str) -> str | None:
+    async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
         """Return why a checkpoint of an attempt must not be written yet, or ``None``: it may.
 
         Args:
             node: Node of the checkpoint; ``None``: this pod's.
             attempt: Attempt of the checkpoint.
+            until_declared: Whether a node above 0 waits until node 0 has declared the attempt, so that its epoch is known.
 
         Raises:
             StoreError: A request failed.
@@ -81,7 +75,7 @@ class UploadContext:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set on each change that may affect the order of uploads."""
 
-    def is_going(self) -> bool:
+    def is_terminating(self) -> bool:
         """Whether there is a termination notice, so that the flush has a deadline."""
         return self.pod.left_s() is not None
 
@@ -98,7 +92,7 @@ class UploadContext:
         journal: Journal,
         *,
         guard: WriteGuard,
-        early: EarlySending,
+        on_wrong: Callable[[], object],
         tracked: Tracked | None = None,
     ) -> FileTransfer:
         """Return a transfer of the files of a checkpoint.
@@ -108,10 +102,10 @@ class UploadContext:
             source: Its files.
             journal: Record of the files and parts in the store.
             guard: Passed before each request that writes.
-            early: Notified when a file differs from its early upload.
+            on_wrong: Called when a file differs from its early upload.
             tracked: Receives the number of confirmed bytes; ``None``: it is not reported.
         """
-        observer = _Observer(self, name, early, tracked)
+        observer = _Observer(self, name, on_wrong, tracked)
         transfer = FileTransfer(
             name,
             StoreLink(self.store, self.limits.known, self.executor, self.deduplicator),
@@ -127,10 +121,10 @@ class UploadContext:
 class _Observer(TransferObserver):
     """Passes the progress of one transfer to the flush control, the catalog and the queue."""
 
-    def __init__(self, context: UploadContext, name: str, early: EarlySending, tracked: Tracked | None) -> None:
+    def __init__(self, context: UploadContext, name: str, on_wrong: Callable[[], object], tracked: Tracked | None) -> None:
         self._context = context
         self._name = name
-        self._early = early
+        self._on_wrong = on_wrong
         self._tracked = tracked
         self.arrived_bytes = 0
         """Bytes of the checkpoint in the store at the last report; those from before this transfer are not progress."""
@@ -145,7 +139,7 @@ class _Observer(TransferObserver):
         self._context.news.set()
 
     def sent_wrong_bytes(self) -> None:
-        self._early.send_closed_only()
+        self._on_wrong()
 
     def part_refused(self, number: int) -> None:
         self._context.limits.part_refused(number)

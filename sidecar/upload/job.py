@@ -6,14 +6,13 @@ from typing import Any
 
 import structlog
 
-from sidecar.core.commit.commit import GiveWay, Ready, Reupload, Wait
+from sidecar.core.commit.commit import GiveWay, ReadyToCommit, Reupload, Wait, manifest_of
 from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.states import DISCARDED, State
 from sidecar.core.schedule.parts import largest_file_bytes
 from sidecar.errors import CheckpointChanged, CheckpointRejected, Fenced, SidecarError, StoreError, TooLarge, UnreadableFile
 from sidecar.repository.documents import StoredCommit
-from sidecar.upload.commit.committer import manifest_of
 from sidecar.upload.commit.existing_commit import ExistingCommit
 from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
@@ -27,6 +26,9 @@ log = structlog.get_logger()
 
 COMMIT_POLL_S = 1.0
 """Poll interval in seconds of an upload that waits for manifests of other nodes, or for the lease of the prefix."""
+
+COMMIT_ENDS_S = 0.1
+"""Poll interval in seconds of an upload that waits for the end of a commit of the version that it replaces."""
 
 
 class UploadJob:
@@ -74,6 +76,8 @@ class UploadJob:
     async def _upload_and_commit(self) -> None:
         context, checkpoint, committer = self._context, self._checkpoint, self._context.committer
         # Permission to write.
+        while self._queue.committing == checkpoint.name:  # a version that this one replaces, and whose manifest it overwrites
+            await context.clock.sleep(COMMIT_ENDS_S)
         self._require_possible_sizes()
         # A downloaded checkpoint is not written: its attempt is an earlier one, which must not be declared this pod's own.
         if checkpoint.restored_from is None and not await self._wait_for_permission():
@@ -118,14 +122,15 @@ class UploadJob:
             StoreError: A request failed.
         """
         context, tracked, checkpoint = self._context, self._tracked, self._checkpoint
-        decision = await context.committer.try_commit(checkpoint, hurried=context.is_going())
+        decision = await context.committer.try_commit(checkpoint, hurried=context.is_terminating())
         at_s = context.clock.epoch()
-        if isinstance(decision, Ready) and not context.is_going():  # during a flush, the report of the commit comes first
+        # During a flush, the report of the commit comes first.
+        if isinstance(decision, ReadyToCommit) and not context.is_terminating():
             await self._sweep()
-        if tracked.state is not State.UPLOADED:  # given up meanwhile
+        if tracked.state is not State.UPLOADED or context.catalog.is_replaced(tracked):  # given up or finished anew meanwhile
             return
         match decision:
-            case Ready():
+            case ReadyToCommit():
                 await self._durable(at_s)
                 self._post_commit_check.became_durable(tracked)
                 await self._sweep()
@@ -173,15 +178,18 @@ class UploadJob:
                 key = keys.shared_file(self._checkpoint.name, file.path)
                 raise TooLarge(key, f"{file.size_bytes} bytes, at most {most}")
 
-    async def _wait_for_permission(self) -> bool:
+    async def _wait_for_permission(self, *, until_declared: bool = False) -> bool:
         """Wait until the lease permits this run to write the checkpoint; other uploads have priority meanwhile.
+
+        Args:
+            until_declared: Whether the epoch of its attempt has to be known, too.
 
         Returns:
             False if the checkpoint was given up or rewritten first.
         """
         context, active, checkpoint = self._context, self._active, self._checkpoint
         while context.catalog.is_current(self._tracked):
-            reason = await context.lease.objection(checkpoint.node, checkpoint.attempt)
+            reason = await context.lease.objection(checkpoint.node, checkpoint.attempt, until_declared=until_declared)
             if reason is None:
                 active.is_held = False
                 return True
@@ -194,12 +202,15 @@ class UploadJob:
         return False
 
     async def _may_replace(self, existing: ExistingCommit, held: Held, there: StoredCommit) -> bool:
-        decision = await existing.decide(self._checkpoint, held.contents, there)
+        checkpoint = self._checkpoint
+        if not checkpoint.is_inherited and not await self._wait_for_permission(until_declared=True):
+            return False
+        decision = await existing.decide(checkpoint, held.contents, there)
         if not self._context.catalog.is_current(self._tracked):  # deleted, superseded or given up meanwhile
             return False
         match decision:
             case AlreadyCommitted():
-                self._context.committer.record_equal_commit(self._checkpoint, there)
+                self._context.committer.record_equal_commit(checkpoint, there)
                 await self._durable(self._committed_at_s(there))
                 self._post_commit_check.became_durable(self._tracked)
                 return False
@@ -210,7 +221,7 @@ class UploadJob:
 
     async def _wait_for_earlier_commits(self) -> None:
         """Wait until higher-priority uploads whose last requests are in flight are committed; skip it during a flush."""
-        while not self._context.is_going() and self._queue.has_ending_ahead(self._tracked):
+        while not self._context.is_terminating() and self._queue.has_ending_ahead(self._tracked):
             await self._queue.upload_ended()
 
     # Outcome.
@@ -256,7 +267,7 @@ class UploadJob:
         self._queue.wake_waiting()
         for _ in range(max(1, round(wait_s / COMMIT_POLL_S))):
             await context.executor.pause(COMMIT_POLL_S)
-            if context.is_going() or not context.catalog.is_current(tracked):
+            if context.is_terminating() or not context.catalog.is_current(tracked):
                 break
 
     def _restart(self, reason: str) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 import structlog
 
-from sidecar.catalog.scanner import Scanner
 from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.order import superseded
 from sidecar.errors import Fenced, StoreError
@@ -22,71 +23,78 @@ from sidecar.upload.job import COMMIT_POLL_S, UploadJob
 from sidecar.upload.schedule.dispatcher import Dispatcher
 from sidecar.upload.schedule.flush_control import REPLAN_S
 from sidecar.upload.schedule.queue import Active, Queue
-from sidecar.upload.versions import VolumeVersions
-from sidecar.volume.volume import Volume
-from sidecar.volume.watch import Hints
+from sidecar.upload.versions import Versions
 
 log = structlog.get_logger()
+
+
+class Tasks(Protocol):
+    """What runs coroutines beside the caller: ``asyncio.TaskGroup``, or the processes of a simulation."""
+
+    def create_task(self, work: Coroutine[Any, Any, None], /) -> object:
+        """Start a coroutine."""
+        ...
 
 
 class Uploader:
     """Decides which checkpoint is sent next. ``UploadJob`` uploads it."""
 
-    def __init__(
-        self, context: UploadContext, *, volume: Volume, scanner: Scanner, hints: Hints, skip_superseded: bool
-    ) -> None:
+    def __init__(self, context: UploadContext, versions: Versions, early: EarlyUploads, *, skip_superseded: bool) -> None:
         self._context = context
+        self._versions = versions
+        self._early = early
         self._skip_superseded = skip_superseded
         self._dispatcher = Dispatcher(context.executor)
-        self._early = EarlyUploads(context, volume, hints)
-        self._versions = VolumeVersions(context, volume, scanner, self._early)
-        self._queue = Queue(context.catalog, self._early, context.flush)
-        self._post_commit_check = PostCommitCheck(
-            context.catalog, context.committer, context.pod, clock=context.clock.monotonic
-        )
+        self._queue = Queue(context.catalog, early, context.flush)
+        self._post_commit_check = PostCommitCheck(context.catalog, context.committer, context.pod, clock=context.clock)
 
     async def run(self) -> None:
         """Upload until cancelled. After an exception it can be run again, and continues from the journals."""
-        context = self._context
         self._queue.active.clear()
-        self._dispatcher = Dispatcher(context.executor)
+        self._dispatcher = Dispatcher(self._context.executor)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._listen())
             tasks.create_task(self._early.run())
-            tasks.create_task(self._commit_when_complete())
-            tasks.create_task(self._sample_rate())
-            tasks.create_task(self._post_commit_check.run())
-            while True:
-                self._queue.plan(context.pod)
-                self._drop_superseded(tasks)
-                self._start_and_close_jobs(tasks)
-                ordered = self._queue.in_order()
-                self._dispatcher.reorder(ordered, strictly=context.is_going())
-                context.flush.hold(ordered, next_up=self._queue.handed_over())
-                await context.news.wait()
-                context.news.clear()
+            tasks.create_task(self._replan())
+            await self.upload(tasks)
+
+    async def upload(self, tasks: Tasks) -> None:
+        """Upload finished checkpoints until cancelled; ``tasks`` runs the jobs. Neither threads nor the volume are needed."""
+        context = self._context
+        tasks.create_task(self._listen())
+        tasks.create_task(self._commit_when_complete())
+        tasks.create_task(self._post_commit_check.run())
+        while True:
+            self._queue.plan(context.pod)
+            self._drop_superseded(tasks)
+            self._discard_replaced(tasks)
+            self._start_and_close_jobs(tasks)
+            ordered = self._queue.in_order()
+            self._dispatcher.reorder(ordered, strictly=context.is_terminating())
+            context.flush.hold(ordered, next_up=self._queue.handed_over())
+            await context.news.wait()
+            context.news.clear()
 
     async def _listen(self) -> None:
         while True:
             self._context.news.set()  # before the wait: changes before this task ran must not be missed
             await self._context.catalog.changed()
 
-    async def _sample_rate(self) -> None:
-        """Sample the rate of sent bytes; during a flush, trigger a new plan with each sample."""
-        executor, was_going = self._context.executor, False
+    async def _replan(self) -> None:
+        """Sample the rate of sent bytes. After a termination notice each sample triggers a new plan of the flush."""
+        executor, was_terminating = self._context.executor, False
         while True:
-            is_going = self._context.is_going()
+            is_terminating = self._context.is_terminating()
             busy = any(transfer.in_flight for transfer in self._queue.all().values())
-            executor.pace.sample(executor.gate.passed_bytes, now_s=time.monotonic(), busy=busy)
-            if is_going or was_going:
+            executor.sent_rate.sample(executor.gate.passed_bytes, now_s=time.monotonic(), busy=busy)
+            if is_terminating or was_terminating:
                 self._context.news.set()
-            if is_going is not was_going:
-                was_going = is_going
+            if is_terminating is not was_terminating:
+                was_terminating = is_terminating
                 self._queue.wake_waiting()
                 self._early.poll_now()
             await executor.pause(REPLAN_S)
 
-    def _start_and_close_jobs(self, tasks: asyncio.TaskGroup) -> None:
+    def _start_and_close_jobs(self, tasks: Tasks) -> None:
         """Start the uploads whose turn it is; close those that were rewritten, deleted or superseded meanwhile."""
         for active in self._queue.active.values():
             if active.transfer is not None and not self._context.catalog.is_current(active.tracked):
@@ -94,7 +102,7 @@ class Uploader:
         for active in self._queue.begin():
             tasks.create_task(self._job(active).run())
 
-    def _drop_superseded(self, tasks: asyncio.TaskGroup) -> None:
+    def _drop_superseded(self, tasks: Tasks) -> None:
         catalog = self._context.catalog
         # A checkpoint finished after the newest durable one is not superseded: the run had resumed from an older step.
         pending = [t for t in catalog.pending() if not catalog.is_after_newest_durable(t)]
@@ -108,18 +116,27 @@ class Uploader:
             if tracked.name not in self._queue.active:
                 tasks.create_task(self._job(Active(tracked)).discard())
 
+    def _discard_replaced(self, tasks: Tasks) -> None:
+        """Discard versions that were finished anew while they waited: for their turn, a retry or other nodes."""
+        for tracked in self._context.catalog.take_replaced():
+            active = self._queue.active.get(tracked.name)
+            if active is None or active.tracked is not tracked:  # otherwise its job does that
+                tasks.create_task(self._job(Active(tracked)).discard())
+
     async def _commit_when_complete(self) -> None:
         while True:
             for tracked in self._context.catalog.pending():
-                if self._queue.waits_for_others(tracked):
-                    job = self._job(Active(tracked))
+                if self._queue.waits_for_others(tracked) and self._context.catalog.is_current(tracked):
+                    job, self._queue.committing = self._job(Active(tracked)), tracked.name
                     try:
                         await job.commit()
                     except Fenced as error:
                         job.give_up(str(error))
                     except StoreError as error:
                         log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
-            await asyncio.sleep(COMMIT_POLL_S)
+                    finally:
+                        self._queue.committing = None
+            await self._context.clock.sleep(COMMIT_POLL_S)
 
     def _job(self, active: Active) -> UploadJob:
         return UploadJob(self._context, self._versions, self._queue, self._post_commit_check, active)

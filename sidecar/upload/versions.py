@@ -128,7 +128,7 @@ class VolumeVersions:
             held.source,
             sent.journal,
             guard=guard,
-            early=self._early,
+            on_wrong=self._early.send_closed_only,
             tracked=active.tracked,
         )
         report_uploading(context.catalog, active.tracked, transfer)

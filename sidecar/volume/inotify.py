@@ -26,7 +26,7 @@ _ONLY_FOLDERS = 0x0100_0000
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class InotifyEvent:
     """A change of an entry of a watched directory."""
 
     watch: int
@@ -72,7 +72,7 @@ def remove_watch(fd: int, watch: int) -> None:
     _libc.inotify_rm_watch(fd, watch)
 
 
-def read(fd: int) -> Iterator[Event]:
+def read(fd: int) -> Iterator[InotifyEvent]:
     """Yield the available events without waiting."""
     try:
         content = os.read(fd, _BUFFER_BYTES)
@@ -82,7 +82,7 @@ def read(fd: int) -> Iterator[Event]:
     while at < len(content):
         watch, mask, _, length = _EVENT.unpack_from(content, at)
         at += _EVENT.size
-        yield Event(watch, mask, os.fsdecode(content[at : at + length].rstrip(b"\0")))
+        yield InotifyEvent(watch, mask, os.fsdecode(content[at : at + length].rstrip(b"\0")))
         at += length
 
 

@@ -9,6 +9,7 @@ import os
 
 import structlog
 
+from sidecar.daemon.tasks import within
 from sidecar.volume.opener import NotRegular, Place
 from trainer_hook.contract import SYSTEM_DIR
 
@@ -32,23 +33,26 @@ async def hold_volume(lock: Place, *, told_to_end: asyncio.Event) -> bool:
         OSError: The lock cannot be opened.
     """
     is_logged = False
-    while not _is_ours(lock):
+    while try_to_hold(lock) is None:
         if not is_logged:
             log.warning(
                 "volume_in_use", lock=LOCK, hint="another sidecar still flushes; this one starts when that one has ended"
             )
             is_logged = True
-        try:
-            async with asyncio.timeout(RETRY_S):
-                await told_to_end.wait()
-        except TimeoutError:
-            continue
-        return False
+        if await within(RETRY_S, told_to_end.wait()):
+            return False
     return not told_to_end.is_set()
 
 
-def _is_ours(lock: Place) -> bool:
-    """Try to take the lock; False if another process holds it. The kernel releases it when this process ends."""
+def try_to_hold(lock: Place) -> int | None:
+    """Try to take the lock. The kernel releases it when this process ends.
+
+    Returns:
+        The descriptor that holds it, which may be closed to release it; ``None``: another process holds it.
+
+    Raises:
+        OSError: The lock cannot be opened.
+    """
     try:
         fd = lock.open_file(os.O_RDWR | os.O_CREAT, 0o660)
     except (NotRegular, OSError) as error:
@@ -58,9 +62,9 @@ def _is_ours(lock: Place) -> bool:
         lock.discard()
         fd = lock.open_file(os.O_RDWR | os.O_CREAT, 0o660)
     if _is_taken(fd):
-        return True  # and the descriptor stays open
+        return fd
     os.close(fd)
-    return False
+    return None
 
 
 def _is_taken(fd: int) -> bool:

@@ -17,7 +17,7 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -220,14 +220,10 @@ class Place:
         except OSError:
             return False
 
-    def remove(self, *, missing_ok: bool = True) -> None:
-        """Remove a file, link, fifo or socket."""
-        try:
-            with self._named(), self._in_parent() as (folder, name):
-                os.unlink(name, dir_fd=folder)
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
+    def remove(self) -> None:
+        """Remove a file, link, fifo or socket; a missing one is not an error."""
+        with suppress(FileNotFoundError), self._named(), self._in_parent() as (folder, name):
+            os.unlink(name, dir_fd=folder)
 
     def make_link(self, text: str) -> None:
         """Make a symbolic link. Nothing here follows it; others may."""
@@ -284,11 +280,9 @@ class Place:
                 os.fchmod(fd, mode)
         return was_other
 
-    @contextmanager
-    def listed(self) -> Iterator[int]:
+    def listed(self) -> AbstractContextManager[int]:
         """Open a directory for reading and fsync, and yield its descriptor."""
-        with opened(self.folder.open(self.inside, FOLDER)) as fd:
-            yield fd
+        return opened(self.folder.open(self.inside, FOLDER))
 
     @contextmanager
     def held(self) -> Iterator[Folder]:

@@ -134,10 +134,10 @@ class Pins:
 
     def drop(self, place: Place) -> None:
         """Remove a pin. It is renamed first, so that a kill in the middle leaves nothing that looks complete."""
-        going = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}.tmp")
+        doomed = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}.tmp")
         with suppress(OSError):
-            place.rename(going)
-        going.discard()
+            place.rename(doomed)
+        doomed.discard()
 
     def _place_of(self, checkpoint: Finished) -> Place:
         return self._folder / held_as(checkpoint.name, checkpoint.version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import uuid
@@ -133,6 +134,18 @@ class Volume:
             if error.errno not in LASTING:
                 raise
             return ANOTHER_MOUNT if error.errno == errno.EXDEV else None
+
+    def finished_versions(self) -> list[str]:
+        """Return the versions of all markers on the volume and in pins; those that cannot be read now are left out."""
+        try:
+            folders = [self / name for name in self.names()] + self.pins.left()
+        except OSError:
+            return []
+        found = []
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                found.append(signature((folder / MARKER).status()))
+        return found
 
     def examine(self, name: str) -> FoundCheckpoint:
         """Read a checkpoint's marker and walk its files.

@@ -40,6 +40,16 @@ def examine(place: Place, name: str) -> FoundCheckpoint:
 
 def _examine(place: Place, name: str) -> FoundCheckpoint:
     content, status = read_regular(place / MARKER, max_bytes=MAX_MARKER_BYTES + 1)
+    marker = FoundMarker(content, signature(status), status.st_mtime_ns)
+    return FoundCheckpoint(name, *walk_files(place), marker)
+
+
+def walk_files(place: Place) -> tuple[tuple[FoundFile, ...], tuple[tuple[str, str], ...]]:
+    """Return the regular files of a directory but for its marker, and its other entries with their kind; in order of path.
+
+    Raises:
+        OSError: The directory is missing, or cannot be read.
+    """
     files: list[FoundFile] = []
     irregular: list[tuple[str, str]] = []
     for path, found in place.walk():
@@ -49,8 +59,7 @@ def _examine(place: Place, name: str) -> FoundCheckpoint:
         elif not stat.S_ISDIR(found.st_mode):
             irregular.append((path, _KINDS.get(stat.S_IFMT(found.st_mode), "special file")))
     files.sort(key=lambda file: file.path)
-    marker = FoundMarker(content, signature(status), status.st_mtime_ns)
-    return FoundCheckpoint(name, tuple(files), tuple(sorted(irregular)), marker)
+    return tuple(files), tuple(sorted(irregular))
 
 
 def signature(status: os.stat_result) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from sidecar.daemon.tasks import within
 from sidecar.volume import inotify
 from sidecar.volume.files import LASTING
 from sidecar.volume.opener import Place
@@ -98,12 +99,8 @@ class Hints:
 
     async def wait(self, *, timeout_s: float) -> None:
         """Wait for the next hint, at most ``timeout_s`` seconds."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._woken.wait()
-        except TimeoutError:
-            return
-        self._woken.clear()
+        if await within(timeout_s, self._woken.wait()):
+            self._woken.clear()
 
     def wake(self) -> None:
         """Add a hint."""
@@ -167,7 +164,7 @@ class Hints:
             elif watched.path:
                 self._take_file(watched, event)
 
-    def _take_folder(self, watched: _Watched, event: inotify.Event) -> None:
+    def _take_folder(self, watched: _Watched, event: inotify.InotifyEvent) -> None:
         if watched.checkpoint:
             self._take_inner_folder(watched.checkpoint, f"{watched.path}/{event.name}", event)
         elif not watched.path:
@@ -177,14 +174,14 @@ class Hints:
                 self.follow(event.name)
                 self.wake()
 
-    def _take_inner_folder(self, checkpoint: str, path: str, event: inotify.Event) -> None:
+    def _take_inner_folder(self, checkpoint: str, path: str, event: inotify.InotifyEvent) -> None:
         if event.mask & _APPEARED:
             self._watch_tree(checkpoint, path)
         else:
             below = f"{path}/"
             self._end([n for n, watched in self._watched.items() if f"{watched.path}/".startswith(below)])
 
-    def _take_file(self, watched: _Watched, event: inotify.Event) -> None:
+    def _take_file(self, watched: _Watched, event: inotify.InotifyEvent) -> None:
         if event.name in _INTERESTING:
             self.wake()
         elif watched.checkpoint and event.mask & _CLOSED and len(self._closed) < MOST_CLOSED:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
@@ -15,13 +14,14 @@ from sidecar.core.commit.commit import (
     Decision,
     GiveWay,
     Object,
-    Ready,
+    ReadyToCommit,
     Reupload,
     Wait,
     attempt_of,
     commit_of,
     decide,
     manifest_entry,
+    manifest_of,
     to_reupload,
     waiting_for,
 )
@@ -29,20 +29,20 @@ from sidecar.core.commit.commit_roster import POLL_S, CommitTurn, groups, has_bu
 from sidecar.core.format import keys
 from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
-from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry, Manifest, NodeOf, decode_manifest, encode
-from sidecar.errors import AlreadyExists, CheckpointRejected, NotFound
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Commit, Manifest, decode_manifest, encode
+from sidecar.errors import AlreadyExists, CheckpointRejected, NotFound, Stopped
 from sidecar.repository.documents import StoredCommit, named_in
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.commit_poll import CommitPoll
 from sidecar.upload.commit.manifest_collector import ManifestCollector, Read
-from sidecar.upload.commit.revocation import Fence, Revocation
+from sidecar.upload.commit.revocation import LeaseCheck, Revocation
 from sidecar.upload.commit.sweeper import Sweeper
 from sidecar.upload.send.journal import Journal
 from trainer_hook.contract import ContractError, Node, rfc3339
 
 HELD_S = 1.0
-"""Seconds for which an answer of the fence counts before a commit. It is older after a freeze of the process or slow reads."""
+"""Seconds for which a read of the lease counts before a commit. It is older after a freeze of the process or slow reads."""
 
 log = structlog.get_logger()
 
@@ -52,20 +52,8 @@ DIGEST_PATIENCE_S = 30.0
 """Extra seconds for which the commit is left to a node that has written the digest of the group."""
 
 
-def manifest_of(checkpoint: Finished, entries: Sequence[FileEntry]) -> Manifest:
-    """Return the manifest of this node's part of a checkpoint."""
-    return Manifest(
-        name=checkpoint.name,
-        step=checkpoint.step,
-        attempt=checkpoint.attempt,
-        save_id=checkpoint.save_id,
-        node=NodeOf(index=checkpoint.node.index, count=checkpoint.node.count),
-        reason=checkpoint.reason,
-        created_at=rfc3339(checkpoint.created_at_s),
-        world_size=checkpoint.world_size,
-        meta=dict(checkpoint.meta),
-        files=tuple(sorted(entries, key=lambda entry: entry.path)),
-    )
+class _NotYet(Stopped):
+    """The commit has to wait; the text is the reason."""
 
 
 class Committer(Revocation):
@@ -76,13 +64,13 @@ class Committer(Revocation):
         store: Store,
         executor: StoreExecutor,
         *,
-        fence: Fence | None = None,
+        lease: LeaseCheck | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         epoch: Callable[[], float] = time.time,
     ) -> None:
-        """Start with nothing seen. ``fence``: asked before each commit and each deletion; ``None``: no other pod is there."""
-        super().__init__(store, executor, fence=fence)
+        """Start with nothing seen. ``lease``: checked before each commit and each deletion; ``None``: no other pod is there."""
+        super().__init__(store, executor, lease=lease)
         self._clock = clock
         self._epoch = epoch
         self._sleep = sleep
@@ -160,7 +148,7 @@ class Committer(Revocation):
         for progress in (*sent.uploads.values(), *sent.void):
             await self._executor.once(self._store.abort_upload, progress.key, progress.upload_id)
         if sent.entries and whole_files:
-            await self.fence.require_held()  # a later pod may be sending the step's files, before its first manifest
+            await self.lease.require_held()  # a later pod may be sending the step's files, before its first manifest
             await self._executor.once(self._store.delete, [entry.key for entry in sent.entries.values()])
 
     async def withdraw_earlier(self, checkpoint: Finished, before: Manifest | None) -> bool:
@@ -214,7 +202,7 @@ class Committer(Revocation):
         """Commit if nothing is missing and it is this node's turn; return the decision.
 
         Called periodically while it returns ``Wait``. ``core/commit/commit_roster`` limits the rate of requests.
-        ``Ready``: the step has a commit that names this node's part as published.
+        ``ReadyToCommit``: the step has a commit that names this node's part as published.
 
         Args:
             checkpoint: A checkpoint whose manifest this node has published.
@@ -290,13 +278,15 @@ class Committer(Revocation):
 
     async def _commit(self, checkpoint: Finished, poll: CommitPoll, *, digests: Sequence[str] = ()) -> Decision:
         """Compare the listing of the objects with all manifests, and commit if nothing is missing."""
-        name, attempt, node = checkpoint.name, checkpoint.attempt, checkpoint.node
-        require_held, asked_s = functools.partial(self.fence.require_held, node, attempt), self._clock()
+        name, attempt, node, asked_s = checkpoint.name, checkpoint.attempt, checkpoint.node, self._clock()
         # At the same time: the question costs no time beside the listing.
-        asked: list[Coroutine[Any, Any, Any]] = [self._executor.persistently(self._listing, name), require_held()]
-        listing, _ = await self._executor.together(asked)
+        listed = self._executor.persistently(self._listing, name)
+        asked: list[Coroutine[Any, Any, Any]] = [listed, self.lease.why_not_commit(node, attempt)]
+        listing, why_not = await self._executor.together(asked)
         if keys.commit(name) in listing and (there := await self.stored_commit(name)) is not None:
             return await self._compare_commit(checkpoint, poll, there)
+        if why_not is not None:
+            return Wait(why_not)
         if digests:
             await poll.collector.read_digests(digests)
         etags = {key: there.etag for key, there in listing.items()}
@@ -306,28 +296,44 @@ class Committer(Revocation):
             return Reupload({}, "a late request has replaced this node's manifest by an earlier one")
         manifests, raw = [read.manifest for read in reads], {read.manifest.node.index: read.raw for read in reads}
         decision = decide(manifests, listing, me=node)
-        if not isinstance(decision, Ready):
+        if not isinstance(decision, ReadyToCommit):
             await self._request_reuploads(poll, manifests, listing, etags)
             if isinstance(decision, Reupload) and decision.reason == GONE:
                 return await self._later_attempt(checkpoint, listing) or decision
             return decision
-        commit = commit_of(manifests, raw, committed_at=rfc3339(self._epoch()))
+        commit = commit_of(manifests, raw, committed_at=rfc3339(self._epoch()), epoch=self.epoch_of(checkpoint))
         if has_bundle(node.count):
             await poll.collector.write_digest(keys.all_manifests(name, attempt), reads)
-        if self._clock() - asked_s > HELD_S:
-            await require_held()
         try:
-            # Written last: without this object the step is invisible (I1).
-            put, key = self._store.put, keys.commit(name)
-            await self._executor.persistently(put, key, encode(commit), only_if_absent=True, before_again=require_held)
+            await self._write_commit(commit, node, asked_s)
+        except _NotYet as error:
+            return Wait(str(error))
         except AlreadyExists:
             there = await self.stored_commit(name)
             found = await self._compare_commit(checkpoint, poll, there) if there else Wait("its commit was just revoked")
-            if not isinstance(found, Ready):
+            if not isinstance(found, ReadyToCommit):
                 return found
         self._written.add((name, attempt, checkpoint.save_id))
         self._sweeper.committed(checkpoint, manifests, listing)
         return decision
+
+    async def _write_commit(self, commit: Commit, node: Node, asked_s: float) -> None:
+        """Write a commit. ``asked_s``: when the lease was read, by the clock.
+
+        Raises:
+            AlreadyExists: The step has a commit.
+            Fenced, _NotYet: It must not be written, or not be written now.
+        """
+
+        async def check() -> None:
+            if (why_not := await self.lease.why_not_commit(node, commit.attempt)) is not None:
+                raise _NotYet(why_not)
+
+        if self._clock() - asked_s > HELD_S:
+            await check()
+        # Written last: without this object the step is invisible (I1).
+        put, key = self._store.put, keys.commit(commit.name)
+        await self._executor.persistently(put, key, encode(commit), only_if_absent=True, before_again=check)
 
     async def _later_attempt(self, checkpoint: Finished, listing: Mapping[str, Object]) -> GiveWay | None:
         """Return ``GiveWay`` if a later attempt writes the step: two attempts that repair it in turns would never end."""
@@ -345,6 +351,10 @@ class Committer(Revocation):
                 return GiveWay(f"the later attempt {attempt} writes this step now")
         return None
 
+    def epoch_of(self, checkpoint: Finished) -> int | None:
+        """Return the epoch of the prefix under which a checkpoint was written; ``None``: unknown."""
+        return None if checkpoint.is_inherited else self.lease.epoch_of(checkpoint.attempt)
+
     async def _request_reuploads(
         self, poll: CommitPoll, manifests: Sequence[Manifest], listing: Mapping[str, Object], etags: Mapping[str, str]
     ) -> None:
@@ -354,14 +364,14 @@ class Committer(Revocation):
         if reuploads := to_reupload(manifests, listing):
             await poll.collector.request_reuploads(reuploads, etags)
 
-    async def _compare_commit(self, checkpoint: Finished, poll: CommitPoll, there: StoredCommit) -> Ready | Reupload:
-        """Return ``Ready`` if an existing commit names this node's part as published."""
+    async def _compare_commit(self, checkpoint: Finished, poll: CommitPoll, there: StoredCommit) -> ReadyToCommit | Reupload:
+        """Return ``ReadyToCommit`` if an existing commit names this node's part as published."""
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
         own = await poll.collector.own(key)
         if own is not None and _is_of(own.manifest, checkpoint):
             commit, wanted = there.commit, manifest_entry(own.manifest, own.raw)
             if commit is not None and named_in(commit, key) == wanted:
-                return Ready()
+                return ReadyToCommit()
         return Reupload({}, "another save of this step was committed in the meantime")
 
     async def sweep(self, checkpoint: Finished) -> None:
@@ -377,4 +387,4 @@ def _is_of(manifest: Manifest, checkpoint: Finished) -> bool:
     return (manifest.save_id, manifest.created_at) == (checkpoint.save_id, rfc3339(checkpoint.created_at_s))
 
 
-__all__ = ["Committer", "Ready", "Reupload", "StoredCommit", "Wait", "manifest_of"]
+__all__ = ["Committer", "ReadyToCommit", "Reupload", "StoredCommit", "Wait", "manifest_of"]

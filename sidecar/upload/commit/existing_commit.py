@@ -33,7 +33,7 @@ class Quarantine(Protocol):
 class Contents(Protocol):
     """Files of a held checkpoint, read for a comparison. Blocking calls."""
 
-    def checksums(self, path: str, places: list[Range]) -> list[int]:
+    def checksums(self, path: str, ranges: list[Range]) -> list[int]:
         """Return the CRC64NVME of ranges of a file.
 
         Raises:
@@ -41,7 +41,7 @@ class Contents(Protocol):
         """
         ...
 
-    def is_still(self, path: str, places: list[Range], wanted: list[int]) -> bool:
+    def is_still(self, path: str, ranges: list[Range], wanted: list[int]) -> bool:
         """Whether ranges of a file have these checksums."""
         ...
 
@@ -77,6 +77,7 @@ class ExistingCommit:
             part=part,
             save_id=checkpoint.save_id,
             names_attempt=checkpoint.names_attempt,
+            epoch=self._committer.epoch_of(checkpoint),
         )
         if isinstance(decision, AlreadyCommitted) and await self._is_known_bad(commit, there):
             decision = Replace()

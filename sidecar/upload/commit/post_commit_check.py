@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Callable
-
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.states import State
 from sidecar.errors import Fenced, StoreError
 from sidecar.lifecycle.pod import PodState
+from sidecar.transfer.clock import Clock
 from sidecar.upload.commit.committer import Committer
 
 log = structlog.get_logger()
@@ -32,34 +29,28 @@ class PostCommitCheck:
         committer: Committer,
         pod: PodState,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
         self._catalog = catalog
         self._committer = committer
         self._pod = pod
-        self._clock = clock
+        self._clock = clock or Clock()
         self._due: list[tuple[float, Tracked, bool]] = []
         """Due time (monotonic seconds), checkpoint, and whether the check is thorough."""
 
     def became_durable(self, tracked: Tracked) -> None:
         """Schedule the checks of a checkpoint."""
-        now_s = self._clock()
+        now_s = self._clock.monotonic()
         self._due += [(now_s + after_s, tracked, thoroughly) for after_s, thoroughly in AFTER_S]
 
     async def run(self) -> None:
         """Check until cancelled."""
         while True:
-            await asyncio.sleep(POLL_S)
-            await self.check_due()
+            await self._clock.sleep(POLL_S)
+            await self._check_due()
 
-    @property
-    def next_due_s(self) -> float | None:
-        """Time of the next check, by the clock; ``None``: there is none."""
-        return min((at_s for at_s, _, _ in self._due), default=None)
-
-    async def check_due(self) -> None:
-        """Run the checks that are due now."""
-        now_s = self._clock()
+    async def _check_due(self) -> None:
+        now_s = self._clock.monotonic()
         due, self._due = [d for d in self._due if d[0] <= now_s], [d for d in self._due if d[0] > now_s]
         for _, tracked, thoroughly in due:
             if self._matters(tracked) and self._pod.left_s() is None:

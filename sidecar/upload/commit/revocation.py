@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from sidecar.core.commit.commit import attempt_of
 from sidecar.core.format import keys
 from sidecar.errors import AlreadyExists
 from sidecar.repository.documents import Documents, StoredCommit
@@ -13,7 +14,7 @@ from sidecar.transfer.executor import StoreExecutor
 from trainer_hook.contract import Node
 
 
-class Fence(Protocol):
+class LeaseCheck(Protocol):
     """Lease of the prefix, checked before commits and deletions."""
 
     async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
@@ -24,21 +25,41 @@ class Fence(Protocol):
         """
         ...
 
+    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
+        """Return why the commit of a checkpoint has to wait, or ``None``: it may be written now.
 
-class Unfenced:
-    """Fence of a store without other pods."""
+        Raises:
+            Fenced: A later pod has taken the prefix over.
+        """
+        ...
+
+    def epoch_of(self, attempt: str) -> int | None:
+        """Return the epoch of the prefix under which this pod's trainer writes an attempt; ``None``: unknown."""
+        ...
+
+
+class NoLease:
+    """Lease of a store without other pods."""
 
     async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
         """Return at once."""
+
+    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
+        """Return ``None``."""
+        return None
+
+    def epoch_of(self, attempt: str) -> int | None:
+        """Return ``None``."""
+        return None
 
 
 class Revocation(Documents):
     """Revokes commits, so that their steps can be written again or deleted."""
 
-    def __init__(self, store: Store, executor: StoreExecutor, *, fence: Fence | None = None) -> None:
-        """Start. ``fence``: checked before each revocation; ``None``: there is no other pod."""
+    def __init__(self, store: Store, executor: StoreExecutor, *, lease: LeaseCheck | None = None) -> None:
+        """Start. ``lease``: checked before each revocation; ``None``: there is no other pod."""
         super().__init__(store, executor)
-        self.fence = fence or Unfenced()
+        self.lease = lease or NoLease()
 
     async def revoke_commit(self, name: str, *, judged: StoredCommit | None = None) -> bool:
         """Revoke a commit, so that the step can be written again: delete the commit, then the manifests it names (I4).
@@ -55,7 +76,7 @@ class Revocation(Documents):
         Raises:
             Fenced: A later pod of the job has taken the prefix over.
         """
-        await self.fence.require_held()
+        await self.lease.require_held()
         there = await self.stored_commit(name)
         if there is None:
             return True
@@ -63,7 +84,7 @@ class Revocation(Documents):
             return False
 
         async def check() -> None:  # an earlier try may have succeeded, and another node may have committed since
-            await self.fence.require_held()
+            await self.lease.require_held()
             now = await self.stored_commit(name)
             if now is not None and now.crc64nvme != there.crc64nvme:
                 raise AlreadyExists(keys.commit(name))
@@ -75,6 +96,29 @@ class Revocation(Documents):
         await self.delete_while_uncommitted(name, await self._named_by(name, there))
         return True
 
+    async def remove(self, name: str, *, judged: StoredCommit | None = None) -> bool:
+        """Delete a checkpoint with all its objects, in the order of I4. Objects that others delete meanwhile are no error.
+
+        Args:
+            name: The checkpoint.
+            judged: The commit to delete. If another commit has replaced it meanwhile, that one stays. ``None``: any.
+
+        Returns:
+            Whether it was deleted.
+
+        Raises:
+            Fenced: A later pod of the job has taken the prefix over.
+            AlreadyExists: The step was committed again meanwhile.
+        """
+        if not await self.revoke_commit(name, judged=judged):
+            return False
+        left = await self._executor.persistently(lambda: [stored.key for stored in self._store.list(keys.folder(name))])
+        manifests = [key for key in left if attempt_of(key, name) is not None]
+        for objects in (manifests, [key for key in left if key not in set(manifests)]):
+            if objects:
+                await self.delete_while_uncommitted(name, objects)
+        return True
+
     async def delete_while_uncommitted(self, name: str, objects: Sequence[str]) -> None:
         """Delete objects of a checkpoint. Each retry reads the commit first: objects of a new commit stay.
 
@@ -83,7 +127,7 @@ class Revocation(Documents):
         """
 
         async def check() -> None:
-            await self.fence.require_held()
+            await self.lease.require_held()
             if await self.stored_commit(name) is not None:  # committed while the store did not answer
                 raise AlreadyExists(keys.commit(name))
 

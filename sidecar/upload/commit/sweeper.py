@@ -43,7 +43,9 @@ class Sweeper:
             await self._remove_unnamed(name, attempt, manifests, before)
             await self._executor.once(self._abort_unfinished, name)
         except StoreError as error:
-            log.warning("leftovers_not_removed", checkpoint=name, error=str(error), hint="they are deleted with the checkpoint")
+            log.warning(
+                "unnamed_objects_not_deleted", checkpoint=name, error=str(error), hint="they are deleted with the checkpoint"
+            )
 
     async def _remove_unnamed(
         self, name: str, attempt: str, manifests: Sequence[Manifest], before: Mapping[str, Object]
@@ -54,9 +56,9 @@ class Sweeper:
         foreign = [key for key in before if attempt_of(key, name) not in (None, attempt)]
         for key in foreign:
             named |= {key, *await self._files_named_by(key)}
-        leftover = [key for key in before if key not in named]
-        if leftover:
-            await self._executor.once(self._store.delete, leftover)
+        unnamed = [key for key in before if key not in named]
+        if unnamed:
+            await self._executor.once(self._store.delete, unnamed)
 
     async def _files_named_by(self, key: str) -> set[str]:
         # The manifest of another attempt, which may be writing now.

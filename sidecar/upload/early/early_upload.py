@@ -7,7 +7,6 @@ compared with its early upload by its checksum. Nothing is sent early if another
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import structlog
 from sidecar.core.format.found_checkpoint import FoundFile
 from sidecar.core.lifecycle.states import WANTED
 from sidecar.core.schedule.order import Waiting
+from sidecar.daemon.tasks import within
 from sidecar.errors import Fenced, SidecarError, StoreError
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
 from sidecar.upload.context import UploadContext
@@ -122,16 +122,16 @@ class EarlyUploads:
         """
         now_s = time.monotonic()
         return [
-            Writing(_place(early, going=True), early.transfer, early.source.size_bytes, now_s - early.began_s)
+            Writing(_place(early, terminating=True), early.transfer, early.source.size_bytes, now_s - early.began_s)
             for early in self._known.values()
             if not early.is_over and (alive or time.time() - early.source.newest_mtime_s < ABANDONED_S)
         ]
 
     def transfers(self) -> list[tuple[Waiting, FileTransfer]]:
         """Return the transfers with their places in the queue. After a termination notice they precede periodic checkpoints."""
-        going = self._context.is_going()
+        terminating = self._context.is_terminating()
         transfer = [(early, early.transfer) for early in self._known.values() if early.transfer is not None]
-        return [(_place(early, going=going), its) for early, its in [*transfer, *self._handed_over.values()]]
+        return [(_place(early, terminating=terminating), its) for early, its in [*transfer, *self._handed_over.values()]]
 
     async def run(self) -> None:
         """Send closed and growing files until cancelled."""
@@ -142,10 +142,8 @@ class EarlyUploads:
                     await self._poll(watchers)
                 except OSError as error:
                     log.warning("unfinished_checkpoints_not_readable", error=str(error))
-                least_s = FLUSH_POLL_S if self._context.is_going() else POLL_S
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(max(least_s, PAUSE_FACTOR * (time.monotonic() - began_s))):
-                        await self._woken.wait()
+                least_s = FLUSH_POLL_S if self._context.is_terminating() else POLL_S
+                await within(max(least_s, PAUSE_FACTOR * (time.monotonic() - began_s)), self._woken.wait())
                 self._woken.clear()
 
     def has(self, name: str) -> bool:
@@ -212,7 +210,7 @@ class EarlyUploads:
         early.is_over = False
         if early.allowed is False or now_s < early.rest_until_s:
             return
-        if self._context.is_going():  # in advance: files may be closed at any moment
+        if self._context.is_terminating():  # in advance: files may be closed at any moment
             self._request_permission(early, watchers)
         folder, closed = self._volume / early.name, self._hints.closed()
         seen = await asyncio.to_thread(list_files, folder, closed, growing=early.grown, quiet_only=early.quiet_only)
@@ -249,7 +247,9 @@ class EarlyUploads:
             guard = OverwriteGuard(
                 self._context.committer, early.name, "", caller_reads=False, clock=self._context.clock.monotonic
             )
-            early.transfer = self._context.transfer(early.name, early.source, early.journal, guard=guard, early=self)
+            early.transfer = self._context.transfer(
+                early.name, early.source, early.journal, guard=guard, on_wrong=self.send_closed_only
+            )
             watchers.create_task(self._watch_over(early, early.transfer))
             log.info("checkpoint_sent_early", checkpoint=early.name, closed_files=len(closed), growing_files=len(longer))
         early.transfer.add(closed)
@@ -331,8 +331,8 @@ class EarlyUploads:
         return objection is None
 
 
-def _place(early: _Early, *, going: bool) -> Waiting:
-    return Waiting(early.name, step_of(early.name), urgent=going, written=False)
+def _place(early: _Early, *, terminating: bool) -> Waiting:
+    return Waiting(early.name, step_of(early.name), urgent=terminating, written=False)
 
 
 def _longer(early: _Early, seen: FilesSeen) -> list[FoundFile]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import structlog
 
 from sidecar.core.schedule.backoff import delay_s
-from sidecar.core.schedule.slow_parts import Progress, is_worth_hedging, seen_over_s
+from sidecar.core.schedule.slow_parts import RequestProgress, is_worth_hedging, seen_over_s
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError, TooLarge
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
@@ -40,7 +40,7 @@ class Dispatcher:
         self._in_flight = 0
         self._large_sending = 0
         self._small_began_s: dict[WorkItem, float] = {}
-        self._sending: dict[WorkItem, tuple[FileTransfer, Progress]] = {}
+        self._sending: dict[WorkItem, tuple[FileTransfer, RequestProgress]] = {}
         self._hedge_timer: asyncio.TimerHandle | None = None
 
     def reorder(self, order: Sequence[FileTransfer], *, strictly: bool = False) -> None:
@@ -52,7 +52,7 @@ class Dispatcher:
                 Otherwise retries of the first one would share the link with the second.
         """
         if order[:1] != self._order[:1]:  # rates measured while a request was paused do not show that it is slow
-            self._sending = {item: (transfer, Progress()) for item, (transfer, _) in self._sending.items()}
+            self._sending = {item: (transfer, RequestProgress()) for item, (transfer, _) in self._sending.items()}
         self._order, self._strictly = list(order), strictly
         for rank, transfer in enumerate(self._order):
             transfer.retry_gate.put(behind=rank > 0 and self._order[0].has_more)
@@ -86,18 +86,18 @@ class Dispatcher:
         """Hedge requests of the first transfer that are slow while the link has capacity left."""
         now_s, left = time.monotonic(), {}
         over_s = seen_over_s(requests=len(self._sending), block_bytes=BLOCK_BYTES, link_bytes_per_s=link_bytes_per_s)
-        for item, (_, course) in self._sending.items():
+        for item, (_, progress) in self._sending.items():
             if item.hedged is not None and (left_bytes := item.hedged.left_bytes) is not None:
-                course.saw(left_bytes, now_s=now_s, over_s=over_s)
+                progress.saw(left_bytes, now_s=now_s, over_s=over_s)
                 left[item] = left_bytes
         used = [self._sending[item][1].bytes_per_s for item in left]
         for item, left_bytes in left.items():
-            transfer, course = self._sending[item]
+            transfer, progress = self._sending[item]
             if transfer not in self._order[:1] or item.hedged is None or item.hedged.is_hedged:
                 continue
             if self._in_flight < self._executor.most and is_worth_hedging(
                 left_bytes=left_bytes,
-                bytes_per_s=course.bytes_per_s,
+                bytes_per_s=progress.bytes_per_s,
                 size_bytes=item.size_bytes,
                 others_left_bytes=sum(left.values()) - left_bytes,
                 used_bytes_per_s=sum(link_bytes_per_s if rate is None else rate for rate in used),
@@ -148,7 +148,7 @@ class Dispatcher:
 
     def _count(self, transfer: FileTransfer, item: WorkItem, change: int) -> None:
         self._in_flight += change * item.at_once
-        transfer.places += change * item.at_once
+        transfer.slots += change * item.at_once
         transfer.in_flight += change
         if item.is_large:
             (transfer.large_in_flight.add if change > 0 else transfer.large_in_flight.discard)(item)
@@ -175,7 +175,7 @@ class Dispatcher:
             return
         loop = asyncio.get_running_loop()
         item.on_sent = functools.partial(loop.call_soon_threadsafe, self._all_sent, transfer, item)
-        self._sending[item] = transfer, Progress()
+        self._sending[item] = transfer, RequestProgress()
         self._count_sending(transfer, 1)
 
     def _all_sent(self, transfer: FileTransfer, item: WorkItem) -> None:

@@ -102,11 +102,11 @@ class FlushControl:
             self.plan, self._planned = None, (frozenset(), 0.0)
             self.hold([])
 
-    def decide(self, going: FlushBudget, pending: Sequence[Pending], early: UnfinishedCheckpoints, pod: PodState) -> None:
+    def decide(self, budget: FlushBudget, pending: Sequence[Pending], early: UnfinishedCheckpoints, pod: PodState) -> None:
         """Compute the plan again if its inputs changed, or ``REPLAN_S`` has passed.
 
         Args:
-            going: Time left, and the newest durable step.
+            budget: Time left, and the newest durable step.
             pending: Finished checkpoints that are not durable.
             early: Unfinished checkpoints with their early uploads.
             pod: State of the pod: whether the trainer is alive.
@@ -119,16 +119,16 @@ class FlushControl:
         self.plan = plan_flush(
             # Of equal names the last counts: the finished one, also while its directory is being rewritten.
             [
-                *(self._expected(each, going.usual) for each in early.writing(alive=pod.trainer_alive())),
+                *(self._expected(each, budget.usual) for each in early.writing(alive=pod.trainer_alive())),
                 *map(self._load, pending),
             ],
             rate=self._executor.rate(),
-            left_s=going.left_s,
-            newest_durable_step=going.newest_durable_step,
+            left_s=budget.left_s,
+            newest_durable_step=budget.newest_durable_step,
             costs=Costs(ROUND_TRIP_S / self._executor.most, COMMIT_ROUND_TRIPS * ROUND_TRIP_S),
         )
         if _outcome(self.plan) != (_outcome(before) if before is not None else []):
-            self._announce(self.plan, going.left_s)
+            self._announce(self.plan, budget.left_s)
 
     def _announce(self, plan: Plan, left_s: float) -> None:
         self._events.happened(
@@ -151,23 +151,23 @@ class FlushControl:
         """
         first = ordered[0] if ordered else None
         if self.plan is not None and next_up is not None:
-            self._hold_behind(self.plan, next_up, places={}, missing=0)
+            self._hold_behind(self.plan, next_up, in_flight={}, missing=0)
             return
         if self.plan is None or first is None or not first.in_flight or not self._is_worth_holding(ordered[1:]):
             for counted in self._gates.values():
                 counted.pause_gate.hold(False)
             return
-        free = self._executor.most - sum(transfer.places for transfer in ordered[1:])
+        free = self._executor.most - sum(transfer.slots for transfer in ordered[1:])
         missing = max(0, min(self._executor.adapted.limit, REQUESTS_FOR_LINK) - free) if first.has_more else 0
-        places = {transfer.name: transfer.in_flight for transfer in ordered[1:]}
-        self._hold_behind(self.plan, first.name, places=places, missing=missing)
+        in_flight = {transfer.name: transfer.in_flight for transfer in ordered[1:]}
+        self._hold_behind(self.plan, first.name, in_flight=in_flight, missing=missing)
 
-    def _hold_behind(self, plan: Plan, first: str, *, places: Mapping[str, int], missing: int) -> None:
+    def _hold_behind(self, plan: Plan, first: str, *, in_flight: Mapping[str, int], missing: int) -> None:
         rank = plan.rank()
         for name, counted in self._gates.items():
             # Transfers planned before it are being prepared; only those behind it are paused.
             is_behind = name != first and rank.get(name, len(rank)) >= rank.get(first, len(rank))
-            but = min(missing, places.get(name, 0)) if is_behind else 0
+            but = min(missing, in_flight.get(name, 0)) if is_behind else 0
             counted.pause_gate.hold(is_behind, exempt=but)
             missing -= but
 

@@ -40,6 +40,8 @@ class Queue:
     def __init__(self, catalog: Catalog, early: EarlyUploads, flush: FlushControl) -> None:
         self.active: dict[str, Active] = {}
         """Uploads in progress, by checkpoint."""
+        self.committing: str | None = None
+        """Name of the checkpoint whose commit is being tried again, after its upload has ended."""
         self._catalog = catalog
         self._early = early
         self._flush = flush
@@ -59,8 +61,8 @@ class Queue:
             if tracked.state is not State.UPLOADED:
                 active = self.active.get(tracked.name) or Active(tracked)
                 pending.append(Pending(tracked, self._waiting(tracked), active.transfer, active.is_sent))
-        going = FlushBudget(left_s, self._catalog.newest_durable_step, usual)
-        self._flush.decide(going, pending, self._early, pod)
+        budget = FlushBudget(left_s, self._catalog.newest_durable_step, usual)
+        self._flush.decide(budget, pending, self._early, pod)
 
     def begin(self) -> list[Active]:
         """Start the uploads whose turn it is, and return them."""

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from sidecar.core.format import checksum
@@ -56,10 +57,10 @@ class FileTransfer:
         self.name = name
         self.journal = journal
         self._observer = observer or TransferObserver()
-        self.retry_gate = RetryGate(self._observer)
+        self.retry_gate = RetryGate(self._observer.changed)
         self.in_flight = 0
         """Number of work items in flight."""
-        self.places = 0
+        self.slots = 0
         """Number of their requests."""
         self.large_in_flight: set[WorkItem] = set()
         self.large_sending = 0
@@ -199,11 +200,11 @@ class FileTransfer:
         path, ranges = upload.file.path, upload.ranges
         entry, progress = self.journal.entries.get(path), self.journal.uploads.get(path)
         if entry is not None:
-            places, wanted = [(0, entry.size_bytes)], [checksum.from_text(entry.crc64nvme)]
+            extents, wanted = [(0, entry.size_bytes)], [checksum.from_text(entry.crc64nvme)]
         else:
             there = progress.checksums if progress else {}
-            places, wanted = [ranges[number - 1] for number in there], list(there.values())
-        if await self._executor.once(self._payloads.is_still, path, places, wanted):
+            extents, wanted = [ranges[number - 1] for number in there], list(there.values())
+        if await self._executor.once(self._payloads.is_still, path, extents, wanted):
             self.journal.confirmed(path)
         else:
             self._observer.sent_wrong_bytes()
@@ -272,7 +273,7 @@ class FileTransfer:
         finally:
             if left := files.left:
                 item.upload = left[0]
-                self._plan.items.add(WorkItem(upload, Step.WHOLE) for upload in left[1:])
+                self._plan.items.add(WorkItem(upload, Step.WHOLE) for upload in islice(left, 1, None))
             if files.done:
                 self._arrived(files.sent_bytes, began_s=began_s)
             self._plan.missing.difference_update(upload.file.path for upload in files.done)

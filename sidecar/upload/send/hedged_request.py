@@ -103,11 +103,11 @@ class HedgedRequest:
         hedged.cancel()
         if first.done():
             return first.result()
-        beside = SendTry(self._gate, self._on_sent)
-        second = asyncio.ensure_future(carry(beside))
+        hedge = SendTry(self._gate, self._on_sent)
+        second = asyncio.ensure_future(carry(hedge))
         await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
         if first.done():
-            return await _settled_result(first, second, beside)
+            return await _settled_result(first, second, hedge)
         return await _settled_result(second, first, self._first)
 
 

@@ -59,7 +59,7 @@ class Payloads:
                 yield lambda: (answered(), body.crc64nvme)
 
     def put_part(
-        self, path: str, progress: FileProgress, number: int, place: Range, send_try: SendTry | None = None
+        self, path: str, progress: FileProgress, number: int, extent: Range, send_try: SendTry | None = None
     ) -> tuple[Part, int]:
         """Send a part; return it and its CRC64NVME.
 
@@ -67,7 +67,7 @@ class Payloads:
             Stopped: The gate is closed, or another try of the same part arrived first.
         """
         with self._source.open(path) as fd:
-            body = self._slice(fd, path, place, send_try)
+            body = self._slice(fd, path, extent, send_try)
             try:
                 part = self._store.upload_part(progress.key, progress.upload_id, number, body)
             except StoreError as error:
@@ -79,20 +79,20 @@ class Payloads:
                 raise
         return part, body.crc64nvme
 
-    def checksums(self, path: str, places: list[Range], wanted: list[int] | None = None) -> list[int]:
+    def checksums(self, path: str, ranges: list[Range], wanted: list[int] | None = None) -> list[int]:
         """Return the CRC64NVME of ranges of a file, up to the first one that differs from ``wanted``; ``None``: all."""
         found: list[int] = []
         with self._source.open(path) as fd:
-            for number, place in enumerate(places):
-                found.append(self._slice(fd, path, place).crc64nvme_ahead())
+            for number, extent in enumerate(ranges):
+                found.append(self._slice(fd, path, extent).crc64nvme_ahead())
                 if wanted is not None and found[-1] != wanted[number]:
                     break
         return found
 
-    def is_still(self, path: str, places: list[Range], wanted: list[int]) -> bool:
+    def is_still(self, path: str, ranges: list[Range], wanted: list[int]) -> bool:
         """Whether ranges of a file have these checksums."""
         try:
-            return self.checksums(path, places, wanted) == wanted
+            return self.checksums(path, ranges, wanted) == wanted
         except CheckpointChanged:
             return False
 
@@ -104,9 +104,9 @@ class Payloads:
                 crc = checksum.checksum(buffer[:count], crc)
         return crc
 
-    def _slice(self, fd: int, path: str, place: Range, send_try: SendTry | None = None) -> FileSlice:
+    def _slice(self, fd: int, path: str, extent: Range, send_try: SendTry | None = None) -> FileSlice:
         name = f"{self._name}/{path}"
         if send_try is None:
-            return FileSlice(fd, *place, gate=self.gate, name=name, with_md5=self._with_md5)
-        body = FileSlice(fd, *place, gate=send_try, name=name, with_md5=self._with_md5, on_end=send_try.all_sent)
+            return FileSlice(fd, *extent, gate=self.gate, name=name, with_md5=self._with_md5)
+        body = FileSlice(fd, *extent, gate=send_try, name=name, with_md5=self._with_md5, on_end=send_try.all_sent)
         return send_try.carries(body)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 from sidecar.core.format import checksum
 from sidecar.errors import CorruptObject
 from sidecar.store.protocol import Stored
 from sidecar.transfer.request_batch import RequestBatch
 from sidecar.upload.send.payloads import Payloads
-
-if TYPE_CHECKING:
-    from sidecar.upload.send.work_item import Upload
+from sidecar.upload.send.work_item import Upload
 
 
-class SmallBatch:
+class SmallBatch(RequestBatch[Upload]):
     """Small files that one thread sends. ``more`` and ``stored`` are called in that thread.
 
     Args:
@@ -38,16 +35,11 @@ class SmallBatch:
         reads_back: bool,
         stored: Callable[[Upload, Stored, int], None],
     ) -> None:
+        super().__init__(more, at_once=at_once, taken=[first])
         self.done: list[Upload] = []
-        self._batch = RequestBatch(more, at_once=at_once, taken=[first])
         self._payloads = payloads
         self._reads_back = reads_back
         self._stored = stored
-
-    @property
-    def left(self) -> list[Upload]:
-        """Files that were taken and are not in the store."""
-        return list(self._batch.left)
 
     @property
     def sent_bytes(self) -> int:
@@ -61,7 +53,7 @@ class SmallBatch:
             CorruptObject: The object differs from the file.
             CheckpointChanged, CheckpointRejected, StoreError: As ``Payloads.put_file``.
         """
-        self._batch.run(self._begin, self._end)
+        self.run(self._begin, self._end)
 
     def _begin(self, upload: Upload) -> AbstractContextManager[Callable[[], tuple[Stored, int]]]:
         return self._payloads.putting_file(upload.file.path, upload.key, upload.file.size_bytes)

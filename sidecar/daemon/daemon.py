@@ -22,7 +22,7 @@ from sidecar.api.server import Server, listen
 from sidecar.api.token import TokenFile
 from sidecar.catalog.events import rounded
 from sidecar.catalog.scanner import SETTLE_S
-from sidecar.core.lifecycle.phases import Phase
+from sidecar.core.lifecycle.phases import Phase, longest_release_s
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon import exit_report
 from sidecar.daemon.phase_control import PhaseControl
@@ -56,7 +56,7 @@ class Daemon:
         self._settings = settings
         self.services = Services(settings, store)
         self.services.executor.on_hurry = store.hurry
-        self.services.termination.observe(self)
+        self.services.termination.observe(self._on_notice)
         self._phase_control = PhaseControl(self.services)
         self._is_announced = False
         """The log says that the pod is terminating."""
@@ -131,11 +131,13 @@ class Daemon:
         settings = self._settings
         sockets = [listen("127.0.0.1", settings.api_port, setting="CKPT_API_PORT")]
         sockets += _listen_unix(self.services.volume / API_SOCKET)
-        servers = [Server(create_app(self.services), sockets)]
+        servers = [Server(create_app(self.services), sockets, durations=self.services.durations)]
         if settings.metrics_bind:
             host, port = settings.metrics_bind
             metrics = listen(host, port, setting="CKPT_METRICS_BIND")
-            servers.append(Server(create_metrics_app(self.services), [metrics], any_host=True))
+            servers.append(
+                Server(create_metrics_app(self.services), [metrics], any_host=True, durations=self.services.durations)
+            )
         return servers
 
     def _tasks(self) -> list[Coroutine[Any, Any, None]]:
@@ -169,6 +171,7 @@ class Daemon:
                 services.events.happened("termination_void", hint="no SIGTERM followed the notice: the pod stays")
             services.termination.poll_notice()
             services.save_requests.update()
+            services.risk_monitor.observe()
             if services.state.phase is Phase.RUNNING:
                 services.risk_monitor.update()
             await services.hints.wait(timeout_s=SETTLE_S if services.scanner.unsettled else SCAN_S)
@@ -179,15 +182,15 @@ class Daemon:
         tell = self._settings.mode == "classic" or not self.services.pod.trainer_alive()
         self.services.termination.sigterm(tell_trainer=tell)
 
-    def noticed(self) -> None:
+    def _on_notice(self) -> None:
         """React to a termination notice: requests are hedged earlier; the volume and the phase are checked at once."""
-        services, going = self.services, self.services.termination.going
+        services, notice = self.services, self.services.termination.current_notice
         services.executor.hurry()
         left_s = rounded(services.termination.left_s())
         if self._is_announced:  # a second notice, or SIGTERM after one: the clock runs since the first
             services.events.happened("termination_confirmed", sigterms=services.termination.sigterms, left_s=left_s)
         else:
-            services.events.happened("termination_noticed", source=going.source if going else None, left_s=left_s)
+            services.events.happened("termination_noticed", source=notice.source if notice else None, left_s=left_s)
         self._is_announced = True
         services.hints.wake()
         services.lease.wake()
@@ -206,7 +209,8 @@ class Daemon:
         )
         services.state.ended.set()
         services.resume_service.close()
-        await asyncio.gather(exit_report.write_in_time(services.volume, report), services.lease.release_in_time())
+        release_s = longest_release_s(services.termination.kill_in_s(), cut_short=services.termination.sigterms > 1)
+        await asyncio.gather(exit_report.write_in_time(services.volume, report), services.lease.release_within(release_s))
         return int(report["exit_code"])
 
     def _give_up_pending(self) -> None:

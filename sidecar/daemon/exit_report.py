@@ -12,6 +12,7 @@ import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.exit_codes import EXIT_DONE, EXIT_FENCED, EXIT_GIVEN_UP
+from sidecar.core.lifecycle.fencing import TWO_AT_ONCE_HINT
 from sidecar.core.lifecycle.states import PENDING, REPORTED, State
 from sidecar.daemon import termination_message
 from sidecar.lifecycle.termination import LAST_REPORT, Termination
@@ -47,15 +48,15 @@ def exit_report(
     durable = sorted((t for t in catalog.all() if t.state is State.COMMITTED), key=lambda t: t.name)
     given_up = [t for t in catalog.all() if t.state in PENDING or t.state in REPORTED]
     newest_rejected = {t.name: t.reason for t in catalog.newest_rejected()}
-    going = termination.going
+    notice = termination.current_notice
     exit_code = EXIT_GIVEN_UP if given_up or newest_rejected or unseen else EXIT_DONE
     return {
         "format": 1,
         "written_at": rfc3339(time.time()),
         "exit_code": EXIT_FENCED if termination.fenced_by else exit_code,
         "fenced": termination.fenced_by,
-        "notice": None if going is None else {"source": going.source, "at": rfc3339(going.at_s)},
-        "grace_used_s": None if going is None else round(time.monotonic() - going.began_s, 3),
+        "notice": None if notice is None else {"source": notice.source, "at": rfc3339(notice.at_s)},
+        "grace_used_s": None if notice is None else round(time.monotonic() - notice.began_s, 3),
         "newest_durable_step": catalog.newest_durable_step,
         "durable": [t.name for t in durable],
         "given_up": [_given_up(t) for t in given_up],
@@ -108,15 +109,12 @@ def ended_waiting(volume: Volume) -> int:
 
 
 def _given_up(tracked: Tracked) -> dict[str, Any]:
-    reason = tracked.reason or "the sidecar ended before it was durable"
-    size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
-    step = tracked.checkpoint.step if tracked.checkpoint else None
     return {
         "checkpoint": tracked.name,
-        "step": step,
-        "reason": reason,
+        "step": tracked.checkpoint.step if tracked.checkpoint else None,
+        "reason": tracked.reason or "the sidecar ended before it was durable",
         "sent_bytes": tracked.sent_bytes,
-        "size_bytes": size_bytes,
+        "size_bytes": tracked.checkpoint.size_bytes if tracked.checkpoint else 0,
     }
 
 
@@ -131,7 +129,8 @@ def _sentence(report: dict[str, Any]) -> str:
         names = "; ".join(_why(name, reason) for name, reason in report["newest_rejected"].items())
         lost.append(f"rejected, so the newest is not in the store: {names}")
     if report["fenced"]:
-        return f"fenced: {report['fenced']}; this pod made nothing durable after that; {durable}"
+        fenced = f"fenced: {report['fenced']}; this pod made nothing durable after that; {durable}"
+        return f"{fenced}. Two pods at once on purpose? Then {TWO_AT_ONCE_HINT}"
     if lost:
         advice = ". Raise terminationGracePeriodSeconds and CKPT_GRACE_SECONDS, or save less" if report["given_up"] else ""
         return f"{'. '.join(lost)}. {durable}{advice}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import structlog
 
 from sidecar.catalog.events import rounded
 from sidecar.core.lifecycle.phases import Phase, Situation, next_phase
 from sidecar.daemon.services import Services
+from sidecar.daemon.tasks import within
 
 log = structlog.get_logger()
 
@@ -47,9 +47,7 @@ class PhaseControl:
 
     async def _wait(self, seconds: float) -> None:
         """Return after ``seconds``, or at the next notice."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._noticed.wait()
+        await within(seconds, self._noticed.wait())
         self._noticed.clear()
 
     async def _next_phase(self) -> Phase:
@@ -81,7 +79,7 @@ class PhaseControl:
         left_s = termination.left_s()
         return Situation(
             ready=services.state.store_opened.is_set() and services.inventory.scanned.is_set(),
-            notice=termination.is_going(),
+            notice=termination.is_terminating(),
             sigterm=termination.sigterms > 0,
             trainer_alive=services.pod.trainer_alive(),
             trainer_succeeded=termination.trainer_succeeded(),

@@ -6,6 +6,7 @@ import secrets
 from typing import Final
 
 from sidecar.catalog.catalog import Catalog
+from sidecar.catalog.durations import Durations
 from sidecar.catalog.events import Events
 from sidecar.catalog.inventory import Inventory
 from sidecar.catalog.scanner import Scanner
@@ -37,10 +38,12 @@ class Services:
         """Bearer token of calls that change state."""
         self.state: Final = DaemonState()
         self.events: Final = Events()
+        self.durations: Final = Durations()
+        self.events.observe(self.durations.happened)
         self.catalog: Final = Catalog(self.events)
         self.volume: Final = Volume(settings.dir, settings.state_dir)
         self.hints: Final = Hints(self.volume)
-        self.health: Final = Health(self.events)
+        self.health: Final = Health(self.events.happened)
         self.executor: Final = StoreExecutor(
             concurrency=settings.concurrency,
             gate=RateGate(settings.bandwidth_limit),
@@ -50,12 +53,12 @@ class Services:
         self.flush: Final = FlushControl(self.executor, self.events)
         self.termination: Final = Termination(self.volume, grace_s=settings.grace_seconds)
         self.pod: Final = Pod(settings, self.volume, self.termination)
-        self.scanner: Final = Scanner(self.volume, self.catalog, self.pod)
+        self.scanner: Final = Scanner(self.volume, self.catalog, self.pod.identity)
         self.inventory: Final = Inventory(self.volume, self.catalog, self.scanner)
         self.lease: Final = PrefixLease(store, self.executor, self.termination)
         self.save_requests: Final = SaveRequests(self.volume, self.catalog, self.events)
         self.risk_monitor: Final = RiskMonitor(
-            self.catalog, self.events, self.executor, self.termination, grace_s=settings.grace_seconds
+            self.volume, self.catalog, self.events, self.executor, self.termination, grace_s=settings.grace_seconds
         )
         self.resume_service: Final = self._resume_service()
         self.cleaner: Final = self._cleaner()
@@ -80,5 +83,5 @@ class Services:
             executor=self.executor,
             resume_service=self.resume_service,
             events=self.events,
-            fence=self.lease,
+            lease=self.lease,
         )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, NoDecode, SettingsConfigDict
 
+from sidecar.amounts import amount_bytes
 from sidecar.errors import ConfigurationError
 from trainer_hook.contract import (
     DEFAULT_API_PORT,
@@ -25,10 +24,6 @@ from trainer_hook.contract import (
     port_number,
 )
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
-_UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_AMOUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)(?:/s)?", re.ASCII)
 _DATA_CONNECTION = ("AWS_S3_ENDPOINT", "AWS_S3_BUCKET", "AWS_DEFAULT_REGION")
 """Names of a data connection: read from the mounted secret, too, which wins over the environment."""
 _NAMES_OF_RUN = ("POD_NAMESPACE", "JOBSET_NAME", "LWS_NAME", "LWS_GROUP", "JOB_NAME")
@@ -36,20 +31,6 @@ _NAMES_OF_RUN = ("POD_NAMESPACE", "JOBSET_NAME", "LWS_NAME", "LWS_GROUP", "JOB_N
 _READ_NAMES = (SIDECAR_SETTINGS - {"CKPT_NODE_INDEX", "CKPT_NODE_COUNT"}).union(
     _DATA_CONNECTION, ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION")
 )
-
-
-def amount_bytes(text: Any) -> Any:
-    """Return the bytes that ``200MB``, ``16Mi``, ``1.5 GiB`` or ``200MB/s`` stand for.
-
-    Raises:
-        ValueError: Anything else.
-    """
-    if not isinstance(text, str):
-        return text
-    match = _AMOUNT.fullmatch(text.strip().lower())
-    if not match or match[2] not in _UNITS:
-        raise ValueError("must be an amount such as 200MB, 16Mi or 1.5GiB")
-    return int(Decimal(match[1]) * _UNITS[match[2]])
 
 
 def _listen_address(text: str) -> tuple[str, int]:
@@ -205,9 +186,13 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
     """
     given = {name: value.strip() for name, value in environ.items() if value.strip()}
     _check_filled_in(environ, given.get("CKPT_STORE", ""))
-    sources = (_MountedSecret(given), _Environment(given), _Place(given, given.get("POD_UID") or pod_uid(mountinfo), hostname))
+    variables = EnvSettingsSource(Settings)
+    variables.env_vars = _variables(given)
     try:
-        return Settings(_build_sources=(sources, {}))
+        secret = InitSettingsSource(Settings, _mounted_secret(given))
+        check_settings(given)
+        pod_identity = InitSettingsSource(Settings, _pod_identity(given, given.get("POD_UID") or pod_uid(mountinfo), hostname))
+        return Settings(_build_sources=((secret, variables, pod_identity), {}))  # the first that has a value wins
     except ContractError as error:
         raise ConfigurationError(str(error)) from None
     except ValidationError as error:
@@ -216,59 +201,32 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
         raise ConfigurationError(f"CKPT_CREDENTIALS_DIR or CKPT_CA_BUNDLE: {error.filename}: {error.strerror}") from None
 
 
-class _Source(PydanticBaseSettingsSource):
-    """One part of the values. Of several sources the first that has a value wins."""
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        super().__init__(Settings)
-        self._given = given
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        raise NotImplementedError("values are given together")
+def _mounted_secret(given: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the files of ``CKPT_CREDENTIALS_DIR`` that name the store. An empty one hides the variable of the same name."""
+    if (directory := given.get("CKPT_CREDENTIALS_DIR")) is None:
+        return {}
+    files = [Path(directory, name) for name in _DATA_CONNECTION]
+    return {file.name: file.read_text("utf-8", errors="replace").strip() or None for file in files if file.is_file()}
 
 
-class _MountedSecret(_Source):
-    """The files of ``CKPT_CREDENTIALS_DIR`` that name the store. An empty one hides the variable of the same name."""
-
-    def __call__(self) -> dict[str, Any]:
-        if (directory := self._given.get("CKPT_CREDENTIALS_DIR")) is None:
-            return {}
-        files = [Path(directory, name) for name in _DATA_CONNECTION]
-        return {file.name: file.read_text("utf-8", errors="replace").strip() or None for file in files if file.is_file()}
+def _variables(given: Mapping[str, str]) -> dict[str, str | None]:
+    read: dict[str, str | None] = {name: value for name, value in given.items() if name in _READ_NAMES}
+    if given.get("CKPT_SPOT") == "aws" and (endpoint := given.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")):
+        read.setdefault("CKPT_SPOT_ENDPOINT", endpoint)
+    return read
 
 
-class _Environment(EnvSettingsSource):
-    """The variables, of any mapping instead of ``os.environ``."""
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        super().__init__(Settings)
-        self._given = given
-        self.env_vars = {name: value for name, value in given.items() if name in _READ_NAMES}
-        if given.get("CKPT_SPOT") == "aws" and (endpoint := given.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")):
-            self.env_vars.setdefault("CKPT_SPOT_ENDPOINT", endpoint)
-
-    def __call__(self) -> dict[str, Any]:
-        check_settings(self._given)
-        return super().__call__()
-
-
-class _Place(_Source):
-    """Which pod this is: of which job and restart, and which of the job's nodes."""
-
-    def __init__(self, given: Mapping[str, str], pod: str | None, hostname: str) -> None:
-        super().__init__(given)
-        self._pod = pod
-        self._hostname = hostname
-
-    def __call__(self) -> dict[str, Any]:
-        return {
-            "pod": _safe(self._pod or self._hostname),
-            "pod_is_unique": self._pod is not None,
-            "job": _job(self._given),
-            "restart": _restart(self._given),
-            "node": (node := node_from_environment(self._given)),
-            "is_first": node.index == 0 if node is not None else self._given.get("CKPT_NODE_INDEX") == "0",
-        }
+def _pod_identity(given: Mapping[str, str], pod: str | None, hostname: str) -> dict[str, Any]:
+    """Return which pod this is: of which job and restart, and which of the job's nodes."""
+    node = node_from_environment(given)
+    return {
+        "pod": _safe(pod or hostname),
+        "pod_is_unique": pod is not None,
+        "job": _job(given),
+        "restart": _restart(given),
+        "node": node,
+        "is_first": node.index == 0 if node is not None else given.get("CKPT_NODE_INDEX") == "0",
+    }
 
 
 def _job(environ: Mapping[str, str]) -> str | None:

@@ -9,23 +9,27 @@ from typing import Any
 import structlog
 
 from sidecar.core.format import checksum
-from sidecar.core.lifecycle.fencing import Holder
+from sidecar.core.lifecycle.fencing import TWO_AT_ONCE_HINT, Holder
 from sidecar.core.lifecycle.prefix_ownership import Run
 from sidecar.daemon.services import Services
 from sidecar.daemon.tasks import run_forever, run_together
 from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Sharing
-from sidecar.errors import AccessRefused, ConfigurationError, Fenced, NotFound, StoreError
+from sidecar.errors import AccessRefused, ConfigurationError, CorruptObject, Fenced, NotFound, StoreError
+from sidecar.lifecycle.pod_record import POD
 from sidecar.lifecycle.run_document import claim
-from sidecar.lifecycle.termination import POD
 from sidecar.store.protocol import Capabilities, Verification
 from sidecar.transfer.executor import awaited
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.orphan_uploads import OrphanUploads
 from sidecar.upload.context import StoreLimits, UploadContext
+from sidecar.upload.early.early_upload import EarlyUploads
 from sidecar.upload.uploader import Uploader
+from sidecar.upload.versions import VolumeVersions
 
 log = structlog.get_logger()
+
+FENCED_HINT = f"the trainer is told to stop. If two pods of this job run at once on purpose: {TWO_AT_ONCE_HINT}"
 
 REACH_RETRY_S = 5.0
 """Seconds between two tries to reach the store."""
@@ -53,7 +57,8 @@ async def _use_store(services: Services) -> None:
     with awaited():
         capabilities, run = await _open_store(services)
         lease.begin(run, _holder(services))
-        await lease.wait_for_ending()
+        if is_first:  # the other nodes resume the step that node 0 chooses, and commit what it declares
+            await lease.wait_for_ending()
         if is_first and lease.takes_over_at_once:  # before a resume is decided: no earlier pod commits after it
             await lease.settle()
     await _opened(services, capabilities)
@@ -104,8 +109,8 @@ async def _open_store(services: Services) -> tuple[Capabilities, Run]:
 
 
 def _passes_by_itself(error: StoreError) -> bool:
-    """Whether a refusal may end without a change of settings: a clock that is not set yet is set soon."""
-    return isinstance(error, AccessRefused) and error.code == CLOCK_SKEW
+    """Whether a refusal may end without a change of settings: a clock is set soon, and bytes change on the way now and then."""
+    return isinstance(error, CorruptObject) or (isinstance(error, AccessRefused) and error.code == CLOCK_SKEW)
 
 
 async def _opened(services: Services, capabilities: Capabilities) -> None:
@@ -124,9 +129,10 @@ async def _opened(services: Services, capabilities: Capabilities) -> None:
 
 def _holder(services: Services) -> Holder:
     settings = services.settings
+    # A UID is one pod's, also if two pods share a volume. A host name is not: its state says which start it is.
     life = checksum.to_text(checksum.checksum(services.volume.read_state(POD) or services.token.encode()))
     return Holder(
-        name=f"{settings.pod}/{life[:8]}",
+        name=settings.pod if settings.pod_is_unique else f"{settings.pod}/{life[:8]}",
         is_unique=settings.pod_is_unique,
         node=settings.node,
         job=settings.job,
@@ -141,7 +147,7 @@ async def _end_when_fenced(services: Services) -> None:
 
 def _on_fenced(services: Services) -> None:
     reason = services.lease.fenced_by
-    services.events.happened("fenced", level="error", reason=reason, hint="the trainer is told to stop")
+    services.events.happened("fenced", level="error", reason=reason, hint=FENCED_HINT)
     services.termination.fenced(reason)
 
 
@@ -150,17 +156,13 @@ def _uploader(services: Services, capabilities: Capabilities) -> Uploader:
         store=services.store,
         limits=StoreLimits(capabilities),
         executor=services.executor,
-        committer=Committer(services.store, services.executor, fence=services.lease),
+        committer=Committer(services.store, services.executor, lease=services.lease),
         catalog=services.catalog,
         flush=services.flush,
         pod=services.pod,
         lease=services.lease,
         quarantine=services.resume_service,
     )
-    return Uploader(
-        context,
-        volume=services.volume,
-        scanner=services.scanner,
-        hints=services.hints,
-        skip_superseded=services.settings.superseded == "skip",
-    )
+    early = EarlyUploads(context, services.volume, services.hints)
+    versions = VolumeVersions(context, services.volume, services.scanner, early)
+    return Uploader(context, versions, early, skip_superseded=services.settings.superseded == "skip")

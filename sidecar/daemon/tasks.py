@@ -35,6 +35,16 @@ async def run_together(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
             group.create_task(coroutine)
 
 
+async def within(seconds: float | None, waiting: Coroutine[Any, Any, object]) -> bool:
+    """Return whether ``waiting`` ended within some seconds; otherwise it is cancelled. ``None``: no limit."""
+    try:
+        async with asyncio.timeout(seconds):
+            await waiting
+    except TimeoutError:
+        return False
+    return True
+
+
 def first_error(group: BaseException) -> BaseException:
     """Return the first exception inside nested groups."""
     while isinstance(group, BaseExceptionGroup):

@@ -43,7 +43,9 @@ class Pod:
         """Return node and attempt for markers without them. Valid once ``Termination.begin`` has run."""
         settings = self._settings
         restart = Restart(*settings.restart) if settings.restart else None
-        return Identity(settings.node, of_pod(settings.pod, since_s=self._termination.pod_since_s, restart=restart))
+        termination = self._termination
+        attempt = of_pod(settings.pod, since_s=termination.pod_since_s, restart=restart)
+        return Identity(settings.node, attempt, inherited=termination.inherited)
 
     def left_s(self) -> float | None:
         """Return the seconds until the deadline; ``None``: no termination notice."""

@@ -9,40 +9,66 @@ from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events, rounded
 from sidecar.core.lifecycle.risk import Risk, fits_now, risk
 from sidecar.core.lifecycle.save_profile import usual_profile
+from sidecar.core.lifecycle.trained_time import TrainedTime
 from sidecar.core.schedule.throughput import TELLING_BYTES
 from sidecar.lifecycle.termination import Termination
 from sidecar.transfer.executor import StoreExecutor
+from sidecar.volume.volume import Volume
 
 
 class RiskMonitor:
     """Computes the risk from the catalog, the trainer's step and the measured throughput."""
 
     def __init__(
-        self, catalog: Catalog, events: Events, executor: StoreExecutor, termination: Termination, *, grace_s: float
+        self,
+        volume: Volume,
+        catalog: Catalog,
+        events: Events,
+        executor: StoreExecutor,
+        termination: Termination,
+        *,
+        grace_s: float,
     ) -> None:
+        self._volume = volume
         self._catalog = catalog
         self._events = events
         self._executor = executor
         self._termination = termination
         self._grace_s = grace_s
-        self._started_at_s = time.time()
+        self._trained = TrainedTime()
+        self._is_observed = False
+        self._sees_ranks = False
+        """Leases show when a trainer runs. Without the hook there are none, and training is assumed to run."""
         self._fits: bool | None = None
         """Whether a just-in-time save fits, as logged last; ``None``: not known yet."""
 
+    @property
+    def grows(self) -> bool:
+        """Whether the time at risk grows: training runs, or is assumed to."""
+        return self._trained.runs
+
+    def observe(self) -> None:
+        """Note whether training runs now. Called at each scan of the volume."""
+        ranks, now_s = self._volume.held_leases(), time.time()
+        if not self._sees_ranks and (ranks or self._termination.trainer() is not None):
+            self._sees_ranks = True
+            self._trained = TrainedTime()  # what was assumed before it started
+        # A sidecar that restarts beside a living trainer counts from the pod's start.
+        began_s = now_s if self._is_observed else self._termination.pod_since_s
+        self._is_observed = True
+        self._trained = self._trained.seen(trains=bool(ranks) or not self._sees_ranks, now_s=now_s, began_s=began_s)
+
     def risk(self) -> Risk:
         """Return the risk at this instant."""
-        trainer, durable = self._termination.trainer(), self._catalog.newest_durable
         usual = usual_profile(t.checkpoint for t in self._catalog.all() if t.checkpoint)
         rate = self._executor.rate(roughly=usual is not None and usual.size_bytes < TELLING_BYTES)
-        durable_at_s = durable.checkpoint.created_at_s if durable and durable.checkpoint else None
         return risk(
-            durable_at_s=durable_at_s if durable_at_s is not None else self._started_at_s,
+            seconds_at_risk=self._seconds_at_risk(),
             durable_step=self._catalog.newest_durable_step,
-            trainer_step=trainer.step if trainer else None,
+            trainer_step=self._newest_step(),
             usual=usual,
             bytes_per_s=rate.expected if rate else None,
             grace_s=self._grace_s,
-            now_s=time.time(),
             limited=self._executor.gate.bytes_per_s is not None,
         )
 
@@ -62,3 +88,17 @@ class RiskMonitor:
             self._events.happened("grace_is_enough_again", **fields)
         else:
             self._events.happened("grace_too_short", level="warning", **fields, hint=now.advice)
+
+    def _seconds_at_risk(self) -> float:
+        durable = self._catalog.newest_durable
+        saved_at_s = durable.checkpoint.created_at_s if durable and durable.checkpoint else self._termination.pod_since_s
+        pending = [t.checkpoint.created_at_s for t in self._catalog.pending() if t.checkpoint]
+        return self._trained.at_risk_s(durable_at_s=saved_at_s, finished_at_s=max(pending, default=None), now_s=time.time())
+
+    def _newest_step(self) -> int | None:
+        trainer = self._termination.trainer()
+        if trainer is None or trainer.step is None or self.grows:
+            return trainer.step if trainer else None
+        pending = [t.checkpoint.resume_step for t in self._catalog.pending() if t.checkpoint]
+        steps = [step for step in (*pending, self._catalog.newest_durable_step) if step is not None]
+        return max(steps, default=trainer.step)

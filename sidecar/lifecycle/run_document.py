@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.prefix_ownership import Ownership, Run, belongs
-from sidecar.errors import AlreadyExists, ConfigurationError, NotFound, OversizedDocument
+from sidecar.errors import AlreadyExists, ConfigurationError, NotFound, OversizedDocument, UnreadableRun
 from sidecar.store.protocol import Store
 from trainer_hook.contract import FORMAT, encode_json
 
@@ -29,14 +29,21 @@ def claim(store: Store, *, run_id: str | None, job: str | None = None) -> Run:
         ConfigurationError: The prefix belongs to another run or job, or its ``run.json`` cannot be read.
     """
     try:
-        return _checked(store, read(store), run_id, job)
+        return _checked(store, _read_or_create(store, run_id, job), run_id, job)
+    except UnreadableRun as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def _read_or_create(store: Store, run_id: str | None, job: str | None) -> Run:
+    try:
+        return read(store)
     except NotFound:
         mine = Run(run_id or uuid.uuid4().hex[:12], job)
-        try:
-            store.put(keys.RUN, encode(mine), only_if_absent=True)
-        except AlreadyExists:  # another node created it first
-            return _checked(store, read(store), run_id, job)
-        return mine
+    try:
+        store.put(keys.RUN, encode(mine), only_if_absent=True)
+    except AlreadyExists:  # another node created it first
+        return read(store)
+    return mine
 
 
 def encode(run: Run) -> bytes:
@@ -44,24 +51,27 @@ def encode(run: Run) -> bytes:
     return encode_json({"format": FORMAT} | {name: value for name, value in asdict(run).items() if value})
 
 
-def read(store: Store) -> Run:
+def read(store: Store, below: str = "") -> Run:
     """Return the run in the store. Blocks.
+
+    Args:
+        store: The opened store.
+        below: Prefix of a folder whose run it is, with its ``/``; empty: that of the store itself.
 
     Raises:
         NotFound: There is no ``run.json``.
-        ConfigurationError: It is not this system's.
+        UnreadableRun: It is not this system's.
     """
     try:
-        return _parsed(json.loads(store.get(keys.RUN, most_bytes=MAX_RUN_BYTES)))
+        return _parsed(json.loads(store.get(f"{below}{keys.RUN}", most_bytes=MAX_RUN_BYTES)))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        size = f" ({error.size_bytes} bytes)" if isinstance(error, OversizedDocument) else ""
-        raise ConfigurationError(
-            f"{store.url}/{keys.RUN} is not this system's{size}: choose an empty prefix in CKPT_STORE"
-        ) from None
+        size_bytes = error.size_bytes if isinstance(error, OversizedDocument) else None
+        raise UnreadableRun(f"{store.url}/{below}{keys.RUN}", size_bytes=size_bytes) from None
 
 
 def _parsed(fields: dict[str, Any]) -> Run:
-    job, holder, ends_in_s = fields.get("job"), fields.get("holder"), fields.get("ends_in_s")
+    job, holder = fields.get("job"), fields.get("holder")
+    ends_in_s, beat_s = fields.get("ends_in_s"), fields.get("beat_s")
     return Run(
         run_id=str(fields["run_id"]),
         job=job and str(job),
@@ -71,6 +81,7 @@ def _parsed(fields: dict[str, Any]) -> Run:
         attempts=tuple(str(attempt) for attempt in fields.get("attempts", ())),
         epoch=int(fields.get("epoch", 0)),
         ends_in_s=None if ends_in_s is None else float(ends_in_s),
+        beat_s=None if beat_s is None else float(beat_s),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from dataclasses import dataclass
@@ -14,8 +13,18 @@ from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
 from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.states import NEVER_DURABLE, State
+from sidecar.daemon.tasks import within
 from sidecar.volume.volume import Volume
-from trainer_hook.contract import ANSWER, REQUEST, Answer, ContractError, Request, encode_request, parse_answer, parse_request
+from trainer_hook.contract import (
+    ANSWER,
+    REQUEST,
+    AnswerFile,
+    ContractError,
+    RequestFile,
+    encode_request,
+    parse_answer,
+    parse_request,
+)
 
 log = structlog.get_logger()
 
@@ -67,12 +76,17 @@ class SaveRequests:
         if waiting is not None and (waiting.action == "save-and-stop" or not stop):
             return waiting
         asked = SaveRequest(uuid.uuid4().hex, "save-and-stop" if stop else "save", time.monotonic(), time.time())
-        (self._volume / REQUEST).publish(encode_request(Request(asked.id, asked.action)))
+        (self._volume / REQUEST).publish(encode_request(RequestFile(asked.id, asked.action)))
         if waiting is not None:
             waiting.followed_by = asked.id
         self._remember(asked)
         self._events.happened("save_asked", id=asked.id, action=asked.action)
         return asked
+
+    @property
+    def latest(self) -> SaveRequest | None:
+        """The latest request of this process, as it was updated last; ``None``: there is none."""
+        return next(reversed(self._saves.values()), None)
 
     def ask_running_trainer(self) -> None:
         """Ask for a save without stop if a trainer is running; a volume that is not writable is only logged."""
@@ -93,11 +107,7 @@ class SaveRequests:
         """Wait until a request's outcome is final, at most ``timeout_s`` seconds."""
         until_s = time.monotonic() + timeout_s
         while not save.is_over and (left_s := until_s - time.monotonic()) > 0:
-            try:
-                async with asyncio.timeout(min(POLL_S, left_s)):
-                    await self._catalog.changed()
-            except TimeoutError:
-                pass
+            await within(min(POLL_S, left_s), self._catalog.changed())
             self.update()
 
     def update(self) -> None:
@@ -152,7 +162,7 @@ class SaveRequests:
         made = [t for t in self._catalog.all() if t.checkpoint and t.checkpoint.reason in ("manual", "jit")]
         return next((t for t in made if t.checkpoint and t.checkpoint.created_at_s >= save.asked_at_s), None)
 
-    def _answer(self) -> Answer | None:
+    def _answer(self) -> AnswerFile | None:
         raw = self._volume.read_small(ANSWER)
         try:
             return None if raw is None else parse_answer(raw)

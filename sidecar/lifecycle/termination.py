@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import structlog
 
 from sidecar.core.lifecycle.phases import is_success_of_this_pod, margin_s
+from sidecar.lifecycle import pod_record
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import (
     EXIT_REPORT,
@@ -30,8 +32,6 @@ log = structlog.get_logger()
 
 LAST_REPORT = EXIT_REPORT.rpartition("/")[2]
 """File in the state directory: the trusted copy of the exit report for the next sidecar process."""
-POD = "pod.json"
-"""File in the state directory: the pod that used the volume last, and since when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +45,6 @@ class TerminationNotice:
     """End of the grace period: of several notices, the earliest end counts."""
 
 
-class NoticeObserver(Protocol):
-    """Object to notify of termination notices."""
-
-    def noticed(self) -> None:
-        """React to a new notice, or to SIGTERM."""
-        ...
-
-
 class Ending(Protocol):
     """The pod's end and its trainer, as the lease of the prefix needs them. Tests have one of their own."""
 
@@ -64,6 +56,10 @@ class Ending(Protocol):
         """Return the state that the trainer reported last; ``None``: none."""
         ...
 
+    def age_s(self) -> float:
+        """Return the seconds since the pod's first sidecar process began."""
+        ...
+
 
 class Termination:
     """Termination state. All sources of notices (signal, API, spot, hook) are equal; the earliest starts the clock."""
@@ -72,38 +68,39 @@ class Termination:
         self._volume = volume
         self._grace_s = grace_s
         self._started_at_s = time.time()
-        self.going: TerminationNotice | None = None
+        self.current_notice: TerminationNotice | None = None
         self.sigterms = 0
         self.fenced_by: str | None = None
         """Who has taken the prefix over, as a sentence; ``None``: nobody."""
-        self._observers: list[NoticeObserver] = []
+        self._observers: list[Callable[[], object]] = []
         self._trainer_before: bytes | None = None
         """Content of ``trainer.json`` when this process started."""
         self.pod_since_s = self._started_at_s
         """When this pod began to use the volume, epoch seconds."""
+        self._pod_booted_s = pod_record.boot_clock_s()
+        self.inherited: frozenset[str] = frozenset()
+        """Versions of the finished checkpoints that an earlier pod left on the volume."""
         self._ended_in_order_at_s: float | None = None
         self._void: bytes | None = None
         """A void notice on the volume that could not be deleted."""
         self._absent_s = float("-inf")
         """When the volume was last seen without a notice (monotonic seconds)."""
 
-    def observe(self, observer: NoticeObserver) -> None:
-        """Notify an observer of each new notice of any source, and of each SIGTERM."""
-        self._observers.append(observer)
+    def observe(self, noticed: Callable[[], object]) -> None:
+        """Call ``noticed`` at each new notice of any source, and at each SIGTERM."""
+        self._observers.append(noticed)
 
     def begin(self, pod: str) -> None:
         """Read the state that earlier processes of this pod and of earlier pods left on the volume."""
-        since_s = _pod_since_s(self._volume.read_state(POD), pod)
-        self.clear_stale(is_first_life=since_s is None)
+        record, is_first_life = pod_record.begin(self._volume, pod, now_s=self._started_at_s)
+        self.clear_stale(is_first_life=is_first_life)
         self._trainer_before = self._volume.read_small(TRAINER_STATE)
         self._ended_in_order_at_s = _ended_in_order_at_s(self._volume.read_state(LAST_REPORT))
-        if since_s is not None:
-            self.pod_since_s = since_s
-            return
-        try:
-            (self._volume.state / POD).publish(json.dumps({"pod": pod, "since": rfc3339(self._started_at_s)}).encode())
-        except OSError as error:
-            log.warning("pod_not_written", path=POD, error=error.strerror)
+        self.pod_since_s, self._pod_booted_s, self.inherited = record.since_s, record.booted_s, record.inherited
+
+    def age_s(self) -> float:
+        """Return the seconds since the pod's first sidecar process began. No setting of a clock changes it."""
+        return max(0.0, pod_record.boot_clock_s() - self._pod_booted_s)
 
     def notice(
         self, source: str, *, at_s: float | None = None, ends_in_s: float | None = None, tell_trainer: bool = True
@@ -122,8 +119,8 @@ class Termination:
         return is_news
 
     def _notify(self) -> None:
-        for observer in self._observers:
-            observer.noticed()
+        for noticed in self._observers:
+            noticed()
 
     def _take(self, source: str, *, at_s: float | None, ends_in_s: float | None, tell_trainer: bool) -> bool:
         now_s = time.time()
@@ -131,12 +128,12 @@ class Termination:
         # Independent of the wall clock: a file that was missing at the last check is not older than that check.
         began_s = max(time.monotonic() - (now_s - at_s), self._absent_s)
         until_s = began_s + self._grace_s if ends_in_s is None else time.monotonic() + ends_in_s
-        before = self.going
+        before = self.current_notice
         if before is None:
-            self.going = TerminationNotice(source, at_s, began_s, until_s)
+            self.current_notice = TerminationNotice(source, at_s, began_s, until_s)
         else:
             first = before if before.began_s <= began_s else TerminationNotice(source, at_s, began_s, until_s)
-            self.going = replace(first, until_s=min(before.until_s, until_s))
+            self.current_notice = replace(first, until_s=min(before.until_s, until_s))
         if tell_trainer and self._volume.read_small(TERMINATING) is None:
             self._tell_trainer(Notice(rfc3339(at_s), source))
         return before is None
@@ -178,7 +175,7 @@ class Termination:
         return left_s is not None and left_s <= 0
 
     def _drop(self) -> None:
-        self.going = None
+        self.current_notice = None
         self._void = self._volume.read_small(TERMINATING)
         self._unlink_notice()
 
@@ -191,7 +188,7 @@ class Termination:
         raw = self._volume.read_small(TERMINATING)
         if raw is None:
             self._absent_s, self._void = time.monotonic(), None
-        if raw is None or raw == self._void or self.going is not None:
+        if raw is None or raw == self._void or self.current_notice is not None:
             return False
         notice = parse_notice(raw)
         return self.notice(notice.source or "sigterm", at_s=epoch_seconds(notice.at) if notice.at else None)
@@ -212,12 +209,16 @@ class Termination:
 
     def deadline_s(self) -> float | None:
         """Return the deadline in monotonic seconds; ``None``: no notice."""
-        return None if self.going is None else self.going.until_s - margin_s(self._grace_s)
+        return None if self.current_notice is None else self.current_notice.until_s - margin_s(self._grace_s)
 
     def left_s(self) -> float | None:
         """Return the seconds until the deadline; ``None``: no notice."""
         deadline_s = self.deadline_s()
         return None if deadline_s is None else deadline_s - time.monotonic()
+
+    def kill_in_s(self) -> float | None:
+        """Return the seconds until the end of the grace period; ``None``: no notice."""
+        return None if self.current_notice is None else self.current_notice.until_s - time.monotonic()
 
     def trainer(self) -> TrainerState | None:
         """Return the trainer's state that the hook reported last, or ``None`` without a hook."""
@@ -232,9 +233,9 @@ class Termination:
         trainer = self.trainer()
         return trainer.attempt if trainer else None
 
-    def is_going(self) -> bool:
+    def is_terminating(self) -> bool:
         """Whether there is a termination notice."""
-        return self.going is not None
+        return self.current_notice is not None
 
     def trainer_succeeded(self) -> bool:
         """Whether the trainer of this pod has reported success."""
@@ -249,11 +250,6 @@ class Termination:
                 ended_in_order_at_s=self._ended_in_order_at_s,
             )
         )
-
-
-def _pod_since_s(raw: bytes | None, pod: str) -> float | None:
-    known = _fields(raw)
-    return _epoch_s(known.get("since")) if known.get("pod") == pod else None
 
 
 def _ended_in_order_at_s(raw: bytes | None) -> float | None:

@@ -1,0 +1,173 @@
+"""Take-over of a prefix: the wait for an earlier pod that is terminating, the watch over an unknown holder, and the claim."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from sidecar.core.lifecycle.fencing import (
+    TWO_AT_ONCE_HINT,
+    Claim,
+    ClaimState,
+    Holder,
+    claim_state,
+    next_claim,
+    started_later,
+    takeovers_in_turns,
+    waits_for_ending,
+)
+from sidecar.core.lifecycle.prefix_ownership import Ownership, Run, may_hold
+from sidecar.lifecycle.lease_documents import LeaseDocuments
+from sidecar.lifecycle.termination import Ending
+from sidecar.transfer.clock import Clock
+from sidecar.transfer.executor import StoreExecutor
+
+log = structlog.get_logger()
+
+TICK_S = 1.0
+MOST_TRIES = 16
+"""Number of claims that a pod writes while others take the same epoch first."""
+
+
+class TakeOver:
+    """The steps by which one pod takes a prefix over. It fences others only by ``claim``."""
+
+    def __init__(self, documents: LeaseDocuments, executor: StoreExecutor, pod: Ending, holder: Holder, clock: Clock) -> None:
+        self._documents = documents
+        self._executor = executor
+        self._pod = pod
+        self._holder = holder
+        self._clock = clock
+        self._look_s = 0.0
+        """Longest time of a read of ``run.json`` in seconds."""
+        self.waits_for: str | None = None
+        """What the take-over waits for at this moment, as a sentence; ``None``: for nothing."""
+
+    async def wait_for_ending(self) -> None:
+        """Wait while an earlier pod that is terminating may still commit; at most until its own deadline.
+
+        What it commits is what this pod resumes from. A pod that is told to end itself waits for half of its time: it may have
+        something to send, but most often it has nothing yet, and a take-over would cost the earlier pod its last checkpoint.
+
+        Raises:
+            UnreadableRun: ``run.json`` is not this system's any more.
+        """
+        first = run = await self._look()
+        began_s = seen_s = self._clock.monotonic()
+        own_until_s: float | None = None
+        while True:
+            now_s, left_s = self._clock.monotonic(), self._pod.left_s()
+            if left_s is not None and own_until_s is None:
+                own_until_s = now_s + left_s / 2
+            if own_until_s is not None and now_s >= own_until_s:
+                break
+            watched_s, silent_s = now_s - began_s, now_s - seen_s
+            me, look_s = self._holder.name, self._look_s
+            if not waits_for_ending(first, run, me=me, watched_s=watched_s, silent_s=silent_s, look_s=look_s):
+                break
+            if self.waits_for is None:
+                self.waits_for = f"an earlier pod of this job ({run.holder}) is terminating and may still commit"
+                log.info("waits_for_earlier_pod", holder=run.holder, at_most_s=run.ends_in_s)
+            await self._clock.sleep(TICK_S)
+            before, run = run, await self._look()
+            seen_s = seen_s if run.beat == before.beat else self._clock.monotonic()
+        if self.waits_for is not None:
+            log.info("earlier_pod_ended", holder=run.holder, waited_s=round(self._clock.monotonic() - began_s, 1))
+        self.waits_for = None
+
+    async def watch_holder(self, *, job: str | None) -> Ownership:
+        """Ask the holder for a sign of life, unless it is known to be of ``job``.
+
+        Returns:
+            ``OURS``: it is dead, or of the job. ``TWO_AT_ONCE``: it is alive. ``WATCH``: this pod is told to end before either
+            is known.
+        """
+        first = run = await self._look()
+        began_s: float | None = None
+        while True:
+            watched_s = 0.0 if began_s is None else self._clock.monotonic() - began_s
+            found = may_hold(first, run, me=self._holder.name, job=job, watched_s=watched_s)
+            if found is not Ownership.WATCH or self._pod.left_s() is not None:
+                break
+            if began_s is None:
+                log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
+                self.waits_for = f"whether the pod that held the prefix ({run.holder}) is alive"
+                await self._executor.persistently(self._documents.ask, self._holder)
+                began_s = self._clock.monotonic()
+            await self._clock.sleep(TICK_S)
+            run = await self._look()
+        self.waits_for = None
+        if began_s is not None and found is Ownership.OURS:
+            await self._executor.persistently(self._documents.answered)
+        return found
+
+    async def claim(self) -> list[Claim] | None:
+        """Claim the prefix, unless a later pod holds it.
+
+        Returns:
+            All claims, this pod's last; ``None``: a later pod holds the prefix.
+        """
+        documents, me = self._documents, self._holder
+        for _ in range(MOST_TRIES):
+            run = await self._look()  # before the claims: its epoch must not be that of a claim that this pod has not seen
+            claims = await self._executor.persistently(documents.claims)
+            match claim_state(claims, me.id):
+                case ClaimState.HOLDER:
+                    return claims
+                case ClaimState.FENCED if me.is_unique or await self.watch_holder(job=None) is not Ownership.OURS:
+                    return None
+                case _ if claims and await self._is_earlier_than(claims[-1]):
+                    return None
+            claim = next_claim(claims, me.id, known_epoch=run.epoch)
+            await self._executor.persistently(documents.put_claim, claim, me)
+            claims = await self._claims_with(claim)
+            if claim_state(claims, me.id) is ClaimState.HOLDER:
+                self._warn_of_turns(claims)
+                return claims
+            # Another pod wrote its claim since this one looked. If it did not know of this pod, it has the same epoch, and the
+            # order of their starts decides.
+            if claims[-1].epoch != claim.epoch:
+                return None
+            if await self._is_earlier_than(claims[-1]):
+                await self._executor.persistently(documents.delete_claims, [claim])
+                return None
+        return None
+
+    async def _claims_with(self, claim: Claim) -> list[Claim]:
+        """Return all claims once this pod's own one is listed, which some stores show late."""
+        for _ in range(MOST_TRIES):
+            claims = await self._executor.persistently(self._documents.claims)
+            if claim in claims:
+                return claims
+            await self._clock.sleep(TICK_S)
+        return claims or [claim]
+
+    async def _is_earlier_than(self, highest: Claim) -> bool:
+        """Whether the pod of the highest claim is known to have started after this one."""
+        asked: list[Coroutine[Any, Any, Any]] = [
+            self._executor.persistently(self._documents.claimed, highest),
+            self._executor.persistently(self._documents.arrive, self._holder),
+        ]
+        claimed, arrival = await self._executor.together(asked)
+        if not started_later(highest, claimed, arrival):
+            return False
+        log.warning(
+            "prefix_not_taken_over", holder=claimed.holder, reason="it started after this pod, which is the earlier one"
+        )
+        return True
+
+    def _warn_of_turns(self, claims: list[Claim]) -> None:
+        if turns := takeovers_in_turns(claims):
+            log.warning(
+                "prefix_taken_over_in_turns",
+                takeovers=turns,
+                hint=f"if two pods of this job run at once on purpose, {TWO_AT_ONCE_HINT}; else look at why they are replaced",
+            )
+
+    async def _look(self) -> Run:
+        began_s = self._clock.monotonic()
+        run = await self._executor.persistently(self._documents.look)
+        self._look_s = max(self._look_s, self._clock.monotonic() - began_s)
+        return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sidecar import __version__
-from sidecar.cli.output import PROGRAM, fail
+from sidecar.cli.output import COMPLETE, PROGRAM, fail
 from sidecar.core.lifecycle.exit_codes import EXIT_CONFIGURATION
 
 COMMANDS = {
@@ -18,6 +19,12 @@ COMMANDS = {
     "status": "status",
     "ls": "checkpoints",
     "show": "checkpoints",
+    "verify": "store_care",
+    "pull": "store_copies",
+    "push": "store_copies",
+    "rm": "store_care",
+    "prune": "store_care",
+    "quarantine": "store_care",
     "resume": "checkpoints",
     "flush": "requests",
     "save": "requests",
@@ -28,6 +35,7 @@ COMMANDS = {
     "inject": "manifests",
     "webhook": "manifests",
     "plan": "plan",
+    "completion": "completion",
     "demo": "demo",
 }
 """The module in this package that has a command, as the function or group of its name."""
@@ -37,7 +45,9 @@ _NAMES = {"help_option_names": ["-h", "--help"]}
 
 def invoke(arguments: Sequence[str]) -> int:
     """Parse the arguments, run the command and return its exit code; 2 and one line when they are not valid."""
-    # Not app(): that would end the process, install an exception hook and offer shell completion.
+    if COMPLETE in os.environ:
+        return _complete()
+    # Not app(): that would end the process and install an exception hook.
     group = typer.main.get_command(application(arguments[0] if arguments else ""))
     try:
         with group.make_context(PROGRAM, list(arguments)) as context:
@@ -48,6 +58,18 @@ def invoke(arguments: Sequence[str]) -> int:
         command = f" {arguments[0]}" if arguments and arguments[0] in COMMANDS else ""
         said = error.format_message().rstrip(".")
         return fail(f"{command}: {said}: see '{PROGRAM}{command} --help'", EXIT_CONFIGURATION, as_json="--json" in arguments)
+
+
+def _complete() -> int:
+    """Answer a shell that asks for completions; its variables have the command line."""
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    completion_init()
+    try:
+        typer.main.get_command(application("")).main([], prog_name=PROGRAM, complete_var=COMPLETE)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
 
 
 def application(name: str) -> typer.Typer:

@@ -1,4 +1,4 @@
-"""``ls``, ``show``, ``resume``: the checkpoints of the volume and the store."""
+"""``ls``, ``show``, ``resume``: the checkpoints of the volume and the store, of the running sidecar or of a store alone."""
 
 from __future__ import annotations
 
@@ -8,39 +8,67 @@ from urllib.parse import quote
 
 import typer
 
-from sidecar.cli import direct
+from sidecar.cli import direct, progress
 from sidecar.cli.client import Client
-from sidecar.cli.options import Json, TimeoutS
+from sidecar.cli.options import Json, TimeoutS, store_address
 from sidecar.cli.output import print_answer
 from sidecar.cli.render import fields_text, resume_text
-from sidecar.core.lifecycle.exit_codes import EXIT_FAILED
+from sidecar.core.format.checkpoint_address import is_address, named_checkpoint
+from sidecar.core.lifecycle.exit_codes import EXIT_FAILED, EXIT_NOTHING
+from sidecar.errors import ConfigurationError
+
+RESUME_POLL_S = 1.0
 
 
 def ls(
+    store: Annotated[
+        str | None, typer.Argument(metavar="[STORE]", help="s3://bucket/prefix or file:///path: without a sidecar")
+    ] = None,
     where: Annotated[Literal["local", "store"] | None, typer.Option("--where", help="only those of one place")] = None,
+    newest: Annotated[int | None, typer.Option("--newest", metavar="N", min=1, help="only the newest of a store")] = None,
+    long: Annotated[bool, typer.Option("--long", "-l", help="also read the commits of a store")] = False,
     as_json: Json = False,
 ) -> int:
-    """List checkpoints on the volume and in the store."""
-    return direct.list_checkpoints(where=where, as_json=as_json)
+    """List the checkpoints of the running sidecar, or those of a store, or the runs below it."""
+    if store is None:
+        if newest is not None or long:
+            raise ConfigurationError("--newest and --long are for a store: checkpoint-sidecar ls s3://bucket/prefix")
+        return direct.list_checkpoints(where=where, as_json=as_json)
+    if where is not None:
+        raise ConfigurationError("--where is for the running sidecar: leave out the store")
+    address = store_address(store)  # before the modules of stores are loaded
+    from sidecar.cli.store_lookup import list_store
+
+    return list_store(address, newest=newest, is_long=long, as_json=as_json)
 
 
-def show(checkpoint: Annotated[str, typer.Argument(help="such as checkpoint-20")], as_json: Json = False) -> int:
-    """Show one checkpoint."""
-    answer = Client(timeout_s=60).get(f"/v1/checkpoints/{quote(checkpoint, safe='')}")
+def show(
+    checkpoint: Annotated[str, typer.Argument(help="such as checkpoint-20, 20, or s3://bucket/prefix/checkpoint-20")],
+    as_json: Json = False,
+) -> int:
+    """Show one checkpoint, of the running sidecar or of a store."""
+    if is_address(checkpoint):
+        address = store_address(checkpoint)
+        from sidecar.cli.store_lookup import show_stored
+
+        return show_stored(address, as_json=as_json)
+    answer = Client(timeout_s=60).get(f"/v1/checkpoints/{quote(named_checkpoint(checkpoint), safe='')}")
     print_answer(answer, fields_text, as_json=as_json)
     return 0
 
 
 def resume(
-    checkpoint: Annotated[str, typer.Argument(help="such as checkpoint-20")] = "latest",
+    checkpoint: Annotated[str, typer.Argument(help="such as checkpoint-20, or 20")] = "latest",
     timeout_s: TimeoutS = 600.0,
     as_json: Json = False,
 ) -> int:
-    """Bring a committed checkpoint back to the volume and print its path."""
+    """Bring a committed checkpoint back to the volume and print its path; exit code 5 when there is none."""
     client = Client(timeout_s=70)
-    answer = client.post("/v1/resume", {"checkpoint": checkpoint, "asked_by": "person"})
+    answer = client.post("/v1/resume", {"checkpoint": named_checkpoint(checkpoint), "asked_by": "person"})
     until_s = time.monotonic() + timeout_s
-    while answer["state"] in ("choosing", "downloading") and time.monotonic() < until_s:
-        answer = client.get(f"/v1/resume/{answer['id']}?wait_s={min(20.0, max(0.0, until_s - time.monotonic())):.3f}")
+    with progress.shown("resume") as on_progress:
+        while answer["state"] in ("choosing", "downloading") and (left_s := until_s - time.monotonic()) > 0:
+            on_progress(answer["checkpoint"] or answer["state"], answer["done_bytes"], answer["total_bytes"])
+            answer = client.get(f"/v1/resume/{answer['id']}?wait_s={min(RESUME_POLL_S, left_s):.3f}")
     print_answer(answer, resume_text, as_json=as_json)
-    return 0 if answer["state"] == "ready" else EXIT_FAILED
+    return {"ready": 0, "none": EXIT_NOTHING}.get(answer["state"], EXIT_FAILED)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from sidecar.cli.client import Client
-from sidecar.cli.output import print_answer
+from sidecar.cli.client import Client, Unreachable
+from sidecar.cli.output import print_answer, redraw
 
 
 def run() -> int:
@@ -17,10 +18,27 @@ def run() -> int:
     return run_daemon()
 
 
+STARTS_S = 1.5
+"""How long a probe waits for a sidecar that does not answer yet."""
+_AGAIN_S = 0.03
+
+
 def probe(*, ready: bool = False) -> int:
-    """Ask for health, or for readiness. Returns 0; anything else is raised by the client."""
-    Client(timeout_s=4).get("/readyz" if ready else "/healthz")
-    return 0
+    """Ask for health, or for readiness. Returns 0; anything else is raised by the client.
+
+    The kubelet probes once a second, first when the container starts: that probe waits until the sidecar answers, because the
+    trainer does not start before.
+    """
+    client, end_s = Client(timeout_s=4), time.monotonic() + STARTS_S
+    while True:
+        try:
+            client.get("/readyz" if ready else "/healthz")
+        except Unreachable:
+            if time.monotonic() > end_s:
+                raise
+            time.sleep(_AGAIN_S)
+        else:
+            return 0
 
 
 def drain(*, as_json: bool = False) -> int:
@@ -34,10 +52,16 @@ def status(*, watch: bool = False, as_json: bool = False) -> int:
     """Print the status once, or every second."""
     from sidecar.cli.render import status_text
 
-    while True:
+    if not watch:
         print_answer(Client().get("/v1/status"), status_text, as_json=as_json)
-        if not watch:
-            return 0
+        return 0
+    is_redrawn = sys.stdout.isatty() and not as_json
+    while True:
+        answer = Client().get("/v1/status")
+        if is_redrawn:
+            redraw(status_text(answer))
+        else:
+            print_answer(answer, status_text, as_json=as_json)
         time.sleep(1)
 
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from sidecar.amounts import amount_bytes
 from sidecar.cli.client import Client
 from sidecar.cli.output import print_answer
 from sidecar.cli.render import table
 from sidecar.core.format.durations import duration_s
-from sidecar.daemon.settings import amount_bytes
 from sidecar.errors import ConfigurationError
 
 MOST_BYTES = 10**18

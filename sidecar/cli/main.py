@@ -9,8 +9,26 @@ from sidecar.cli.client import Refused, Unreachable
 from sidecar.cli.direct import DIRECT
 from sidecar.cli.missing_package import not_installed
 from sidecar.cli.output import fail
-from sidecar.core.lifecycle.exit_codes import EXIT_CONFIGURATION, EXIT_FAILED
-from sidecar.errors import ConfigurationError
+from sidecar.core.lifecycle.exit_codes import (
+    EXIT_CONFIGURATION,
+    EXIT_DAMAGED,
+    EXIT_FAILED,
+    EXIT_NOTHING,
+    EXIT_REFUSED,
+    EXIT_UNREACHABLE,
+)
+from sidecar.errors import (
+    AccessRefused,
+    ConfigurationError,
+    CorruptObject,
+    Fenced,
+    NotFound,
+    NothingFound,
+    RequestRefused,
+    SidecarError,
+    StoreUnavailable,
+    UnreadableRun,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,14 +38,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     said, as_json = f" {name}" if name else "", "--json" in arguments
     try:
         return _run(arguments)
-    except (Unreachable, Refused) as error:
-        return fail(f"{said}: {error}", EXIT_FAILED, as_json=as_json)
-    except ConfigurationError as error:
-        return fail(f"{said}: {error}", EXIT_CONFIGURATION, as_json=as_json)
+    except (Unreachable, Refused, SidecarError) as error:
+        # A probe has two exit codes: the kubelet knows no others.
+        return fail(f"{said}: {error}", EXIT_FAILED if name == "probe" else exit_code(error), as_json=as_json)
     except ModuleNotFoundError as error:
         return fail(f"{said}: {not_installed(error)}", EXIT_CONFIGURATION, as_json=as_json)
     except (KeyboardInterrupt, BrokenPipeError):
         return EXIT_FAILED
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code of a command that raised an error."""
+    match error:
+        case ConfigurationError() | AccessRefused() | UnreadableRun():
+            return EXIT_CONFIGURATION
+        case NothingFound() | NotFound():
+            return EXIT_NOTHING
+        case Unreachable() | StoreUnavailable():
+            return EXIT_UNREACHABLE
+        case Refused() | RequestRefused() | Fenced():
+            return EXIT_REFUSED
+        case CorruptObject():
+            return EXIT_DAMAGED
+        case _:
+            return EXIT_FAILED
 
 
 def _run(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Options and arguments that several commands have."""
 
 from __future__ import annotations
 
@@ -6,5 +6,47 @@ from typing import Annotated
 
 import typer
 
+from sidecar.core.format.checkpoint_address import Address, parse_address
+from sidecar.core.format.durations import duration_s
+from sidecar.errors import ConfigurationError
+from trainer_hook.contract import ContractError
+
+
+def _seconds(given: str | float) -> float:
+    return given if isinstance(given, float) else duration_s(given)
+
+
 Json = Annotated[bool, typer.Option("--json", help="print the answer as JSON; an error, too")]
-TimeoutS = Annotated[float, typer.Option("--timeout", metavar="SECONDS", help="how long to wait, in seconds")]
+TimeoutS = Annotated[
+    float, typer.Option("--timeout", metavar="DURATION", parser=_seconds, help="how long to wait, such as 90s or 2m")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
+WhileLive = Annotated[bool, typer.Option("--while-live", help="also while a run uses the prefix")]
+StoreAddress = Annotated[str, typer.Argument(metavar="STORE", help="s3://bucket/prefix or file:///path")]
+CheckpointAddress = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="such as s3://bucket/prefix/checkpoint-40; of a prefix alone, the newest")
+]
+
+
+def store_address(text: str) -> Address:
+    """Return the parts of an address.
+
+    Raises:
+        ConfigurationError: It is no address of a store.
+    """
+    try:
+        return parse_address(text)
+    except ContractError as error:
+        raise ConfigurationError(str(error)) from None
+
+
+def checkpoint_address(text: str) -> tuple[str, str]:
+    """Return the prefix and the name of a checkpoint.
+
+    Raises:
+        ConfigurationError: The address names no checkpoint.
+    """
+    address = store_address(text)
+    if address.checkpoint is None:
+        raise ConfigurationError(f"{text} names no checkpoint: add its name, such as {text.rstrip('/')}/checkpoint-40")
+    return address.store, address.checkpoint

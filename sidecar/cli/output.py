@@ -7,7 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from sidecar.core.format.plain_text import plain_text
+
 PROGRAM = "checkpoint-sidecar"
+COMPLETE = "_CHECKPOINT_SIDECAR_COMPLETE"
+"""Variable by which a shell asks for completions."""
 
 
 def print_answer(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> None:
@@ -17,8 +21,15 @@ def print_answer(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> N
         print(shown, flush=True)
 
 
+def redraw(text: str) -> None:
+    """Replace what the terminal shows by a text, without flicker: each line is overwritten, and the rest is cleared."""
+    lines = "".join(f"{line}\x1b[K\n" for line in text.splitlines())
+    print(f"\x1b[H{lines}\x1b[J", end="", flush=True)
+
+
 def fail(text: str, code: int, *, as_json: bool = False) -> int:
     """Print one line on standard error, for programs also an object with ``error`` on standard output. Returns ``code``."""
+    text = plain_text(text)  # names in it may come from the store
     if as_json:
         print(json.dumps({"error": text.strip().removeprefix(": "), "exit_code": code}), flush=True)
     print(f"{PROGRAM}{text}", file=sys.stderr, flush=True)

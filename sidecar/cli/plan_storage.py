@@ -50,10 +50,7 @@ def storage(
     of the OpenShift AI guide: DDP 8B 275 GB, FSDP 7B 200 GB, ZeRO-3 70B LoRA 168 GB (there only the gathered weights count).
     With --optimizer: checkpoint = parameters x (bytes of the dtype + of the optimizer + of master weights).
     """
-    ways = [parameters is not None and strategy is not None, parameters is not None and optimizer is not None]
-    ways += [size is not None, measured]
-    if sum(ways) != 1 or (parameters is not None and not any(ways[:2])) or (parameters is None and (strategy or optimizer)):
-        raise ConfigurationError("one of: --parameters with --strategy, --parameters with --optimizer, --size, --measured")
+    _require_one_way(parameters, strategy, optimizer, size, measured=measured)
     if master and optimizer is None:
         raise ConfigurationError("--master: needs --optimizer")
     inputs: dict[str, Any] = {"keep": keep, "headroom": float(HEADROOM)}
@@ -80,3 +77,12 @@ def storage(
     needed = state_storage(count, optimizer=optimizer or "none", dtype=dtype, master=master, keep=keep)
     formula = "storage = checkpoint x (keep + 1) x headroom; checkpoint = parameters x (dtype + optimizer + 4 for master bytes)"
     return print_estimate(formula, STATE, inputs, asdict(needed), as_json=as_json)
+
+
+def _require_one_way(
+    parameters: str | None, strategy: str | None, optimizer: str | None, size: str | None, *, measured: bool
+) -> None:
+    ways = [parameters is not None and strategy is not None, parameters is not None and optimizer is not None]
+    ways += [size is not None, measured]
+    if sum(ways) != 1 or (parameters is not None and not any(ways[:2])) or (parameters is None and (strategy or optimizer)):
+        raise ConfigurationError("one of: --parameters with --strategy, --parameters with --optimizer, --size, --measured")

@@ -63,7 +63,7 @@ def status_text(status: dict[str, Any]) -> str:
     ]
     if status["termination"]:
         lines.append(
-            f"going      {status['termination']['source']}, {status['termination']['deadline_in_s']} s until the deadline"
+            f"notice     {status['termination']['source']}, {status['termination']['deadline_in_s']} s until the deadline"
         )
     if risk["advice"] and not status["termination"]:
         lines.append(f"too long   {risk['advice']}")

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-from sidecar.cli.client import Client, Refused
+from sidecar.cli import progress
+from sidecar.cli.client import Client, Refused, Unreachable
 from sidecar.cli.options import Json, TimeoutS
 from sidecar.cli.output import fail, print_answer
 from sidecar.cli.render import save_text
 from sidecar.core.lifecycle.exit_codes import EXIT_GIVEN_UP
 
+PROGRESS_S = 1.0
+"""Interval in seconds at which the progress of a flush is shown."""
+
 
 def flush(timeout_s: TimeoutS = 30.0, as_json: Json = False) -> int:
     """Wait until all that is finished is durable; exit code 3 when it is not in time."""
-    client = Client(timeout_s=timeout_s + 10)
     try:
-        answer = client.post("/v1/flush", {"timeout_s": timeout_s})
+        with progress.shown("flush") as on_progress, ThreadPoolExecutor(1) as threads:
+            asked = threads.submit(Client(timeout_s=timeout_s + 10).post, "/v1/flush", {"timeout_s": timeout_s})
+            while not wait((asked,), timeout=PROGRESS_S).done:
+                _show_queue(on_progress)
+            answer = asked.result()
     except Refused as error:
         if error.status != 504:
             raise
@@ -27,6 +36,14 @@ def flush(timeout_s: TimeoutS = 30.0, as_json: Json = False) -> int:
         return fail(f" flush: {error}", EXIT_GIVEN_UP)
     print_answer(answer, lambda a: f"durable: {', '.join(a['durable']) or 'nothing yet'}", as_json=as_json)
     return 0
+
+
+def _show_queue(on_progress: progress.OnProgress) -> None:
+    with suppress(Unreachable, Refused):  # the flush itself says what is wrong
+        queue = Client().get("/v1/status")["queue"]
+        if queue:
+            sent, size = (sum(each[name] for each in queue) for name in ("sent_bytes", "size_bytes"))
+            on_progress("uploading", sent, size)
 
 
 def save(

@@ -1,0 +1,103 @@
+"""Progress of long commands on standard error: a bar on a terminal, else a line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sidecar.cli.output import PROGRAM
+from sidecar.cli.render import size_text
+from sidecar.core.format.plain_text import plain_text
+
+LINE_S = 10.0
+"""Interval in seconds of the lines where standard error is no terminal."""
+
+OnProgress = Callable[[str, int, int], None]
+"""Called with what is being done, the amount done, and the total; 0: unknown. An empty text: nothing is being done."""
+
+
+class Note:
+    """Events of a store, as lines on standard error."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def __call__(self, name: str, **fields: Any) -> None:
+        """Say that the store does not answer; that it answers again follows from the progress."""
+        if name == "store_degraded":
+            error = plain_text(str(fields.get("error", "")))
+            print(f"{PROGRAM} {self._command}: tried again: {error}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def shown(command: str, *, counts: bool = False) -> Iterator[OnProgress]:
+    """Yield a function that shows progress, with rate and time left.
+
+    Args:
+        command: Name of the command, for lines.
+        counts: The amounts are numbers of things, not bytes.
+    """
+    if not sys.stderr.isatty():
+        yield _Lines(command, counts=counts)
+        return
+    with _bars(counts=counts) as on_progress:
+        yield on_progress
+
+
+class _Lines:
+    def __init__(self, command: str, *, counts: bool) -> None:
+        self._command = command
+        self._text: Callable[[float], str] = (lambda amount: f"{amount:,.0f}") if counts else size_text
+        self._began_s = self._said_s = time.monotonic()
+        self._began_at = 0
+        self._what = ""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now_s = time.monotonic()
+        if not what:
+            return
+        if what != self._what:
+            self._what, self._began_s, self._began_at = what, now_s, done
+        if now_s - self._said_s < LINE_S:
+            return
+        self._said_s = now_s
+        rate = (done - self._began_at) / max(1e-3, now_s - self._began_s)
+        left = f", {(total - done) / rate:.0f} s left" if rate > 0 and total else ""
+        amount = f"{self._text(done)} of {self._text(total)}" if total else self._text(done)
+        line = f"{PROGRAM} {self._command}: {plain_text(what)}: {amount}, {self._text(rate)}/s{left}"
+        print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _bars(*, counts: bool) -> Iterator[OnProgress]:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    amounts = [MofNCompleteColumn()] if counts else [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+    columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn()]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        tasks: dict[str, Any] = {}
+
+        def on_progress(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                for task in tasks.values():
+                    progress.remove_task(task)
+                tasks.clear()
+                if not what:
+                    return
+                tasks[what] = progress.add_task(escape(plain_text(what)), total=total or None, completed=done)
+            progress.update(tasks[what], completed=done, total=total or None)
+
+        yield on_progress

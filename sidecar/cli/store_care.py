@@ -1,0 +1,168 @@
+"""``verify``, ``rm``, ``prune``, ``quarantine``: the checkpoints of a store, checked and cleared by a person."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sidecar.cli import progress
+from sidecar.cli.options import CheckpointAddress, Json, StoreAddress, WhileLive, Yes, checkpoint_address, store_address
+from sidecar.cli.output import PROGRAM, print_answer
+from sidecar.cli.render import size_text
+from sidecar.cli.render_store import plan_text, quarantine_text, verification_text
+from sidecar.core.format.plain_text import plain_text
+from sidecar.core.lifecycle.exit_codes import EXIT_DAMAGED
+from sidecar.errors import ConfigurationError, RequestRefused
+
+if TYPE_CHECKING:
+    from sidecar.lifecycle.idle_prefix import IdlePrefix
+    from sidecar.standalone.session import StoreSession
+
+
+def verify(
+    checkpoint: CheckpointAddress,
+    quick: Annotated[bool, typer.Option("--quick", help="documents and sizes only; read no file")] = False,
+    every: Annotated[bool, typer.Option("--all", help="all committed checkpoints of the prefix")] = False,
+    as_json: Json = False,
+) -> int:
+    """Read a checkpoint in a store and compare every byte; exit code 8 when it is damaged. Changes nothing."""
+    from sidecar.cli.session import run_in_store
+    from sidecar.standalone.checking import verified
+
+    address = store_address(checkpoint)
+    if every and address.checkpoint is not None:
+        raise ConfigurationError("--all is for a prefix, without the name of a checkpoint")
+    found = run_in_store(
+        "verify",
+        address.store,
+        lambda session, on_progress: verified(session, address.checkpoint, every=every, quick=quick, on_bytes=on_progress),
+    )
+    answer = {"store": address.store, "quick": quick, "checkpoints": [examined.verdict() for examined in found]}
+    print_answer(answer, verification_text, as_json=as_json)
+    return EXIT_DAMAGED if any(examined.problems for examined in found) else 0
+
+
+def rm(checkpoint: CheckpointAddress, yes: Yes = False, while_live: WhileLive = False, as_json: Json = False) -> int:
+    """Delete a checkpoint in a store: the commit first, so that no half of it reads as whole."""
+    from sidecar.cli.session import run_in_store
+    from sidecar.standalone.removal import remove
+
+    store, name = checkpoint_address(checkpoint)
+
+    async def work(session: StoreSession, on_progress: progress.OnProgress) -> Any:
+        from sidecar.repository.verification import Verifier
+
+        found = await Verifier(session.store, session.executor).examine(name)
+        said = f"{session.store.url}/{name} ({found.state.value}, {size_text(found.size_bytes)})"
+        _confirm("rm", f"delete {said}?", yes=yes)
+        return await remove(session, name, lease=await _lease("rm", session, while_live=while_live))
+
+    removed = run_in_store("rm", store, work)
+    print_answer(
+        {"store": store, **asdict(removed)},
+        lambda a: f"deleted {plain_text(a['name'])}: {a['objects']} files, {size_text(a['size_bytes'])}",
+        as_json=as_json,
+    )
+    return 0
+
+
+def prune(
+    store: StoreAddress,
+    keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="newest whole checkpoints that stay")],
+    every: Annotated[
+        int | None, typer.Option("--every", metavar="STEPS", min=1, help="multiples of this step stay, too")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the plan, with its reasons, and change nothing")] = False,
+    yes: Yes = False,
+    while_live: WhileLive = False,
+    as_json: Json = False,
+) -> int:
+    """Delete old checkpoints of a store by the rule of CKPT_KEEP_STORE."""
+    from sidecar.cli.session import run_in_store
+    from sidecar.standalone.removal import Pruner, Pruning
+
+    address = store_address(store)
+    if address.checkpoint is not None:
+        raise ConfigurationError(f"{store} is one checkpoint: prune takes the prefix of a run")
+
+    async def work(session: StoreSession, on_progress: progress.OnProgress) -> Pruning:
+        lease = None if dry_run else await _lease("prune", session, while_live=while_live)
+        pruner = Pruner(session, keep_newest=keep, keep_every_steps=every, lease=lease, is_idle=dry_run or lease is not None)
+        found, pruning = await pruner.plan(lambda doing: on_progress(doing, 0, 0))
+        if dry_run or not pruning.planned:
+            return pruning
+        on_progress("", 0, 0)
+        _confirm("prune", f"delete {len(pruning.planned)} checkpoints of {session.store.url}?", yes=yes)
+        return await pruner.carry_out(found, pruning)
+
+    pruning = run_in_store("prune", address.store, work, counts=True)
+    print_answer({"store": address.store, **pruning.fields(is_dry=dry_run)}, plan_text, as_json=as_json)
+    return 0
+
+
+quarantine = typer.Typer(
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="List or release commits in a store that failed verification.",
+)
+
+
+@quarantine.command("ls")
+def quarantine_ls(store: StoreAddress, as_json: Json = False) -> int:
+    """List the quarantined checkpoints of a store, with the reasons."""
+    from sidecar.cli.session import run_in_store
+    from sidecar.standalone.quarantines import quarantines
+
+    address = store_address(store)
+    found = run_in_store("quarantine ls", address.store, lambda session, _: quarantines(session, checkpoint=address.checkpoint))
+    answer = {"store": address.store, "quarantined": [asdict(record) for record in found]}
+    print_answer(answer, quarantine_text, as_json=as_json)
+    return 0
+
+
+@quarantine.command("release")
+def quarantine_release(checkpoint: CheckpointAddress, as_json: Json = False) -> int:
+    """Let the next resume try a quarantined checkpoint again; it verifies every byte."""
+    from sidecar.cli.session import run_in_store
+    from sidecar.standalone.quarantines import release
+
+    store, name = checkpoint_address(checkpoint)
+    found = run_in_store("quarantine release", store, lambda session, _: release(session, name))
+    answer = {"store": store, "released": [asdict(record) for record in found]}
+    print_answer(answer, lambda _: f"released {name}: the next resume tries it again", as_json=as_json)
+    return 0
+
+
+async def _lease(command: str, session: StoreSession, *, while_live: bool) -> IdlePrefix | None:
+    """Make sure that no run uses the prefix. Returns what checks that; ``None``: the person said that one may."""
+    from sidecar.lifecycle.idle_prefix import IdlePrefix
+
+    if while_live:
+        return None
+    idle = IdlePrefix(session.store, session.executor)
+    await idle.begin(ask_holder(command))
+    return idle
+
+
+def ask_holder(command: str) -> Callable[[str, float], None]:
+    """Return a function that says that the holder of the prefix is asked for a sign of life."""
+
+    def on_wait(holder: str, seconds: float) -> None:
+        line = f"asking pod {plain_text(holder)}, which held the prefix, for a sign of life ({seconds:.0f} s)"
+        print(f"{PROGRAM} {command}: {line}", file=sys.stderr, flush=True)
+
+    return on_wait
+
+
+def _confirm(command: str, question: str, *, yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise RequestRefused("standard input is no terminal, so nobody can be asked: add --yes")
+    print(f"{PROGRAM} {command}: {plain_text(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise RequestRefused("not confirmed: nothing was deleted")

@@ -1,0 +1,57 @@
+"""``ls`` and ``show`` of a store, without a sidecar."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sidecar.cli import progress
+from sidecar.cli.output import print_answer
+from sidecar.cli.render_store import (
+    checkpoint_fields,
+    details_text,
+    listing_text,
+    run_fields,
+    runs_text,
+)
+from sidecar.cli.session import run_in_store
+from sidecar.core.format.checkpoint_address import Address
+from sidecar.errors import NothingFound
+from sidecar.repository.verification import Verifier
+from sidecar.standalone.listing import Listing
+from sidecar.standalone.session import StoreSession
+
+
+def list_store(address: Address, *, newest: int | None, is_long: bool, as_json: bool) -> int:
+    """Print the checkpoints of a run, or the runs below a prefix."""
+
+    async def work(session: StoreSession, on_progress: progress.OnProgress) -> dict[str, Any]:
+        listing = Listing(session.store, session.executor)
+        folders = [address.checkpoint] if address.checkpoint else await listing.folders()
+        if address.checkpoint is None and await listing.run("", folders) is None:
+            return {"store": session.store.url, "runs": [run_fields(found) for found in await listing.runs(folders)]}
+        found = await listing.checkpoints(
+            folders,
+            newest=1 if address.checkpoint else newest,
+            with_commits=is_long,
+            on_read=lambda done, total: on_progress("reading commits", done, total),
+        )
+        return {"store": session.store.url, "checkpoints": [checkpoint_fields(each) for each in found]}
+
+    answer = run_in_store("ls", address.store, work, counts=True)
+    if not answer.get("checkpoints") and not answer.get("runs"):
+        raise NothingFound(f"{answer['store']}: no checkpoints, and no runs below it")
+    print_answer(answer, runs_text if "runs" in answer else listing_text, as_json=as_json)
+    return 0
+
+
+def show_stored(address: Address, *, as_json: bool) -> int:
+    """Print one checkpoint of a store, the newest committed one if the address names none."""
+
+    async def work(session: StoreSession, on_progress: progress.OnProgress) -> dict[str, Any]:
+        verifier = Verifier(session.store, session.executor)
+        name = address.checkpoint or await verifier.newest_committed()
+        found = await verifier.examine(name)
+        return {"store": session.store.url, **found.fields()}
+
+    print_answer(run_in_store("show", address.store, work), details_text, as_json=as_json)
+    return 0

@@ -1,0 +1,133 @@
+"""Listing of a prefix: its checkpoints, or the runs below it. Reads no commit unless one may be quarantined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from sidecar.core.commit.resume import newest_first
+from sidecar.core.commit.summary import StoredState, Summary, summaries
+from sidecar.core.format import keys
+from sidecar.core.lifecycle.prefix_ownership import Run
+from sidecar.errors import ArchivedObject, ConfigurationError, NotFound, UnreadableRun
+from sidecar.lifecycle.run_document import read
+from sidecar.repository.documents import Documents, StoredCommit
+from sidecar.store.protocol import Store
+from sidecar.transfer.executor import StoreExecutor
+from trainer_hook.contract import FINAL
+
+FEW = 100
+"""Number of checkpoints up to which one listing is as fast as several at once."""
+_DIGITS = "0123456789"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedCheckpoint:
+    """One checkpoint in the store."""
+
+    summary: Summary
+    state: StoredState
+    commit: StoredCommit | None = None
+    """Its commit, if it was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run below a prefix. ``name`` is empty for the run of the prefix itself."""
+
+    name: str
+    checkpoints: tuple[str, ...]
+    """Names of its checkpoints, also of uncommitted ones, newest first."""
+    document: Run | None = None
+    """``run.json``; ``None``: there is none, or it cannot be read."""
+    is_run: bool = True
+    """False: a folder without checkpoints and without the document of a run; there may be runs below it."""
+
+
+class Listing(Documents):
+    """Lists what a prefix has."""
+
+    def __init__(self, store: Store, executor: StoreExecutor) -> None:
+        super().__init__(store, executor)
+        self._store = store
+        self._executor = executor
+
+    async def folders(self, below: str = "") -> list[str]:
+        """Return the names of the folders at the top, or below another one, in any order."""
+        return await self._executor.persistently(lambda: list(self._store.list_folders(below)))
+
+    async def run(self, folder: str = "", folders: Sequence[str] | None = None) -> ListedRun | None:
+        """Return the run that a prefix holds; ``None``: neither checkpoints nor the document of a run are there.
+
+        Args:
+            folder: Name of a folder; empty: the prefix of the store.
+            folders: Its folders, if they are known.
+        """
+        below = keys.folder(folder) if folder else ""
+        names = newest_first(await self.folders(below) if folders is None else folders, and_final=True)
+        try:
+            found = await self._executor.persistently(read, self._store, below)
+        except NotFound:
+            return ListedRun(folder, tuple(names)) if names else None
+        except (ConfigurationError, UnreadableRun):  # another program's, or damaged
+            return ListedRun(folder, tuple(names)) if names else None
+        return ListedRun(folder, tuple(names), found)
+
+    async def runs(self, folders: Iterable[str]) -> list[ListedRun]:
+        """Return what each folder holds, in order of their names; a folder that holds no run has no checkpoints."""
+        names = sorted(folders)
+        found = await self._executor.together([self.run(name) for name in names])
+        return [run or ListedRun(name, (), is_run=False) for name, run in zip(names, found, strict=True)]
+
+    async def checkpoints(
+        self,
+        folders: Sequence[str],
+        *,
+        newest: int | None = None,
+        with_commits: bool = False,
+        on_read: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[ListedCheckpoint]:
+        """Return the checkpoints, newest first.
+
+        Args:
+            folders: The names of the top-level folders.
+            newest: Only as many; ``None``: all.
+            with_commits: Read the commit of each.
+            on_read: Called with the number of commits that were read, and that are to be read.
+        """
+        names = newest_first(folders, and_final=True)[:newest]
+        prefixes = [keys.folder(name) for name in names]
+        if newest is None:
+            # Pages of a listing follow each other, so a long one is read in several parts at once.
+            prefixes = [f"{keys.STEPS}{digit}" for digit in _DIGITS] if len(names) > FEW else [keys.STEPS]
+            prefixes += [keys.folder(FINAL)] if FINAL in names else []
+        pages = await self._executor.together([self._executor.persistently(self._objects, prefix) for prefix in prefixes])
+        found = summaries(each for page in pages for each in page)
+        chosen = [found[name] for name in newest_first(found, and_final=True)]
+        wanted = [s for s in chosen if s.is_committed and (with_commits or s.quarantines)]
+        read = 0
+
+        async def commit(name: str) -> ListedCheckpoint:
+            nonlocal read
+            listed = await self._with_commit(found[name])
+            read += 1
+            on_read(read, len(wanted))
+            return listed
+
+        known = {c.summary.name: c for c in await self._executor.together([commit(s.name) for s in wanted])}
+        return [known.get(s.name) or ListedCheckpoint(s, s.state) for s in chosen]
+
+    async def _with_commit(self, summary: Summary) -> ListedCheckpoint:
+        try:
+            there = await self.stored_commit(summary.name)
+        except ArchivedObject:
+            return ListedCheckpoint(summary, StoredState.UNREADABLE)
+        if there is None:
+            return ListedCheckpoint(summary, StoredState.INCOMPLETE)
+        if there.commit is None:
+            return ListedCheckpoint(summary, StoredState.UNREADABLE, there)
+        is_quarantined = keys.quarantined(summary.name, there.crc64nvme) in summary.quarantines
+        return ListedCheckpoint(summary, StoredState.QUARANTINED if is_quarantined else StoredState.COMMITTED, there)
+
+    def _objects(self, prefix: str) -> list[tuple[str, int, str]]:
+        return [(stored.key, stored.size_bytes, stored.modified) for stored in self._store.list(prefix)]

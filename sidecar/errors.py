@@ -2,6 +2,8 @@
 
     SidecarError
     ├─ ConfigurationError      a setting or the environment: the start ends with exit code 2
+    ├─ RequestRefused          a person's request that would harm a live run or a checkpoint
+    ├─ NothingFound            a person's request names no checkpoint, or none that can be used
     ├─ CheckpointRejected      a directory on the volume that is not a valid checkpoint
     ├─ CheckpointChanged       a file was rewritten while it was being read
     ├─ UnreadableFile          the volume failed while a file was read: tried again
@@ -15,6 +17,7 @@
        ├─ UnreadableObject     they do at each read, and yet the store says that it holds what was recorded
        ├─ ArchivedObject       the store has it, in an archive: it gives it out only after somebody restored it
        ├─ OversizedDocument    a document larger than any that this system writes: as corrupt as one that does not parse
+       ├─ UnreadableRun        ``run.json`` is not this system's any more: waited for until the holder writes it again
        ├─ AccessRefused        credentials, bucket, TLS, clock: waits for a person, and is tried again all the same
        │  └─ PartRefused       a part that the store does not take, such as for its number: the file is sent in fewer parts
        └─ StoreUnavailable     network, timeout, 5xx: tried again
@@ -36,6 +39,14 @@ class ConfigurationError(SidecarError):
     """Something that must be changed outside before a start can succeed."""
 
 
+class RequestRefused(SidecarError):
+    """A person's request would harm a live run or a checkpoint; the text says what to do instead."""
+
+
+class NothingFound(SidecarError):
+    """There is no checkpoint as requested; the text says what was found."""
+
+
 class CheckpointRejected(SidecarError):
     """A checkpoint directory that cannot be taken as it is; the text is the reason."""
 
@@ -53,7 +64,6 @@ class UnreadableFile(SidecarError):
 
     def __init__(self, path: str, error: OSError) -> None:
         super().__init__(f"{path}: {error.strerror or error}: is the volume still sound? It is tried again")
-        self.path = path
 
 
 class Stopped(SidecarError):
@@ -75,7 +85,6 @@ class NotFound(StoreError):
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key}: not in the store")
-        self.key = key
 
 
 class AlreadyExists(StoreError):
@@ -83,7 +92,6 @@ class AlreadyExists(StoreError):
 
     def __init__(self, key: str) -> None:
         super().__init__(f"{key}: already in the store")
-        self.key = key
 
 
 class TooLarge(StoreError):
@@ -91,7 +99,6 @@ class TooLarge(StoreError):
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(f"{key} is too large for one object ({why}): save it in several files (shards)")
-        self.key = key
 
 
 class CorruptObject(StoreError):
@@ -99,8 +106,6 @@ class CorruptObject(StoreError):
 
     def __init__(self, key: str, *, want: str, got: str) -> None:
         super().__init__(f"{key}: {got}, its writer recorded {want}")
-        self.key = key
-        self.want = want
         self.got = got
 
 
@@ -122,7 +127,6 @@ class ArchivedObject(StoreError):
             f"{key}: archived, by a lifecycle rule of the bucket most likely: restore it from the archive (RestoreObject), "
             "and except the prefix from that rule"
         )
-        self.key = key
 
 
 class OversizedDocument(StoreError, ContractError):
@@ -130,8 +134,18 @@ class OversizedDocument(StoreError, ContractError):
 
     def __init__(self, key: str, *, most_bytes: int, size_bytes: int) -> None:
         super().__init__(f"{key}: {size_bytes} bytes, and a document of this system has {most_bytes} at most: delete it")
-        self.key = key
         self.size_bytes = size_bytes
+
+
+class UnreadableRun(StoreError):
+    """``run.json`` does not parse. ``size_bytes``: if it is too large to be read."""
+
+    def __init__(self, url: str, *, size_bytes: int | None = None) -> None:
+        size = f" ({size_bytes} bytes)" if size_bytes is not None else ""
+        super().__init__(
+            f"{url} is not this system's{size}: choose an empty prefix in CKPT_STORE. If the prefix holds this run's "
+            "checkpoints, the document was overwritten: delete it, and it is written again"
+        )
 
 
 class AccessRefused(StoreError):
@@ -147,7 +161,6 @@ class PartRefused(AccessRefused):
 
     def __init__(self, key: str, code: str) -> None:
         super().__init__(f"{key}: the store refused a part ({code})", code=code)
-        self.key = key
 
 
 class StoreUnavailable(StoreError):

@@ -8,17 +8,20 @@ import secrets
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal, NamedTuple
 
-from fastapi import APIRouter, Depends, FastAPI, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Header, Query, Response
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from sidecar import __version__
 from sidecar.api import metrics, models, views
+from sidecar.api.dependencies import Running
 from sidecar.api.flush_call import FlushCall
+from sidecar.api.page import watch
 from sidecar.api.problems import Problem, install, responses
 from sidecar.catalog.events import Event
 from sidecar.core.commit.resume import newest_first
 from sidecar.core.lifecycle.phases import Phase
 from sidecar.daemon.services import Services
+from sidecar.daemon.tasks import within
 from sidecar.download.downloader import Downloader
 from sidecar.download.request import LATEST, AskedBy, ResumeStatus
 from sidecar.download.resume_service import TooManyRequests
@@ -29,13 +32,7 @@ WAIT_MAX_S = 60.0
 STORE_PATIENCE_S = 20.0
 """Seconds for which a call waits for the store, whose threads belong to the uploads."""
 
-
-def _services(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
-
-
-Running = Annotated[Services, Depends(_services)]
+WaitS = Annotated[float, Query(ge=0, le=WAIT_MAX_S)]
 
 
 def _authorized(services: Running, authorization: Annotated[str | None, Header()] = None) -> None:
@@ -74,12 +71,6 @@ async def readyz(services: Running) -> models.Ready:
 async def prometheus(services: Running) -> Response:
     """Text format 0.0.4."""
     return Response(metrics.exposition(services), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-@calls.get("/", summary="Where to look", response_class=PlainTextResponse)
-async def where_to_look() -> str:
-    """A page for people who open the port in a browser."""
-    return f"checkpoint-sidecar {__version__}\n\n/v1/status\n/v1/checkpoints\n/v1/events\n/metrics\n/openapi.json\n"
 
 
 @calls.get("/v1/status", summary="Status of the sidecar")
@@ -136,16 +127,14 @@ async def begin_resume(services: Running, wanted: models.ResumeRequest) -> model
 
 
 @calls.get("/v1/resume", summary="Progress of the trainer's latest resume")
-async def resume(services: Running, wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0) -> models.Resume:
+async def resume(services: Running, wait_s: WaitS = 0) -> models.Resume:
     """The result is the local path, or null with the reasons. Requests of people are read by their id."""
     await services.state.unless_ended(services.resume_service.progress(timeout_s=wait_s))
     return views.resume(services.resume_service.status() or ResumeStatus())
 
 
 @calls.get("/v1/resume/{identifier}", summary="Progress of one resume", responses=responses(404))
-async def one_resume(
-    services: Running, identifier: str, wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0
-) -> models.Resume:
+async def one_resume(services: Running, identifier: str, wait_s: WaitS = 0) -> models.Resume:
     """The result is the local path, or null with the reasons. Waits up to ``wait_s`` for it."""
     await services.state.unless_ended(services.resume_service.progress(identifier, timeout_s=wait_s))
     asked = services.resume_service.status(identifier)
@@ -164,13 +153,8 @@ async def one_resume(
 async def flush(services: Running, wanted: models.FlushRequest) -> models.Flushed:
     """504 names the checkpoints not durable in time, lost or given up, and the newest one if it is rejected."""
     asked = FlushCall(services)
-    in_time = True
     await services.state.unless_ended(services.inventory.scan())
-    try:
-        async with asyncio.timeout(wanted.timeout_s):
-            await services.state.unless_ended(asked.all_settled())
-    except TimeoutError:
-        in_time = False
+    in_time = await within(wanted.timeout_s, services.state.unless_ended(asked.all_settled()))
     missing = asked.missing()
     if missing:
         trouble = f": {services.health.trouble}" if services.health.trouble else ""
@@ -188,9 +172,7 @@ async def flush(services: Running, wanted: models.FlushRequest) -> models.Flushe
     summary="Ask the trainer to save now",
     responses=responses(401, 409, 503),
 )
-async def save(
-    services: Running, wanted: models.SaveRequest, wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0
-) -> models.Saving:
+async def save(services: Running, wanted: models.SaveRequest, wait_s: WaitS = 0) -> models.Saving:
     """The hook saves at its next step; ``GET /v1/save/{id}`` has the progress. 409 if no trainer with a hook is running."""
     if not services.volume.held_leases():
         raise Problem(
@@ -209,7 +191,7 @@ async def save(
 
 
 @calls.get("/v1/save/{identifier}", summary="Progress of a save on request", responses=responses(404))
-async def saving(services: Running, identifier: str, wait_s: Annotated[float, Query(ge=0, le=WAIT_MAX_S)] = 0) -> models.Saving:
+async def saving(services: Running, identifier: str, wait_s: WaitS = 0) -> models.Saving:
     """Waits up to ``wait_s`` until the save is durable or has failed."""
     asked = services.save_requests.get(identifier)
     if asked is None:
@@ -327,6 +309,7 @@ def create_app(services: Services) -> FastAPI:
     """Return the whole API."""
     app = _app(services, "checkpoint-sidecar")
     app.include_router(calls)
+    watch(app, services)
     _prepare(app)
     return app
 

@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import Any
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sidecar.api.problems import ProblemDocument, answer
+from sidecar.catalog.durations import Durations
 from sidecar.core.lifecycle.local_request import refusal
+from sidecar.serving import Disconnected, body_of, replayed
 
 MOST_BODY_BYTES = 64 << 10
 BODY_S = 10.0
 """Seconds for a client to send a body."""
-MOST_UNDER_WAY = {"stream": 16, "wait": 64, "call": 64}
+MOST_UNDER_WAY = {"viewer": 8, "stream": 16, "wait": 64, "call": 64}
 """Maximum concurrent calls by kind. Separate limits keep streams and long polls from blocking the other calls."""
+_STREAMS = {"/v1/events": "stream", "/v1/live": "viewer"}
 _UNCOUNTED = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 class Guard:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, *, any_host: bool = False) -> None:
-        """Wrap an application. ``any_host``: accept any Host header, such as a pod's IP address."""
+    def __init__(self, app: ASGIApp, *, any_host: bool = False, durations: Durations | None = None) -> None:
+        """Wrap an application.
+
+        Args:
+            app: The application.
+            any_host: Accept any Host header, such as a pod's IP address.
+            durations: Counts the durations of calls; ``None``: they are not counted.
+        """
         self._app = app
         self._any_host = any_host
+        self._durations = durations
         self._under_way: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,36 +55,36 @@ class Guard:
             await answer(problem)(scope, receive, send)
             return
         self._under_way[kind or ""] += 1
+        began_s = time.monotonic()
         try:
             await self._serve(scope, receive, send, headers)
         finally:
             self._under_way[kind or ""] -= 1
+        route = scope.get("route")  # set by FastAPI
+        if self._durations is not None and kind in (None, "call") and route is not None:
+            self._durations.answered(f"{scope['method']} {route.path}", time.monotonic() - began_s)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, headers: dict[str, str]) -> None:
         if "content-length" in headers or "transfer-encoding" in headers:
             try:
                 async with asyncio.timeout(BODY_S):
                     body = await _body(receive, declared_bytes=headers.get("content-length"))
-            except (_TooLarge, TimeoutError) as error:
+            except (_BodyTooLarge, TimeoutError) as error:
                 # The server discards the rest of the body until its time limit for a request.
                 await answer(_BODY_PROBLEMS[type(error)])(scope, receive, send)
                 return
-            except _Gone:
+            except Disconnected:
                 return
-            receive = _once(body, receive)
+            receive = replayed(body, receive)
         await self._app(scope, receive, send)
 
 
-class _TooLarge(Exception):
+class _BodyTooLarge(Exception):
     pass
 
 
-class _Gone(Exception):
-    """The client disconnected."""
-
-
 _BODY_PROBLEMS: dict[type[Exception], ProblemDocument] = {
-    _TooLarge: ProblemDocument(
+    _BodyTooLarge: ProblemDocument(
         status=413,
         title="Body too large",
         detail=f"a body may have {MOST_BODY_BYTES} bytes; /openapi.json says what calls take",
@@ -86,31 +97,13 @@ _BODY_PROBLEMS: dict[type[Exception], ProblemDocument] = {
 
 async def _body(receive: Receive, *, declared_bytes: str | None) -> bytes:
     if declared_bytes is not None and int(declared_bytes) > MOST_BODY_BYTES:  # digits only, at most 20: h11 looks
-        raise _TooLarge
+        raise _BodyTooLarge
     body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _Gone
-        body += message.get("body", b"")
+    async for chunk in body_of(receive):
+        body += chunk
         if len(body) > MOST_BODY_BYTES:
-            raise _TooLarge
-        if not message.get("more_body", False):
-            return bytes(body)
-
-
-def _once(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that replays a body already read, then passes on further messages, such as a disconnect."""
-    given = False
-
-    async def give() -> Message:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return give
+            raise _BodyTooLarge
+    return bytes(body)
 
 
 def _kind(scope: Scope) -> str | None:
@@ -118,8 +111,8 @@ def _kind(scope: Scope) -> str | None:
     path: str = scope["path"]
     if path in _UNCOUNTED:
         return None
-    if path == "/v1/events":
-        return "stream"
+    if path in _STREAMS:
+        return _STREAMS[path]
     return "wait" if path == "/v1/flush" or "wait_s" in Request(scope).query_params else "call"
 
 

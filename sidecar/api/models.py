@@ -10,7 +10,7 @@ from sidecar.core.format import rank_layout
 from sidecar.daemon.settings import Bytes
 
 
-class _Request(BaseModel):
+class _RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
@@ -35,6 +35,9 @@ class Trainer(BaseModel):
     state: str | None = Field(None, description="running, preempted, succeeded or failed; null without a hook")
     step: int | None = None
     updated_at: str | None = None
+    world_size: int | None = Field(None, description="Training processes of the job")
+    total_steps: int | None = Field(None, description="Planned steps; null: the hook does not know them")
+    loss: float | None = Field(None, description="As the training library logged it last")
 
 
 class Termination(BaseModel):
@@ -49,8 +52,9 @@ class Termination(BaseModel):
 class AtRisk(BaseModel):
     """Cost of a kill at this instant, and duration of a just-in-time save; null: not known yet."""
 
-    seconds_at_risk: float | None
+    seconds_at_risk: float | None = Field(description="Training time since the newest durable state was saved")
     steps_at_risk: int | None
+    grows: bool = Field(True, description="Training runs, or is assumed to because there is no hook")
     predicted_save_s: float | None = Field(description="From SIGTERM until the trainer has written a checkpoint")
     predicted_flush_s: float | None = Field(description="Duration of its upload at the measured rate")
     predicted_durable_s: float | None = Field(description="Sum of both, to be compared with the grace period")
@@ -154,7 +158,7 @@ class Checkpoints(BaseModel):
     checkpoints: list[Checkpoint]
 
 
-class Share(_Request):
+class Share(_RequestBody):
     """Ranks of a node's training processes, if each of them reads only its own files and the shared ones."""
 
     world_size: int = Field(ge=1, description="Training processes of the job")
@@ -170,7 +174,7 @@ class Share(_Request):
         return rank_layout.Share(self.world_size, self.ranks)
 
 
-class ResumeRequest(_Request):
+class ResumeRequest(_RequestBody):
     """A resume request."""
 
     checkpoint: str = Field("latest", description="latest, checkpoint-<step> or final")
@@ -215,7 +219,7 @@ class Resume(BaseModel):
     detail: str | None = None
 
 
-class FlushRequest(_Request):
+class FlushRequest(_RequestBody):
     """A flush request."""
 
     timeout_s: float = Field(30.0, ge=0, le=3600)
@@ -227,7 +231,7 @@ class Flushed(BaseModel):
     durable: list[str]
 
 
-class BandwidthRequest(_Request):
+class BandwidthRequest(_RequestBody):
     """A new bandwidth limit."""
 
     limit: Annotated[Bytes, Field(gt=0)] | None = Field(
@@ -241,7 +245,7 @@ class Bandwidth(BaseModel):
     limit_bytes_per_s: int | None
 
 
-class RoomRequest(_Request):
+class RoomRequest(_RequestBody):
     """A request for free space, such as the next checkpoint needs."""
 
     bytes: Annotated[Bytes, Field(ge=0)] = Field(description="Such as 20GB")
@@ -254,7 +258,7 @@ class Room(BaseModel):
     deleted: list[str] = Field(description="Checkpoints deleted from the volume; all of them are durable")
 
 
-class SaveRequest(_Request):
+class SaveRequest(_RequestBody):
     """A request to save."""
 
     stop: bool = Field(False, description="End training after the save")
@@ -277,3 +281,69 @@ class Draining(BaseModel):
 
     phase: str
     deadline_in_s: float
+
+
+class Safety(BaseModel):
+    """Whether training is safe now."""
+
+    level: Literal["safe", "unknown", "attention", "danger"]
+    headline: str
+    reasons: list[str] = Field(description="What else needs attention, most important first")
+
+
+class Durable(BaseModel):
+    """The newest durable state of the run."""
+
+    name: str
+    step: int | None
+    created_at: str | None = Field(description="When the trainer saved it")
+    committed_at: str | None
+    by_this_pod: bool = Field(description="false: it was found in the store")
+
+
+class Earlier(BaseModel):
+    """Checkpoints in the store that are not on the volume. They are read while somebody watches."""
+
+    state: Literal["unread", "reading", "read", "failed"]
+    folders: int | None = Field(None, description="Checkpoints in the store; null before they were listed")
+    detail: str | None = None
+
+
+class Transfers(BaseModel):
+    """Uploads of this process."""
+
+    throughput_bytes_per_s: float | None
+    limit_bytes_per_s: int | None
+    sent_bytes: int
+    retries: int
+    concurrency: int
+
+
+class Overview(BaseModel):
+    """Everything the live page shows. Lists are bounded, newest first."""
+
+    at: str = Field(description="Time of the sidecar, RFC 3339")
+    version: str
+    job: str | None
+    pod: str
+    node_index: int | None
+    node_count: int | None
+    phase: str
+    safety: Safety
+    durable: Durable | None
+    at_risk: AtRisk
+    grace_seconds: float
+    termination: Termination | None
+    flush: list[Planned]
+    trainer: Trainer
+    store: StoreStatus
+    degraded_reason: str | None
+    lease: Lease
+    checkpoints: list[Checkpoint]
+    earlier: Earlier
+    transfers: Transfers
+    volume: Volume
+    resume: Resume | None
+    save: Saving | None = Field(description="The latest save request of this process")
+    quarantined: dict[str, str]
+    token_required: bool

@@ -10,9 +10,13 @@ from collections.abc import Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from sidecar.api.connections import MOST_HEAD_BYTES, Connection
 from sidecar.api.guard import Guard
+from sidecar.catalog.durations import Durations
 from sidecar.errors import ConfigurationError
+from sidecar.serving import Connection
+
+MOST_HEAD_BYTES = 16 << 10
+"""Maximum size of request line and headers."""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -24,10 +28,12 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """Serves one application on listening sockets."""
 
-    def __init__(self, app: FastAPI, sockets: list[socket.socket], *, any_host: bool = False) -> None:
+    def __init__(
+        self, app: FastAPI, sockets: list[socket.socket], *, any_host: bool = False, durations: Durations | None = None
+    ) -> None:
         """Prepare to serve. ``any_host``: accept any Host header; otherwise only loopback names and unix sockets."""
         config = uvicorn.Config(
-            Guard(app, any_host=any_host),
+            Guard(app, any_host=any_host, durations=durations),
             http=Connection,
             ws="none",
             log_config=None,

@@ -25,8 +25,8 @@ def status(services: Services) -> models.Status:
         phase=services.state.phase.value,
         degraded=services.health.trouble is not None,
         degraded_reason=services.health.trouble,
-        store=_store(services),
-        trainer=_trainer(services),
+        store=store(services),
+        trainer=trainer(services),
         termination=termination(services),
         lease=lease(services.lease),
         newest_durable_step=services.catalog.newest_durable_step,
@@ -34,7 +34,7 @@ def status(services: Services) -> models.Status:
         queue=queue(services),
         flush=flush_plan(services),
         given_up={t.name: t.reason or "" for t in services.catalog.all() if t.state in REPORTED},
-        at_risk=models.AtRisk(**asdict(services.risk_monitor.risk())),
+        at_risk=at_risk(services),
         bandwidth_limit_bytes_per_s=services.executor.gate.bytes_per_s,
         concurrency=services.executor.adapted.limit,
         throughput_bytes_per_s=services.executor.sent.bytes_per_s(),
@@ -44,6 +44,11 @@ def status(services: Services) -> models.Status:
         rejected={t.name: t.reason or "" for t in services.catalog.all() if t.state is State.REJECTED},
         quarantined=services.resume_service.quarantined,
     )
+
+
+def at_risk(services: Services) -> models.AtRisk:
+    """Return what a kill would cost now."""
+    return models.AtRisk(**asdict(services.risk_monitor.risk()), grows=services.risk_monitor.grows)
 
 
 def lease(lease: PrefixLease) -> models.Lease:
@@ -105,12 +110,12 @@ def saving(services: Services, save: SaveRequest) -> models.Saving:
 
 def termination(services: Services) -> models.Termination | None:
     """Return the termination notice, or ``None``."""
-    going, left_s = services.termination.going, services.termination.left_s()
-    if going is None or left_s is None:
+    notice, left_s = services.termination.current_notice, services.termination.left_s()
+    if notice is None or left_s is None:
         return None
     grace_s = services.settings.grace_seconds
     return models.Termination(
-        source=going.source, at=rfc3339(going.at_s), grace_seconds=grace_s, deadline_in_s=round(left_s, 3)
+        source=notice.source, at=rfc3339(notice.at_s), grace_seconds=grace_s, deadline_in_s=round(left_s, 3)
     )
 
 
@@ -165,7 +170,8 @@ def resume(status: ResumeStatus) -> models.Resume:
     return models.Resume.model_validate(asdict(status))
 
 
-def _store(services: Services) -> models.StoreStatus:
+def store(services: Services) -> models.StoreStatus:
+    """Return the store's address and capabilities."""
     can = services.state.capabilities
     return models.StoreStatus(
         url=services.store.url,
@@ -175,7 +181,8 @@ def _store(services: Services) -> models.StoreStatus:
     )
 
 
-def _trainer(services: Services) -> models.Trainer:
+def trainer(services: Services) -> models.Trainer:
+    """Return the state of the trainer."""
     held, trainer = services.volume.held_leases(), services.termination.trainer()
     return models.Trainer(
         alive=held > 0,
@@ -183,6 +190,9 @@ def _trainer(services: Services) -> models.Trainer:
         state=trainer.state if trainer else None,
         step=trainer.step if trainer else None,
         updated_at=trainer.updated_at if trainer else None,
+        world_size=trainer.world_size if trainer else None,
+        total_steps=trainer.total_steps if trainer else None,
+        loss=trainer.loss if trainer else None,
     )
 
 

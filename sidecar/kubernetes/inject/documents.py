@@ -87,7 +87,9 @@ def _inject(document: Fields, options: Options, *, only_again: bool) -> Injected
         return _inject_carried(document, carried, options, only_again=only_again)
     if only_again and not has_sidecar(document):
         return Injected(document)
-    if options.only and not {str(document["kind"]), _called(document)} & set(options.only):
+    if options.only and not {str(document["kind"]), f"{document['kind']}/{metadata_of(document).get('name')}"} & set(
+        options.only
+    ):
         return Injected(document)
     if (group_of(document), document["kind"]) == ("trainer.kubeflow.org", "TrainJob"):
         warnings = train_job.put_in(document, _filled_in(options, document, None))
@@ -99,10 +101,6 @@ def _inject(document: Fields, options: Options, *, only_again: bool) -> Injected
             raise NotInjectable(where, f"a pod of kind {document['kind']} ({document.get('apiVersion')}), which is not known")
         return Injected(document)
     return _inject_kind(document, kind, _filled_in(options, document, kind))
-
-
-def _called(document: Fields) -> str:
-    return f"{document['kind']}/{(document.get('metadata') or {}).get('name')}"
 
 
 def _inject_carried(document: Fields, carried: list[tuple[str, Fields]], options: Options, *, only_again: bool) -> Injected:

@@ -9,6 +9,10 @@ from sidecar.kubernetes.inject.pod_templates import NotInjectable
 
 Fields = MutableMapping[str, Any]
 
+# A webhook's documents are dicts and lists, which this finds without asking the abstract classes.
+_MAPPING = (dict, MutableMapping)
+_LIST = (list, MutableSequence)
+
 
 def put(mapping: Fields, key: str, value: Any, *, after: Sequence[str] = (), before: Sequence[str] = ()) -> None:
     """Set a key. One that is new goes behind the last of ``after`` or in front of the first of ``before``, else to the end.
@@ -21,9 +25,9 @@ def put(mapping: Fields, key: str, value: Any, *, after: Sequence[str] = (), bef
         return
     insert = getattr(mapping, "insert", None)
     keys = list(mapping)
-    places = [keys.index(name) + 1 for name in after if name in keys]
+    positions = [keys.index(name) + 1 for name in after if name in keys]
     fronts = [keys.index(name) for name in before if name in keys]
-    place = max(places) if places else min(fronts) if fronts else len(keys)
+    place = max(positions) if positions else min(fronts) if fronts else len(keys)
     if insert is None or place == len(keys):
         mapping[key] = value
     else:
@@ -39,7 +43,7 @@ def section(mapping: Fields, key: str, path: str, **where: Sequence[str]) -> Fie
     if mapping.get(key) is None:
         put(mapping, key, {}, **where)
     value = mapping[key]
-    if not isinstance(value, MutableMapping):
+    if not isinstance(value, _MAPPING):
         raise NotInjectable(f"{path}.{key}".lstrip("."), "must be a mapping")
     return value
 
@@ -53,10 +57,10 @@ def entries(mapping: Mapping[str, Any], key: str, path: str) -> Sequence[Fields]
     value = mapping.get(key)
     if value is None:
         return []
-    if not isinstance(value, MutableSequence):
+    if not isinstance(value, _LIST):
         raise NotInjectable(f"{path}.{key}".lstrip("."), "must be a list")
     for index, entry in enumerate(value):
-        if not isinstance(entry, MutableMapping):
+        if not isinstance(entry, _MAPPING):
             raise NotInjectable(f"{path}.{key}[{index}]".lstrip("."), "must be a mapping")
     return value
 
@@ -99,7 +103,10 @@ def containers_of(spec: Mapping[str, Any], path: str) -> Iterator[tuple[str, Fie
 
 def named(items: Sequence[Fields], name: str, *, key: str = "name") -> Fields | None:
     """Return the entry whose ``name`` (or other key) is this."""
-    return next((entry for entry in items if entry.get(key) == name), None)
+    for entry in items:
+        if entry.get(key) == name:
+            return entry
+    return None
 
 
 def put_named(items: MutableSequence[Any], wanted: Mapping[str, Any], *, key: str = "name") -> None:
@@ -117,7 +124,7 @@ def put_named(items: MutableSequence[Any], wanted: Mapping[str, Any], *, key: st
 def overlay(there: Fields, wanted: Mapping[str, Any]) -> None:
     """Make every field of ``wanted`` so, whatever else is there; lists are replaced as a whole."""
     for field, value in wanted.items():
-        if isinstance(value, Mapping) and isinstance(there.get(field), MutableMapping):
+        if isinstance(value, (dict, Mapping)) and isinstance(there.get(field), _MAPPING):
             overlay(there[field], value)
         else:
             put(there, field, value)

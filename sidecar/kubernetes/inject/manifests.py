@@ -90,18 +90,23 @@ def _inject_part(text: str, options: Options, *, only_again: bool) -> InjectedTe
     if loaded is None:
         return InjectedText(text, (), 0)
     done = inject_in_place(_load(text), options, only_again=only_again)
-    name = _called(loaded)
-    warnings = tuple(replace(warning, path=f"{name}: {warning.path}") for warning in done.warnings)
-    kind, _, called = name.partition("/")
-    runtimes = frozenset([called] if kind.endswith("TrainingRuntime") else [])
     if done.document == loaded:
-        return InjectedText(text, warnings, done.pods, done.stores, runtimes)
+        return _injected(text, loaded, done)
     candidates = list(_candidates(text, loaded, done.document))
     # A change to what an anchor shares reaches all who share it only in the text: then no candidate compares equal.
     new = next((candidate for candidate in candidates if _same(candidate, done)), candidates[-1])
     if not new.endswith("\n"):
         new += "\n"
-    return InjectedText(new, warnings, done.pods, done.stores, runtimes)
+    return _injected(new, loaded, done)
+
+
+def _injected(text: str, loaded: Any, done: Injected) -> InjectedText:
+    """Return the result for one document, whose new text this is."""
+    name = _called(loaded)
+    warnings = tuple(replace(warning, path=f"{name}: {warning.path}") for warning in done.warnings)
+    kind, _, called = name.partition("/")
+    runtimes = frozenset([called] if kind.endswith("TrainingRuntime") else [])
+    return InjectedText(text, warnings, done.pods, done.stores, runtimes)
 
 
 def _candidates(text: str, loaded: Any, document: Any) -> Iterator[str]:
@@ -205,10 +210,7 @@ def _inject_json(text: str, options: Options) -> InjectedText | None:
     except ValueError:
         return None
     done = inject(loaded, options)
-    warnings = tuple(InjectWarning(f"{_called(loaded)}: {warning.path}", warning.text) for warning in done.warnings)
-    if done.document == loaded:
-        return InjectedText(text, warnings, done.pods, done.stores)
-    indent = re.search(r"\n( +)\"", text)
-    return InjectedText(
-        json.dumps(done.document, indent=len(indent[1]) if indent else None) + "\n", warnings, done.pods, done.stores
-    )
+    if done.document != loaded:
+        indent = re.search(r"\n( +)\"", text)
+        text = json.dumps(done.document, indent=len(indent[1]) if indent else None) + "\n"
+    return _injected(text, loaded, done)

@@ -119,6 +119,18 @@ def _whole(least: int, most: int = 2**31) -> Callable[[str], int]:
     return parse
 
 
+def _grace(text: str) -> int:
+    """Return whole seconds of ``120``, ``120s``, ``2m`` or ``1h``."""
+    number, unit = text[:-1], text[-1:].lower()
+    seconds = {"s": 1, "m": 60, "h": 3600}
+    if unit in seconds and number.isascii() and number.isdigit() and len(number) < 9:
+        text = str(int(number) * seconds[unit])
+    try:
+        return _whole(1, 86_400)(text)
+    except ValueError:
+        raise ValueError("must be a duration from 1s to 24h, such as 120, 90s or 2m") from None
+
+
 def _truth(text: str) -> bool:
     if text.lower() not in ("1", "0", "true", "false"):
         raise ValueError("must be true or false")
@@ -178,7 +190,7 @@ FLAGS = (
     Flag("trainer-container", str, "which container trains, where there are several", "NAME"),
     Flag("only", _names, "documents that get a sidecar, by kind or kind/name (default: all with pods)", "KIND[/NAME],…"),
     Flag("pods", _names, "replicas, replicated jobs or worker groups that get a sidecar (default: all)", "NAME,…"),
-    Flag("grace", _whole(1, 86_400), "seconds from the notice to the end: the pod's and both containers'", "SECONDS"),
+    Flag("grace", _grace, "time from the notice to the end, such as 2m: the pod's and both containers'", "DURATION"),
     Flag("dir", _directory, f"where the trainer sees the shared volume (default {DEFAULT_DIR})", "DIR"),
     Flag("install-hook", _truth, "bring the hook to the trainer through the volume: its image and command stay as they are"),
     Flag("metrics-port", _whole(1, 65_535), "serve metrics and health there to the outside", "PORT"),

@@ -28,7 +28,6 @@ _MOST_CALLS = 4
 """Maximum depth of calls between functions."""
 _MOST_INLINED = 1000
 """Maximum number of commands of functions' bodies, over all calls."""
-_LIST_ENDS = (";", "\n", "&", ";;")
 
 
 @dataclass(frozen=True, slots=True)

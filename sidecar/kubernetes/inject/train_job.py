@@ -32,11 +32,7 @@ def put_in(document: Fields, options: Options) -> list[InjectWarning]:
     for pod in options.pods or (_DEFAULT_POD,):
         patched = _override(spec, pod) if "podTemplateOverrides" in spec else _patch(spec, pod, options)
         containers = growing(patched, "initContainers" if options.is_native else "containers", "spec")
-        there = named(containers, made.SIDECAR)
-        if there is None:
-            there = {"name": made.SIDECAR}
-            containers.append(there)
-        put_variables(growing(there, "env", made.SIDECAR), env)
+        put_variables(growing(_named(containers, made.SIDECAR), "env", made.SIDECAR), env)
     settings = options.trainer_settings()
     if options.grace:
         settings["CKPT_GRACE_SECONDS"] = str(options.grace)

@@ -1,9 +1,10 @@
-"""Serves over TLS and takes up new certificates while it runs."""
+"""``checkpoint-sidecar webhook``: serves over TLS and takes up new certificates while it runs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import ssl
 from collections.abc import Iterator
@@ -12,14 +13,15 @@ from pathlib import Path
 import structlog
 import uvicorn
 
+from sidecar.daemon.logging import configure
 from sidecar.errors import ConfigurationError
-from sidecar.kubernetes.inject.options import Options
+from sidecar.kubernetes.inject.options import Options, from_environment
 from sidecar.kubernetes.webhook.app import create_app
 from sidecar.kubernetes.webhook.limits import server_limits
 
 log = structlog.get_logger()
 
-_LOOK_S = 2.0
+_CHECK_S = 2.0
 
 
 class Certificate:
@@ -51,7 +53,7 @@ class Certificate:
         """Look for new files for ever. While they do not load, the old ones serve."""
         said = ""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_CHECK_S)
             try:
                 if self.load():
                     log.info("certificate_reloaded", file=str(self._files[0]))
@@ -71,6 +73,19 @@ class _Server(uvicorn.Server):
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.handle_exit, number, None)
         yield
+
+
+def run(*, host: str, port: int, tls_cert: Path, tls_key: Path) -> None:
+    """Serve until SIGTERM; what is injected comes from the environment and from annotations.
+
+    Raises:
+        ConfigurationError: An environment variable is not valid, or the certificate cannot be loaded.
+    """
+    log_style = os.environ.get("CKPT_LOG") or "json"
+    if log_style not in ("json", "console"):
+        raise ConfigurationError(f"CKPT_LOG={log_style!r}: must be json or console")
+    configure("console" if log_style == "console" else "json")
+    asyncio.run(serve(from_environment(os.environ), Certificate(tls_cert, tls_key), host=host, port=port))
 
 
 async def serve(defaults: Options, certificate: Certificate, *, host: str, port: int) -> None:

@@ -1,24 +1,24 @@
-"""Limits of HTTP connections: their number, time to receive a request, time until an answer is read."""
+"""Limits of HTTP servers: number of connections, time of a request, time until an answer is read; bodies."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
+from starlette.types import Message, Receive
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
-
-MOST_CONNECTIONS = 256
-REQUEST_S = 10.0
-"""Seconds for a client to send the head of a request."""
-UNREAD_S = 30.0
-"""Seconds for which a client may leave its answer unread."""
-MOST_HEAD_BYTES = 16 << 10
-"""Maximum size of request line and headers."""
 
 
 class Connection(H11Protocol):
     """uvicorn's connection with these limits. uvicorn's own limit on concurrency would refuse probes, too."""
 
+    most = 256
+    """Maximum number of connections."""
+    request_s = 10.0
+    """Seconds for a client to send the head of a request, TLS included."""
+    unread_s = 30.0
+    """Seconds for which a client may leave its answer unread."""
     waits_since_s = 0.0
     """Since when no request is being answered, in seconds of the event loop's clock."""
     _request_is_due: asyncio.TimerHandle | None = None
@@ -32,7 +32,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Accept a connection; at the limit, close the one that has been idle for the longest time."""
-        full = sum(not other.transport.is_closing() for other in self.connections) >= MOST_CONNECTIONS
+        full = sum(not other.transport.is_closing() for other in self.connections) >= self.most
         super().connection_made(transport)
         self._waits()
         if full and (longest := self._longest_waiting()) is not None:
@@ -54,14 +54,16 @@ class Connection(H11Protocol):
             self._waits()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; until its first byte, uvicorn's keep-alive timeout applies."""
+        """Wait for the next request; uvicorn's keep-alive timeout applies until its first byte, which may be there already."""
         self.waits_since_s = self.loop.time()
         super().on_response_complete()
+        if not self.is_answering and self.conn.trailing_data[0] and self._request_is_due is None:
+            self._waits()
 
     def pause_writing(self) -> None:
         """Start the time limit: the client does not read."""
         super().pause_writing()
-        self._unread = self._unread or self.loop.call_later(UNREAD_S, self.transport.abort)
+        self._unread = self._unread or self.loop.call_later(self.unread_s, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Cancel the time limit: the client has read."""
@@ -76,7 +78,7 @@ class Connection(H11Protocol):
 
     def _waits(self) -> None:
         self.waits_since_s = self.loop.time()
-        self._request_is_due = self.loop.call_later(REQUEST_S, self.transport.abort)
+        self._request_is_due = self.loop.call_later(self.request_s, self.transport.abort)
 
     def _has_arrived(self) -> None:
         if self._request_is_due is not None:
@@ -87,3 +89,36 @@ class Connection(H11Protocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+
+class Disconnected(Exception):
+    """The client disconnected before the end of its request's body."""
+
+
+async def body_of(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield a request's body as it arrives.
+
+    Raises:
+        Disconnected: It is incomplete.
+    """
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Disconnected
+        yield message.get("body", b"")
+        more = message.get("more_body", False)
+
+
+def replayed(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that replays a body already read, then passes on further messages, such as a disconnect."""
+    given = False
+
+    async def give() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return give

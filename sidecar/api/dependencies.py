@@ -1,0 +1,17 @@
+"""What FastAPI passes to the routes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from sidecar.daemon.services import Services
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+Running = Annotated[Services, Depends(_services)]

@@ -59,9 +59,9 @@ from trainer_hook.contract.names import check_path as check_path
 from trainer_hook.contract.names import checkpoint_name as checkpoint_name
 from trainer_hook.contract.names import is_checkpoint_name as is_checkpoint_name
 from trainer_hook.contract.names import step_of as step_of
-from trainer_hook.contract.small_files import Answer as Answer
+from trainer_hook.contract.small_files import AnswerFile as AnswerFile
 from trainer_hook.contract.small_files import Notice as Notice
-from trainer_hook.contract.small_files import Request as Request
+from trainer_hook.contract.small_files import RequestFile as RequestFile
 from trainer_hook.contract.small_files import TrainerState as TrainerState
 from trainer_hook.contract.small_files import encode_answer as encode_answer
 from trainer_hook.contract.small_files import encode_notice as encode_notice

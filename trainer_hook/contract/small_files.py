@@ -16,7 +16,7 @@ from trainer_hook.contract.names import (
     check_id,
     is_checkpoint_name,
 )
-from trainer_hook.contract.typed_json import encode_json, integer, json_object, one_of, timestamp, typed
+from trainer_hook.contract.typed_json import encode_json, integer, json_object, number, one_of, timestamp, typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,14 @@ class TrainerState:
     world_size: int | None = None
     pid: int | None = None
     updated_at: str | None = None
+    total_steps: int | None = None
+    """Planned steps, counted as ``step`` is; ``None``: unknown."""
+    loss: float | None = None
+    """Loss of training as it was logged last; ``None``: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RequestFile:
     """Content of ``request.json``: a save that the sidecar requests of the trainer."""
 
     id: str
@@ -40,7 +44,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerFile:
     """Content of ``answer.json``: the outcome of a request. ``checkpoint`` is ``None`` where nothing was saved."""
 
     id: str
@@ -72,6 +76,8 @@ def parse_trainer_state(raw: bytes) -> TrainerState:
         world_size=integer(fields, "world_size", least=1),
         pid=integer(fields, "pid"),
         updated_at=timestamp(fields, "updated_at"),
+        total_steps=integer(fields, "total_steps"),
+        loss=number(fields, "loss"),
     )
 
 
@@ -80,33 +86,33 @@ def encode_trainer_state(state: TrainerState) -> bytes:
     return encode_json({name: getattr(state, name) for name in TrainerState.__slots__})
 
 
-def parse_request(raw: bytes) -> Request:
+def parse_request(raw: bytes) -> RequestFile:
     """Read ``request.json``, which has an id and one of ``ACTIONS``."""
     fields = json_object(raw, what="request.json")
     identifier, action = typed(fields, "id", str), one_of(fields, "action", ACTIONS)
     if not identifier or action is None:
         raise ContractError("request.json needs id and action")
-    return Request(identifier, action)
+    return RequestFile(identifier, action)
 
 
-def encode_request(request: Request) -> bytes:
+def encode_request(request: RequestFile) -> bytes:
     """Return the JSON of ``request.json``."""
     return encode_json({"id": request.id, "action": request.action})
 
 
-def parse_answer(raw: bytes) -> Answer:
+def parse_answer(raw: bytes) -> AnswerFile:
     """Read ``answer.json``, which has an id, one of ``OUTCOMES`` and, where it was saved, the checkpoint."""
     fields = json_object(raw, what="answer.json")
     identifier, outcome = typed(fields, "id", str), one_of(fields, "outcome", OUTCOMES)
     checkpoint = typed(fields, "checkpoint", str)
     if not identifier or outcome is None or (outcome == "saved" and not (checkpoint and is_checkpoint_name(checkpoint))):
         raise ContractError("answer.json needs id, outcome and, where it was saved, the checkpoint")
-    return Answer(identifier, outcome, checkpoint, typed(fields, "reason", str), timestamp(fields, "at"))
+    return AnswerFile(identifier, outcome, checkpoint, typed(fields, "reason", str), timestamp(fields, "at"))
 
 
-def encode_answer(answer: Answer) -> bytes:
+def encode_answer(answer: AnswerFile) -> bytes:
     """Return the JSON of ``answer.json``."""
-    return encode_json({name: getattr(answer, name) for name in Answer.__slots__})
+    return encode_json({name: getattr(answer, name) for name in AnswerFile.__slots__})
 
 
 def parse_notice(raw: bytes) -> Notice:

@@ -83,6 +83,16 @@ def seconds(fields: Mapping[str, Any], name: str) -> float | None:
     return float(value)
 
 
+def number(fields: Mapping[str, Any], name: str) -> float | None:
+    """Return a finite number."""
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e300:
+        raise ContractError(f"{name} must be a finite number, not {str(value)[:60]!r}")
+    return float(value)
+
+
 def timestamp(fields: Mapping[str, Any], name: str) -> str | None:
     """Return an RFC 3339 timestamp as it is written."""
     value: str | None = typed(fields, name, str)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from trainer_hook.loops.loop import PROGRESS, missing_from, rank_file
 from trainer_hook.process.log import info
 from trainer_hook.process.patching import replaced
 from trainer_hook.process.session import Session
+from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.resuming.resumer import Choice, Resumer
 from trainer_hook.saving.async_save import background_for
 from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
@@ -46,6 +48,16 @@ class Fit(Driver):
     def global_step(self) -> int:
         """As ``Driver.global_step``."""
         return int(self.trainer.global_step)
+
+    def progress(self) -> TrainingProgress:
+        """As ``Driver.progress``; Lightning's loss may be on a GPU."""
+        trainer = self.trainer
+        if trainer.max_steps > 0:
+            return TrainingProgress(int(trainer.max_steps))
+        batches, epochs = trainer.num_training_batches, trainer.max_epochs or 0
+        if epochs <= 0 or not math.isfinite(batches) or len(trainer.optimizers) != 1:
+            return TrainingProgress()
+        return TrainingProgress(epochs * math.ceil(batches / trainer.accumulate_grad_batches))
 
     def missing_files(self, files: Mapping[str, int], **ranks: Any) -> list[str]:
         """As ``Driver.missing_files``. A sharded strategy writes a folder instead of a file."""

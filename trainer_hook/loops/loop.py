@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ from trainer_hook.loops import randomness, state_files
 from trainer_hook.loops.loading import Pass, outside_pass
 from trainer_hook.process.log import info
 from trainer_hook.process.session import session_from_environment
+from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.saving.async_save import background_for
 from trainer_hook.train_call.driver import Driver
 from trainer_hook.train_call.train_call import TrainCall
@@ -61,6 +63,8 @@ class Loop:
         """The ``Pass.state`` of the checkpoint, until the loop has continued there."""
         self._finished = False
         self._in_epochs = self._passed = False
+        self._epochs_planned: int | None = None
+        self._steps_planned: int | None = None
         self._objects = {name: thing for name, thing in objects.items() if thing is not None}
         for name, thing in self._objects.items():
             if not _has_state(thing):
@@ -153,6 +157,7 @@ class Loop:
         yield from self._epochs(range(total))
 
     def _epochs(self, numbers: Iterable[int]) -> Iterator[int]:
+        self._epochs_planned = len(numbers) if isinstance(numbers, range) else None
         for number in numbers:
             if self._finished:
                 return
@@ -203,6 +208,7 @@ class Loop:
     def _one_pass(self, loader: Iterable[Batch], max_steps: int | None, accumulate: int) -> Iterator[Batch]:
         if self._finished or (max_steps is not None and self.global_step >= max_steps):
             return
+        self._steps_planned = max_steps or self._steps_of(loader, accumulate)
         batches = self._begin_pass(loader)
         while (batch := self._next(batches)) is not self:
             yield batch
@@ -211,6 +217,16 @@ class Loop:
                 self.step()
                 if max_steps is not None and self.global_step >= max_steps:
                     return
+
+    def _steps_of(self, loader: Any, accumulate: int) -> int | None:
+        """Return the steps of all epochs; ``None``: unknown."""
+        if type(self)._stepped is not Loop._stepped:  # the library decides which batches end a step
+            return None
+        # Not of a DataLoader itself: it would warn about the length of an IterableDataset.
+        sized: Any = loader if isinstance(loader, Sequence) else getattr(loader, "batch_sampler", None)
+        with contextlib.suppress(Exception):
+            return None if self._epochs_planned is None else self._epochs_planned * (len(sized) // accumulate)
+        return None
 
     def _begin_pass(self, loader: Any) -> Iterator[Any]:
         if hasattr(self._sampler, "set_epoch"):
@@ -296,6 +312,9 @@ class _LoopDriver(Driver):
     @property
     def global_step(self) -> int:
         return self._loop.global_step
+
+    def progress(self) -> TrainingProgress:
+        return TrainingProgress(self._loop._steps_planned)
 
     def reads_all(self) -> bool:
         return self._loop._reads_all()

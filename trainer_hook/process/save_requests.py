@@ -6,7 +6,7 @@ import contextlib
 import time
 from pathlib import Path
 
-from trainer_hook.contract import ANSWER, REQUEST, Answer, ContractError, Request, encode_answer, parse_request, rfc3339
+from trainer_hook.contract import ANSWER, REQUEST, AnswerFile, ContractError, RequestFile, encode_answer, parse_request, rfc3339
 from trainer_hook.volume.publish import publish
 
 POLL_S = 1.0
@@ -20,9 +20,9 @@ class SaveRequests:
         self._answer_path = volume / ANSWER
         self._polled_s = 0.0
         self._seen = self._read()
-        self._open: Request | None = None
+        self._open: RequestFile | None = None
 
-    def poll(self) -> Request | None:
+    def poll(self) -> RequestFile | None:
         """Return a new request; ``None``: there is none, or the last look was less than ``POLL_S`` ago."""
         now_s = time.monotonic()
         if now_s - self._polled_s < POLL_S:
@@ -30,7 +30,7 @@ class SaveRequests:
         self._polled_s = now_s
         return self.take()
 
-    def take(self) -> Request | None:
+    def take(self) -> RequestFile | None:
         """Return a new request now. A save that the ranks agreed on answers every request until then, whichever rank saw it."""
         request = self._read()
         if request is None or (self._seen is not None and request.id == self._seen.id):
@@ -44,11 +44,11 @@ class SaveRequests:
         if request is None:
             return
         at = rfc3339(time.time())
-        failed = Answer(request.id, "failed", None, "the trainer could not save; its log says why", at)
+        failed = AnswerFile(request.id, "failed", None, "the trainer could not save; its log says why", at)
         with contextlib.suppress(OSError):
-            publish(self._answer_path, encode_answer(Answer(request.id, "saved", name, None, at) if saved else failed))
+            publish(self._answer_path, encode_answer(AnswerFile(request.id, "saved", name, None, at) if saved else failed))
 
-    def _read(self) -> Request | None:
+    def _read(self) -> RequestFile | None:
         try:
             return parse_request(self._path.read_bytes())
         except (OSError, ContractError):

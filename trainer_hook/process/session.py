@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,7 @@ from trainer_hook.process.rank_consensus import RankConsensus, World, new_attemp
 from trainer_hook.process.save_requests import SaveRequests
 from trainer_hook.process.settings import Settings, from_environment
 from trainer_hook.process.signals import StopSignal, exit_now
+from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.volume import lease
 from trainer_hook.volume.publish import make_system_folders, publish
 
@@ -45,6 +47,10 @@ class Session:
     origin: dict[str, Any] | None = None
     """Step and attempt of the checkpoint that this attempt resumed from; ``None``: none, or unknown."""
     last_step: int = 0
+    measure: Callable[[], TrainingProgress] | None = None
+    """Returns the progress of the running ``train()`` call; ``None``: none is running."""
+    progress: TrainingProgress = field(default_factory=TrainingProgress)
+    """As measured last."""
     saved: set[str] = field(default_factory=set)
     """Names that this process tried to save, or resumed from: never saved again. The same on every rank."""
     saves: Counter[str] = field(default_factory=Counter)
@@ -88,7 +94,19 @@ class Session:
         self.last_step = step
         if self.world is None or self.world.local_rank != 0:
             return
-        content = TrainerState(state, self.attempt, step, self.world.size, os.getpid(), rfc3339(time.time()))
+        if self.measure is not None:
+            with contextlib.suppress(Exception):  # a detail for people: no reason to disturb training
+                self.progress = self.measure()
+        content = TrainerState(
+            state,
+            self.attempt,
+            step,
+            self.world.size,
+            os.getpid(),
+            rfc3339(time.time()),
+            total_steps=self.progress.total_steps,
+            loss=self.progress.loss,
+        )
         with contextlib.suppress(OSError):
             publish(self.settings.dir / TRAINER_STATE, encode_trainer_state(content))
 

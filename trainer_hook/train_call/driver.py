@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer_hook.asynchronous.background import Background
+from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.resuming.resumer import Choice, Resumer
 from trainer_hook.saving.step_saver import StepWriter
 
@@ -27,6 +28,10 @@ class Driver(StepWriter):
     def global_step(self) -> int:
         """Finished steps of this call."""
         raise NotImplementedError
+
+    def progress(self) -> TrainingProgress:
+        """Return planned steps and loss of this call. Called every few seconds on one rank a node; must not wait for a GPU."""
+        return TrainingProgress()
 
     def missing_files(self, files: Mapping[str, int], *, rank: int, world_size: int, saved_world_size: int | None) -> list[str]:
         """Return what a checkpoint lacks for one rank. Arguments as in ``resuming.resumer.missing_from``."""

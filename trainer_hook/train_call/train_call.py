@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from trainer_hook.process.log import info
 from trainer_hook.process.session import Session
+from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.resuming.resumer import Choice, Resumer
 from trainer_hook.saving.async_save import prepare
 from trainer_hook.saving.step_monitor import Due, StepMonitor, exit_preempted
@@ -62,7 +64,13 @@ class TrainCall:
 
     def begin(self) -> None:
         """Training begins, after the step that ``Driver.global_step`` says."""
+        self.session.measure = self._progress
         self.monitor.begin(self._driver.global_step)
+
+    def _progress(self) -> TrainingProgress:
+        progress = self._driver.progress()
+        total = progress.total_steps
+        return replace(progress, total_steps=None if total is None else self.session.base_step + total)
 
     def step_ended(self) -> None:
         """Count a step: exit if the ranks agreed to stop, note a save that is due."""
@@ -133,4 +141,5 @@ class TrainCall:
     def close(self) -> None:
         """Wait for an asynchronous save and free its memory; SIGTERM ends the process at once again. May be repeated."""
         self.saver.end()
+        self.session.measure = None
         self.session.stop.end_training()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,12 +14,15 @@ from trainer_hook.libraries.transformers.step_tail import META_UNFINISHED, StepT
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import replaced
 from trainer_hook.process.session import Session
+from trainer_hook.process.training_progress import TrainingProgress, finite
 from trainer_hook.resuming.resumer import Choice, Resumer, missing_from, read_state
 from trainer_hook.saving.async_save import WHOLE_STATE_ON_ONE_RANK, background_for
 from trainer_hook.saving.disk_admission import state_bytes
 from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
 
 LIBRARIES = {"transformers", "trl", "peft", "accelerate", "trainer_hook"}
+LOGGED = 20
+"""Number of latest log entries among which the loss is looked for: evaluations log without one."""
 _METHODS = ("training_step", "compute_loss", "prediction_step")
 _EVENTS = ("on_epoch_begin", "on_epoch_end", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_evaluate")
 
@@ -40,6 +44,13 @@ class TrainerDriver(Driver):
     def global_step(self) -> int:
         """As ``Driver.global_step``."""
         return int(self.trainer.state.global_step)
+
+    def progress(self) -> TrainingProgress:
+        """As ``Driver.progress``: the loss as Trainer logged it last."""
+        state = self.trainer.state
+        losses = (finite(entry.get("loss")) for entry in itertools.islice(reversed(state.log_history), LOGGED))
+        total = int(state.max_steps)
+        return TrainingProgress(total if total > 0 else None, next((loss for loss in losses if loss is not None), None))
 
     def replace_builtin_jit(self) -> None:
         """Remove Trainer's own callback for just-in-time checkpoints (``enable_jit_checkpoint``)."""

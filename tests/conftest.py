@@ -1,11 +1,12 @@
 """Property tests have no time limit for a single example. ``CKPT_TEST_EXAMPLES``: how many each gets, unless it says so itself.
 
-Servers are shared: each is started once, when the first test asks for it.
+Servers are shared, Ceph RGW and MinIO by all processes of the run: each is started once, when the first test asks for it.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,21 @@ from tests.network import Network, is_required, why_not
 EXAMPLES = int(os.environ.get("CKPT_TEST_EXAMPLES", "40"))
 settings.register_profile("project", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _is_worker(config):
+        os.environ[servers.SHARED] = tempfile.mkdtemp(prefix="servers-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not _is_worker(config):
+        servers.down_shared()
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    """Whether this process runs tests for another one, which ends the shared servers."""
+    return hasattr(config, "workerinput")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -41,19 +57,17 @@ def moto_endpoint() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def rgw_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def rgw_endpoint() -> str:
     if not servers.rgw_is_installed():
         _cannot_run("RGW", "radosgw is not installed: see tests/rgw/up")
-    with servers.rgw(tmp_path_factory.mktemp("rgw")) as endpoint:
-        yield endpoint
+    return servers.rgw()
 
 
 @pytest.fixture(scope="session")
-def minio_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def minio_endpoint() -> str:
     if not servers.minio_is_built():
         _cannot_run("MINIO", "MinIO is not built: tests/cluster/build minio")
-    with servers.minio(tmp_path_factory.mktemp("minio")) as endpoint:
-        yield endpoint
+    return servers.minio()
 
 
 @pytest.fixture(params=servers.REAL_STORES)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
+import fcntl
 import hashlib
 import http.client
 import os
@@ -32,6 +34,8 @@ REGION = "us-east-1"
 RGW = Path(__file__).parent / "rgw"
 MINIO = Path(__file__).parent / "minio"
 ON_RGW, ON_MINIO = pytest.param("rgw", marks=pytest.mark.rgw), pytest.param("minio", marks=pytest.mark.minio)
+SHARED = "CKPT_TEST_SERVERS"
+"""Environment variable of a test run's processes: the folder of the servers that they share."""
 REAL_STORES = [ON_RGW, ON_MINIO]
 """S3 servers that people run, for parameters: ``["moto", *REAL_STORES]``."""
 
@@ -45,8 +49,10 @@ def write_credentials(folder: Path, *, access_key: str = ACCESS_KEY, secret_key:
 
 
 def create_bucket(endpoint: str, bucket: str) -> None:
+    """Create a bucket, unless another process of the test run did."""
     client = _client(endpoint)
-    client.create_bucket(Bucket=bucket)
+    with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
+        client.create_bucket(Bucket=bucket)
     client.close()
 
 
@@ -84,37 +90,39 @@ def moto() -> Iterator[str]:
         server.wait()
 
 
-@contextlib.contextmanager
-def rgw(folder: Path) -> Iterator[str]:
-    """Yield the endpoint of a Ceph RGW."""
-    port = free_port(in_a_row=3)
-    try:
-        done = subprocess.run(
-            [RGW / "up", folder, str(port), "4"],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            stdin=subprocess.DEVNULL,
-        )
-        yield done.stdout.split()[-1]
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError(f"tests/rgw/up: {error.stderr[-2000:]}") from error
-    finally:
-        subprocess.run([RGW / "down", folder], check=False, capture_output=True)
+def rgw() -> str:
+    """Return the endpoint of the Ceph RGW of this test run."""
+    return _shared(RGW, timeout_s=100)
 
 
-@contextlib.contextmanager
-def minio(folder: Path) -> Iterator[str]:
-    """Yield the endpoint of a MinIO."""
-    command = [MINIO / "up", folder, f"127.0.0.1:{free_port()}"]
-    try:
-        done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
-        yield done.stdout.split()[-1]
-    except subprocess.CalledProcessError as error:
-        raise RuntimeError(f"tests/minio/up: {error.stdout}{error.stderr[-2000:]}") from error
-    finally:
-        subprocess.run([MINIO / "down", folder], check=False, capture_output=True)
+def minio() -> str:
+    """Return the endpoint of the MinIO of this test run."""
+    return _shared(MINIO, timeout_s=60)
+
+
+def _shared(scripts: Path, *, timeout_s: int) -> str:
+    """Start a server once for all processes of the test run; ``down_shared`` ends it."""
+    folder = Path(os.environ[SHARED]) / scripts.name
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (started := folder.with_suffix(".endpoint")).exists():
+            return started.read_text()
+        address = str(free_port(in_a_row=3)) if scripts == RGW else f"127.0.0.1:{free_port()}"
+        command = [scripts / "up", folder, address, *(["4"] if scripts == RGW else [])]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            raise RuntimeError(f"{scripts.name}/up: {done.stdout}{done.stderr[-2000:]}")
+        endpoint = done.stdout.split()[-1]
+        started.write_text(endpoint)
+        return endpoint
+
+
+def down_shared() -> None:
+    """End the servers of this test run."""
+    folder = Path(os.environ[SHARED])
+    for scripts in (RGW, MINIO):
+        subprocess.run([scripts / "down", folder / scripts.name], check=False, capture_output=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def rgw_is_installed() -> bool:
@@ -159,11 +167,11 @@ class Request:
         return self.method == "PUT" and "partNumber" in self.query
 
 
-Answer = tuple[int, dict[str, str], bytes]
-Rule = Callable[[Request], Answer | None]
+ProxyAnswer = tuple[int, dict[str, str], bytes]
+Rule = Callable[[Request], ProxyAnswer | None]
 
 
-def s3_error(status: int, code: str, *, message: str = "no", **headers: str) -> Answer:
+def s3_error(status: int, code: str, *, message: str = "no", **headers: str) -> ProxyAnswer:
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
     return status, {"Content-Type": "application/xml", **headers}, body
 
@@ -227,7 +235,7 @@ class Proxy:
 
         return Handler
 
-    def _pass_on(self, request: Request) -> Answer:
+    def _pass_on(self, request: Request) -> ProxyAnswer:
         if self.target is None:
             return s3_error(501, "NotImplemented")
         with contextlib.closing(http.client.HTTPConnection(urlsplit(self.target).netloc, timeout=60)) as connection:
@@ -248,7 +256,7 @@ class ChecksumRule:
         self._lock = threading.Lock()
         self._parts: dict[str, dict[int, tuple[int, int]]] = {}
 
-    def __call__(self, request: Request) -> Answer | None:
+    def __call__(self, request: Request) -> ProxyAnswer | None:
         sent = request.headers.get("x-amz-checksum-crc64nvme")
         if request.method == "PUT":
             crc = checksum(request.body)
@@ -270,7 +278,7 @@ class ChecksumRule:
         return None
 
 
-def compare_hashes(request: Request) -> Answer | None:
+def compare_hashes(request: Request) -> ProxyAnswer | None:
     """Compare the signed SHA-256 of bodies, as Ceph RGW and MinIO do."""
     signed = request.headers.get("X-Amz-Content-SHA256", "UNSIGNED-PAYLOAD")
     if request.method == "PUT" and signed not in ("UNSIGNED-PAYLOAD", hashlib.sha256(request.body).hexdigest()):
@@ -291,13 +299,35 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def self_signed(folder: Path) -> tuple[ssl.SSLContext, Path]:
-    """Return the TLS context of a server on 127.0.0.1, and the certificate that a client must trust."""
+def self_signed(folder: Path, *, from_days: int = 0, to_days: int = 2) -> tuple[ssl.SSLContext, Path]:
+    """Return the TLS context of a server on 127.0.0.1, and the certificate that a client must trust.
+
+    ``from_days``, ``to_days``: when it is valid, in days from now.
+    """
     certificate, key = folder / "cert.pem", folder / "key.pem"
     key_type = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     names = ["-subj", "/CN=store", "-addext", "subjectAltName=IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-days", "2", *key_type, *names, "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(command, check=True, capture_output=True)
+    if (from_days, to_days) != (0, 2):
+        _date(certificate, key, from_days, to_days)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     return context, certificate
+
+
+def _date(certificate: Path, key: Path, from_days: int, to_days: int) -> None:
+    """Sign a certificate again, valid at another time: openssl has no option for that before 3.4."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    found, now = x509.load_pem_x509_certificate(certificate.read_bytes()), datetime.datetime.now(datetime.timezone.utc)
+    signer = serialization.load_pem_private_key(key.read_bytes(), None)
+    made = x509.CertificateBuilder(found.issuer, found.subject, signer.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now + datetime.timedelta(days=from_days)).not_valid_after(
+        now + datetime.timedelta(days=to_days)
+    )
+    for extension in found.extensions:
+        made = made.add_extension(extension.value, extension.critical)
+    signed = made.sign(signer, hashes.SHA256())
+    certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))

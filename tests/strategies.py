@@ -85,6 +85,8 @@ trainer_states = st.builds(
     world_size=st.none() | st.integers(1, 2**40),
     pid=st.none() | st.integers(0, 2**22),
     updated_at=st.none() | timestamps,
+    total_steps=st.none() | steps,
+    loss=st.none() | st.floats(-1e299, 1e299),
 )
 
 FIELDS = [

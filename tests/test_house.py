@@ -13,12 +13,8 @@ MOST_LINES = 400
 MOST_FUNCTION_LINES = 40
 """Without the docstring."""
 
-LONG_FILES = {
-    "sidecar/store/http/exchange.py": 436,
-}
-LONG_FUNCTIONS = {
-    "sidecar/cli/plan_storage.py::storage": 43,
-}
+LONG_FILES: dict[str, int] = {}
+LONG_FUNCTIONS: dict[str, int] = {}
 
 
 def modules() -> dict[str, str]:
@@ -68,3 +64,8 @@ def test_nothing_is_longer_than_its_limit(sizes: dict[str, int], limit: int, exc
 def test_no_exception_is_left_that_is_not_needed(sizes: dict[str, int], limit: int, exceptions: dict[str, int]) -> None:
     stale = {name: size for name, size in exceptions.items() if sizes.get(name, 0) <= limit}
     assert not stale, "remove it from the list"
+
+
+def test_no_test_file_is_longer_than_the_limit() -> None:
+    sizes = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in (ROOT / "tests").rglob("*.py")}
+    assert not {name: size for name, size in sizes.items() if size > MOST_LINES}, "split it by what has a name of its own"

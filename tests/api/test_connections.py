@@ -13,16 +13,17 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from starlette.requests import Request
 
-from sidecar.api import connections, guard
+from sidecar.api import guard
 from sidecar.api.server import Server, listen
+from sidecar.serving import Connection
 
 HOST = b"Host: 127.0.0.1\r\n"
 
 
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    monkeypatch.setattr(connections, "REQUEST_S", 0.3)
-    monkeypatch.setattr(connections, "UNREAD_S", 0.3)
+    monkeypatch.setattr(Connection, "request_s", 0.3)
+    monkeypatch.setattr(Connection, "unread_s", 0.3)
     monkeypatch.setattr(guard, "BODY_S", 0.3)
     app = FastAPI()
 
@@ -81,13 +82,13 @@ async def test_a_body_that_arrives_in_pieces_is_whole(port: int) -> None:
 
 
 async def test_an_answer_that_nobody_reads_does_not_keep_its_connection(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    lost, connection_lost = asyncio.Event(), connections.Connection.connection_lost
+    lost, connection_lost = asyncio.Event(), Connection.connection_lost
 
-    def lose(connection: connections.Connection, error: Exception | None) -> None:
+    def lose(connection: Connection, error: Exception | None) -> None:
         connection_lost(connection, error)
         lost.set()
 
-    monkeypatch.setattr(connections.Connection, "connection_lost", lose)
+    monkeypatch.setattr(Connection, "connection_lost", lose)
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.setblocking(False)
         client.sendall(b"GET /large HTTP/1.1\r\n" + HOST + b"\r\n")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sidecar.api.connections import MOST_CONNECTIONS
 from sidecar.api.guard import MOST_UNDER_WAY
+from sidecar.serving import Connection
 from tests.ports import free_port
 from tests.process.sidecar_process import Sidecar, sidecar, until
 from tests.processes import of_process
@@ -119,7 +119,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 def test_connections_that_never_finish_a_request_make_way_for_others(running: Sidecar) -> None:
     with ExitStack() as slow:
-        held = [slow.enter_context(half_a_request(running.port)) for _ in range(MOST_CONNECTIONS + 50)]
+        held = [slow.enter_context(half_a_request(running.port)) for _ in range(Connection.most + 50)]
         assert ask(running.port, "GET", "/healthz")[0] == 200
         assert is_closed(held[0]), "the oldest"
         held[-1].sendall(b"no\r\n\r\n")

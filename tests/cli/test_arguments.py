@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import resource
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,18 @@ from sidecar.cli.main import main
 from sidecar.kubernetes.inject.options import FLAGS
 from tests.hook.job import ROOT, plain_environ
 
-NEEDED = {"show": ["checkpoint-1"], "limit": ["none"], "install-hook": ["hook"], "inject": ["-f", "-"]}
+NEEDED = {
+    "show": ["checkpoint-1"],
+    "limit": ["none"],
+    "install-hook": ["hook"],
+    "inject": ["-f", "-"],
+    "verify": ["s3://b/checkpoint-1"],
+    "pull": ["s3://b/checkpoint-1", "."],
+    "push": [".", "s3://b"],
+    "rm": ["s3://b/checkpoint-1"],
+    "prune": ["s3://b", "--keep", "1"],
+    "completion": ["bash"],
+}
 """Arguments without which a command is refused anyway."""
 
 
@@ -113,6 +126,22 @@ def test_the_probe_imports_little_and_takes_little(tmp_path: Path) -> None:
     assert min(cpu_s) < 0.15
 
 
+def test_a_probe_waits_for_a_sidecar_that_starts(tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))  # taken, and refuses connections until it listens
+        environ = plain_environ() | {"CKPT_DIR": str(tmp_path), "CKPT_API_PORT": str(server.getsockname()[1])}
+        probing = subprocess.Popen([sys.executable, "-m", "sidecar", "probe"], env=environ, cwd=ROOT)
+        time.sleep(0.5)
+        assert probing.poll() is None
+        server.listen()
+        server.settimeout(20)
+        connection, _ = server.accept()
+        with connection:
+            assert connection.recv(4096).startswith(b"GET /healthz ")
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n{}")
+        assert probing.wait(20) == 0
+
+
 def _cpu_s(command: list[str], environ: dict[str, str]) -> float:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert subprocess.run(command, env=environ, capture_output=True, check=False).returncode == 1
@@ -140,5 +169,5 @@ def test_an_error_of_the_client_is_the_same_through_typer(
         raise Unreachable("no sidecar answers")
 
     monkeypatch.setattr(direct, "status", ends)
-    assert main(["status", "--watch"]) == 1
+    assert main(["status", "--watch"]) == 6
     assert capsys.readouterr().err == "checkpoint-sidecar status: no sidecar answers\n"

@@ -138,7 +138,7 @@ def test_without_a_sidecar_there_is_nothing_measured(
 ) -> None:
     monkeypatch.setenv("CKPT_DIR", str(tmp_path))
     monkeypatch.setenv("CKPT_API_PORT", "1")
-    assert main(["plan", "storage", "--measured", "--json"]) == 1
+    assert main(["plan", "storage", "--measured", "--json"]) == 6
     assert "no sidecar answers" in json.loads(capsys.readouterr().out)["error"]
 
 

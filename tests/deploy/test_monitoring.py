@@ -14,9 +14,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from sidecar.kubernetes.inject import inject
+from tests.api.training import training
 from tests.deploy.building import asked, job, sidecar_of
 from tests.deploy.schemas import documents, pod_templates
-from tests.process.sidecar_process import sidecar, write_checkpoint
+from tests.process.sidecar_process import sidecar
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy/monitoring"
@@ -35,10 +36,11 @@ def test_every_metric_that_is_looked_at_is_exported(tmp_path: Path) -> None:
     volume = tmp_path / "volume"
     with sidecar(volume, {"CKPT_STORE": f"file://{tmp_path / 'store'}"}) as running:
         running.ready()
-        state = {"state": "running", "attempt": "a", "step": 9, "world_size": 1, "pid": 1, "updated_at": "2026-01-01T00:00:00Z"}
-        (volume / ".ckpt/trainer.json").write_text(json.dumps(state))
-        write_checkpoint(volume, "checkpoint-5", {"weights.bin": bytes(1 << 20)})
-        running.committed("checkpoint-5")
+        with training(volume) as trainer:
+            trainer.at(9)
+            trainer.save(5)
+            running.committed("checkpoint-5")
+        running.resume("checkpoint-5", asked_by="person")
         with urllib.request.urlopen(f"http://127.0.0.1:{running.port}/metrics") as answer:
             exported = set(re.findall(r"^(checkpoint_sidecar_[a-z_]+)", answer.read().decode(), re.MULTILINE))
     used = {name for text in [*expressions(), *(rule["expr"] for rule in ALERTS)] for name in _METRIC.findall(text)}
@@ -71,7 +73,8 @@ def test_every_alert_has_its_runbook() -> None:
     sections = re.findall(r"^### (\w+)$", (ROOT / "OPERATIONS.md").read_text(), re.MULTILINE)
     assert sections == [rule["alert"] for rule in ALERTS]
     for rule in ALERTS:
-        assert rule["annotations"]["runbook"] == f"OPERATIONS.md#{rule['alert'].lower()}"
+        base, _, section = rule["annotations"]["runbook_url"].partition("/OPERATIONS.md#")
+        assert (base, section) == ("https://git.example/checkpoint-sidecar", rule["alert"].lower())
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
 
 

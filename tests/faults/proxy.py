@@ -21,8 +21,10 @@ _ERRORS = {
     Kind.ERROR_500: (500, "InternalError"),
     Kind.SLOW_DOWN: (503, "SlowDown"),
     Kind.SLOW_DOWN_EARLY: (503, "SlowDown"),
+    Kind.TOO_MANY: (429, "TooManyRequests"),
     Kind.ERROR_IN_200: (200, "InternalError"),
 }
+_BARE = {Kind.BARE_404: (404, "Not Found"), Kind.BARE_502: (502, "Bad Gateway")}
 _HARM_TO_UPLOADS = {
     Kind.RESET_UPLOAD,
     Kind.STALL_UPLOAD,
@@ -120,6 +122,8 @@ class FaultProxy:
         """Which connections go silent, in the order in which they come, from 1 on, and where."""
         self.silenced: list[tuple[int, Kind]] = []
         """Those that did."""
+        self.on_answer: Callable[[Exchange], object] = lambda _: None
+        """Called when the store has answered and the client does not know it yet."""
         self.log: list[Exchange] = []
         self._dialect = dialect or Dialect()
         self._target = urlsplit(target)
@@ -174,12 +178,17 @@ class FaultProxy:
             self._peers.discard(peer)
             peer.close()
 
+    def _secured(self, client: Peer) -> Peer:
+        """Return the connection as requests come through it."""
+        return client
+
     def _serve(self, client: Peer, number: int) -> None:
         silence = self.silences.get(number)
         with self._known(client), contextlib.suppress(OSError):
             try:
                 if silence is Kind.SILENT_CONNECTION:
                     self._fall_silent(number, Fault(silence))
+                client = self._secured(client)
                 while not self._stopping.is_set() and (head := client.head()):
                     request = Request(head.first, head.headers)
                     planned = silence in (None, Kind.SILENT_WHEN_KEPT)
@@ -206,11 +215,11 @@ class FaultProxy:
             self._stopping.wait(exchange.fault.seconds)
         if exchange.fault and (kind is Kind.SILENT_REQUEST or (kind is Kind.SILENT_UPLOAD and not request.length)):
             self._fall_silent(exchange.connection, exchange.fault)
-        refusal = _ERRORS.get(kind) if kind else self._dialect.refusal(request)
+        refusal = (_ERRORS | _BARE).get(kind) if kind else self._dialect.refusal(request)
         if refusal:
             for _ in self._received(client, exchange):
                 pass
-            return self._refuse(client, exchange, *refusal, stays=True)
+            return self._refuse(client, exchange, *refusal, stays=True, bare=kind in _BARE)
         with self._known(Peer(self._connect())) as store:
             self._ask(client, store, exchange)
             return self._pass_on(client, store, exchange) and kind is not Kind.CLOSED_AFTER
@@ -218,9 +227,11 @@ class FaultProxy:
     def _connect(self) -> socket.socket:
         return socket.create_connection((self._target.hostname, self._target.port))
 
-    def _refuse(self, client: Peer, exchange: Exchange, status: int, code: str, *, stays: bool) -> bool:
-        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>as planned</Message></Error>".encode()
-        headers = [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))]
+    def _refuse(self, client: Peer, exchange: Exchange, status: int, code: str, *, stays: bool, bare: bool = False) -> bool:
+        document = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>as planned</Message></Error>"
+        body = (f"<html><body>{code}</body></html>" if bare else document).encode()
+        content_type = "text/html" if bare else "application/xml"
+        headers = [("Content-Type", content_type), ("Content-Length", str(len(body)))]
         headers += [] if stays else [("Connection", "close")]
         exchange.status = status
         client.send(Head(f"HTTP/1.1 {status} {code}", headers).encode())
@@ -252,6 +263,7 @@ class FaultProxy:
     def _pass_on(self, client: Peer, store: Peer, exchange: Exchange) -> bool:
         head = self._dialect.answer(store.answer())
         exchange.store_status = head.status
+        self.on_answer(exchange)
         has_body = exchange.request.method != "HEAD" and head.status not in (204, 304)
         blocks = self._dialect.answer_body(head, store.body(head, to_the_end=True) if has_body else iter(()))
         fault = exchange.fault

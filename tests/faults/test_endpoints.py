@@ -153,7 +153,7 @@ def test_without_conditional_writes_a_restart_leaves_a_commit_as_it_is(
 
 @pytest.mark.parametrize(("times", "starts"), [(1, True), (100, False)])
 @pytest.mark.slow
-def test_a_probe_that_another_sidecar_takes_for_a_leftover_is_made_again(
+def test_a_probe_that_another_sidecar_takes_for_abandoned_is_made_again(
     times: int, starts: bool, moto_bucket: Bucket, tmp_path: Path
 ) -> None:
     aborted = 0

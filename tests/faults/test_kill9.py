@@ -15,7 +15,7 @@ from tests.faults.bucket import MIB, Bucket, random_bytes
 from tests.faults.plan import Fault, Kind
 from tests.faults.proxy import Exchange, FaultProxy
 from tests.faults.wire import Request
-from tests.process.sidecar_process import LOOK_S, Sidecar, contents, grow_until, sidecar, until, write_checkpoint
+from tests.process.sidecar_process import SCAN_S, Sidecar, contents, grow_until, sidecar, until, write_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -132,7 +132,7 @@ def test_kills_while_a_checkpoint_is_being_written_cost_what_was_in_flight(
                 goal = sent_bytes(proxy) + dice.randrange(GROWTH_BYTES // 3, GROWTH_BYTES * 2 // 3)
                 for _ in range(GROWTH_BYTES // STEP_BYTES):
                     file.write(want[file.tell() :][:STEP_BYTES])
-                    sleep(LOOK_S)
+                    sleep(SCAN_S)
                 what = f"bytes sent; log:\n{running.log()[-2000:]}"
                 grow_until(file, want, lambda goal=goal: sent_bytes(proxy) > goal, what=what)
                 running.kill()

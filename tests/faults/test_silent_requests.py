@@ -22,7 +22,7 @@ from tests.faults.bucket import MIB, NAME, Bucket, random_bytes
 from tests.faults.plan import Fault, Kind, Rule, Rules
 from tests.faults.proxy import FaultProxy
 from tests.process.sidecar_process import until
-from tests.store.test_wire import read_request, serving
+from tests.store.http.test_wire import read_request, serving
 
 BOUND_S = 40.0
 """Less than a silent connection costs that is waited for; the machine may be busy."""

@@ -108,6 +108,19 @@ def test_a_byte_that_changed_on_the_way_down_is_fetched_again(key: str, filled: 
     assert plan.unused() == []
 
 
+@pytest.mark.parametrize("kind", [Kind.CORRUPT_UPLOAD, Kind.CORRUPT_DOWNLOAD])
+def test_a_byte_that_changes_while_the_store_is_probed_ends_no_sidecar(kind: Kind, bucket: Bucket, tmp_path: Path) -> None:
+    operation = "PutObject" if kind is Kind.CORRUPT_UPLOAD else "GetObject"
+    plan = Rules([Rule(Fault(kind), operation=operation, key="/.ckpt-probe/")])
+    with (
+        FaultProxy(bucket.endpoint, plan).running() as endpoint,
+        sidecar(tmp_path / "volume", bucket.settings(endpoint)) as running,
+    ):
+        running.ready()
+        assert plan.unused() == []
+        assert running.terminate() == 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow
 def test_any_mixture_of_faults_is_got_over(seed: int, plain_bucket: Bucket, tmp_path: Path) -> None:

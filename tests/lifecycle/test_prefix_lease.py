@@ -2,73 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
-from sidecar.catalog.events import Events
 from sidecar.core.format import keys
-from sidecar.core.lifecycle.fencing import ENDING_SILENCE_S, KEPT_CLAIMS, MOST_CLAIMS, Claim, Holder, claims_among
-from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
-from sidecar.errors import ConfigurationError, Fenced
-from sidecar.lifecycle.prefix_lease import PrefixLease
-from sidecar.lifecycle.run_document import claim, read
+from sidecar.core.lifecycle.fencing import (
+    KEPT_CLAIMS,
+    MOST_CLAIMS,
+    Claim,
+    Holder,
+    claims_among,
+)
+from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S
+from sidecar.errors import Fenced, StoreUnavailable, UnreadableRun
+from sidecar.lifecycle.run_document import read
 from sidecar.store.file.store import FileStore
-from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
-from sidecar.transfer.health import Health
-from sidecar.transfer.rate_gate import RateGate
-from trainer_hook.contract import Node, TrainerState
-
-
-class Pod:
-    """A pod, with a clock of its own."""
-
-    def __init__(
-        self,
-        store: FileStore,
-        executor: StoreExecutor,
-        name: str,
-        *,
-        job: str | None = "team/train",
-        is_unique: bool = True,
-        node: Node | None = None,
-    ) -> None:
-        self.store = store
-        self.deadline_in_s: float | None = None
-        self.now_s = 0.0
-        self.on_sleep: Callable[[], Awaitable[None]] | None = None
-        self.lease = PrefixLease(store, executor, self, clock=Clock(monotonic=lambda: self.now_s, sleep=self._sleep))
-        holder = Holder(name, is_unique=is_unique, node=node or Node(), job=job, run_id=None)
-        self.lease.begin(claim(store, run_id=None, job=job), holder)
-
-    def left_s(self) -> float | None:
-        return self.deadline_in_s
-
-    def trainer(self) -> TrainerState | None:
-        return None
-
-    async def _sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-        if self.on_sleep is not None:
-            await self.on_sleep()
-
-
-@pytest.fixture
-async def executor() -> AsyncIterator[StoreExecutor]:
-    executor = StoreExecutor(concurrency=2, gate=RateGate(None), health=Health(Events()))
-    yield executor
-    executor.close()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> FileStore:
-    store = FileStore(tmp_path / "store")
-    store.probe()
-    return store
+from tests.lifecycle.pods import Pod
+from trainer_hook.contract import Node
 
 
 async def test_the_later_pod_holds_the_prefix_and_the_earlier_one_learns_it_before_it_writes(
@@ -107,81 +59,12 @@ async def test_a_fenced_pod_stays_fenced_and_a_machine_may_come_back(store: File
     assert (read(store).holder, read(store).epoch) == ("one", 3)
 
 
-async def test_of_many_that_take_over_at_once_one_holds_the_prefix_in_the_end(
-    store: FileStore, executor: StoreExecutor
-) -> None:
-    pods = [Pod(store, executor, f"pod-{number}") for number in range(8)]
-    await asyncio.gather(*(pod.lease.settle() for pod in pods), return_exceptions=True)
-    held = await asyncio.gather(*(pod.lease.require_held() for pod in pods), return_exceptions=True)
-    assert sum(each is None for each in held if not isinstance(each, Fenced)) == 1
-
-
-async def test_a_pod_that_is_ending_is_waited_for_until_it_says_that_it_has_ended(
-    store: FileStore, executor: StoreExecutor
-) -> None:
-    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    await earlier.lease.settle()
-    earlier.deadline_in_s = 50.0
-    await earlier.lease.renew(1)
-    waited_for = []
-
-    async def beat_and_end() -> None:
-        waited_for.append(later.lease.waits_for)
-        if later.now_s < 3 * SILENCE_S:
-            await earlier.lease.renew(2)
-        else:
-            await earlier.lease.require_held()
-            await earlier.lease.release()
-
-    later.on_sleep = beat_and_end
-    await later.lease.wait_for_ending()
-    assert 3 * SILENCE_S <= later.now_s <= 3 * SILENCE_S + 2
-    assert "earlier" in waited_for[0]
-    assert later.lease.waits_for is None
-
-
-async def test_a_pod_that_died_while_it_was_ending_is_waited_for_until_it_is_silent(
-    store: FileStore, executor: StoreExecutor
-) -> None:
-    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    earlier.deadline_in_s = 500.0
-    await earlier.lease.settle()
-    await later.lease.wait_for_ending()
-    assert ENDING_SILENCE_S <= later.now_s <= ENDING_SILENCE_S + 2
-
-
-async def test_a_pod_that_is_ending_itself_leaves_the_earlier_one_half_of_its_time(
-    store: FileStore, executor: StoreExecutor
-) -> None:
-    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    earlier.deadline_in_s, later.deadline_in_s = 500.0, 40.0
-    await earlier.lease.settle()
-    later.on_sleep = functools.partial(earlier.lease.renew, 2)
-    await later.lease.wait_for_ending()
-    assert later.now_s == 20
-    await earlier.lease.require_held()
-
-
-async def test_without_a_name_an_answering_holder_is_another_job_and_a_silent_one_is_replaced(
-    store: FileStore, executor: StoreExecutor
-) -> None:
-    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
-    await first.lease.settle()
-    await second.lease.settle()
-    assert second.now_s >= SILENCE_S
-    third = Pod(store, executor, "third", job=None)
-    third.on_sleep = functools.partial(second.lease.renew, int(ASK_POLL_S))
-    with pytest.raises(ConfigurationError, match="is being written by another job"):
-        await third.lease.settle()
-    assert read(store).holder == "second"
-
-
 async def test_old_claims_are_deleted(store: FileStore, executor: StoreExecutor) -> None:
     for epoch in range(MOST_CLAIMS):
         store.put(Claim(epoch + 1, "0" * 16).key, b"{}")
     pod = Pod(store, executor, "pod")
     await pod.lease.settle()
-    left = claims_among(stored.key for stored in store.list(keys.CLAIMS))
+    left = claims_among((stored.key, stored.modified) for stored in store.list(keys.CLAIMS))
     assert len(left) == KEPT_CLAIMS
     assert left[-1].epoch == MOST_CLAIMS + 1
     await pod.lease.require_held()
@@ -195,9 +78,11 @@ async def test_nodes_of_an_attempt_that_the_present_holder_did_not_declare_commi
     assert await zero.lease.objection(Node(0, 2), "a") is None
     assert await one.lease.objection(Node(1, 2), "a") is None
     await one.lease.require_held(Node(1, 2), "a")
+    assert await one.lease.why_not_commit(Node(1, 2), "a") is None
     later = Pod(store, executor, "later-0", node=Node(0, 2))
     await later.lease.settle()
-    await one.lease.require_held(Node(1, 2), "a")  # nothing is declared yet
+    await one.lease.require_held(Node(1, 2), "a")  # it may send: nothing is declared yet
+    assert "not declared" in (await one.lease.why_not_commit(Node(1, 2), "a") or "")
     assert await later.lease.objection(Node(0, 2), "b") is None
     with pytest.raises(Fenced, match="node 0 of attempt a does not hold the prefix"):
         await one.lease.require_held(Node(1, 2), "a")
@@ -212,7 +97,7 @@ async def test_a_pod_that_ends_after_it_was_fenced_leaves_the_document_of_the_la
     await earlier.lease.settle()
     await later.lease.settle()
     earlier.deadline_in_s = 20.0
-    await earlier.lease.release_in_time()
+    await earlier.lease.release_within(10.0)
     assert (read(store).holder, read(store).ending) == ("later", False)
     assert earlier.lease.fenced.is_set()
 
@@ -292,3 +177,60 @@ async def test_a_first_node_that_does_not_know_their_number_declares_its_attempt
         assert await zero.lease.objection(None, attempt) is None
         assert await one.lease.objection(Node(1, 2), attempt) is None
     assert read(store).attempts == ("a", "b")
+
+
+async def test_a_node_commits_nothing_between_the_claim_of_a_later_pod_and_its_document(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    zero, one = (Pod(store, executor, f"earlier-{index}", node=Node(index, 2)) for index in (0, 1))
+    await zero.lease.settle()
+    await zero.lease.objection(Node(0, 2), "a")
+    assert await one.lease.why_not_commit(Node(1, 2), "a") is None
+    before = store.get(keys.RUN)
+    later = Pod(store, executor, "later-0", node=Node(0, 2))
+    await later.lease.settle()
+    store.put(keys.RUN, before)  # as before its first write, or after a late one of the earlier pod
+    assert "is taking the prefix over" in (await one.lease.why_not_commit(Node(1, 2), "a") or "")
+    await later.lease.objection(Node(0, 2), "b")
+    assert await one.lease.why_not_commit(Node(1, 2), "b") is None
+    assert one.lease.epoch_of("b") == later.lease.epoch_of("b") == 2
+
+
+async def test_a_damaged_document_is_waited_for_by_other_nodes_and_written_again_by_the_holder(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    zero, one = (Pod(store, executor, f"pod-{index}", node=Node(index, 2)) for index in (0, 1))
+    await zero.lease.settle()
+    await zero.lease.objection(Node(0, 2), "a")
+    store.put(keys.RUN, b"[]")
+    with pytest.raises(UnreadableRun, match=r"run\.json is not this system's: .* delete it, and it is written again"):
+        await one.lease.objection(Node(1, 2), "a")
+    assert "run.json is not this system's" in (await one.lease.why_not_commit(Node(1, 2), "a") or "")
+    await zero.lease.renew(round(CHECK_S))
+    assert (read(store).holder, read(store).epoch, read(store).attempts) == ("pod-0", 1, ("a",))
+    assert await one.lease.objection(Node(1, 2), "a") is None
+    assert await one.lease.why_not_commit(Node(1, 2), "a") is None
+
+
+async def test_a_pod_that_has_said_that_it_has_ended_commits_nothing(store: FileStore, executor: StoreExecutor) -> None:
+    pod = Pod(store, executor, "pod")
+    await pod.lease.settle()
+    pod.deadline_in_s = 20.0
+    await pod.lease.release()
+    with pytest.raises(Fenced, match="this pod has ended"):
+        await pod.lease.require_held()
+
+
+async def test_a_store_that_is_away_does_not_end_the_wait_of_other_nodes(store: FileStore, executor: StoreExecutor) -> None:
+    one = Pod(store, executor, "one", node=Node(1, 2))
+
+    class Away:
+        def __getattr__(self, name: str) -> object:
+            def call(*args: object, **kwargs: object) -> object:
+                raise StoreUnavailable("away")
+
+            return call
+
+    one.lease._documents._store = Away()  # type: ignore[assignment]
+    with pytest.raises(StoreUnavailable):
+        await one.lease.objection(Node(1, 2), "a")

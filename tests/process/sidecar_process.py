@@ -21,7 +21,7 @@ from tests.forks import Forked, Forks, forks
 from tests.ports import free_port
 
 PATIENCE_S = 60.0
-LOOK_S = 0.6
+SCAN_S = 0.6
 """Longer than from one look at a directory that is being written to the next."""
 LITTLE_BYTES = 64 << 10
 SIDECAR_MODULES = ("sidecar.daemon.daemon", "sidecar.api.server", "sidecar.store.s3.store", "sidecar.store.file.store")
@@ -52,7 +52,7 @@ def grow_until(file: BinaryIO, want: bytes, condition: Callable[[], Any], *, wha
             return False
         return True
 
-    until(grown, every_s=LOOK_S, what=what)
+    until(grown, every_s=SCAN_S, what=what)
 
 
 def write_checkpoint(volume: Path, name: str, files: Mapping[str, bytes], marker: Mapping[str, Any] | None = None) -> Path:

@@ -12,10 +12,10 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import FileEntry, Manifest, NodeOf, Quarantined, encode
 from sidecar.errors import AlreadyExists, StoreUnavailable
 from sidecar.retention.store_retention import StoreRetention
-from sidecar.store.memory import MemoryStore
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
+from tests.store.memory import MemoryStore
 from trainer_hook.contract import rfc3339
 
 EPOCH_S = 1.8e9

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from sidecar.store.file.store import FileStore
-from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Capabilities, Part, Store, Verification
 from sidecar.store.s3.store import S3Options, S3Store
 from sidecar.store.slice import FileSlice, Gate, OpenGate
 from tests import servers
+from tests.store.memory import MemoryStore
 
 BUCKET = "tests"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.format.found_checkpoint import FoundFile
-from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Part, Store
 from sidecar.store.slice import FileSlice
 from sidecar.transfer.executor import StoreExecutor
@@ -26,6 +25,7 @@ from sidecar.upload.send.payloads import Payloads
 from sidecar.upload.send.store_link import StoreLink
 from sidecar.volume.opener import Folder
 from sidecar.volume.unfinished import Unfinished
+from tests.store.memory import MemoryStore
 from trainer_hook.contract import Node
 
 PART_BYTES = 1000
@@ -48,13 +48,6 @@ class DistantStore(MemoryStore):
             self.reached.set()
         assert self.reached.wait(20), f"only {len(self.came)} parts came before the first answer"
         return part
-
-
-class NothingEarly:
-    """Nothing was sent early."""
-
-    def send_closed_only(self) -> None:
-        return
 
 
 class OpenGuard:
@@ -122,7 +115,7 @@ class LastingPod:
     def attempt(self) -> str:
         return "0"
 
-    async def objection(self, node: Node | None, attempt: str) -> str | None:
+    async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
         return None
 
 

@@ -17,7 +17,6 @@ from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry
 from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.parts import largest_file_bytes
 from sidecar.errors import CheckpointChanged, CheckpointRejected, NotFound, StoreError, UnreadableFile
-from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Stored
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
@@ -29,6 +28,7 @@ from sidecar.upload.schedule.queue import Active, Queue
 from sidecar.upload.send.journal import Journal
 from sidecar.upload.versions import Held, Sent
 from sidecar.volume.opener import Folder
+from tests.store.memory import MemoryStore
 from tests.upload.parts import LastingPod, executor, uploads
 from trainer_hook.contract import META_RESTORED, Node
 
@@ -175,7 +175,7 @@ async def test_an_objection_is_waited_for_and_said(
 ) -> None:
     objections, said = ["another job writes here", None], []
 
-    async def objection(self: LastingPod, node: Node | None, attempt: str) -> str | None:
+    async def objection(self: LastingPod, node: Node | None, attempt: str, **_: bool) -> str | None:
         return objections.pop(0)
 
     async def sleep(wait_s: float) -> None:

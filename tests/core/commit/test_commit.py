@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.commit.commit import Object, Ready, Reupload, Wait, attempt_of, commit_of, decide
+from sidecar.core.commit.commit import Object, ReadyToCommit, Reupload, Wait, attempt_of, commit_of, decide
 from sidecar.core.commit.resume import check_listing, check_manifest, check_node_set, files_for
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import FileEntry, Manifest, NodeOf, decode_commit, encode
@@ -85,7 +85,7 @@ def test_ready_exactly_when_every_node_has_all_it_says_in_the_store(
     manifests, listing, count = attempt
     for index in range(count):
         decision = decide(manifests, listing, me=Node(index, count))
-        assert isinstance(decision, Ready) == everything_is_there(manifests, listing, count), decision
+        assert isinstance(decision, ReadyToCommit) == everything_is_there(manifests, listing, count), decision
 
 
 @given(attempts())
@@ -94,7 +94,7 @@ def test_as_long_as_anything_is_missing_somebody_waits_or_mends_and_says_why(
 ) -> None:
     manifests, listing, count = attempt
     decisions = [decide(manifests, listing, me=Node(index, count)) for index in range(count)]
-    assert all(isinstance(d, Ready) or d.reason for d in decisions)
+    assert all(isinstance(d, ReadyToCommit) or d.reason for d in decisions)
     if not everything_is_there(manifests, listing, count):
         # Never does everybody wait for everybody: a node that has no manifest, or one that mends, goes on.
         assert any(isinstance(d, Reupload) for d in decisions)
@@ -180,7 +180,7 @@ class Pod:
             return  # as the committer, which compares once all manifests are there, or its own is gone
         manifests = list(self.world.manifests.values())
         match decide(manifests, self.world.listing(), me=self.node):
-            case Ready():
+            case ReadyToCommit():
                 assert self.world.holds(manifests)
                 self.world.committed = manifests
                 self.done = True
@@ -321,7 +321,7 @@ def test_the_owner_sends_again_what_a_node_with_other_content_overwrote() -> Non
 def test_an_equal_file_of_two_nodes_may_have_been_sent_last_by_either() -> None:
     both = [manifest(Node(index, 2), [entry("a", b"one", etag=str(index))]) for index in (0, 1)]
     for etag in ("0", "1"):
-        assert isinstance(decide(both, {"checkpoint-20/a": Object(3, etag)}, me=Node(0, 2)), Ready)
+        assert isinstance(decide(both, {"checkpoint-20/a": Object(3, etag)}, me=Node(0, 2)), ReadyToCommit)
 
 
 def test_an_equal_file_of_two_nodes_that_a_third_overwrote_is_sent_again_by_the_lower_one_alone() -> None:
@@ -336,7 +336,7 @@ def test_nothing_is_sent_again_before_everybody_has_uploaded() -> None:
 
 
 def test_a_checkpoint_without_files_of_this_node_is_ready() -> None:
-    assert isinstance(decide([manifest(Node(0, 1), [])], {}, me=Node(0, 1)), Ready)
+    assert isinstance(decide([manifest(Node(0, 1), [])], {}, me=Node(0, 1)), ReadyToCommit)
 
 
 @given(strategies.ids, st.integers(0, 9))

@@ -48,8 +48,8 @@ def test_a_commit_gives_way_only_to_what_is_strictly_later(
 ) -> None:
     there = part(their_attempt, their_time, [entry(path, content) for path, content in theirs.items()])
     here = None if ours is None else [entry(path, content) for path, content in ours.items()]
-    standing = commit(their_attempt, their_time)
-    decision = rewrite(attempt=attempt, created_at=our_time, files=here, theirs=standing, part=there)
+    committed = commit(their_attempt, their_time)
+    decision = rewrite(attempt=attempt, created_at=our_time, files=here, theirs=committed, part=there)
     if ours == theirs:
         assert decision == AlreadyCommitted()
     elif attempt == their_attempt:
@@ -60,9 +60,9 @@ def test_a_commit_gives_way_only_to_what_is_strictly_later(
 
 def test_a_directory_that_differs_under_an_unchanged_marker_is_torn() -> None:
     there = part("a", "2026-01-01T00:00:00Z", [entry("model", b"whole")])
-    standing = commit("a", "2026-01-01T00:00:00Z")
+    committed = commit("a", "2026-01-01T00:00:00Z")
     for stamp in ("2026-01-01T00:00:00Z", "2026-01-01T00:00:00+00:00"):
-        decision = rewrite(attempt="a", created_at=stamp, files=None, theirs=standing, part=there)
+        decision = rewrite(attempt="a", created_at=stamp, files=None, theirs=committed, part=there)
         assert isinstance(decision, KeepExisting)
         assert decision.torn
 
@@ -73,8 +73,8 @@ def test_a_marker_that_names_no_attempt_replaces_nothing_because_another_pod_rea
 ) -> None:
     there = part(EARLIER, their_time, [entry(path, content) for path, content in theirs.items()])
     here = [entry(path, content) for path, content in ours.items()]
-    standing = commit(EARLIER, their_time)
-    decision = rewrite(attempt=LATER, created_at=our_time, files=here, theirs=standing, part=there, names_attempt=False)
+    committed = commit(EARLIER, their_time)
+    decision = rewrite(attempt=LATER, created_at=our_time, files=here, theirs=committed, part=there, names_attempt=False)
     if ours == theirs:
         assert decision == AlreadyCommitted()
     elif our_time == their_time:
@@ -91,8 +91,8 @@ def test_a_commit_without_a_time_protects_nothing(their_time: str | None) -> Non
 
 
 def test_a_node_that_the_commit_does_not_know_may_write_its_attempt_anew() -> None:
-    standing = commit("a", STAMPS[0])
-    assert rewrite(attempt="a", created_at=STAMPS[0], files=None, theirs=standing, part=None) == Replace()
+    committed = commit("a", STAMPS[0])
+    assert rewrite(attempt="a", created_at=STAMPS[0], files=None, theirs=committed, part=None) == Replace()
 
 
 EARLIER, LATER = "20260301T120000Z-aaaaaaaa", "20260302T120000Z-bbbbbbbb"
@@ -113,12 +113,24 @@ def test_an_attempt_that_began_later_goes_first_whenever_its_steps_were_finished
 
 def test_an_earlier_save_of_the_attempt_does_not_replace_a_later_one() -> None:
     here = [entry("a", b"old")]
-    standing = commit("a", STAMPS[1]).model_copy(update={"save_id": "2"})
+    committed = commit("a", STAMPS[1]).model_copy(update={"save_id": "2"})
     there = part("a", STAMPS[1], [entry("a", b"new")]).model_copy(update={"save_id": "2"})
-    decision = rewrite(attempt="a", created_at=STAMPS[0], files=here, theirs=standing, part=there, save_id="1")
+    decision = rewrite(attempt="a", created_at=STAMPS[0], files=here, theirs=committed, part=there, save_id="1")
     assert isinstance(decision, KeepExisting)
-    again = rewrite(attempt="a", created_at=STAMPS[0], files=here, theirs=standing, part=None, save_id="3")
+    again = rewrite(attempt="a", created_at=STAMPS[0], files=here, theirs=committed, part=None, save_id="3")
     assert again == Replace()
+
+
+def test_a_save_within_the_second_of_the_committed_one_is_another_save_and_not_torn() -> None:
+    committed = commit("a", STAMPS[1]).model_copy(update={"save_id": "1"})
+    there = part("a", STAMPS[1], [entry("a", b"old")]).model_copy(update={"save_id": "1"})
+    here = [entry("a", b"new")]
+    for files in (here, None):
+        assert rewrite(attempt="a", created_at=STAMPS[1], files=files, theirs=committed, part=there, save_id="2") == Replace()
+    for same in ("1", None):
+        torn = rewrite(attempt="a", created_at=STAMPS[1], files=here, theirs=committed, part=there, save_id=same)
+        assert isinstance(torn, KeepExisting)
+        assert torn.torn
 
 
 def test_of_several_nodes_an_equal_part_alone_does_not_make_another_writing_durable() -> None:
@@ -128,3 +140,19 @@ def test_of_several_nodes_an_equal_part_alone_does_not_make_another_writing_dura
     two = one.model_copy(update={"manifests": one.manifests * 2})
     assert rewrite(attempt="b", created_at=STAMPS[1], files=here, theirs=one, part=there) == AlreadyCommitted()
     assert rewrite(attempt="b", created_at=STAMPS[1], files=here, theirs=two, part=there) == Replace()
+
+
+@given(st.none() | contents, contents, st.integers(1, 4), st.integers(1, 4), stamps, stamps)
+def test_the_commit_of_an_earlier_pod_gives_way_and_that_of_a_later_one_stays_whatever_their_clocks_say(
+    ours: dict[str, bytes] | None, theirs: dict[str, bytes], epoch: int, their_epoch: int, our_time: str, their_time: str
+) -> None:
+    there = part("b", their_time, [entry(path, content) for path, content in theirs.items()])
+    here = None if ours is None else [entry(path, content) for path, content in ours.items()]
+    standing = commit("b", their_time).model_copy(update={"epoch": their_epoch})
+    decision = rewrite(attempt="a", created_at=our_time, files=here, theirs=standing, part=there, epoch=epoch)
+    if ours == theirs:
+        assert decision == AlreadyCommitted()
+    elif epoch != their_epoch:
+        assert (decision == Replace()) == (epoch > their_epoch)
+    else:
+        assert (decision == Replace()) == (our_time > their_time)

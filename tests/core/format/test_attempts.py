@@ -51,3 +51,20 @@ def test_the_hooks_ids_are_ordered_by_their_time() -> None:
     assert goes_after(later, rfc3339(0), earlier, rfc3339(9))
     assert not goes_after(earlier, rfc3339(9), later, rfc3339(0))
     assert goes_after("theirs", rfc3339(9), earlier, rfc3339(0)), "an id without a time: what was finished later"
+
+
+epochs = st.integers(1, 9)
+
+
+@given(epochs, epochs, instants, instants, st.none() | restarts, st.none() | restarts)
+def test_the_later_pod_goes_first_whatever_the_clocks_of_two_machines_say(
+    ours: int, theirs: int, our_s: int, their_s: int, our_restart: Restart | None, their_restart: Restart | None
+) -> None:
+    mine, other = of_pod("a", since_s=our_s, restart=our_restart), of_pod("b", since_s=their_s, restart=their_restart)
+    stamps = rfc3339(our_s), rfc3339(their_s)
+    by_clocks = goes_after(mine, stamps[0], other, stamps[1])
+    assert goes_after(mine, stamps[0], other, stamps[1], epochs=(ours, theirs)) == (
+        by_clocks if ours == theirs else ours > theirs
+    )
+    for unknown in ((None, theirs), (ours, None), (None, None)):
+        assert goes_after(mine, stamps[0], other, stamps[1], epochs=unknown) == by_clocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
 
 from hypothesis import given
@@ -13,61 +14,163 @@ from sidecar.core.lifecycle.fencing import (
     ENDING_SILENCE_S,
     KEPT_CLAIMS,
     MOST_CLAIMS,
+    START_TOLERANCE_S,
+    TURNS,
+    TURNS_WITHIN_S,
+    Arrival,
     Claim,
-    Standing,
+    Claimed,
+    ClaimState,
+    claim_state,
     claims_among,
+    decode_claim,
+    ending_silence_s,
+    fencing_claim,
+    in_order,
     next_claim,
     obsolete,
-    standing,
+    seconds_of,
+    started_later,
+    takeovers_in_turns,
     waits_for_ending,
 )
 from sidecar.core.lifecycle.prefix_ownership import Run
 
 ids = st.sampled_from([f"{number:016x}" for number in range(4)])
-claims = st.lists(st.builds(Claim, st.integers(1, 5), ids), max_size=8, unique=True)
+times = st.sampled_from(["", *(f"2026-11-23T08:00:0{second}Z" for second in range(4))])
+claims = st.lists(st.builds(Claim, st.integers(1, 5), ids, times), max_size=8, unique=True)
 
 
 @given(claims, st.lists(st.text(max_size=30)))
 def test_a_claim_is_found_again_by_its_key_and_nothing_else_is_one(there: list[Claim], others: list[str]) -> None:
-    found = claims_among([claim.key for claim in there] + [f"{keys.CLAIMS}{other}" for other in others] + [keys.RUN])
+    keys_there = (
+        [claim.key for claim in there] + [f"{keys.CLAIMS}{other}" for other in others] + [keys.RUN, keys.arrival("0" * 16)]
+    )
+    found = claims_among((key, "") for key in keys_there)
     assert set(there) <= set(found)
     assert {claim.key for claim in found} <= {c.key for c in there} | {f"{keys.CLAIMS}{other}" for other in others}
 
 
 @given(claims, ids)
 def test_at_most_one_pod_holds_the_prefix_and_every_other_with_a_claim_is_fenced(there: list[Claim], me: str) -> None:
-    standings = {each: standing(there, each) for each in {claim.holder_id for claim in there}}
-    assert list(standings.values()).count(Standing.HOLDER) == (1 if there else 0)
-    assert Standing.NEW not in standings.values()
-    assert me in standings or standing(there, me) is Standing.NEW
+    states = {each: claim_state(there, each) for each in {claim.holder_id for claim in there}}
+    assert list(states.values()).count(ClaimState.HOLDER) == (1 if there else 0)
+    assert ClaimState.NEW not in states.values()
+    assert me in states or claim_state(there, me) is ClaimState.NEW
 
 
 @given(claims, ids)
 def test_who_takes_over_is_the_holder_and_the_one_before_is_fenced_for_good(there: list[Claim], me: str) -> None:
-    before = [claim.holder_id for claim in there if standing(there, claim.holder_id) is Standing.HOLDER]
+    before = [claim.holder_id for claim in there if claim_state(there, claim.holder_id) is ClaimState.HOLDER]
     after = [*there, next_claim(there, me)]
-    assert standing(after, me) is Standing.HOLDER
-    assert all(standing(after, each) is Standing.FENCED for each in before if each != me)
+    assert claim_state(after, me) is ClaimState.HOLDER
+    assert all(claim_state(after, each) is ClaimState.FENCED for each in before if each != me)
 
 
 @given(st.permutations(range(6)))
-def test_of_two_that_take_over_at_once_exactly_one_believes_it_in_the_end(order: list[int]) -> None:
-    """Each of two pods lists, writes and lists again, in any interleaving; afterwards both ask once more."""
-    store: set[str] = {Claim(3, "0" * 16).key}
+def test_of_two_that_take_over_at_once_exactly_one_holds_the_prefix(order: list[int]) -> None:
+    """Each of two pods lists, writes and lists again, in any interleaving."""
+    store = [Claim(3, "0" * 16, "0000")]
     steps = {me: itertools.count() for me in ("a" * 16, "b" * 16)}
     listed: dict[str, list[Claim]] = {}
-    for number in order:
+    for at, number in enumerate(order, 1):
         me = ("a" * 16, "b" * 16)[number % 2]
         match next(steps[me]):
-            case 0:
-                listed[me] = claims_among(store)
             case 1:
-                store.add(next_claim(listed[me], me).key)
-            case 2:
-                listed[me] = claims_among(store)
-    assert [standing(claims_among(store), me) for me in steps].count(Standing.HOLDER) == 1
-    believing = [me for me in steps if standing(listed[me], me) is Standing.HOLDER]
+                store.append(replace(next_claim(listed[me], me), modified=f"{at:04}"))
+            case _:
+                listed[me] = in_order(store)
+    assert [claim_state(store, me) for me in steps].count(ClaimState.HOLDER) == 1
+    believing = [me for me in steps if claim_state(listed[me], me) is ClaimState.HOLDER]
     assert believing, "one of them goes on at once"
+    assert claim_state(store, believing[-1]) is ClaimState.HOLDER or len(believing) == 2
+
+
+@given(claims, ids)
+def test_a_claim_that_arrives_late_does_not_fence_the_pod_that_took_its_epoch_meanwhile(there: list[Claim], me: str) -> None:
+    """A pod was cut off between its look at the claims and its own claim."""
+    seen = [replace(claim, modified="2026-11-23T08:00:00Z") for claim in there if claim.holder_id != me]
+    other = next_claim(seen, "f" * 16 if me < "8" else "0" * 16)
+    taken, late = (
+        replace(other, modified="2026-11-23T08:01:00Z"),
+        replace(next_claim(seen, me), modified="2026-11-23T09:00:00Z"),
+    )
+    assert claim_state([*seen, taken, late], other.holder_id) is ClaimState.HOLDER
+    assert fencing_claim([*seen, taken, late], taken) is None
+    assert fencing_claim([*seen, taken, late], late) == taken
+
+
+def test_a_pod_whose_claim_was_deleted_is_fenced_by_higher_claims_alone() -> None:
+    own = Claim(3, "5" * 16)
+    assert fencing_claim([], own) is None
+    assert fencing_claim([Claim(2, "9" * 16)], own) is None
+    assert fencing_claim([Claim(4, "1" * 16)], own) == Claim(4, "1" * 16)
+
+
+@given(st.text(max_size=40) | st.binary(max_size=40).map(repr))
+def test_any_time_of_a_listing_is_a_number_or_unknown(text: str) -> None:
+    assert seconds_of(text) is None or isinstance(seconds_of(text), float)
+
+
+def test_times_of_listings_of_s3_and_of_folders_are_the_same_instant() -> None:
+    assert seconds_of("2026-11-23T08:00:00.000Z") == seconds_of(f"{1795420800 * 10**9:020}") == 1795420800
+    assert seconds_of("") is None
+    assert seconds_of("2026-11-23T08:00:00") is None, "a time without a zone is no time"
+
+
+@given(
+    st.binary(max_size=60) | st.builds(lambda age: json.dumps({"age_s": age}).encode(), st.floats() | st.text() | st.booleans())
+)
+def test_any_bytes_of_a_claim_give_an_age_or_none(raw: bytes) -> None:
+    age_s = decode_claim(raw).age_s
+    assert age_s is None or 0 <= age_s < float("inf")
+
+
+def at(epoch_s: float) -> str:
+    return f"{round(epoch_s * 1e9):020}"
+
+
+@given(
+    earlier_began_s=st.floats(0, 1e6),
+    later_after_s=st.floats(START_TOLERANCE_S + 5, 1e6),
+    waits_s=st.tuples(st.floats(0, 1e6), st.floats(0, 1e6)),
+    request_s=st.tuples(st.floats(0, 4), st.floats(0, 4)),
+    later_claims_first=st.booleans(),
+)
+def test_the_pod_that_started_later_is_known_whichever_claims_first(
+    earlier_began_s: float,
+    later_after_s: float,
+    waits_s: tuple[float, float],
+    request_s: tuple[float, float],
+    later_claims_first: bool,
+) -> None:
+    """Two pods, each cut off from its start to its first request, for any time; their own clocks play no part."""
+    began_s = (earlier_began_s, earlier_began_s + later_after_s)
+    first = 1 if later_claims_first else 0
+    claimed_s = began_s[first] + waits_s[first]
+    there = Claim(1, "0" * 16, at(claimed_s + request_s[0]))
+    arrives_s = max(claimed_s + 5, began_s[1 - first] + waits_s[1 - first])
+    arrival = Arrival(arrives_s + request_s[1] - (arrives_s - began_s[1 - first]), arrives_s + request_s[1])
+    assert started_later(there, Claimed("pod", claimed_s - began_s[first]), arrival) is later_claims_first
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, START_TOLERANCE_S))
+def test_where_the_order_is_not_known_the_pod_that_claims_takes_over(at_s: float, age_s: float, closer_s: float) -> None:
+    here = Arrival(at_s - age_s, at_s)
+    same = Claim(1, "0" * 16, at(at_s))
+    assert not started_later(same, None, here)
+    assert not started_later(same, Claimed("pod", None), here)
+    assert not started_later(same, Claimed("pod", age_s), None)
+    assert not started_later(Claim(1, "0" * 16), Claimed("pod", 0), here)
+    assert not started_later(same, Claimed("pod", max(0.0, age_s - closer_s + 0.1)), here)
+    assert not started_later(Claim(1, "0" * 16, at(at_s + 3600)), Claimed("pod", 0), here), "the store's clock was set back"
+
+
+@given(st.lists(st.floats(0, 7200), max_size=12))
+def test_many_takeovers_within_ten_minutes_are_said(ages_s: list[float]) -> None:
+    there = [Claim(number + 1, "0" * 16, at(7200 - age_s)) for number, age_s in enumerate(sorted(ages_s, reverse=True))]
+    recent = sum(age_s < min(ages_s) + TURNS_WITHIN_S for age_s in ages_s)
+    assert (takeovers_in_turns(there) is not None) == (recent >= TURNS)
 
 
 @given(st.integers(0, 3 * MOST_CLAIMS))
@@ -105,3 +208,28 @@ def test_a_pod_that_flushes_is_waited_for_until_its_own_deadline() -> None:
     assert waits_for_ending(first, replace(first, beat=9, ends_in_s=30), me="me", watched_s=20, silent_s=1)
     assert not waits_for_ending(first, replace(first, beat=25, ends_in_s=0.5), me="me", watched_s=50, silent_s=1)
     assert not waits_for_ending(first, first, me="me", watched_s=20, silent_s=ENDING_SILENCE_S), "it died without a word"
+
+
+@given(st.floats(0, 20), st.floats(0, 20), st.lists(st.floats(0.5, 1), min_size=4, max_size=40))
+def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(
+    request_s: float, look_s: float, shares: list[float]
+) -> None:
+    """Signs of life and looks at them, each by requests that take half of the longest time or more."""
+    signs = itertools.accumulate(2 + 2 * request_s * share for share in shares)
+    written_s = list(signs)
+    beat_s = 2 + 2 * request_s * min(shares)  # what the pod knows of itself at its first sign
+    now_s, seen_s, number = 0.0, 0.0, -1
+    for share in itertools.cycle(shares):
+        now_s += 1 + look_s * share
+        newest = sum(sign_s <= now_s - look_s * share for sign_s in written_s) - 1
+        if newest + 1 == len(written_s):
+            break
+        if newest != number:
+            seen_s, number = now_s, newest
+        if number >= 0:
+            assert now_s - seen_s < ending_silence_s(beat_s, look_s=look_s * min(shares))
+
+
+def test_a_pod_that_died_while_it_was_ending_is_not_waited_for_longer_on_a_fast_store() -> None:
+    assert ending_silence_s(2.4, look_s=0.2) == ENDING_SILENCE_S
+    assert ending_silence_s(None, look_s=0.0) == ENDING_SILENCE_S

@@ -36,13 +36,12 @@ def test_what_is_recommended_fits_and_never_falls_below_need(save: SaveProfile, 
 @given(saves, st.floats(1, 1e12))
 def test_the_advice_of_the_running_sidecar_names_the_same_seconds(save: SaveProfile, bytes_per_s: float) -> None:
     now = risk(
-        durable_at_s=None,
+        seconds_at_risk=None,
         durable_step=None,
         trainer_step=None,
         usual=save,
         bytes_per_s=bytes_per_s,
         grace_s=0.1,
-        now_s=0.0,
     )
     needed = plan_grace(save=save, bytes_per_s=bytes_per_s, grace_s=0.1)
     assert now.advice is not None

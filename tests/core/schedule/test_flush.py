@@ -214,19 +214,19 @@ def test_requests_and_the_commit_take_time_too() -> None:
 
 def flush(rng: random.Random, loads: dict[str, Load], *, mean: float, left_s: float) -> list[str]:
     """Send by the plan over a link whose rate wanders; return what lands. The rate is measured, not known."""
-    pace, passed, now_s, done = RateEstimator(), 0, 0.0, []
+    sent, passed, now_s, done = RateEstimator(), 0, 0.0, []
     for _ in range(40):  # before the notice
         passed += round(mean * rng.uniform(0.8, 1.2) * 0.2)
         now_s += 0.2
-        pace.sample(passed, now_s=now_s, busy=True)
+        sent.sample(passed, now_s=now_s, busy=True)
     end_s = now_s + left_s
     while now_s < end_s and loads:
-        rate = estimated(arrived=None, pace=pace, limit=None)
+        rate = estimated(arrived=None, sent=sent, limit=None)
         plan = plan_flush(loads.values(), rate=rate, left_s=end_s - now_s, newest_durable_step=0)
-        sent = round(mean * rng.uniform(0.8, 1.2) * 0.2)
-        passed, now_s, first = passed + sent, now_s + 0.2, plan.order[0].name
-        pace.sample(passed, now_s=now_s, busy=True)
-        loads[first] = replace(loads[first], left_bytes=max(0, loads[first].left_bytes - sent))
+        sent_bytes = round(mean * rng.uniform(0.8, 1.2) * 0.2)
+        passed, now_s, first = passed + sent_bytes, now_s + 0.2, plan.order[0].name
+        sent.sample(passed, now_s=now_s, busy=True)
+        loads[first] = replace(loads[first], left_bytes=max(0, loads[first].left_bytes - sent_bytes))
         if not loads[first].left_bytes:
             done += [first] if now_s <= end_s else []
             del loads[first]
@@ -247,32 +247,32 @@ def test_where_the_grace_period_fits_only_one_of_two_the_right_one_lands(seed: i
 
 
 def test_a_link_that_changes_is_seen_within_seconds() -> None:
-    pace = RateEstimator()
+    sent = RateEstimator()
     for tick in range(100):
-        pace.sample(tick * 2 * MB, now_s=tick * 0.2, busy=True)
+        sent.sample(tick * 2 * MB, now_s=tick * 0.2, busy=True)
     for tick in range(20):
-        pace.sample(198 * MB + tick * 200_000, now_s=19.8 + tick * 0.2, busy=True)
-    assert pace.bytes_per_s(SHORT_S) == pytest.approx(MB, rel=0.2)
-    rate = estimated(arrived=10.0 * MB, pace=pace, limit=None)
+        sent.sample(198 * MB + tick * 200_000, now_s=19.8 + tick * 0.2, busy=True)
+    assert sent.bytes_per_s(SHORT_S) == pytest.approx(MB, rel=0.2)
+    rate = estimated(arrived=10.0 * MB, sent=sent, limit=None)
     assert rate is not None
     assert rate.low < MB < 10 * MB < rate.high
 
 
 def test_idle_time_is_not_taken_for_a_slow_link() -> None:
-    pace = RateEstimator()
+    sent = RateEstimator()
     for tick in range(10):
-        pace.sample(tick * MB, now_s=tick * 1.0, busy=True)
-    pace.sample(9 * MB, now_s=1000.0, busy=False)
-    pace.sample(10 * MB, now_s=1001.0, busy=True)
-    assert pace.bytes_per_s(LONG_S) == pytest.approx(MB)
+        sent.sample(tick * MB, now_s=tick * 1.0, busy=True)
+    sent.sample(9 * MB, now_s=1000.0, busy=False)
+    sent.sample(10 * MB, now_s=1001.0, busy=True)
+    assert sent.bytes_per_s(LONG_S) == pytest.approx(MB)
 
 
 def test_the_limit_stands_in_for_a_rate_and_caps_it() -> None:
-    assert estimated(arrived=None, pace=RateEstimator(), limit=None) is None
-    alone = estimated(arrived=None, pace=RateEstimator(), limit=100)
+    assert estimated(arrived=None, sent=RateEstimator(), limit=None) is None
+    alone = estimated(arrived=None, sent=RateEstimator(), limit=100)
     assert alone is not None
     assert alone.high == 100
-    capped = estimated(arrived=500.0, pace=RateEstimator(), limit=100)
+    capped = estimated(arrived=500.0, sent=RateEstimator(), limit=100)
     assert capped == Rate(100, 100, 100)
 
 

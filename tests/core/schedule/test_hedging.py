@@ -21,7 +21,7 @@ def test_a_request_is_late_soon_after_the_usual_time_and_never_at_once(took: lis
 
 
 @given(took=LATENCIES)
-def test_a_request_is_late_no_later_when_the_pod_is_going(took: list[float]) -> None:
+def test_a_request_is_late_no_later_when_the_pod_terminates(took: list[float]) -> None:
     assert hedging.late_s(took, hurried=True) <= hedging.late_s(took)
 
 

@@ -73,10 +73,14 @@ def test_a_preempted_run_ends_with_the_weights_of_an_uninterrupted_one(story: St
 
 
 @pytest.mark.slow
-def test_what_was_saved_says_why_and_the_end_is_final(story: Story) -> None:
+def test_what_was_saved_says_why_and_the_end_is_final(story: Story, request: pytest.FixtureRequest) -> None:
     assert (story.store / "checkpoint-16/.complete").exists()
     assert marker(story.first.volume, story.jit)["reason"] == "jit"
-    assert trainer_state(story.first.volume)["state"] == "preempted"
+    stopped = trainer_state(story.first.volume)
+    assert stopped["state"] == "preempted"
+    # Accelerate and DeepSpeed decide themselves which batches end a step.
+    knows_last = request.node.callspec.params["story"] not in ("accelerate", "deepspeed")
+    assert stopped.get("total_steps") == (LAST if knows_last else None)
     assert marker(story.second.volume, "final")["reason"] == "final"
     assert trainer_state(story.second.volume)["state"] == "succeeded"
     assert "Traceback" not in story.second.log()

@@ -16,7 +16,7 @@ from sidecar.volume.volume import Volume
 from tests.hook.job import ROOT, plain_environ
 from tests.process.sidecar_process import until
 from tests.processes import state_of
-from trainer_hook.contract import Notice, Request, encode_notice, encode_request, parse_answer, parse_notice, rfc3339
+from trainer_hook.contract import Notice, RequestFile, encode_notice, encode_request, parse_answer, parse_notice, rfc3339
 from trainer_hook.process.save_requests import SaveRequests
 from trainer_hook.process.signals import StopSignal, process_start_s
 from trainer_hook.volume import lease
@@ -228,11 +228,11 @@ def test_looking_at_the_volume_at_each_step_costs_next_to_nothing(volume: Path) 
 def test_a_request_is_seen_once_and_one_from_before_never(volume: Path) -> None:
     path = volume / ".ckpt/request.json"
     path.parent.mkdir()
-    path.write_bytes(encode_request(Request("1", "save")))
+    path.write_bytes(encode_request(RequestFile("1", "save")))
     requests = SaveRequests(volume)
     assert requests.poll() is None
-    path.write_bytes(encode_request(Request("2", "save-and-stop")))
-    assert until(requests.poll) == Request("2", "save-and-stop")
+    path.write_bytes(encode_request(RequestFile("2", "save-and-stop")))
+    assert until(requests.poll) == RequestFile("2", "save-and-stop")
     requests._polled_s = 0
     assert requests.poll() is None
     path.write_bytes(b"{half")
@@ -246,15 +246,15 @@ def test_a_request_is_answered_once_by_the_save_that_follows_it(volume: Path) ->
     answer = volume / ".ckpt/answer.json"
     requests.answer("checkpoint-1", saved=True)
     assert not answer.exists(), "nobody asked"
-    (volume / ".ckpt/request.json").write_bytes(encode_request(Request("1", "save")))
-    assert requests.take() == Request("1", "save")
+    (volume / ".ckpt/request.json").write_bytes(encode_request(RequestFile("1", "save")))
+    assert requests.take() == RequestFile("1", "save")
     assert requests.take() is None
     requests.answer("checkpoint-2", saved=True)
     said = parse_answer(answer.read_bytes())
     assert (said.id, said.outcome, said.checkpoint) == ("1", "saved", "checkpoint-2")
     requests.answer("checkpoint-3", saved=True)
     assert parse_answer(answer.read_bytes()) == said
-    (volume / ".ckpt/request.json").write_bytes(encode_request(Request("2", "save")))
+    (volume / ".ckpt/request.json").write_bytes(encode_request(RequestFile("2", "save")))
     requests.take()
     requests.answer("checkpoint-3", saved=False)
     said = parse_answer(answer.read_bytes())

@@ -109,6 +109,11 @@ def test_trainer_json_says_preempted(story: Story) -> None:
     assert (story.state["state"], story.state["step"], story.state["world_size"]) == ("preempted", story.stopped_at, 1)
 
 
+def test_trainer_json_has_the_planned_steps_and_the_loss_as_it_was_logged(story: Story) -> None:
+    assert story.state["total_steps"] == STEPS
+    assert 0 < story.state["loss"] < 100
+
+
 def test_the_next_pod_goes_on_with_the_next_step(story: Story) -> None:
     assert f"resumes from checkpoint-{story.stopped_at}" in story.second.log()
     assert story.second.steps() == list(range(story.stopped_at + 1, STEPS + 1))

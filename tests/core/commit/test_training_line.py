@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.commit.training_line import Committed, Origin, origin_of, present_line
+from trainer_hook.contract import rfc3339
+
+
+def written(step: int, attempt: str, at_s: float, origin: Origin | None = None) -> Committed:
+    return Committed(f"checkpoint-{step}", step, attempt, rfc3339(at_s), origin)
+
+
+def began(hour: int) -> str:
+    return f"20270115T{hour:02}0000Z-a"
+
+
+def steps(commits: list[Committed]) -> list[int]:
+    return [commit.step for commit in present_line(commits)]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[Committed], list[int]]:
+    """What attempts leave that each continue from some step of the line before them; and the line of the last one."""
+    luck = draw(st.randoms(use_true_random=False))
+    tells = draw(st.booleans())
+    there: dict[int, Committed] = {}
+    line: list[int] = []
+    at_s = 1.8e9
+    for hour in range(draw(st.integers(1, 5))):
+        base = luck.choice([0, *line])
+        origin = Origin(base, there[base].attempt) if base and tells else None
+        line = [step for step in line if step <= base]
+        step = base
+        for _ in range(luck.randint(1, 5)):
+            step, at_s = step + luck.randint(1, 4), at_s + 60
+            there[step] = written(step, began(hour), at_s, origin)
+            line.append(step)
+    shuffled = list(there.values())
+    random.Random(0).shuffle(shuffled)
+    return shuffled, sorted(line, reverse=True)
+
+
+@given(histories())
+def test_the_line_is_what_the_last_attempt_wrote_and_what_it_continued_from(given: tuple[list[Committed], list[int]]) -> None:
+    commits, wanted = given
+    found = steps(commits)
+    assert found[: found.index(wanted[0]) + 1] == [wanted[0]], "what was written last goes first"
+    assert set(wanted) <= set(found)
+    assert found == sorted(set(found), reverse=True)
+    if all(commit.origin is not None for commit in commits if commit.attempt != began(0)):
+        assert found == wanted
+
+
+@given(histories())
+def test_the_order_in_which_commits_are_read_does_not_matter(given: tuple[list[Committed], list[int]]) -> None:
+    assert present_line(given[0]) == present_line(given[0][::-1])
+
+
+@given(histories(), st.data())
+def test_what_was_deleted_takes_nothing_of_the_line_with_it(
+    given: tuple[list[Committed], list[int]], data: st.DataObject
+) -> None:
+    """Deletions and losses remove commits at random; the remaining commits of the line stay in it."""
+    commits, wanted = given
+    left = [commit for commit in commits if commit.step == wanted[0] or data.draw(st.booleans())]
+    assert {commit.step for commit in left} & set(wanted) <= set(steps(left))
+
+
+def test_a_run_that_went_back_leaves_the_higher_steps_behind() -> None:
+    left_behind = [written(step, began(1), step) for step in (200, 300, 400)]
+    present = [written(step, began(2), 1000 + step) for step in (210, 220)]
+    assert steps(left_behind + present) == [220, 210, 200]
+
+
+def test_steps_between_the_origin_and_the_first_new_one_belong_to_the_line_that_was_left() -> None:
+    left_behind = [written(step, began(1), step) for step in (200, 205, 300)]
+    present = written(210, began(2), 1000)
+    assert steps([*left_behind, present]) == [210, 205, 200]
+    assert steps([*left_behind, replace(present, origin=Origin(200, began(1)))]) == [210, 200]
+
+
+def test_a_step_that_is_written_again_belongs_to_the_line_and_what_came_after_it_does_not() -> None:
+    assert steps([written(200, began(1), 1), written(300, began(2), 9), written(400, began(1), 3)]) == [300, 200]
+
+
+def test_a_run_that_goes_back_to_a_line_that_it_had_left_has_nothing_of_the_one_between() -> None:
+    first = [written(step, began(1), step) for step in (100, 200, 300)]
+    between = written(110, began(2), 1000, Origin(100, began(1)))
+    back = written(310, began(3), 2000, Origin(300, began(1)))
+    assert steps([*first, between, back]) == [310, 300, 200, 100]
+
+
+def test_an_attempt_is_later_than_the_one_that_it_continued_whatever_their_clocks_say() -> None:
+    before = [written(step, began(5), 5000 + step) for step in (300, 400)]
+    after = [written(step, began(1), step, Origin(400, began(5))) for step in (410, 420)]
+    assert steps(before + after) == [420, 410, 400, 300]
+
+
+def test_without_times_steps_count_as_written_in_their_order() -> None:
+    same = [Committed(f"checkpoint-{step}", step, "a") for step in (10, 30, 20)]
+    assert steps(same) == [30, 20, 10]
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["step", "attempt"]), inner),
+)
+
+
+@given(st.dictionaries(st.sampled_from(["resumed_from", "other"]), anything))
+def test_any_meta_gives_an_origin_or_none(meta: dict[str, object]) -> None:
+    origin = origin_of(meta)
+    assert origin is None or origin.step >= 0
+
+
+def test_an_origin_is_read() -> None:
+    assert origin_of({"resumed_from": {"step": 200, "attempt": "a"}}) == Origin(200, "a")
+    assert origin_of({"resumed_from": {"step": 200}}) == Origin(200, None)
+    assert origin_of({"resumed_from": {"step": True}}) is None
+
+
+@given(histories(), st.randoms(use_true_random=False))
+def test_with_epochs_the_line_does_not_depend_on_clocks(given: tuple[list[Committed], list[int]], luck: random.Random) -> None:
+    commits, _ = given
+    attempts = sorted({commit.attempt for commit in commits})
+    epoch_of = {attempt: number for number, attempt in enumerate(attempts, 1)}
+    told = [replace(commit, epoch=epoch_of[commit.attempt]) for commit in commits]
+    wrong = {attempt: f"{began(luck.randint(0, 23))}-{epoch_of[attempt]}" for attempt in attempts}
+
+    def set_wrong(commit: Committed) -> Committed:
+        origin = commit.origin
+        return replace(
+            commit,
+            attempt=wrong[commit.attempt],
+            origin=origin and Origin(origin.step, wrong.get(origin.attempt or "")),
+        )
+
+    assert steps([set_wrong(commit) for commit in told]) == steps(commits)

@@ -1,0 +1,43 @@
+"""Addresses as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.format.checkpoint_address import Address, named_checkpoint, parse_address
+from trainer_hook.contract import ContractError
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("s3://bucket/runs/a", Address("s3://bucket/runs/a")),
+        ("s3://bucket/runs/a/", Address("s3://bucket/runs/a/")),
+        ("s3://bucket/runs/a/checkpoint-40", Address("s3://bucket/runs/a", "checkpoint-40")),
+        ("s3://bucket/runs/a/checkpoint-40/", Address("s3://bucket/runs/a", "checkpoint-40")),
+        ("s3://bucket/final", Address("s3://bucket", "final")),
+        ("s3://bucket/checkpoint-040", Address("s3://bucket/checkpoint-040")),
+        ("s3://checkpoint-40", Address("s3://checkpoint-40")),
+        ("file:///mnt/a/checkpoint-40", Address("file:///mnt/a", "checkpoint-40")),
+    ],
+)
+def test_the_last_part_may_be_a_checkpoint(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_an_address_or_is_refused(text: str) -> None:
+    try:
+        address = parse_address(text)
+    except ContractError:
+        return
+    assert text.startswith(address.store.rstrip("/"))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [("40", "checkpoint-40"), ("0", "checkpoint-0"), ("final", "final"), ("latest", "latest"), ("٤", "٤")]
+)
+def test_a_step_alone_is_a_name(text: str, name: str) -> None:
+    assert named_checkpoint(text) == name

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.lifecycle.phases import Phase
+from sidecar.core.lifecycle.safety import Facts, Level, safety
+
+WELL = Facts(
+    phase=Phase.RUNNING,
+    trains=True,
+    sees_trainer=True,
+    durable_step=40,
+    steps_at_risk=15,
+    seconds_at_risk=60.0,
+    fits_grace=True,
+    predicted_durable_s=12.5,
+    grace_s=30.0,
+    pending=0,
+    free_share=0.5,
+)
+counts = st.integers(0, 3)
+facts = st.builds(
+    Facts,
+    phase=st.sampled_from(Phase),
+    trains=st.booleans(),
+    sees_trainer=st.booleans(),
+    durable_step=st.none() | counts,
+    steps_at_risk=st.none() | counts,
+    seconds_at_risk=st.none() | st.floats(0, 1e6),
+    fits_grace=st.none() | st.booleans(),
+    predicted_durable_s=st.none() | st.floats(0, 1e6),
+    grace_s=st.floats(0.1, 86_400),
+    pending=counts,
+    late=counts,
+    given_up=counts,
+    rejected=counts,
+    quarantined=counts,
+    trouble=st.none() | st.just("refused"),
+    lease=st.none() | st.just("waits"),
+    is_fenced=st.booleans(),
+    is_resuming=st.booleans(),
+    free_share=st.none() | st.floats(0, 1),
+)
+
+
+@given(facts)
+def test_any_situation_has_an_answer_that_is_never_safer_than_its_facts(now: Facts) -> None:
+    answer = safety(now)
+    assert answer.headline
+    assert answer.headline not in answer.reasons
+    lost = now.is_fenced or now.given_up or now.late or now.rejected or (now.trouble and (now.trains or now.pending))
+    assert (answer.level is Level.DANGER) == bool(lost)
+    if answer.level is Level.SAFE:
+        assert not answer.reasons
+        if now.trains and now.phase is Phase.RUNNING:
+            assert now.fits_grace, "an unknown or too long save is not safe"
+            assert now.sees_trainer, "without the hook there is no save at SIGTERM"
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "says"),
+    [
+        ({}, Level.SAFE, "fits the grace period"),
+        ({"fits_grace": None}, Level.UNKNOWN, "no upload was measured"),
+        ({"fits_grace": None, "durable_step": None}, Level.UNKNOWN, "no checkpoint was finished"),
+        ({"fits_grace": False, "predicted_durable_s": 41.0}, Level.ATTENTION, "takes 41 s, the grace period is 30 s"),
+        ({"seconds_at_risk": 5400.0}, Level.ATTENTION, "90 min of training are not durable"),
+        ({"trains": False, "seconds_at_risk": 5400.0}, Level.SAFE, "Nobody trains"),
+        ({"trains": False, "sees_trainer": False}, Level.UNKNOWN, "Nobody trains"),
+        ({"sees_trainer": False}, Level.UNKNOWN, "nothing is saved at SIGTERM; step 40 is durable"),
+        ({"trouble": "AccessDenied"}, Level.DANGER, "store cannot be used"),
+        ({"trouble": "AccessDenied", "trains": False}, Level.ATTENTION, "store cannot be used"),
+        ({"given_up": 1}, Level.DANGER, "One checkpoint of this run will not become durable"),
+        ({"late": 2, "phase": Phase.FLUSHING}, Level.DANGER, "2 checkpoints will probably not"),
+        ({"phase": Phase.FLUSHING, "pending": 1, "trains": False}, Level.SAFE, "fits before the deadline"),
+        ({"is_fenced": True, "lease": "another pod"}, Level.DANGER, "Another pod has taken"),
+        ({"free_share": 0.04}, Level.ATTENTION, "nearly full: 4% is free"),
+        ({"is_resuming": True}, Level.UNKNOWN, "fetched to resume"),
+    ],
+)
+def test_the_headline_says_it(change: dict[str, Any], level: Level, says: str) -> None:
+    answer = safety(replace(WELL, **change))
+    assert answer.level is level
+    assert says in answer.headline

@@ -1,0 +1,219 @@
+"""Which pod takes a prefix over, and what it waits for, on a real folder and a simulated clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable
+
+import pytest
+
+from sidecar.core.format import keys
+from sidecar.core.lifecycle.fencing import (
+    ENDING_SILENCE_S,
+    START_TOLERANCE_S,
+    Claim,
+)
+from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
+from sidecar.errors import ConfigurationError, Fenced
+from sidecar.lifecycle.run_document import claim, read
+from sidecar.store.file.store import FileStore
+from sidecar.transfer.executor import StoreExecutor
+from tests.lifecycle.pods import Pod
+
+
+async def test_a_pod_that_is_ending_is_waited_for_until_it_says_that_it_has_ended(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
+    await earlier.lease.settle()
+    earlier.deadline_in_s = 50.0
+    await earlier.lease.renew(1)
+    waited_for = []
+
+    async def beat_and_end() -> None:
+        waited_for.append(later.lease.waits_for)
+        if later.now_s < 3 * SILENCE_S:
+            await earlier.lease.renew(2)
+        else:
+            await earlier.lease.require_held()
+            await earlier.lease.release()
+
+    later.on_sleep = beat_and_end
+    await later.lease.wait_for_ending()
+    assert 3 * SILENCE_S <= later.now_s <= 3 * SILENCE_S + 2
+    assert "earlier" in waited_for[0]
+    assert later.lease.waits_for is None
+
+
+async def test_a_pod_that_died_while_it_was_ending_is_waited_for_until_it_is_silent(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
+    earlier.deadline_in_s = 500.0
+    await earlier.lease.settle()
+    await later.lease.wait_for_ending()
+    assert ENDING_SILENCE_S <= later.now_s <= ENDING_SILENCE_S + 2
+
+
+async def test_a_pod_that_is_ending_itself_leaves_the_earlier_one_half_of_its_time(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
+    earlier.deadline_in_s, later.deadline_in_s = 500.0, 40.0
+    await earlier.lease.settle()
+    later.on_sleep = functools.partial(earlier.lease.renew, 2)
+    await later.lease.wait_for_ending()
+    assert later.now_s == 20
+    await earlier.lease.require_held()
+
+
+async def test_without_a_name_an_answering_holder_is_another_job_and_a_silent_one_is_replaced(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
+    await first.lease.settle()
+    await second.lease.settle()
+    assert second.now_s >= SILENCE_S
+    third = Pod(store, executor, "third", job=None)
+    third.on_sleep = functools.partial(second.lease.renew, int(ASK_POLL_S))
+    with pytest.raises(ConfigurationError, match="is being written by another job"):
+        await third.lease.settle()
+    assert read(store).holder == "second"
+
+
+async def test_of_many_that_take_over_at_once_one_holds_the_prefix_in_the_end(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    pods = [Pod(store, executor, f"pod-{number}") for number in range(8)]
+    await asyncio.gather(*(pod.lease.settle() for pod in pods), return_exceptions=True)
+    held = await asyncio.gather(*(pod.lease.require_held() for pod in pods), return_exceptions=True)
+    assert sum(each is None for each in held if not isinstance(each, Fenced)) == 1
+
+
+async def test_a_pod_that_was_cut_off_before_its_first_claim_does_not_fence_its_replacement(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
+    earlier.started_s = 2 * START_TOLERANCE_S
+    await later.lease.settle()
+    with pytest.raises(Fenced, match=r"a later pod of this job \(later\)"):
+        await earlier.lease.settle()
+    await later.lease.require_held()
+    again = Pod(store, executor, "earlier")  # its sidecar starts again, and the pod is as old as before
+    again.started_s = 3 * START_TOLERANCE_S
+    with pytest.raises(Fenced):
+        await again.lease.settle()
+    assert read(store).holder == "later"
+    assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, later.lease._holder.id).key]
+
+
+async def test_a_pod_that_started_after_one_that_was_cut_off_takes_over_from_its_late_claim(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
+    earlier.started_s, later.started_s = 1000.0, 500.0
+    await earlier.lease.settle()
+    await later.lease.settle()
+    await later.lease.require_held()
+    assert read(store).holder == "later"
+
+
+class CutOff:
+    """A store whose requests of one pod wait at one point, while another pod acts."""
+
+    def __init__(self, store: FileStore, at: int, act: Callable[[], None]) -> None:
+        self._store, self._left, self._act = store, at, act
+
+    def __getattr__(self, name: str) -> object:
+        method = getattr(self._store, name)
+        if name not in ("put", "get", "list", "delete"):
+            return method
+
+        def call(*args: object, **kwargs: object) -> object:
+            if self._left == 0:
+                self._act()
+            self._left -= 1
+            return method(*args, **kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize("at", range(13))
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_of_two_pods_the_later_one_holds_the_prefix_wherever_the_earlier_one_is_cut_off(
+    store: FileStore, executor: StoreExecutor, at: int, is_held: bool
+) -> None:
+    """The earlier pod starts, is cut off at its n-th request, its replacement starts and trains, and its network heals."""
+    if is_held:
+        await Pod(store, executor, "first").lease.settle()
+    claim(store, run_id=None, job="team/train")
+    loop = asyncio.get_running_loop()
+    later = Pod(store, executor, "later")
+    ages = [0.0]
+
+    def replaces() -> None:
+        ages[0] = 100 * START_TOLERANCE_S
+        asyncio.run_coroutine_threadsafe(later.lease.settle(), loop).result()
+
+    cut_off = CutOff(store, 99, replaces)
+    earlier = Pod(cut_off, executor, "earlier")  # type: ignore[arg-type]
+    cut_off._left = at
+    earlier.age_s = lambda: ages[0]  # type: ignore[method-assign]
+    earlier.lease._documents._age_s = lambda: ages[0]
+    with contextlib.suppress(Fenced):
+        await earlier.lease.wait_for_ending()
+        await earlier.lease.settle()
+        await earlier.lease.require_held()
+    if not later.lease.is_held:  # the earlier one was never cut off
+        assert cut_off._left >= 0
+        return
+    await later.lease.require_held()
+    await later.lease.renew(round(CHECK_S))
+    assert read(store).holder == "later"
+    with pytest.raises(Fenced):
+        await earlier.lease.require_held()
+    again = Pod(store, executor, "earlier")
+    again.started_s = 200 * START_TOLERANCE_S
+    with pytest.raises(Fenced):
+        await again.lease.settle()
+    await later.lease.require_held()
+
+
+async def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(store: FileStore, executor: StoreExecutor) -> None:
+    """Each request takes 15 s: the earlier pod gives a sign of life every 47 s."""
+    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
+    await earlier.lease.settle()
+    earlier.deadline_in_s = 300.0
+
+    class Slow:
+        def __init__(self, pod: Pod) -> None:
+            self.pod = pod
+
+        def __getattr__(self, name: str) -> object:
+            method = getattr(store, name)
+
+            def call(*args: object, **kwargs: object) -> object:
+                self.pod.now_s += 15 if args[0] == keys.RUN else 0
+                return method(*args, **kwargs)
+
+            return call if name in ("get", "put") else method
+
+    earlier.lease._documents._store, later.lease._documents._store = Slow(earlier), Slow(later)  # type: ignore[assignment]
+    await earlier.lease.renew(1)
+    next_s = earlier.now_s
+
+    async def flushes() -> None:
+        nonlocal next_s
+        if later.now_s >= next_s and earlier.deadline_in_s:
+            await earlier.lease.renew(2)
+            next_s = later.now_s + 47
+        if later.now_s > 250 and not earlier.lease._is_released:
+            await earlier.lease.require_held()
+            await earlier.lease.release()
+
+    later.on_sleep = flushes
+    await later.lease.wait_for_ending()
+    assert later.now_s > 250
+    assert earlier.lease._is_released

@@ -1,0 +1,141 @@
+"""What retention may delete, in the moment in which it does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from sidecar.core.schedule.order import superseded
+from sidecar.daemon.services import Services
+from tests.catalog.test_volume_trouble import new_life
+from tests.process.sidecar_process import write_checkpoint
+
+
+async def durable(services: Services, *steps: int) -> None:
+    for step in steps:
+        write_checkpoint(services.settings.dir, f"checkpoint-{step}", {"m": b"v1"}, {})
+    await services.scanner.scan()
+    for step in steps:
+        tracked = services.catalog.get(f"checkpoint-{step}")
+        assert tracked
+        services.catalog.durable(tracked, at_s=time.time())
+
+
+def on_volume(services: Services) -> set[str]:
+    return set(services.volume.names())
+
+
+def test_what_is_durable_and_not_to_be_kept_goes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume", CKPT_KEEP_LOCAL="2")
+        await durable(services, 10, 20, 30)
+        await services.cleaner.clean_volume()
+        assert on_volume(services) == {"checkpoint-20", "checkpoint-30"}
+
+    asyncio.run(scenario())
+
+
+def test_room_is_made_of_what_is_durable_oldest_first_and_of_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume", CKPT_KEEP_LOCAL="9")
+        await durable(services, 10, 20)
+        write_checkpoint(tmp_path / "volume", "checkpoint-30", {"m": b"v1"}, {})
+        write_checkpoint(tmp_path / "volume", "checkpoint-5", {"m": b"v1"}, {"meta": {"owner": "script"}})
+        await services.scanner.scan()
+        own = services.catalog.get("checkpoint-5")
+        assert own
+        services.catalog.durable(own, at_s=time.time())
+        cleaner = services.cleaner
+        monkeypatch.setattr(services.volume, "free_bytes", lambda: 100)
+        assert await cleaner.make_room(100) == []
+        assert await cleaner.make_room(101) == ["checkpoint-10"]
+        assert await cleaner.make_room(10_000) == ["checkpoint-20"], "also the newest: it is in the store"
+        assert on_volume(services) == {"checkpoint-5", "checkpoint-30"}
+
+    asyncio.run(scenario())
+
+
+def test_a_version_that_nobody_has_seen_yet_is_not_deleted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume", CKPT_KEEP_LOCAL="2")
+        await durable(services, 10, 20, 30)
+        (tmp_path / "volume/checkpoint-10/.complete").unlink()
+        write_checkpoint(tmp_path / "volume", "checkpoint-10", {"m": b"v2"}, {"meta": {"second": True}})
+        await services.cleaner.clean_volume()
+        assert "checkpoint-10" in on_volume(services)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_handed_out_after_the_plan_was_made_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume", CKPT_KEEP_LOCAL="1")
+        await durable(services, 10, 20, 30)
+        real, deleted = services.volume.delete, []
+
+        def delete(name: str) -> None:
+            [other] = {"checkpoint-10", "checkpoint-20"} - {name}
+            monkeypatch.setattr(services.resume_service, "is_in_use", lambda name: name == other)
+            deleted.append(name)
+            real(name)
+
+        monkeypatch.setattr(services.volume, "delete", delete)
+        await services.cleaner.clean_volume()
+        assert len(deleted) == 1
+
+    asyncio.run(scenario())
+
+
+def test_after_a_run_went_back_the_newest_durable_one_is_what_it_saved_last(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        await durable(services, 300, 400)
+        write_checkpoint(tmp_path / "volume", "checkpoint-210", {"m": b"v2"}, {"attempt": "b"})
+        write_checkpoint(tmp_path / "volume", "checkpoint-390", {"m": b"v1"}, {"created_at": "2026-01-01T00:00:00Z"})
+        await services.scanner.scan()
+        back, late = services.catalog.get("checkpoint-210"), services.catalog.get("checkpoint-390")
+        assert back
+        assert late
+        assert services.catalog.is_after_newest_durable(back), "a durable 400 does not supersede it"
+        assert not services.catalog.is_after_newest_durable(late)
+        services.catalog.durable(late, at_s=time.time())
+        assert services.catalog.newest_durable_step == 400
+        services.catalog.durable(back, at_s=time.time())
+        assert services.catalog.newest_durable_step == 210
+
+    asyncio.run(scenario())
+
+
+def test_what_an_earlier_attempt_committed_late_leaves_the_newest_of_the_present_one(tmp_path: Path) -> None:
+    """In a job of several nodes, where the last part of an abandoned line may come after the commits of the present one."""
+
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        for step, attempt in ((10, "c"), (20, "c"), (30, "b")):
+            marker = {"attempt": f"20260101T00000{'bc'.index(attempt)}Z-{attempt}", "created_at": f"2026-01-01T00:00:{step}Z"}
+            write_checkpoint(tmp_path / "volume", f"checkpoint-{step}", {"m": b"x"}, marker)
+        await services.scanner.scan()
+        for step in (20, 30, 10):
+            tracked = services.catalog.get(f"checkpoint-{step}")
+            assert tracked
+            services.catalog.durable(tracked, at_s=time.time())
+            assert services.catalog.newest_durable_step == 20
+
+    asyncio.run(scenario())
+
+
+def test_final_is_superseded_by_no_step_whatever_its_marker_says(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        write_checkpoint(tmp_path / "volume", "final", {"m": b"best"}, {"step": 15})
+        await services.scanner.scan()
+        tracked = services.catalog.get("final")
+        assert tracked
+        assert superseded([tracked.waiting], newest_committed_step=20) == []
+
+    asyncio.run(scenario())

@@ -1,0 +1,94 @@
+"""Certificates, and endpoints that do not speak S3 at all."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sidecar.errors import (
+    AccessRefused,
+    StoreUnavailable,
+)
+from sidecar.store.protocol import Verification
+from tests import servers
+from tests.servers import Proxy
+from tests.store.s3.conftest import Opener, always
+
+
+def test_an_unknown_certificate_is_refused_until_it_is_trusted(opener: Opener, moto: str, tmp_path: Path) -> None:
+    context, certificate = servers.self_signed(tmp_path)
+    with Proxy(moto, tls=context).running() as endpoint:
+        with pytest.raises(AccessRefused, match=r"not trusted.*CKPT_CA_BUNDLE"):
+            opener(endpoint).probe()
+        trusting = opener(endpoint, ca_bundle=certificate)
+        assert trusting.probe().verification is Verification.MD5
+        assert trusting.put("k", b"x").size_bytes == 1
+
+
+@pytest.mark.parametrize(("from_days", "to_days"), [(1, 30), (-30, -1)], ids=["not yet valid", "expired"])
+def test_a_certificate_that_is_not_valid_by_this_clock_is_tried_again(
+    opener: Opener, tmp_path: Path, from_days: int, to_days: int
+) -> None:
+    context, certificate = servers.self_signed(tmp_path, from_days=from_days, to_days=to_days)
+    store = Proxy(None, tls=context)
+    with store.running() as endpoint, pytest.raises(StoreUnavailable, match=r"not valid now.*NTP.*tried again"):
+        opener(endpoint, ca_bundle=certificate).probe()
+
+
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS request")
+def test_verification_of_the_certificate_can_be_switched_off(opener: Opener, moto: str, tmp_path: Path) -> None:
+    context, _ = servers.self_signed(tmp_path)
+    with Proxy(moto, tls=context).running() as endpoint:
+        assert opener(endpoint, verify_tls=False).put("k", b"x").size_bytes == 1
+
+
+def test_https_spoken_to_a_plain_server_is_named(opener: Opener, moto: str) -> None:
+    with pytest.raises(AccessRefused, match="https where the store speaks http"):
+        opener(moto.replace("http:", "https:")).probe()
+
+
+def test_http_spoken_to_a_tls_server_is_named(opener: Opener, tmp_path: Path) -> None:
+    said = b"<html><body>The plain HTTP request was sent to HTTPS port</body></html>"  # as nginx says it
+    with (
+        always((400, {"Content-Type": "text/html"}, said)).running() as endpoint,
+        pytest.raises(AccessRefused, match="http or https right"),
+    ):
+        opener(endpoint).probe()
+    context, _ = servers.self_signed(tmp_path)
+    with Proxy(tls=context).running() as endpoint, pytest.raises((AccessRefused, StoreUnavailable)):
+        opener(endpoint.replace("https:", "http:")).probe()
+
+
+def test_what_does_not_speak_http_is_named(opener: Opener) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _address = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(AccessRefused, match="does not speak S3"):
+            opener(f"http://127.0.0.1:{server.getsockname()[1]}").get("k")
+        thread.join()
+
+
+def test_what_answers_everything_with_a_page_is_named(opener: Opener) -> None:
+    with always((200, {"Content-Type": "text/html"}, b"<html><body>Welcome</body></html>")).running() as endpoint:
+        store = opener(endpoint)
+        asked: list[Callable[[], object]] = [
+            lambda: list(store.list("")),
+            lambda: list(store.pending_uploads("")),
+            lambda: list(store.list_parts("k", "u")),
+            lambda: store.begin_upload("k"),
+            lambda: store.complete_upload("k", "u", [], crc64nvme=0),
+        ]
+        for ask in asked:
+            with pytest.raises(AccessRefused, match="does not speak S3"):
+                ask()

@@ -1,0 +1,52 @@
+"""An executor whose patience ends: a person waits for the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sidecar.errors import AccessRefused, StoreError, StoreUnavailable
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.transfer.health import Health
+from sidecar.transfer.rate_gate import RateGate
+
+
+@contextmanager
+def executor(patience_s: float | None) -> Iterator[StoreExecutor]:
+    running = StoreExecutor(concurrency=1, gate=RateGate(None), health=Health(), patience_s=patience_s)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize(("patience_s", "error", "most"), [(0.0, StoreUnavailable("away"), 1), (60.0, AccessRefused("no"), 1)])
+async def test_a_request_is_given_up_when_patience_is_over_and_a_refusal_at_once(
+    patience_s: float, error: StoreError, most: int
+) -> None:
+    calls = []
+
+    def fails() -> None:
+        calls.append(1)
+        raise error
+
+    with executor(patience_s) as running:
+        with pytest.raises(type(error)):
+            await running.persistently(fails)
+        assert running.health.trouble == str(error)
+    assert len(calls) == most
+
+
+async def test_a_request_that_recovers_within_the_patience_is_answered() -> None:
+    calls = []
+
+    def recovers() -> int:
+        calls.append(1)
+        if len(calls) < 2:
+            raise StoreUnavailable("away")
+        return 7
+
+    with executor(30.0) as running:
+        assert await running.persistently(recovers) == 7

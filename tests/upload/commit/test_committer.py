@@ -1,0 +1,214 @@
+"""The documents of a checkpoint in the store, as several nodes write and take them back at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterable
+
+import pytest
+
+from sidecar.core.commit.commit import ReadyToCommit, Reupload, Wait
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.found_checkpoint import Finished, FoundFile
+from sidecar.core.format.manifest import FileEntry
+from sidecar.errors import StoreUnavailable
+from sidecar.transfer.executor import StoreExecutor
+from sidecar.transfer.health import Health
+from sidecar.transfer.rate_gate import RateGate
+from sidecar.upload.commit.committer import Committer, manifest_of
+from tests.store.memory import MemoryStore
+from trainer_hook.contract import Node
+
+NAME = "checkpoint-20"
+COMMIT = keys.commit(NAME)
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[StoreExecutor]:
+    running = StoreExecutor(concurrency=2, gate=RateGate(None), health=Health())
+    yield running
+    running.close()
+
+
+class Pod:
+    """One node's part of a step, sent in whole by one call."""
+
+    def __init__(self, store: MemoryStore, executor: StoreExecutor, index: int, count: int = 2) -> None:
+        self.store, self.node = store, Node(index, count)
+        self.committer = Committer(store, executor)
+
+    def checkpoint(self, attempt: str) -> Finished:
+        return Finished(NAME, "v", 20, "periodic", attempt, self.node, 1.8e9, None, (), {})
+
+    def key(self, attempt: str) -> str:
+        return keys.manifest(NAME, attempt, self.node)
+
+    async def publish(self, content: bytes, attempt: str, *, path: str | None = None) -> None:
+        path = path or f"shard-{self.node.index}"
+        key = keys.shared_file(NAME, path)
+        etag = self.store.put(key, content).etag
+        crc = checksum.to_text(checksum.checksum(content))
+        entry = FileEntry(path=path, key=key, size_bytes=len(content), crc64nvme=crc, etag=etag)
+        await self.committer.publish_manifest(manifest_of(self.checkpoint(attempt), [entry]))
+
+
+class HeldDelete(MemoryStore):
+    """Holds the deletion of one key back until told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_key: str | None = None
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = list(keys)
+        if self.held_key in wanted:
+            self.held_key = None
+            self.reached.set()
+            self.go_on.wait(20)
+        super().delete(wanted)
+
+
+async def test_a_node_that_makes_way_late_leaves_what_the_others_published_meanwhile(executor: StoreExecutor) -> None:
+    store = HeldDelete()
+    fast, slow = (Pod(store, executor, index) for index in (0, 1))
+    for pod in (fast, slow):
+        await pod.publish(b"old", "a")
+    assert isinstance(await fast.committer.try_commit(fast.checkpoint("a")), ReadyToCommit)
+
+    store.held_key = keys.commit(NAME)
+    late = asyncio.create_task(slow.committer.revoke_commit(NAME))
+    await asyncio.to_thread(store.reached.wait, 10)
+    await fast.committer.revoke_commit(NAME)
+    await fast.publish(b"new", "b")
+    store.go_on.set()
+    await late
+    await slow.publish(b"new", "b")
+
+    assert isinstance(await slow.committer.try_commit(slow.checkpoint("b")), ReadyToCommit)
+    assert store.get(fast.key("b"))
+
+
+async def test_a_node_whose_manifest_was_taken_publishes_it_again(executor: StoreExecutor) -> None:
+    store = MemoryStore()
+    pod = Pod(store, executor, 0, count=1)
+    await pod.publish(b"new", "b")
+    store.delete([pod.key("b")])
+    decision = await pod.committer.try_commit(pod.checkpoint("b"))
+    assert isinstance(decision, Reupload)
+    assert not decision.files
+
+
+async def test_no_commit_mixes_a_part_that_is_written_again_with_old_parts_of_the_others(executor: StoreExecutor) -> None:
+    store = MemoryStore()
+    pods = [Pod(store, executor, index, count=3) for index in range(3)]
+    for pod in pods:
+        await pod.publish(b"v1", "a")
+    assert isinstance(await pods[0].committer.try_commit(pods[0].checkpoint("a")), ReadyToCommit)
+
+    await pods[0].committer.revoke_commit(NAME)
+    await pods[0].publish(b"v2", "a")
+    assert await pods[0].committer.try_commit(pods[0].checkpoint("a")) == Wait("waiting for node 1, 2 of 3")
+    await pods[2].publish(b"v2", "a")
+    assert await pods[2].committer.try_commit(pods[2].checkpoint("a")) == Wait("waiting for node 1 of 3")
+    await pods[1].publish(b"v2", "a")
+    assert isinstance(await pods[1].committer.try_commit(pods[1].checkpoint("a")), ReadyToCommit)
+    assert {store.get(keys.shared_file(NAME, f"shard-{index}")) for index in range(3)} == {b"v2"}
+
+
+async def test_a_commit_that_cannot_be_read_is_taken_back_with_every_manifest(executor: StoreExecutor) -> None:
+    store = MemoryStore()
+    pod = Pod(store, executor, 0)
+    await pod.publish(b"v1", "a")
+    store.put(keys.commit(NAME), b"{")
+    await pod.committer.revoke_commit(NAME)
+    assert [stored.key for stored in store.list(keys.folder(NAME))] == [keys.shared_file(NAME, "shard-0")]
+
+
+async def test_a_commit_sweeps_what_nobody_names_and_nothing_of_an_attempt_that_is_at_work(executor: StoreExecutor) -> None:
+    store = MemoryStore()
+    ours, theirs = Pod(store, executor, 0, count=1), Pod(store, executor, 1)
+    await theirs.publish(b"theirs", "later", path="theirs")
+    store.put(keys.shared_file(NAME, "nobody's"), b"left over")
+    store.put(keys.manifest(NAME, "a", Node(0, 9)), b"of a job of another size")
+    await ours.publish(b"ours", "a", path="ours")
+    assert isinstance(await ours.committer.try_commit(ours.checkpoint("a")), ReadyToCommit)
+    await ours.committer.sweep(ours.checkpoint("a"))
+    assert {stored.key for stored in store.list(keys.folder(NAME))} == {
+        keys.commit(NAME),
+        ours.key("a"),
+        theirs.key("later"),
+        keys.shared_file(NAME, "ours"),
+        keys.shared_file(NAME, "theirs"),
+    }
+
+
+def finished(node: Node, *, save_id: str | None = "1") -> Finished:
+    files = (FoundFile(f"shard-{node.index}", 2, 0, 0),)
+    return Finished(NAME, "v", 20, "periodic", "a", node, 1.8e9, None, files, {}, save_id=save_id)
+
+
+async def test_what_a_late_request_hit_after_the_commit_is_found_and_taken_back(executor: StoreExecutor) -> None:
+    store = MemoryStore()
+    pod = Pod(store, executor, 0, count=1)
+    checkpoint = finished(pod.node, save_id=None)
+    await pod.publish(b"v1", "a")
+    assert isinstance(await pod.committer.try_commit(checkpoint), ReadyToCommit)
+    assert await pod.committer.is_still_committed(checkpoint, thoroughly=True)
+    store.put(keys.shared_file(NAME, "shard-0"), b"v1")  # the same again, under another etag
+    assert await pod.committer.is_still_committed(checkpoint, thoroughly=True)
+    store.put(keys.shared_file(NAME, "shard-0"), b"zz")
+    assert not await pod.committer.is_still_committed(checkpoint, thoroughly=True)
+    assert keys.commit(NAME) not in {stored.key for stored in store.list("")}
+    assert not await pod.committer.is_still_committed(checkpoint, thoroughly=False)
+
+
+async def test_a_step_that_somebody_deleted_is_not_sent_again(executor: StoreExecutor) -> None:
+    store = MemoryStore()
+    pod = Pod(store, executor, 0, count=1)
+    await pod.publish(b"v1", "a")
+    assert isinstance(await pod.committer.try_commit(finished(pod.node, save_id=None)), ReadyToCommit)
+    store.delete([stored.key for stored in list(store.list(""))])
+    assert await pod.committer.is_still_committed(finished(pod.node, save_id=None), thoroughly=False)
+
+
+async def test_another_commit_than_the_one_that_was_judged_stays(executor: StoreExecutor) -> None:
+    store = MemoryStore()
+    pod = Pod(store, executor, 0, count=1)
+    await pod.publish(b"v1", "a")
+    await pod.committer.try_commit(pod.checkpoint("a"))
+    judged = await pod.committer.stored_commit(NAME)
+    await pod.committer.revoke_commit(NAME)
+    await pod.publish(b"v2", "b")
+    await pod.committer.try_commit(pod.checkpoint("b"))
+    assert not await pod.committer.revoke_commit(NAME, judged=judged)
+    assert await pod.committer.stored_commit(NAME) is not None
+
+
+class LostAnswer(MemoryStore):
+    """Deletes a commit, and does not say so; before it is asked again, another node commits the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.theirs = b""
+
+    def delete(self, keys: Iterable[str]) -> None:
+        wanted = list(keys)
+        super().delete(wanted)
+        if self.theirs and wanted == [COMMIT]:
+            self.put(COMMIT, self.theirs)
+            self.theirs = b""
+            raise StoreUnavailable("the answer was lost")
+
+
+async def test_a_deletion_that_is_tried_again_leaves_what_another_node_committed_meanwhile(executor: StoreExecutor) -> None:
+    store = LostAnswer()
+    pod = Pod(store, executor, 0, count=1)
+    await pod.publish(b"v1", "a")
+    await pod.committer.try_commit(pod.checkpoint("a"))
+    judged = await pod.committer.stored_commit(NAME)
+    theirs = store.theirs = store.get(COMMIT).replace(b'"a"', b'"b"')
+    assert not await pod.committer.revoke_commit(NAME, judged=judged)
+    assert store.get(COMMIT) == theirs
+    assert pod.key("a") in [stored.key for stored in store.list("")]

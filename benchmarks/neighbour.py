@@ -27,21 +27,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import ours, stores, work
-from benchmarks.stores import BUCKET, Store
+from benchmarks.stores import BUCKET, StoreServer
 from benchmarks.transfer import PEERS_PYTHON, ROOT
 
 ALONE, BESIDE, INSIDE = "alone", "beside the sidecar", "with s3fs in a thread"
 
 
 @dataclass(frozen=True)
-class Pace:
+class Rates:
     """Rates of one run of the training loop."""
 
     steps_per_s: float
     uploads_per_s: float = 0.0
 
 
-def train(store: Store, options: argparse.Namespace, uploading: Path | None = None) -> Pace:
+def train(store: StoreServer, options: argparse.Namespace, uploading: Path | None = None) -> Rates:
     """Run the training loop; with ``uploading``, it uploads that folder meanwhile."""
     where = [store.endpoint, BUCKET, "inside", str(uploading)] if uploading else []
     command = [str(options.peers_python), "-m", "benchmarks.neighbour_trainer", str(options.seconds), *where]
@@ -49,15 +49,15 @@ def train(store: Store, options: argparse.Namespace, uploading: Path | None = No
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{options.peers_python} needs torch and s3fs: make bench-peers")
-    return Pace(**json.loads(done.stdout.splitlines()[-1]))
+    return Rates(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def train_beside(store: Store, options: argparse.Namespace, prefix: str, files: Path, scratch: Path) -> Pace:
+def train_beside(store: StoreServer, options: argparse.Namespace, prefix: str, files: Path, scratch: Path) -> Rates:
     """Run the training loop while a sidecar uploads."""
     with ours.running(store, prefix, scratch, CKPT_RESUME="off") as sidecar, _publishing(sidecar, files) as uploaded:
         began_s = time.monotonic()
-        pace = train(store, options)
-        return Pace(pace.steps_per_s, len(uploaded) / (uploaded[-1] - began_s) if uploaded else 0.0)
+        rates = train(store, options)
+        return Rates(rates.steps_per_s, len(uploaded) / (uploaded[-1] - began_s) if uploaded else 0.0)
 
 
 @contextlib.contextmanager
@@ -81,9 +81,9 @@ def _publishing(sidecar: ours.Sidecar, files: Path) -> Iterator[list[float]]:
         thread.join()
 
 
-def measured(options: argparse.Namespace) -> dict[str, list[Pace]]:
+def measured(options: argparse.Namespace) -> dict[str, list[Rates]]:
     """Run the three in turns."""
-    paces: dict[str, list[Pace]] = {ALONE: [], BESIDE: [], INSIDE: []}
+    by_mode: dict[str, list[Rates]] = {ALONE: [], BESIDE: [], INSIDE: []}
     memory = work.memory_folder(options.mib * work.MIB)
     with tempfile.TemporaryDirectory(dir=memory, prefix="bench-") as folder:
         files, scratch = Path(folder, "files"), Path(folder, "scratch")
@@ -91,21 +91,21 @@ def measured(options: argparse.Namespace) -> dict[str, list[Pace]]:
         scratch.mkdir()
         with stores.opened(options.store, mbit_per_s=options.mbit) as store:
             for number in range(options.rounds):
-                paces[ALONE].append(train(store, options))
-                paces[BESIDE].append(train_beside(store, options, f"beside-{number}", files, scratch))
-                paces[INSIDE].append(train(store, options, files))
-    return paces
+                by_mode[ALONE].append(train(store, options))
+                by_mode[BESIDE].append(train_beside(store, options, f"beside-{number}", files, scratch))
+                by_mode[INSIDE].append(train(store, options, files))
+    return by_mode
 
 
-def table(paces: dict[str, list[Pace]], mib: int) -> str:
+def table(by_mode: dict[str, list[Rates]], mib: int) -> str:
     """Return medians, and the loss compared with training alone in the same round."""
     lines = [f"{'training':<24}{'steps/s':>10}{'slowdown':>10}{'uploads':>14}"]
-    for name, runs in paces.items():
-        steps_per_s = statistics.median(pace.steps_per_s for pace in runs)
+    for name, runs in by_mode.items():
+        steps_per_s = statistics.median(rates.steps_per_s for rates in runs)
         slowdown = statistics.median(
-            1 - run.steps_per_s / alone.steps_per_s for run, alone in zip(runs, paces[ALONE], strict=True)
+            1 - run.steps_per_s / alone.steps_per_s for run, alone in zip(runs, by_mode[ALONE], strict=True)
         )
-        mib_per_s = mib * statistics.median(pace.uploads_per_s for pace in runs)
+        mib_per_s = mib * statistics.median(rates.uploads_per_s for rates in runs)
         lines.append(f"{name:<24}{steps_per_s:>10.1f}{slowdown:>10.1%}{mib_per_s:>8.0f} MiB/s")
     return "\n".join(lines)
 
@@ -126,10 +126,12 @@ def main() -> None:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.chdir(ROOT)
-    paces = measured(options)
-    print(table(paces, options.mib))
+    by_mode = measured(options)
+    print(table(by_mode, options.mib))
     if options.json:
-        options.json.write_text(json.dumps({name: [asdict(pace) for pace in runs] for name, runs in paces.items()}, indent=1))
+        options.json.write_text(
+            json.dumps({name: [asdict(rates) for rates in runs] for name, runs in by_mode.items()}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cost import LONGEST_S, Cost, Failed
-from benchmarks.stores import BUCKET, Store, free_port
+from benchmarks.stores import BUCKET, StoreServer, free_port
 
 CHECKPOINT = "checkpoint-1"
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def upload(store: Store, prefix: str, files: Path, scratch: Path, **settings: str) -> Cost:
+def upload(store: StoreServer, prefix: str, files: Path, scratch: Path, **settings: str) -> Cost:
     """Let a sidecar make a checkpoint durable: from the marker to the commit."""
     with running(store, prefix, scratch, CKPT_RESUME="off", **settings) as sidecar:
         return sidecar.publish(files, CHECKPOINT)
 
 
-def download(store: Store, prefix: str, scratch: Path, check: Callable[[Path], None]) -> Cost:
+def download(store: StoreServer, prefix: str, scratch: Path, check: Callable[[Path], None]) -> Cost:
     """Let a sidecar bring the newest checkpoint to an empty volume: from the request to ready; ``check`` gets its folder."""
     with running(store, prefix, scratch, CKPT_RESUME="on-demand") as sidecar:
         cost = sidecar.resume()
@@ -38,7 +38,7 @@ def download(store: Store, prefix: str, scratch: Path, check: Callable[[Path], N
 
 
 @contextlib.contextmanager
-def running(store: Store, prefix: str, scratch: Path, **settings: str) -> Iterator[Sidecar]:
+def running(store: StoreServer, prefix: str, scratch: Path, **settings: str) -> Iterator[Sidecar]:
     """Run a sidecar on an empty volume in ``scratch`` until the context ends."""
     sidecar = Sidecar(store, prefix, scratch, settings)
     try:
@@ -53,7 +53,7 @@ def running(store: Store, prefix: str, scratch: Path, **settings: str) -> Iterat
 class Sidecar:
     """``checkpoint-sidecar run`` as a child process."""
 
-    def __init__(self, store: Store, prefix: str, scratch: Path, settings: dict[str, str]) -> None:
+    def __init__(self, store: StoreServer, prefix: str, scratch: Path, settings: dict[str, str]) -> None:
         self.volume = scratch / "volume"
         self.volume.mkdir()
         self._port = free_port()

@@ -21,16 +21,16 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from sidecar.core.commit.commit import Ready, Reupload
+from sidecar.core.commit.commit import ReadyToCommit, Reupload
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry, decode_commit
 from sidecar.errors import StoreUnavailable
 from sidecar.repository import documents
-from sidecar.store.memory import MemoryStore
 from sidecar.store.protocol import Stored
 from sidecar.upload.commit.committer import Committer, manifest_of
 from tests.simulation.world import Faults, Request, Sleep, Together, World
+from tests.store.memory import MemoryStore
 from trainer_hook.contract import Node
 
 NAME, ATTEMPT = "checkpoint-20", "20270115T080000Z-a1"
@@ -111,7 +111,7 @@ class LimitedStore(MemoryStore):
         super().delete(gone)
 
 
-class Transfers:
+class SimulatedExecutor:
     """``sidecar.transfer.executor.StoreExecutor`` on the simulated clock, with the same number of threads."""
 
     def __init__(self, world: World, store: LimitedStore) -> None:
@@ -169,7 +169,7 @@ def simulate(nodes: int, *, dead: float) -> dict[str, Any]:
     store.counting = True
 
     async def live(checkpoint: Finished, entries: list[FileEntry], *, dies: bool) -> None:
-        committer = Committer(store, Transfers(world, store), clock=world.clock, sleep=Sleep)  # type: ignore[arg-type]
+        committer = Committer(store, SimulatedExecutor(world, store), clock=world.clock, sleep=Sleep)  # type: ignore[arg-type]
         await committer.publish_manifest(manifest_of(checkpoint, entries))
         if dies:
             return
@@ -177,7 +177,7 @@ def simulate(nodes: int, *, dead: float) -> dict[str, Any]:
             decision = await committer.try_commit(checkpoint)
             if seen["committed_s"] is None and keys.commit(NAME) in store._objects:
                 seen["committed_s"] = world.now_s
-            if isinstance(decision, Ready):
+            if isinstance(decision, ReadyToCommit):
                 seen["durable_s"].append(world.now_s)
                 return
             assert not isinstance(decision, Reupload), decision

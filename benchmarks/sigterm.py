@@ -25,7 +25,7 @@ from pathlib import Path
 
 from benchmarks import ours, stores, work
 from benchmarks.cost import NOT_INSTALLED, Failed
-from benchmarks.stores import BUCKET, LINK_MBIT_PER_S, LINK_ROUND_TRIP_MS, Store
+from benchmarks.stores import BUCKET, LINK_MBIT_PER_S, LINK_ROUND_TRIP_MS, StoreServer
 from benchmarks.transfer import PEERS_PYTHON, ROOT
 
 SITUATIONS = {"idle": 0, "half-sent": 1, "backlog": 3}
@@ -36,7 +36,7 @@ LAST = "checkpoint-99"
 TRIAL_MBIT_PER_S, TRIAL_GRACE_S = 400, 8.0
 
 
-def by_us(store: Store, prefix: str, source: Path, scratch: Path, *, older: int, half_s: float) -> float:
+def by_us(store: StoreServer, prefix: str, source: Path, scratch: Path, *, older: int, half_s: float) -> float:
     """Return the seconds from the notice to the commit."""
     with ours.running(store, prefix, scratch, CKPT_RESUME="off", CKPT_GRACE_SECONDS="600") as sidecar:
         for number in range(older):
@@ -53,7 +53,7 @@ def by_us(store: Store, prefix: str, source: Path, scratch: Path, *, older: int,
         return sidecar.committed_at_s(LAST) - told_s
 
 
-def by_them(store: Store, prefix: str, source: Path, scratch: Path, *, older: int, half_s: float, python: Path) -> float:
+def by_them(store: StoreServer, prefix: str, source: Path, scratch: Path, *, older: int, half_s: float, python: Path) -> float:
     """Return the seconds from SIGTERM until the last checkpoint is durable."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         module = [str(python), "-m", "benchmarks.peers.kubeflow"]
@@ -72,7 +72,7 @@ def by_them(store: Store, prefix: str, source: Path, scratch: Path, *, older: in
             return float(training.stdout.readline()) - told_s
 
 
-def trial(store: Store, prefix: str, scratch: Path, rng: random.Random) -> tuple[bool, str]:
+def trial(store: StoreServer, prefix: str, scratch: Path, rng: random.Random) -> tuple[bool, str]:
     """Run with a grace period that fits only one of two; return whether the right one is durable, and the expectation."""
     room = (TRIAL_GRACE_S - 0.5) * TRIAL_MBIT_PER_S * 1e6 / 8
     newer_fits = rng.random() < 0.5

@@ -37,7 +37,7 @@ WHAT = {
 
 
 @dataclass(frozen=True)
-class Run:
+class StallRun:
     """Times of one training process, in seconds per save."""
 
     mode: str
@@ -51,7 +51,7 @@ class Run:
     """SHA-256 of the files of the last checkpoint."""
 
 
-def run(mode: str, size_gb: float, options: argparse.Namespace) -> Run:
+def run(mode: str, size_gb: float, options: argparse.Namespace) -> StallRun:
     """Train in a process of its own, with an empty volume."""
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="stall-") as folder:
         volume = Path(folder, "volume")
@@ -74,7 +74,7 @@ def run(mode: str, size_gb: float, options: argparse.Namespace) -> Run:
         return _run_of(mode, json.loads(done.stdout.splitlines()[-1]), options.every, volume)
 
 
-def _run_of(mode: str, told: dict[str, Any], every: int, volume: Path) -> Run:
+def _run_of(mode: str, told: dict[str, Any], every: int, volume: Path) -> StallRun:
     steps_s: list[float] = told["steps_s"]
     held = {int(step): seconds for step, seconds in told["held_s"].items()}
     usual_s = statistics.median(sorted(steps_s)[: max(1, len(steps_s) // 2)])
@@ -87,10 +87,10 @@ def _run_of(mode: str, told: dict[str, Any], every: int, volume: Path) -> Run:
         with path.open("rb") as file:
             digests[str(path.relative_to(volume))] = hashlib.file_digest(file, "sha256").hexdigest()
     device, size = str(told["device"]), int(told["state_bytes"])
-    return Run(mode, held_s[0], held_s[1:], lost_s[1:], usual_s, size, device, digests)
+    return StallRun(mode, held_s[0], held_s[1:], lost_s[1:], usual_s, size, device, digests)
 
 
-def table(runs: list[Run]) -> str:
+def table(runs: list[StallRun]) -> str:
     """Return medians over all saves, the maximum, and the ratio of a blocking save to the median."""
     first, step_s = runs[0], statistics.median(r.step_s for r in runs)
     saves = len(first.held_s) * sum(r.mode == first.mode for r in runs)
@@ -114,14 +114,14 @@ def _times_less(blocking_s: float, lost_s: float) -> str:
     return f"{blocking_s / lost_s:>7.1f}x" if lost_s > blocking_s / 100 else f"{'–':>8}"
 
 
-def _medians(runs: list[Run], mode: str) -> tuple[float, float, float, float, float]:
+def _medians(runs: list[StallRun], mode: str) -> tuple[float, float, float, float, float]:
     of_mode = [r for r in runs if r.mode == mode]
     held, lost = [s for r in of_mode for s in r.held_s], [s for r in of_mode for s in r.lost_s]
     start = statistics.median(r.first_held_s for r in of_mode)
     return statistics.median(held), max(held), statistics.median(lost), max(lost), start
 
 
-def are_equal(runs: list[Run]) -> bool:
+def are_equal(runs: list[StallRun]) -> bool:
     """Whether all checkpoints of the hook are the same."""
     digests = [r.digests for r in runs if not r.mode.startswith("dcp")]
     return bool(digests[0]) and all(digest == digests[0] for digest in digests)
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where checkpoints are written")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    measured: dict[str, list[Run]] = {}
+    measured: dict[str, list[StallRun]] = {}
     for size in options.gb.split(","):
         free = shutil.disk_usage(options.folder or tempfile.gettempdir()).free
         if free < 3e9 * float(size):

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.ours import running
-from benchmarks.stores import Store, opened
+from benchmarks.stores import StoreServer, opened
 
 IMPORTS = {
     "nothing": "pass",
@@ -58,7 +58,7 @@ def of_imports(code: str) -> Start:
     return Start(cpu_s, wall_s, _kib(status, "VmRSS") / 1024, _kib(rollup, "Pss") / 1024)
 
 
-def of_sidecar(store: Store, **settings: str) -> Start:
+def of_sidecar(store: StoreServer, **settings: str) -> Start:
     """Run a sidecar on an empty volume until it has reached its store."""
     with tempfile.TemporaryDirectory() as scratch:
         began_s = time.monotonic()

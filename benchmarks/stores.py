@@ -27,7 +27,7 @@ _REMOVE = "import boto3, sys; boto3.resource('s3').Bucket(sys.argv[1]).objects.f
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreServer:
     """A running server, and the environment of its clients."""
 
     kind: str
@@ -63,7 +63,7 @@ class Store:
 
 
 @contextlib.contextmanager
-def opened(kind: str, *, keep_in: Path | None = None, mbit_per_s: int | None = None) -> Iterator[Store]:
+def opened(kind: str, *, keep_in: Path | None = None, mbit_per_s: int | None = None) -> Iterator[StoreServer]:
     """Run a server for the length of the context.
 
     Args:
@@ -79,15 +79,15 @@ def opened(kind: str, *, keep_in: Path | None = None, mbit_per_s: int | None = N
             server, client = stack.enter_context(_namespaces(mbit_per_s or LINK_MBIT_PER_S))
             port = stack.enter_context(sink("-a", "10.99.0.1", *keeping, within=("ip", "netns", "exec", server)))
             stack.enter_context(_inside(client))
-            yield Store(kind, f"http://10.99.0.1:{port}", bool(keep_in))
+            yield StoreServer(kind, f"http://10.99.0.1:{port}", bool(keep_in))
         elif kind == "sink-tls":
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             certificate, key = _certificate(folder)
             port = stack.enter_context(sink(*keeping, "-t", str(certificate), str(key)))
-            yield Store(kind, f"https://127.0.0.1:{port}", bool(keep_in), certificate)
+            yield StoreServer(kind, f"https://127.0.0.1:{port}", bool(keep_in), certificate)
         else:
             limit = ["-r", str(mbit_per_s)] if mbit_per_s else []
-            yield Store(kind, f"http://127.0.0.1:{stack.enter_context(sink(*keeping, *limit))}", bool(keep_in))
+            yield StoreServer(kind, f"http://127.0.0.1:{stack.enter_context(sink(*keeping, *limit))}", bool(keep_in))
 
 
 @contextlib.contextmanager
@@ -122,13 +122,13 @@ def _certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @contextlib.contextmanager
-def _rgw() -> Iterator[Store]:
+def _rgw() -> Iterator[StoreServer]:
     with tempfile.TemporaryDirectory() as folder:
         up = subprocess.run([str(RGW / "up"), folder, str(free_port()), "8"], stdout=subprocess.PIPE, text=True, check=False)
         if up.returncode:
             raise SystemExit("Ceph RGW did not start: apt-get install ceph-mon ceph-osd ceph-mgr ceph-common radosgw curl")
         try:
-            store = Store("rgw", up.stdout.strip(), keeps=True, ceph_conf=Path(folder, "ceph.conf"))
+            store = StoreServer("rgw", up.stdout.strip(), keeps=True, ceph_conf=Path(folder, "ceph.conf"))
             store.administer(_CREATE_BUCKET, BUCKET)
             yield store
         finally:

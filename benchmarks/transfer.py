@@ -26,7 +26,7 @@ from benchmarks.cost import Cost, Failed
 from benchmarks.options import some_of
 from benchmarks.peers import PEERS
 from benchmarks.report import OURS, Result, table
-from benchmarks.stores import BUCKET, Store
+from benchmarks.stores import BUCKET, StoreServer
 
 ROOT = Path(__file__).parents[1]
 PEERS_PYTHON = ROOT / ".venv-peers/bin/python"
@@ -38,7 +38,7 @@ START_BYTES = 1 << 10
 class Bench:
     """One store, one kind of files."""
 
-    store: Store
+    store: StoreServer
     files: Path
     start_files: Path
     scratch: Path

@@ -25,7 +25,7 @@ from benchmarks.work import save_paced
 THREADS = 4
 
 
-class Uploads:
+class UploadStack:
     """The thread and its stack."""
 
     def __init__(self, files: Any) -> None:
@@ -69,7 +69,7 @@ def main(endpoint: str, bucket: str, prefix: str, source: Path, scratch: Path, s
     """Be the training process."""
     import s3fs
 
-    uploads = Uploads(s3fs.S3FileSystem(endpoint_url=endpoint))
+    uploads = UploadStack(s3fs.S3FileSystem(endpoint_url=endpoint))
     warm = scratch / "warm"
     warm.mkdir()
     (warm / "file").write_bytes(b"x")

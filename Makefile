@@ -4,6 +4,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 STORE  ?= s3
 JSON   ?= 0
 # More processes than cores, because most tests wait: for a server, a deadline. Those of make test-slow train, too.
@@ -11,17 +12,20 @@ PROCESSES := 6
 PROCESSES_SLOW := 4
 PROCESSES_CLUSTER := 4
 SCHEDULES ?= 100000
+RUNS   ?= 100
+# Of make campaign: most of a run is waiting.
+AT_ONCE ?= 6
 FIRST  ?= 0
 
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate
+.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.trainer  ## preempt a training run, delete its volume, resume exactly (JSON=1: one JSON line; STORE=file: no S3 server)
+demo: $(VENV)/.demo  ## preempt a training run, delete its volume, resume exactly (JSON=1: one JSON line; STORE=file: no S3 server)
 	@$(BIN)/python -m examples.demo --store $(STORE) $(if $(filter 1,$(JSON)),--json)
 
 compose-demo:  ## the same in containers (Docker with Compose; STORE=ceph: Ceph RGW instead of MinIO; COMPOSE_ARGS=--help)
@@ -34,6 +38,9 @@ simulate: $(VENV)/.trainer  ## check the invariants in 100,000 simulated schedul
 	$(BIN)/python -m tests.simulation step $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 85 / 100))
 	$(BIN)/python -m tests.simulation retention $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 5 / 100))
 	$(BIN)/python -m tests.simulation job $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 10 / 100))
+
+campaign: $(VENV)/.trainer  ## real sidecars, pods and stores through faults that seeds choose (RUNS=, FIRST=, STORE=rgw,minio,moto,file; CONTRIBUTING.md)
+	$(BIN)/python -m tests.campaign run $(FIRST):$$(($(FIRST) + $(RUNS))) --at-once $(AT_ONCE) $(if $(filter s3,$(STORE)),,--store $(STORE)) $(CAMPAIGN_ARGS)
 
 test-docker: $(VENV)/.trainer  ## build and run the images, and the compose scenario against Ceph RGW (Docker with Compose)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
@@ -101,17 +108,22 @@ bench-peers: .venv-peers/.installed  ## install the peers
 
 # In a folder of its own, for its own tests: where it is installed, accelerate imports it into every process.
 .deepspeed/.installed: $(VENV)/.trainer
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target .deepspeed \
+	$(PIP_INSTALL) --no-deps --target .deepspeed \
 		deepspeed einops hjson msgpack ninja psutil py-cpuinfo
 	@touch $@
 
 clean:  ## remove the virtual environments and the demo's files
 	rm -rf $(VENV) .venv-peers .deepspeed .demo
 
-# torch first and alone: the newest release otherwise brings gigabytes of CUDA to a machine that only tests on its CPU.
-$(VENV)/.trainer: pyproject.toml constraints.txt
+# What `make demo` needs, in a third of the time. torch first and alone: the newest release otherwise brings gigabytes of CUDA to a
+# machine that only runs on its CPU. PyTorch's own index has a build without CUDA.
+$(VENV)/.demo: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'no Python 3.11 or newer was found: make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[sidecar,transformers,dev]'
+	$(PIP_INSTALL) `$(PYTHON) examples/demo/torch_index.py` torch
+	$(PIP_INSTALL) -e '.[demo]'
+	@touch $@
+
+$(VENV)/.trainer: $(VENV)/.demo
+	$(PIP_INSTALL) -e '.[demo,dev]'
 	@touch $@

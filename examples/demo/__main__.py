@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     for package in (*_NEEDED, *(["moto"] if options.store == "s3" else [])):
         if find_spec(package) is None:
-            complain(f"the package {package} is not installed: pip install 'checkpoint-sidecar[sidecar,transformers,dev]'")
+            complain(f"the package {package} is not installed: pip install 'checkpoint-sidecar[demo]'")
             return 2
 
     from examples.demo.scenario import run

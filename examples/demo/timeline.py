@@ -38,7 +38,7 @@ _SENTENCES = {
     "resume_download_started": "{checkpoint} is wanted for a resume: {size_bytes:,} bytes",
     "resume_ready": "{checkpoint} is ready to resume from ({source}, every file verified)",
     "resume_none": "nothing in the store to resume from",
-    "termination_noticed": "the pod is going ({source})",
+    "termination_noticed": "the pod terminates ({source})",
     "phase_changed": "phase {before} → {phase}",
     "exit_report": "exits {exit_code}; newest durable step {newest_durable_step}",
     "store_degraded": "store trouble: {error}",

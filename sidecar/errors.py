@@ -18,6 +18,7 @@
        ├─ ArchivedObject       the store has it, in an archive: it gives it out only after somebody restored it
        ├─ OversizedDocument    a document larger than any that this system writes: as corrupt as one that does not parse
        ├─ UnreadableRun        ``run.json`` is not this system's any more: waited for until the holder writes it again
+       ├─ Undeclared           node 0 has not declared the attempt its own yet: tried again
        ├─ AccessRefused        credentials, bucket, TLS, clock: waits for a person, and is tried again all the same
        │  └─ PartRefused       a part that the store does not take, such as for its number: the file is sent in fewer parts
        └─ StoreUnavailable     network, timeout, 5xx: tried again
@@ -146,6 +147,10 @@ class UnreadableRun(StoreError):
             f"{url} is not this system's{size}: choose an empty prefix in CKPT_STORE. If the prefix holds this run's "
             "checkpoints, the document was overwritten: delete it, and it is written again"
         )
+
+
+class Undeclared(StoreError):
+    """``run.json`` does not have the attempt at this moment, and no other one has taken its place; the text says why."""
 
 
 class AccessRefused(StoreError):

@@ -21,7 +21,7 @@ from sidecar.core.lifecycle.prefix_ownership import (
     why_not,
     with_attempt,
 )
-from sidecar.errors import ConfigurationError, Fenced, StoreError, UnreadableRun
+from sidecar.errors import ConfigurationError, Fenced, StoreError, Undeclared, UnreadableRun
 from sidecar.lifecycle.lease_documents import LeaseDocuments
 from sidecar.lifecycle.take_over import TICK_S, TakeOver
 from sidecar.lifecycle.termination import Ending
@@ -231,6 +231,7 @@ class PrefixLease:
 
         Raises:
             Fenced: One has, or this pod has said that it has ended.
+            Undeclared: Node 0 has not declared the attempt its own yet.
             UnreadableRun: ``run.json`` is not this system's at this moment.
         """
         if self.fenced.is_set():
@@ -241,7 +242,10 @@ class PrefixLease:
         if self._claim is not None:
             await self._require_highest()
         elif node.index > 0 and attempt is not None:  # only node 0 has a claim; the others go by the attempts that it declares
-            reason = self._why_not(await self._executor.persistently(self._look), node, attempt)
+            run = await self._executor.persistently(self._look)
+            reason = self._why_not(run, node, attempt)
+            if reason is not None and (waits := self._awaits_declaration(run, attempt)) is not None:
+                raise Undeclared(waits)
             if reason is not None:
                 raise Fenced(reason)
 
@@ -265,7 +269,8 @@ class PrefixLease:
             run, claims = await self._executor.together(asked)
         except UnreadableRun as error:
             return str(error)
-        if (reason := awaits_declaration(run, claimed_epoch=claims[-1].epoch if claims else 0, attempt=attempt)) is not None:
+        claimed_epoch = claims[-1].epoch if claims else 0
+        if (reason := self._awaits_declaration(run, attempt, claimed_epoch=claimed_epoch)) is not None:
             return reason
         if (reason := self._why_not(run, node, attempt)) is not None:
             raise Fenced(reason)
@@ -310,6 +315,10 @@ class PrefixLease:
             if attempt in run.attempts:
                 self._epochs[attempt] = run.epoch
         return None
+
+    def _awaits_declaration(self, run: Run, attempt: str, *, claimed_epoch: int = 0) -> str | None:
+        known_epoch = self._epochs.get(attempt)
+        return awaits_declaration(run, claimed_epoch=claimed_epoch, attempt=attempt, known_epoch=known_epoch)
 
     def _why_not(self, run: Run, node: Node, attempt: str, *, until_declared: bool = False) -> str | None:
         job = None if until_declared and node.index > 0 else self._holder.job

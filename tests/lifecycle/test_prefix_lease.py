@@ -15,7 +15,7 @@ from sidecar.core.lifecycle.fencing import (
     claims_among,
 )
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S
-from sidecar.errors import Fenced, StoreUnavailable, UnreadableRun
+from sidecar.errors import Fenced, StoreUnavailable, Undeclared, UnreadableRun
 from sidecar.lifecycle.run_document import read
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.executor import StoreExecutor
@@ -194,6 +194,31 @@ async def test_a_node_commits_nothing_between_the_claim_of_a_later_pod_and_its_d
     await later.lease.objection(Node(0, 2), "b")
     assert await one.lease.why_not_commit(Node(1, 2), "b") is None
     assert one.lease.epoch_of("b") == later.lease.epoch_of("b") == 2
+
+
+@pytest.mark.parametrize("job", ["team/train", None])
+async def test_a_node_waits_where_a_late_write_hides_its_attempt(
+    store: FileStore, executor: StoreExecutor, job: str | None
+) -> None:
+    store: FileStore, executor: StoreExecutor, job: str | None
+) -> None:
+    """It gave its checkpoints up for good, and node 0, which had declared the attempt, waited for it without end."""
+    zero, one = (Pod(store, executor, f"pod-{index}", node=Node(index, 2), job=job) for index in (0, 1))
+    await zero.lease.settle()
+    undeclared = store.get(keys.RUN)
+    for attempt in ("a", "b"):
+        before = store.get(keys.RUN)
+        assert await zero.lease.objection(Node(0, 2), attempt) is None
+        assert await one.lease.objection(Node(1, 2), attempt) is None
+    for late, reason in ((undeclared, "not declared attempt b"), (before, "late write")):
+        store.put(keys.RUN, late)
+        assert reason in (await one.lease.why_not_commit(Node(1, 2), "b") or "")
+        if job is None or late == before:
+            with pytest.raises(Undeclared, match=reason):
+                await one.lease.require_held(Node(1, 2), "b")
+    await zero.lease.renew(round(CHECK_S))
+    assert await one.lease.why_not_commit(Node(1, 2), "b") is None
+    await one.lease.require_held(Node(1, 2), "b")
 
 
 async def test_a_damaged_document_is_waited_for_by_other_nodes_and_written_again_by_the_holder(

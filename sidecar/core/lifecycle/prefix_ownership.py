@@ -87,17 +87,24 @@ def with_attempt(run: Run, attempt: str) -> Run:
     return replace(run, attempts=(*others[1 - MOST_ATTEMPTS :], attempt))
 
 
-def awaits_declaration(run: Run, *, claimed_epoch: int, attempt: str) -> str | None:
-    """Return why a node above 0 has to wait with the commit of an attempt, or ``None``: the holder has declared attempts.
+def awaits_declaration(run: Run, *, claimed_epoch: int, attempt: str, known_epoch: int | None = None) -> str | None:
+    """Return why a node above 0 has to wait until node 0 declares its attempts, or ``None``: it has.
 
     Args:
         run: The run as it is now.
-        claimed_epoch: Epoch of the highest claim; 0: there is none.
+        claimed_epoch: Epoch of the highest claim; 0: there is none, or it is not known.
         attempt: Attempt of the checkpoint.
+        known_epoch: Epoch of the holder that had declared the attempt before; ``None``: none is known.
     """
     if claimed_epoch > run.epoch:  # or a late write of an earlier pod has replaced the holder's
         return "a later pod of node 0 is taking the prefix over; it declares its attempt first"
-    return None if run.attempts else f"node 0 has not declared attempt {attempt} its own yet"
+    if attempt in run.attempts:
+        return None
+    if not run.attempts:
+        return f"node 0 has not declared attempt {attempt} its own yet"
+    if known_epoch is not None and run.epoch <= known_epoch:
+        return f"a late write has replaced the document in which node 0 declared attempt {attempt} its own; it is written again"
+    return None
 
 
 def why_not(run: Run, *, me: str, index: int, attempt: str, job: str | None) -> str | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from sidecar.core.format.found_checkpoint import FoundFile
-from sidecar.core.lifecycle.states import WANTED
+from sidecar.core.lifecycle.states import PENDING, WANTED
 from sidecar.core.schedule.order import Waiting
 from sidecar.daemon.tasks import within
 from sidecar.errors import Fenced, SidecarError, StoreError
@@ -201,6 +201,10 @@ class EarlyUploads:
         return is_finished and (tracked is None or tracked.version != self._volume.marker_signature(name))
 
     def _is_new(self, name: str) -> bool:
+        """Whether no finished version of a checkpoint needs its objects in the store: neither an earlier one nor a newer step."""
+        earlier = self._context.catalog.get(name)
+        if earlier is not None and earlier.state in PENDING:  # written again before it was durable
+            return False
         newest = self._context.catalog.newest_durable_step
         step = step_of(name)
         return name == FINAL or newest is None or (step is not None and step > newest)

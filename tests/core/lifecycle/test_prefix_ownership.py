@@ -12,6 +12,7 @@ from sidecar.core.lifecycle.prefix_ownership import (
     SILENCE_S,
     Ownership,
     Run,
+    awaits_declaration,
     belongs,
     may_hold,
     why_not,
@@ -76,3 +77,24 @@ def test_other_nodes_write_what_node_0_said_is_its_own_and_node_0_says_it_while_
     assert "first" in refused
     assert "first" in (why_not(run, me="second", index=0, attempt="b-1", job=None) or "")
     assert why_not(replace(run, ending=True), me="second", index=0, attempt="b-1", job=None) is None
+
+
+@given(
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.none() | st.integers(0, 5),
+    st.lists(st.sampled_from("abc"), max_size=3, unique=True),
+)
+def test_a_node_commits_an_attempt_once_the_present_holder_has_declared_it_or_others(
+    epoch: int, claimed: int, known: int | None, attempts: list[str]
+) -> None:
+    run = Run("r", epoch=epoch, attempts=tuple(attempts))
+    reason = awaits_declaration(run, claimed_epoch=claimed, attempt="a", known_epoch=known)
+    if claimed > epoch:
+        assert reason is not None
+        assert "is taking the prefix over" in reason
+    elif "a" in attempts:
+        assert reason is None
+    else:
+        # Only a holder with a later claim than the one that declared the attempt can have left it out.
+        assert (reason is None) == (bool(attempts) and (known is None or epoch > known))

@@ -180,7 +180,7 @@ class Pod:
             v.name == name
             and (
                 (v.attempt == commit.attempt and v.save_id != commit.save_id)
-                or self.store.is_later_attempt(v.attempt, commit.attempt)
+                or self.store.may_be_later(v.attempt, commit.attempt)
                 or (v.attempt != commit.attempt and goes_after(v.attempt, v.created_at, commit.attempt, commit.created_at))
             )
             for v in self.versions

@@ -84,6 +84,7 @@ class JobSchedule:
             job="default/train" if luck.random() < 0.7 else None,
             grace_s=luck.choice((6.0, 15.0)),
         )
+        self.store.names_job = self.choices.job is not None
         self.pods: list[Pod] = []
         self._deterministic = luck.random() < 0.3
         self._collides = luck.random() < 0.3
@@ -120,6 +121,7 @@ class JobSchedule:
                 pod.cut_off = cut_off_s, cut_off_s + luck.random() * 15
             pods.append(pod)
             pod.began_s = starts_s = begins_s + luck.random()
+            self.store.began_s.setdefault(attempt, starts_s)
             world.at(starts_s, pod.begin)
             world.at(starts_s + 0.2, lambda pod=pod, saves=saves: pod.train(saves, resumes=resumes, rotates=rotates))  # type: ignore[misc]
             for _ in range(luck.choice((0, 0, 1, 2))):

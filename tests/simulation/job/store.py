@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any
 
 from sidecar.core.format import keys
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
+from sidecar.core.lifecycle import fencing
 from sidecar.errors import AlreadyExists, NotFound
 from sidecar.retention.store_retention import SETTLED_S
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
@@ -90,8 +92,12 @@ class JobStore(MemoryStore):
     """Commits that retention deleted."""
     order_of_attempts: dict[str, int] = field(default_factory=dict)
     """Number of each attempt, in their true order."""
+    began_s: dict[str, float] = field(default_factory=dict)
+    """When node 0 of each attempt was started."""
     left_behind_s: dict[str, float] = field(default_factory=dict)
     """When the holder of a later attempt declared that, by attempt."""
+    names_job: bool = True
+    """Whether the pods know the name of their job."""
 
     def __post_init__(self) -> None:
         MemoryStore.__init__(self)
@@ -238,10 +244,21 @@ class JobStore(MemoryStore):
         for attempt, number in order.items():
             if declared and number < max(declared) and attempt not in run["attempts"]:
                 self.left_behind_s.setdefault(attempt, self.world.now_s)
+        if not self.names_job and not self.world.is_stray:
+            # Without the job's name, whoever is alive may take over from a holder that was silent.
+            for attempt in run.get("attempts", []):
+                self.left_behind_s.pop(attempt, None)
 
     def is_later_attempt(self, attempt: str, other: str) -> bool:
         """Whether an attempt truly began after another one."""
         return self.order_of_attempts.get(attempt, 0) > self.order_of_attempts.get(other, 0)
+
+    def may_be_later(self, attempt: str, other: str) -> bool:
+        """Whether an attempt began after another one, or so shortly before that the one that claims later counts as later."""
+        if self.is_later_attempt(attempt, other):
+            return True
+        apart_s = self.began_s.get(other, math.inf) - self.began_s.get(attempt, 0.0)
+        return self.names_job and apart_s <= fencing.START_TOLERANCE_S
 
     def _check_fence(self, name: str, attempt: str) -> None:
         world, since_s = self.world, self.left_behind_s.get(attempt)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from sidecar.core.format.found_checkpoint import Finished
+from sidecar.core.lifecycle.states import State
 from sidecar.errors import Fenced
+from sidecar.upload.context import UploadContext
 from sidecar.upload.early import early_upload
 from sidecar.upload.early.early_upload import EarlyUploads
 from sidecar.volume.volume import Volume
@@ -29,29 +34,64 @@ class _FencedPod(LastingPod):
         raise Fenced("a later pod of this job has taken it over")
 
 
-async def test_a_fenced_pod_sends_nothing_early_and_its_uploader_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``Fenced`` ended the uploader each time that a trainer of a fenced pod began a checkpoint."""
+@pytest.fixture
+def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Volume:
+    """Return a volume on which the trainer writes checkpoint-10; small files count as large."""
     monkeypatch.setattr(early_upload, "LEAST_BYTES", 1)
     monkeypatch.setattr(early_upload, "POLL_S", 0.01)
-    store, fenced = MemoryStore(), _FencedPod()
     volume = Volume(tmp_path)
     volume.prepare()
-    hints = Hints(volume)
     file = tmp_path / "checkpoint-10" / "model"
     file.parent.mkdir()
     file.write_bytes(b"weights")
-    hints._closed[str(file)] = time.time() + 1
+    return volume
+
+
+@asynccontextmanager
+async def sending(context: UploadContext, volume: Volume) -> AsyncIterator[tuple[EarlyUploads, asyncio.Task[None]]]:
+    """Send early; the file of checkpoint-10 is closed."""
+    hints = Hints(volume)
+    hints._closed[str(volume.root / "checkpoint-10" / "model")] = time.time() + 1
+    early = EarlyUploads(context, volume, hints)
+    task = asyncio.create_task(early.run())
+    try:
+        yield early, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_fenced_pod_sends_nothing_early_and_its_uploader_goes_on(volume: Volume) -> None:
+    """``Fenced`` ended the uploader each time that a trainer of a fenced pod began a checkpoint."""
+    store, fenced = MemoryStore(), _FencedPod()
     with executor(concurrency=2) as threads:
-        context = replace(uploads(store, threads), lease=fenced)
-        sending = asyncio.create_task(EarlyUploads(context, volume, hints).run())
-        async with asyncio.timeout(5):
-            while not fenced.asked and not sending.done():
-                await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)
-        assert fenced.asked
-        assert not sending.done()
-        assert not list(store.list(""))
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
+        async with sending(replace(uploads(store, threads), lease=fenced), volume) as (_, task):
+            async with asyncio.timeout(5):
+                while not fenced.asked and not task.done():
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            assert fenced.asked
+            assert not task.done()
+            assert not list(store.list(""))
+
+
+@pytest.mark.parametrize("state", [State.FINISHED, State.UPLOADED])
+async def test_a_step_that_is_written_again_is_not_sent_early_before_the_earlier_version_is_durable(
+    volume: Volume, state: State
+) -> None:
+    """It replaced objects of a commit that was in flight."""
+    store = MemoryStore()
+    with executor(concurrency=2) as threads:
+        context = uploads(store, threads)
+        earlier = Finished("checkpoint-10", "v1", 10, None, "0", Node(), 1.8e9, None, (), {})
+        tracked = context.catalog.finished(earlier, held=True)
+        if state is State.UPLOADED:
+            context.catalog.move(tracked, State.UPLOADING)
+            context.catalog.move(tracked, state)
+        async with sending(context, volume) as (early, _):
+            await asyncio.sleep(0.1)
+            assert not early.has("checkpoint-10")
+            context.catalog.forget("checkpoint-10")  # nothing of it is awaited any more
+            async with asyncio.timeout(5):
+                while not early.has("checkpoint-10"):
+                    await asyncio.sleep(0.01)

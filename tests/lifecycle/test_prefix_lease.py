@@ -200,8 +200,6 @@ async def test_a_node_commits_nothing_between_the_claim_of_a_later_pod_and_its_d
 async def test_a_node_waits_where_a_late_write_hides_its_attempt(
     store: FileStore, executor: StoreExecutor, job: str | None
 ) -> None:
-    store: FileStore, executor: StoreExecutor, job: str | None
-) -> None:
     """It gave its checkpoints up for good, and node 0, which had declared the attempt, waited for it without end."""
     zero, one = (Pod(store, executor, f"pod-{index}", node=Node(index, 2), job=job) for index in (0, 1))
     await zero.lease.settle()

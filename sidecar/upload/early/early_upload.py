@@ -201,7 +201,7 @@ class EarlyUploads:
         return is_finished and (tracked is None or tracked.version != self._volume.marker_signature(name))
 
     def _is_new(self, name: str) -> bool:
-        """Whether no finished version of a checkpoint needs its objects in the store: neither an earlier one nor a newer step."""
+        """Whether no finished version needs its objects in the store: neither an earlier version of it nor a newer step."""
         earlier = self._context.catalog.get(name)
         if earlier is not None and earlier.state in PENDING:  # written again before it was durable
             return False

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from sidecar.catalog.catalog import Tracked
 from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.order import superseded
 from sidecar.errors import Fenced, StoreError
@@ -113,15 +114,17 @@ class Uploader:
             waited = self._queue.waits_for_others(tracked)
             why = "other nodes did not finish it" if waited else "CKPT_SUPERSEDED=skip"
             catalog.move(tracked, State.SUPERSEDED, reason=f"step {newest} is durable and {why}")
-            if tracked.name not in self._queue.active:
-                tasks.create_task(self._job(Active(tracked)).discard())
+            self._discard(tracked, tasks)
 
     def _discard_replaced(self, tasks: Tasks) -> None:
         """Discard versions that were finished anew while they waited: for their turn, a retry or other nodes."""
         for tracked in self._context.catalog.take_replaced():
-            active = self._queue.active.get(tracked.name)
-            if active is None or active.tracked is not tracked:  # otherwise its job does that
-                tasks.create_task(self._job(Active(tracked)).discard())
+            self._discard(tracked, tasks)
+
+    def _discard(self, tracked: Tracked, tasks: Tasks) -> None:
+        active = self._queue.active.get(tracked.name)
+        if active is None or active.tracked is not tracked:  # otherwise its job does that
+            tasks.create_task(self._job(Active(tracked)).discard())
 
     async def _commit_when_complete(self) -> None:
         while True:

@@ -244,9 +244,10 @@ class JobStore(MemoryStore):
         for attempt, number in order.items():
             if declared and number < max(declared) and attempt not in run["attempts"]:
                 self.left_behind_s.setdefault(attempt, self.world.now_s)
-        if not self.names_job and not self.world.is_stray:
+        for attempt in run.get("attempts", []):
             # Without the job's name, whoever is alive may take over from a holder that was silent.
-            for attempt in run.get("attempts", []):
+            others = [other for other in order if other != attempt]
+            if not self.world.is_stray and (not self.names_job or all(self.may_be_later(attempt, other) for other in others)):
                 self.left_behind_s.pop(attempt, None)
 
     def is_later_attempt(self, attempt: str, other: str) -> bool:

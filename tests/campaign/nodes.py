@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaign.plan import Attempt, NodeAct, Save
-from tests.campaign.pods import EXIT_GIVEN_UP, EXIT_OK, SLACK_S, Pod
+from tests.campaign.pods import EXIT_OK, SLACK_S, Pod
 from tests.campaign.proxy import StoreProxy
 from tests.campaign.published import Files, Version
 from tests.campaign.reader import content_of
@@ -289,11 +289,7 @@ class Job:
         for node in self._nodes:
             node.check_alive()
         for node in self._nodes:
-            code = node.terminate()
-            if code == EXIT_GIVEN_UP and not {each["checkpoint"] for each in node.sidecar.report["given_up"]} & self._saved:
-                # Parts of an abandoned attempt, whose other parts were on a volume that is lost.
-                self._run.figures["nodes that gave up steps of an earlier attempt alone"] += 1
-            elif code != EXIT_OK:
+            if (code := node.terminate()) != EXIT_OK:
                 self._run.violation(f"{node.uid}: exit code {code} on a healthy store: {node.sidecar.log()[-2500:]}")
 
     def _resume_anew(self) -> None:

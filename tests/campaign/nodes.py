@@ -102,10 +102,10 @@ class Job:
             self._live(attempt)
         self._run.heal()
         healed_s = time.monotonic()
-        self._end_earlier()
         self._live(LAST, healthy=True)
         for name in sorted(self._saved):
             self._until_durable(name, healed_s)
+        self._end_earlier()  # after the last attempt: the pods that replaced them have begun by then
         self._end()
         self._run.check_store()
         self._resume_anew()
@@ -226,8 +226,11 @@ class Job:
             self._replace(act)
 
     def _replace(self, act: NodeAct) -> None:
-        """Start another pod for a node. The earlier one saves on, for the attempt that it knows."""
-        earlier, step, attempt = self._nodes[act.node], self._step, self._attempt_id
+        """Start another pod for a node. The earlier one saves on, for the attempt that it knows.
+
+        It saves new steps. The part of one node is enough to replace the commit of an earlier attempt, so it would end that.
+        """
+        earlier, step, attempt = self._nodes[act.node], self._run.published.last_step(), self._attempt_id
         self._nodes[act.node] = self._new_node(act.node)
         self._earlier.append((earlier, act.node, attempt))
 

@@ -34,6 +34,10 @@ class AttemptOrder:
     """When the holder of a later attempt declared that, by attempt."""
     _claimed_s: dict[int, float] = field(default_factory=dict)
     """When each epoch of the prefix was claimed first."""
+    _held_s: dict[int, float] = field(default_factory=dict)
+    """When the holder of each epoch wrote its first document."""
+    _declared: dict[int, set[str]] = field(default_factory=dict)
+    """Attempts that the holder of each epoch has declared."""
 
     def begins(self, attempt: str, at_s: float) -> None:
         """Take note of the next attempt. ``at_s``: start of its node 0."""
@@ -60,7 +64,10 @@ class AttemptOrder:
 
     def declared(self, run_json: bytes, *, now_s: float, is_stray: bool) -> None:
         """Note which attempts the holder has left behind: nothing of them is committed any more."""
-        attempts = [attempt for attempt in json.loads(run_json).get("attempts", []) if attempt in self._began_s]
+        run = json.loads(run_json)
+        attempts = [attempt for attempt in run.get("attempts", []) if attempt in self._began_s]
+        self._held_s.setdefault(run.get("epoch", 0), now_s)
+        self._declared.setdefault(run.get("epoch", 0), set()).update(attempts)
         for earlier in self._began_s:
             if earlier not in attempts and any(self._is_later(attempt, earlier) for attempt in attempts):
                 self._left_behind_s.setdefault(earlier, now_s)
@@ -74,6 +81,11 @@ class AttemptOrder:
         """Take note of a claim among written objects."""
         for claim in claims_among([(key, "")]):
             self._claimed_s.setdefault(claim.epoch, now_s)
+
+    def is_undeclared(self, attempt: str, *, read_s: float) -> bool:
+        """Whether a node that read the document of the holder at that time saw one that has not declared an attempt."""
+        latest = max((epoch for epoch, at_s in self._held_s.items() if at_s < read_s), default=0)
+        return latest > 0 and attempt not in self._declared[latest]
 
     def why_too_late(self, commit: reader.Named, *, decided_s: float) -> str | None:
         """Return why a commit must not be written any more by a pod that looked at that time, or ``None``."""

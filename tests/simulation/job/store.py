@@ -132,7 +132,7 @@ class JobStore(MemoryStore):
             yield body
 
     def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-        if key.endswith("/.complete") and not self.world.is_stray:
+        if (key.endswith("/.complete") or key == keys.RUN) and not self.world.is_stray:
             self._read_s[self.world.acting, key.partition("/")[0]] = self.world.now_s
         self._refuse_hidden(key)
         return super().get(key, most_bytes=most_bytes)
@@ -235,6 +235,10 @@ class JobStore(MemoryStore):
         why = self.attempts.why_too_late(commit, decided_s=world.issued_s - HELD_S - 2 * SLOWEST_S)
         if why is not None:
             world.violate(f"{world.acting} commits {name}: {why}")
+        pod: Any = world.acting
+        read_s = self._read_s.get((pod, keys.RUN), 0.0)
+        if pod.node.index > 0 and self.attempts.is_undeclared(commit.attempt, read_s=read_s):
+            world.violate(f"{pod} commits {name} of {commit.attempt}, which the holder has not declared")
 
     def _committed(self, name: str) -> None:
         now_s, world = self.world.now_s, self.world

@@ -96,7 +96,7 @@ class UploadJob:
             existing = ExistingCommit(committer, context.executor, context.quarantine)
             if there is not None and not await self._may_replace(existing, held, there):
                 return
-            damaged = context.reuploads.take_damaged(checkpoint.version)
+            damaged = context.reuploads.damaged(checkpoint.version)
             await existing.adopt(checkpoint, held.contents, sent.journal, before, but=damaged)
             # Send the rest.
             self._began_s = context.clock.monotonic()
@@ -109,6 +109,7 @@ class UploadJob:
             if self._tracked.state is State.PAUSED:
                 context.catalog.move(self._tracked, State.UPLOADING)
             await committer.publish_manifest(manifest_of(checkpoint, entries))
+            context.reuploads.published(checkpoint.version)
             if context.catalog.is_current(self._tracked):  # otherwise superseded or given up meanwhile
                 context.catalog.move(self._tracked, State.UPLOADED, **self._upload_duration())
                 await self.commit()

@@ -127,7 +127,7 @@ MUTANTS: dict[str, Mutant] = {
     "takes back what a later attempt committed": Mutant("step", _set(existing_commit, "rewrite", _replaces_what_is_later)),
     "takes back what it committed itself": Mutant("step", _set(existing_commit, "rewrite", _always_replaces)),
     "writes without a look at the commit": Mutant("step", _set(UploadJob, "_may_replace", _looks_at_no_commit)),
-    "adopts what is damaged": Mutant("step", _set(Reuploads, "take_damaged", _knows_of_nothing_damaged)),
+    "adopts what is damaged": Mutant("step", _set(Reuploads, "damaged", _knows_of_nothing_damaged)),
     "writes under the key of another node": Mutant("step", _set(Reuploads, "moved", _moves_nothing)),
     "ranks by step, at once, unseen": Mutant("retention", _as_before),
     "ranks by step": Mutant("retention", _ranks_by_step),

@@ -149,6 +149,8 @@ class KeptStore(MemoryStore):
             w for w in self.committed() if w.is_sound and w.since_s + SETTLED_S < now_s - 60 and step_of(w.name) in self.line
         ]
         newest = sorted(sound, key=_step)[-self.keep :]
+        if any(_step(w) > _step(newest[-1]) for w in self.committed() if newest and not w.is_sound):
+            return  # the newest one was damaged after the last look: what it let go is looked at with the next commit
         for writing in self.committed():
             # What was committed anew after them stays until something newer is there.
             newer = [w for w in newest if w.since_s > writing.since_s and _step(w) > _step(writing)]

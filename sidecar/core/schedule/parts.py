@@ -108,11 +108,12 @@ def max_parts_after_refusal(number: int, *, max_parts: int) -> int:
 
 def _length(number: int, part_bytes: int, max_parts: int) -> int:
     """Return the size of a part other than the last."""
-    for count, length in _runs(part_bytes, max_parts):
+    *first, (_, last_length) = _runs(part_bytes, max_parts)
+    for count, length in first:
         if number <= count:
             return length
         number -= count
-    raise ValueError(f"there are no more than {max_parts} parts")
+    return last_length
 
 
 def _runs(part_bytes: int, max_parts: int) -> list[tuple[int, int]]:

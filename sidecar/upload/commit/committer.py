@@ -120,7 +120,10 @@ class Committer(Revocation):
             # Without a save id, our old part could be committed together with new parts of other nodes.
             return True
         listing = await self._executor.persistently(self._listing, checkpoint.name)
-        return not any(keys.shared_file(checkpoint.name, file.path) in listing for file in checkpoint.files)
+        if not any(keys.shared_file(checkpoint.name, file.path) in listing for file in checkpoint.files):
+            return True
+        # A later attempt that is sending the step would revoke our commit again and again.
+        return await self._later_attempt(checkpoint, listing) is not None
 
     async def is_untouched(self, name: str, *, attempt: str) -> bool:
         """Whether no commit and no manifest of another attempt in the store depends on the files of a step.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
@@ -16,6 +18,9 @@ log = structlog.get_logger()
 AFTER_S = ((5.0, True), (10.0, False))
 """Seconds from a commit to its checks, and whether the check is thorough. By then, any other writer of the step has seen the
 commit. The thorough check is the first: if a node revokes the commit, the other nodes notice at the second."""
+MOST_DOUBLINGS = 4
+"""How often the time to the checks of a checkpoint doubles: once for each time that its commit was gone. Another attempt that
+sends the step gets the time to finish it."""
 POLL_S = 1.0
 """Interval in seconds at which due checks are started."""
 
@@ -37,11 +42,14 @@ class PostCommitCheck:
         self._clock = clock or Clock()
         self._due: list[tuple[float, Tracked, bool]] = []
         """Due time (monotonic seconds), checkpoint, and whether the check is thorough."""
+        self._gone: Counter[str] = Counter()
+        """How often the commit of the newest durable version was gone."""
 
     def became_durable(self, tracked: Tracked) -> None:
         """Schedule the checks of a checkpoint."""
-        now_s = self._clock.monotonic()
-        self._due += [(now_s + after_s, tracked, thoroughly) for after_s, thoroughly in AFTER_S]
+        now_s, factor = self._clock.monotonic(), 2 ** min(self._gone[tracked.version], MOST_DOUBLINGS)
+        self._gone = Counter({tracked.version: self._gone[tracked.version]})
+        self._due += [(now_s + factor * after_s, tracked, thoroughly) for after_s, thoroughly in AFTER_S]
 
     async def run(self) -> None:
         """Check until cancelled."""
@@ -69,5 +77,6 @@ class PostCommitCheck:
             log.warning("commit_not_looked_at", checkpoint=tracked.name, error=str(error))
             return
         if not stands and tracked.state is State.COMMITTED:
+            self._gone[tracked.version] += 1
             reason = "its commit was revoked, or damaged by another attempt: it is uploaded again"
             self._catalog.move(tracked, State.FINISHED, reason=reason)

@@ -59,3 +59,10 @@ def test_what_a_node_is_asked_to_mend_is_what_it_would_decide_itself(attempt: ob
     for index in range(count):
         decision = decide(manifests, listing, me=Node(index, count))
         assert getattr(decision, "files", {}) == asked.get(index, {})
+
+
+@given(counts)
+def test_only_jobs_of_more_nodes_than_one_group_merge_in_two_stages(count: int) -> None:
+    turn = CommitTurn(Node(count - 1, count))
+    assert turn.is_grouped is (len(groups(count)) > 1)
+    assert not (turn.is_grouped and turn.is_eager)

@@ -14,10 +14,12 @@ from sidecar.core.commit.resume import (
     check_listing,
     check_manifest,
     check_node_set,
+    check_paths,
     differs_from_its_commit,
     files_for,
     matches_train_call,
     may_replace,
+    may_replace_beside_trainer,
     newest_first,
 )
 from sidecar.core.format import keys
@@ -33,7 +35,7 @@ from sidecar.core.format.manifest import (
     encode,
 )
 from tests import strategies
-from trainer_hook.contract import ContractError, Node, epoch_seconds, step_of
+from trainer_hook.contract import META_RESTORED, ContractError, Node, epoch_seconds, step_of
 
 SAME = Commit(
     name="checkpoint-20",
@@ -286,3 +288,32 @@ def test_a_train_call_continues_only_from_its_own_checkpoints(
     meta: dict[str, Any], train_call: int | None, matches: bool
 ) -> None:
     assert matches_train_call(meta, train_call) is matches
+
+
+def test_manifests_of_two_saves_of_a_step_are_no_checkpoint() -> None:
+    manifests = [
+        Manifest(name="checkpoint-20", step=20, attempt="a", save_id=f"s{index}", node=NodeOf(index=index, count=2), files=())
+        for index in range(2)
+    ]
+    raw = {one.node.index: encode(one) for one in manifests}
+    commit = commit_of(manifests, raw, committed_at="2026-03-01T12:00:00.000Z")
+    with pytest.raises(ContractError, match="different saves"):
+        check_node_set(commit, manifests)
+
+
+def test_a_path_that_is_a_file_of_one_node_and_a_directory_of_another_is_refused() -> None:
+    files = [FileEntry(path=path, key=f"checkpoint-20/{path}", size_bytes=1, crc64nvme="0" * 16) for path in ("a", "a/b")]
+    check_paths(SAME, files[:1])
+    with pytest.raises(ContractError, match=r"checkpoint-20: .* of different nodes"):
+        check_paths(SAME, files)
+
+
+def test_a_download_replaces_nothing_that_the_trainer_may_be_writing() -> None:
+    finished = Finished("checkpoint-20", "v", 20, None, "a", Node(), 1.8e9, None, (), {})
+    restored = replace(finished, meta={META_RESTORED: "0" * 16})
+    assert may_replace(None, SAME)
+    assert may_replace(restored, SAME)
+    assert may_replace_beside_trainer(restored, is_unchanged=True)
+    assert not may_replace_beside_trainer(restored, is_unchanged=False)
+    assert not may_replace_beside_trainer(finished, is_unchanged=True)
+    assert not may_replace_beside_trainer(None, is_unchanged=True)

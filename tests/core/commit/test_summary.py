@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.commit.summary import INCOMPLETE_FILE, StoredState, summaries
+from sidecar.core.commit.summary import INCOMPLETE_FILE, StoredState, Summary, summaries
 from sidecar.core.format import keys
 
 PATHS = st.sampled_from(
@@ -59,3 +59,9 @@ def test_what_has_neither_commit_nor_manifest_is_of_another_program() -> None:
         "checkpoint-1": StoredState.FOREIGN,
         "checkpoint-2": StoredState.INCOMPLETE,
     }
+
+
+@given(st.integers(0, 10**9))
+def test_the_step_is_that_of_the_name(step: int) -> None:
+    assert Summary(f"checkpoint-{step}").step == step
+    assert Summary("final").step is None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.format.checkpoint_address import Address, named_checkpoint, parse_address
+from sidecar.core.format.checkpoint_address import Address, is_address, named_checkpoint, parse_address
 from trainer_hook.contract import ContractError
 
 
@@ -41,3 +41,10 @@ def test_any_text_is_an_address_or_is_refused(text: str) -> None:
 )
 def test_a_step_alone_is_a_name(text: str, name: str) -> None:
     assert named_checkpoint(text) == name
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("s3://bucket/run", True), ("file:///mnt", True), ("40", False), ("final", False)]
+)
+def test_an_address_has_a_scheme(text: str, expected: bool) -> None:
+    assert is_address(text) is expected

@@ -13,12 +13,14 @@ from sidecar.core.format.found_checkpoint import (
     FoundFile,
     FoundMarker,
     Identity,
+    is_growing,
+    is_whole,
     judge,
     written_after,
 )
 from tests import strategies
 from tests.outcome import outcome
-from trainer_hook.contract import ContractError, Marker, Node, encode_marker, epoch_seconds, rfc3339
+from trainer_hook.contract import META_PARTIAL, ContractError, Marker, Node, encode_marker, epoch_seconds, rfc3339
 
 HERE = Identity(Node(0, 1), "pod-uid")
 FILES = (FoundFile("a.pt", 10, 1, 100), FoundFile("sub/b.pt", 20, 1, 101))
@@ -206,3 +208,26 @@ def test_final_without_reason_is_final_and_has_the_step_of_its_marker_or_none() 
 
 def test_a_restored_note_that_is_no_text_is_no_note() -> None:
     assert judge(found({"meta": {"restored": 7}}), HERE).restored_from is None
+
+
+def test_a_stamp_changes_with_each_write_and_that_of_a_growing_file_does_not() -> None:
+    before, after = FoundFile("model", 1, 10, 7), FoundFile("model", 2, 11, 7)
+    assert before.stamp != after.stamp
+    assert before.growing_stamp == after.growing_stamp
+    assert is_growing(before.growing_stamp)
+    assert not is_growing(before.stamp)
+
+
+@given(st.sampled_from(["final", "checkpoint-20"]), st.booleans())
+def test_the_fields_of_a_finished_checkpoint(name: str, partial: bool) -> None:
+    checkpoint = Finished(name, "v", 20, None, "a", Node(), 1.8e9, None, (), {META_PARTIAL: 2} if partial else {})
+    assert checkpoint.resume_step == (None if name == "final" else 20)
+    assert checkpoint.is_partial is partial
+    assert checkpoint.restored_from is None
+
+
+@pytest.mark.parametrize(
+    ("marker", "expected"), [(b"", False), (b'{"step": 1', False), (b'{"step": 1}', True), (b"{}\n", True)]
+)
+def test_a_marker_that_ends_early_is_not_whole(marker: bytes, expected: bool) -> None:
+    assert is_whole(marker) is expected

@@ -5,9 +5,21 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from sidecar.core.format import keys
-from sidecar.core.format.manifest import Commit, Manifest, decode_commit, decode_manifest, encode
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.manifest import (
+    Commit,
+    FileEntry,
+    Manifest,
+    ManifestBundle,
+    Quarantined,
+    decode_commit,
+    decode_digest,
+    decode_manifest,
+    decode_quarantined,
+    encode,
+)
 from tests import strategies
 from tests.outcome import outcome
 from trainer_hook.contract import MAX_META_DEPTH, MAX_NODES, ContractError, Marker, encode_marker, parse_marker
@@ -175,3 +187,21 @@ def test_an_empty_or_torn_document_is_corrupt(raw: bytes) -> None:
         decode_manifest(raw, key="k")
     with pytest.raises(ContractError):
         decode_commit(raw, key=KEY)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_the_checksum_of_a_file_is_a_number_or_its_text(crc: int, other: int) -> None:
+    entry = FileEntry(path="model", key="checkpoint-1/model", size_bytes=1, crc64nvme=checksum.to_text(crc))
+    assert entry.crc == crc
+    assert entry.with_checksum(other).crc == other
+    assert entry.crc == crc
+
+
+def test_copies_of_manifests_and_quarantine_records_are_read_as_they_were_written() -> None:
+    bundle = ManifestBundle(name="checkpoint-1", attempt="a", manifests=())
+    assert decode_digest(encode(bundle), key="k") == bundle
+    record = Quarantined(commit_crc64nvme="0" * 16, reason="a flipped bit", node="1", at=None)
+    assert decode_quarantined(encode(record), key="k") == record
+    for decode in (decode_digest, decode_quarantined):
+        with pytest.raises(ContractError, match=r"^k: "):
+            decode(b"{}", key="k")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 
 from hypothesis import given
@@ -21,6 +22,7 @@ from sidecar.core.lifecycle.fencing import (
     Claim,
     Claimed,
     ClaimState,
+    Holder,
     claim_state,
     claims_among,
     decode_claim,
@@ -246,3 +248,13 @@ def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(
 def test_a_pod_that_died_while_it_was_ending_is_not_waited_for_longer_on_a_fast_store() -> None:
     assert ending_silence_s(2.4, look_s=0.2) == ENDING_SILENCE_S
     assert ending_silence_s(None, look_s=0.0) == ENDING_SILENCE_S
+
+
+def test_a_pod_is_of_a_run_by_the_name_of_its_job_or_of_the_run() -> None:
+    pod = Holder("pod-1", is_unique=True, node=None, job="team/train", run_id=None)
+    assert re.fullmatch("[0-9a-f]{16}", pod.id)
+    assert pod.id != replace(pod, name="pod-2").id
+    assert pod.is_of(Run("r", job="team/train"))
+    assert not pod.is_of(Run("r", job="team/other"))
+    assert not replace(pod, job=None).is_of(Run("r"))
+    assert replace(pod, job=None, run_id="r").is_of(Run("r", job="team/other"))

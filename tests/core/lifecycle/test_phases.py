@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 
 from sidecar.core.lifecycle.phases import (
     CONTAINERS_START_WITHIN_S,
+    EXIT_S,
+    LEAST_RELEASE_S,
+    RELEASE_S,
     Phase,
     Situation,
     is_success_of_this_pod,
+    longest_release_s,
     margin_s,
     next_phase,
 )
@@ -183,3 +187,24 @@ def test_the_margin_leaves_at_least_half_of_every_whole_grace_period(grace_s: fl
 @pytest.mark.parametrize(("grace_s", "kept_s"), [(1, 0.5), (10, 0.5), (30, 1.5), (40, 2.0), (600, 2.0)])
 def test_the_margin_is_a_twentieth_of_the_grace_between_half_a_second_and_two(grace_s: float, kept_s: float) -> None:
     assert margin_s(grace_s) == kept_s
+
+
+@given(st.none() | st.floats(0, 1e5), st.booleans())
+def test_the_release_of_the_prefix_ends_before_the_grace_period(kill_in_s: float | None, cut_short: bool) -> None:
+    longest_s = longest_release_s(kill_in_s, cut_short=cut_short)
+    assert LEAST_RELEASE_S <= longest_s <= RELEASE_S
+    if cut_short or kill_in_s is None:
+        assert longest_s == LEAST_RELEASE_S
+    elif kill_in_s > EXIT_S + LEAST_RELEASE_S:
+        assert longest_s <= kill_in_s - EXIT_S + 1e-9
+
+
+def test_a_second_sigterm_ends_at_once() -> None:
+    assert next_phase(Phase.RUNNING, replace(IDLE, sigterm=True, cut_short=True)) is Phase.DONE
+
+
+def test_a_fenced_sidecar_ends_with_its_trainer_or_at_the_deadline() -> None:
+    fenced = replace(IDLE, fenced=True)
+    assert next_phase(Phase.RUNNING, fenced) is not Phase.DONE
+    assert next_phase(Phase.RUNNING, replace(fenced, trainer_alive=False)) is Phase.DONE
+    assert next_phase(Phase.RUNNING, replace(fenced, deadline_passed=True)) is Phase.DONE

@@ -87,3 +87,29 @@ def test_the_headline_says_it(change: dict[str, Any], level: Level, says: str) -
     answer = safety(replace(WELL, **change))
     assert answer.level is level
     assert says in answer.headline
+
+
+@pytest.mark.parametrize(
+    ("changed", "headline"),
+    [
+        ({"phase": Phase.STARTING, "trains": False}, "The sidecar is starting"),
+        ({"phase": Phase.STARTING, "is_resuming": True}, "A checkpoint is being fetched to resume from"),
+        ({"phase": Phase.DONE, "trains": False}, "The sidecar has ended: everything finished is durable"),
+        ({"trains": False, "pending": 2}, "Nobody trains; 2 checkpoints on the way to the store"),
+        ({"trains": False}, "Nobody trains; everything finished is durable"),
+        ({"fits_grace": None}, "Not known yet: no upload was measured yet"),
+        ({"fits_grace": None, "durable_step": None}, "Not known yet: no checkpoint was finished yet"),
+        ({"durable_step": None, "pending": 1}, "The first checkpoint is on its way; a save at SIGTERM fits the grace period"),
+    ],
+)
+def test_a_calm_situation_is_said_in_one_sentence(changed: dict[str, Any], headline: str) -> None:
+    assert safety(replace(WELL, **changed)).headline == headline
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "an unknown time"), (119.0, "119 s"), (600.0, "10 min"), (7200.0, "2.0 h")]
+)
+def test_a_duration_has_the_unit_of_its_size(seconds: float | None, text: str) -> None:
+    now = replace(WELL, fits_grace=False, predicted_durable_s=seconds)
+    answer = safety(now)
+    assert any(text in sentence for sentence in (answer.headline, *answer.reasons))

@@ -83,3 +83,17 @@ def test_what_others_answer_at_that_address_is_no_notice(raw: bytes) -> None:
     assert gcp_preempted(raw) is None
     assert azure_preempt(raw, machine="", now_s=NOW_S) is None
     assert aws_rebalance(raw) is None
+
+
+@pytest.mark.parametrize("at", ["2026-11-21T12:00:45", "not a time", 45, None])
+def test_a_time_without_a_zone_is_utc_and_one_that_cannot_be_read_is_unknown(at: Any) -> None:
+    said = aws_action(json.dumps({"action": "stop", "time": at}).encode(), now_s=NOW_S)
+    assert said is not None
+    assert said.ends_in_s == (45 if at == "2026-11-21T12:00:45" else 120)
+
+
+@pytest.mark.parametrize("at", ["no date", "Sat, 99 Nov 2026 12:00:45 GMT", "", 45, None])
+def test_a_date_of_azure_that_cannot_be_read_is_unknown(at: Any) -> None:
+    said = azure_preempt(azure({**EVENT, "NotBefore": at}), machine="train_0", now_s=NOW_S)
+    assert said is not None
+    assert said.ends_in_s == 30

@@ -62,3 +62,13 @@ def test_a_trainer_that_waits_for_its_node_loses_nothing_meanwhile() -> None:
 def test_a_clock_that_was_set_back_puts_nothing_at_risk_rather_than_less_than_nothing() -> None:
     trained = TrainedTime().seen(trains=True, now_s=100.0).seen(trains=True, now_s=90.0)
     assert trained.at_risk_s(durable_at_s=100.0, finished_at_s=None, now_s=10.0) == 0.0
+
+
+def test_the_two_oldest_of_too_many_spans_are_joined() -> None:
+    trained = TrainedTime()
+    for number in range(MOST_SPANS + 3):
+        trained = trained.seen(trains=True, now_s=10.0 * number).seen(trains=True, now_s=10.0 * number + 1)
+        trained = trained.seen(trains=False, now_s=10.0 * number + 2)
+    assert len(trained.spans) == MOST_SPANS
+    assert trained.spans[0][0] == 0.0
+    assert trained.spans[-1] == (10.0 * (MOST_SPANS + 2), 10.0 * (MOST_SPANS + 2) + 1)

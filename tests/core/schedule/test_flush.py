@@ -283,3 +283,10 @@ def test_some_two_of_several_are_ordered_as_the_two_alone(steps: list[int]) -> N
     for one, other in combinations(loads, 2):
         first = one if (one.waiting.step or 0) > (other.waiting.step or 0) else other
         assert plan.rank()[first.waiting.name] == min(plan.rank()[load.waiting.name] for load in (one, other))
+
+
+def test_nothing_is_expected_to_fit_while_nothing_is_known_to_arrive() -> None:
+    load = Load(Waiting("checkpoint-1", 1, urgent=False), 1000)
+    plan = plan_flush([load], rate=Rate(0.0, 0.0, 1e6), left_s=10.0, newest_durable_step=None)
+    assert plan.rank() == {"checkpoint-1": 0}
+    assert [planned.verdict for planned in plan.order] == [Outcome.MAY_FIT]

@@ -129,3 +129,28 @@ def test_a_far_store_gets_more_time_for_each_connection_that_could_not_be_made(f
 def test_a_copy_is_given_up_when_sending_it_would_be_as_fast() -> None:
     assert hedging.copy_within_s(0) < 2
     assert 50 < hedging.copy_within_s(5 << 30) < 60
+
+
+@given(st.integers(400, 599))
+def test_only_errors_of_the_moment_may_be_undone_by_another_try(status: int) -> None:
+    assert hedging.may_be_undone(status) is (status >= 500 or status == 409)
+
+
+@given(st.integers(0, 100), st.integers(0, 10**13))
+def test_deadlines_of_connections_and_copies_grow_and_the_first_is_bounded(failures: int, size_bytes: int) -> None:
+    this, following = (hedging.connect_within_s(n, first_s=2.0, most_s=20.0) for n in (failures, failures + 1))
+    assert 2.0 <= this <= following <= 20.0
+    assert hedging.copy_within_s(0) <= hedging.copy_within_s(size_bytes) < hedging.copy_within_s(size_bytes + 2**30)
+
+
+def test_the_flow_is_sampled_at_most_once_an_interval() -> None:
+    flow = Flow()
+    flow.saw(0, now_s=0.0)
+    flow.saw(10**9, now_s=hedging.FLOW_EVERY_S / 2)
+    assert flow.bytes_per_s(1000, now_s=hedging.FLOW_LEAST_S) == 1000 / hedging.FLOW_LEAST_S
+
+
+@given(st.integers(0, 10**9), st.floats(0.1, 1e3))
+def test_a_connection_moves_if_it_reaches_the_floor(moved_bytes: int, in_s: float) -> None:
+    floor = hedging.LEAST_MOVED_BYTES / hedging.SILENT_S
+    assert hedging.is_moving(moved_bytes, in_s=in_s) is (moved_bytes > 0 and moved_bytes / in_s >= floor * (1 - 1e-12))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.schedule.order import Waiting, overtakes, superseded, upload_order
+from sidecar.core.schedule.order import Waiting, overtakes, send_order, superseded, upload_order
 from tests import strategies
 
 
@@ -185,3 +185,19 @@ def test_a_newer_periodic_save_pauses_the_older_but_not_the_one_that_paused_it()
     old, newer, newest = (Waiting(f"checkpoint-{step}", step, urgent=False) for step in (10, 20, 30))
     assert overtakes(newer, old)
     assert not overtakes(newest, replace(newer, overtook=True))
+
+
+@given(queues, st.integers(0, 7))
+def test_the_running_upload_stays_first_unless_another_one_preempts_it(queue: list[Waiting], number: int) -> None:
+    running = queue[number % len(queue)] if queue else None
+    order = send_order(queue, running=running.name if running else "checkpoint-0")
+    assert sorted(w.name for w in order) == sorted(w.name for w in queue)
+    if running is not None:
+        first = upload_order(queue)[0]
+        assert order[0] is (first if overtakes(first, running) else running)
+
+
+@given(waiting, waiting)
+def test_everything_preempts_an_upload_that_the_store_refuses(one: Waiting, other: Waiting) -> None:
+    assert overtakes(one, replace(other, refused=True))
+    assert not overtakes(replace(one, refused=True), other)

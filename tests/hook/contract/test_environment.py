@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests import strategies
 from tests.outcome import outcome
 from trainer_hook import contract
-from trainer_hook.contract import ContractError, Node, node_from_environment, pod_uid
+from trainer_hook.contract import ContractError, Node, check_settings, node_from_environment, pod_uid
 
 VARIABLES = ["CKPT_NODE_INDEX", "CKPT_NODE_COUNT", "PET_NODE_RANK", "PET_NNODES", "JOB_COMPLETION_INDEX"]
 _values = st.integers(0, 5).map(str) | st.sampled_from(["", " ", "1:4", "2:2", "-1", "1.0", "²", "٣", "10000000000"])
@@ -149,3 +149,35 @@ def test_the_systems_files_lie_in_the_systems_directory() -> None:
     ]
     assert len(set(places)) == len(places)
     assert all(place.startswith(".ckpt/") for place in places)
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("CKPT_STOER", "CKPT_STOER is not a setting: did you mean CKPT_STORE?"),
+        ("CKPT_XYZZY_QUX", "see docs/settings.md"),
+        ("CKPT_RESUME_FOREIGN", "is not a setting any more: bring a checkpoint"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_refused_with_the_next_step(variable: str, message: str) -> None:
+    with pytest.raises(ContractError, match=re.escape(message)):
+        check_settings({variable: "1", "PATH": "/bin"})
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "Off "])
+def test_a_removed_setting_that_is_off_is_ignored(value: str) -> None:
+    check_settings({"CKPT_RESUME_FOREIGN": value, "CKPT_STORE": "s3://b/p"})
+
+
+def test_the_pod_is_named_by_the_mounts_of_the_kubelet() -> None:
+    uid = "0b1c2d3e-1111-2222-3333-444455556666"
+    line = f"900 800 0:1 /var/lib/kubelet/pods/{uid}/etc-hosts /etc/hosts rw - ext4 /dev/vda rw"
+    assert pod_uid(line) == uid
+    assert pod_uid("900 800 0:1 / / rw - ext4 /dev/vda rw") is None
+
+
+@pytest.mark.parametrize("text", ["", "-1", "65536", "80.0", "٨٠", "123456"])
+def test_a_text_that_is_no_port_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a port from 1 to 65535"):
+        contract.environment.port_number(text)
+    assert contract.environment.port_number("65535") == 65535

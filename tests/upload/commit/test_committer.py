@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -98,6 +99,22 @@ async def test_a_node_whose_manifest_was_taken_publishes_it_again(executor: Stor
     decision = await pod.committer.try_commit(pod.checkpoint("b"))
     assert isinstance(decision, Reupload)
     assert not decision.files
+
+
+@pytest.mark.parametrize(("other", "stands"), [("20260301T120000Z-z", False), ("20260302T120000Z-b", True)])
+async def test_a_revoked_commit_is_not_repaired_while_a_later_attempt_sends_the_step(
+    executor: StoreExecutor, other: str, stands: bool
+) -> None:
+    """Two attempts replaced each other's commits for ever."""
+    store, attempt = MemoryStore(), "20260301T130000Z-a"
+    pod, others = Pod(store, executor, 0, count=1), Pod(store, executor, 0, count=1)
+    ours = replace(pod.checkpoint(attempt), files=(FoundFile("shard-0", 2, 0, 0),))
+    await pod.publish(b"v1", attempt)
+    assert isinstance(await pod.committer.try_commit(ours), ReadyToCommit)
+    await others.committer.revoke_commit(NAME)
+    assert not await pod.committer.is_still_committed(ours, thoroughly=False)
+    await others.publish(b"v2", other)
+    assert await pod.committer.is_still_committed(ours, thoroughly=False) is stands
 
 
 async def test_no_commit_mixes_a_part_that_is_written_again_with_old_parts_of_the_others(executor: StoreExecutor) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from sidecar.core.job.pods import JobPod, PodState
 from sidecar.core.lifecycle.safety import Level
+from sidecar.core.lifecycle.termination_sentence import ending_of
 
 _SEVERITY = (Level.SAFE, Level.UNKNOWN, Level.ATTENTION, Level.DANGER)
 
@@ -89,7 +90,7 @@ def pod_report(pod: JobPod, answer: Mapping[str, Any] | None, error: str | None 
         error: Why it did not.
     """
     if pod.state is PodState.ENDED:
-        return PodReport(pod.name, Answered.ENDED, pod.detail, node_index=pod.index)
+        return _ended(pod)
     if answer is None:
         state = Answered.WAITING if pod.state is PodState.WAITING else Answered.SILENT
         return PodReport(pod.name, state, error or pod.detail, node_index=pod.index)
@@ -116,6 +117,12 @@ def pod_report(pod: JobPod, answer: Mapping[str, Any] | None, error: str | None 
     )
 
 
+def _ended(pod: JobPod) -> PodReport:
+    ending = ending_of(pod.detail or "")
+    level = Level.SAFE if ending.all_durable else Level.UNKNOWN
+    return PodReport(pod.name, Answered.ENDED, pod.detail, level, node_index=pod.index, durable_step=ending.durable_step)
+
+
 def job_status(reports: Iterable[PodReport]) -> JobStatus:
     """Return the status of the job whose pods these are, in any order."""
     pods = tuple(sorted(reports, key=_order))
@@ -129,11 +136,11 @@ def job_status(reports: Iterable[PodReport]) -> JobStatus:
     return JobStatus(
         level=level,
         headline=headline,
-        reasons=tuple(text for severity, text in found[1:] if severity is not Level.SAFE),
+        reasons=tuple(text for severity, text in found[1:] if severity is not Level.SAFE or not answering),
         pods_wanted=wanted,
         pods_answering=len(answering),
         trained_step=_largest(pod.trained_step for pod in answering),
-        durable_step=_largest(pod.durable_step for pod in answering),
+        durable_step=_largest(pod.durable_step for pod in pods),
         finished_step=min((step for step in finished if step is not None), default=None)
         if all_answer and None not in finished
         else None,
@@ -172,7 +179,7 @@ def _findings(pods: Sequence[PodReport], wanted: int) -> Iterator[tuple[Level, s
         elif pod.state is Answered.WAITING:
             yield Level.UNKNOWN, f"{pod.pod} has not started: {pod.detail or 'no reason given'}"
         else:
-            yield Level.UNKNOWN, f"{pod.pod} has ended: {pod.detail or 'no reason given'}"
+            yield pod.level, f"{pod.pod} has ended: {pod.detail or 'no reason given'}"
     for (level, headline), names in said.items():
         yield level, headline if len(names) == wanted else f"{', '.join(names)}: {headline}"
     if wanted > len(pods):

@@ -22,6 +22,8 @@ from trainer_hook.contract import (
 
 DEFAULT_IMAGE = f"checkpoint-sidecar:{__version__}"
 ANNOTATION = "checkpoint-sidecar/"
+LABEL = f"{ANNOTATION}inject"
+"""On a pod: the webhook gives it a sidecar if its value is ``true``."""
 ENVIRONMENT = "CKPT_INJECT_"
 _DERIVED = frozenset(
     {"CKPT_DIR", "CKPT_GRACE_SECONDS", "CKPT_STORE", "CKPT_MODE", "CKPT_API_PORT", "CKPT_CREDENTIALS_DIR", "CKPT_STATE_DIR"}

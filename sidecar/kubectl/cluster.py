@@ -138,6 +138,6 @@ def _error(arguments: tuple[str, ...], stderr: str) -> SidecarError:
         return ConfigurationError(f"{text}: ask for a role with this right (docs/kubectl.md, Rights)")
     if any(sign in stderr for sign in _UNREACHABLE):
         return ClusterUnreachable(f"{text}: check --context and KUBECONFIG")
-    if "context" in stderr and "does not exist" in stderr:
+    if "context was not found" in stderr or ("context" in stderr and "does not exist" in stderr):
         return ConfigurationError(f"{text}: 'kubectl config get-contexts' lists them")
     return SidecarError(text)

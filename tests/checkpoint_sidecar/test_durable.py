@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,11 +70,14 @@ def test_the_pods_ask_the_webhook_and_get_what_inject_adds(client: TrainerClient
 
 
 def test_a_claim_becomes_a_volume_of_the_sidecar_alone(client: TrainerClient, cluster: Cluster) -> None:
+    assert cluster.webhook is not None
+    cluster.webhook = replace(cluster.webhook, store="s3:///runs/{name}", secret="the-default")
     sent = trained(client, cluster, durable(store="pvc://training-data/runs/{name}"))
     _, admitted = cluster.admit(pod_of(cluster.runtime, patched_pod(sent), "llama"))
     assert {"name": "checkpoint-store", "persistentVolumeClaim": {"claimName": "training-data"}} in admitted["spec"]["volumes"]
     [sidecar] = [found for found in admitted["spec"]["initContainers"] if found["name"] == "checkpoint-sidecar"]
     assert {"name": "CKPT_STORE", "value": "file:///store/runs/llama"} in sidecar["env"]
+    assert "the-default" not in str(admitted), "the webhook's credentials are for another kind of store"
 
 
 def test_it_stands_beside_other_options_in_any_order(client: TrainerClient, cluster: Cluster) -> None:
@@ -121,8 +125,8 @@ def test_without_a_webhook_it_is_refused_before_the_job_exists(client: TrainerCl
 
 
 def test_what_the_webhook_refuses_is_said_before_the_job_exists(client: TrainerClient, cluster: Cluster) -> None:
-    cluster.webhook = with_given(Options(), {"cloud-identity": "true", "claim": "other"})
-    with pytest.raises(ConfigurationError, match=r"the webhook refuses it: --claim is for a file:// store"):
+    cluster.webhook = Options(trainer_container="other")
+    with pytest.raises(ConfigurationError, match=r"the webhook refuses it: .*no pod has a container 'other'"):
         trained(client, cluster, durable(store=STORE))
 
 

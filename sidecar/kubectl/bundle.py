@@ -13,7 +13,7 @@ from typing import Any
 
 from sidecar import __version__
 from sidecar.core.job.pods import SIDECAR, JobPod, PodState
-from sidecar.core.job.scrub import scrubbed_object, scrubbed_text
+from sidecar.core.job.scrub import scrubbed_answer, scrubbed_object, scrubbed_text
 from sidecar.core.job.status import job_status, pod_report
 from sidecar.errors import SidecarError
 from sidecar.kubectl.cluster import Kubectl
@@ -85,7 +85,7 @@ def _status_in(files: Files, pod: JobPod) -> dict[str, Any] | None:
 
 def _take(name: str, read: Callable[[], str], files: Files, missing: Files) -> None:
     try:
-        files[name] = scrubbed_text(read())
+        files[name] = read()
     except SidecarError as error:
         missing[name] = scrubbed_text(str(error))
 
@@ -110,7 +110,7 @@ def _asked(cluster: Kubectl, pod: JobPod, command: str) -> str:
     answer = done.answer()
     if done.code or answer is None:
         raise SidecarError(done.problem())
-    return _json(answer)
+    return _json(scrubbed_answer(answer))
 
 
 def _exit_report(cluster: Kubectl, pod: JobPod) -> str:
@@ -119,7 +119,10 @@ def _exit_report(cluster: Kubectl, pod: JobPod) -> str:
     done = cluster.attempt("exec", pod.name, "-c", SIDECAR, "--", "cat", path, timeout_s=ASK_S)
     if done.code:
         raise SidecarError(f"{done.problem()} (there is none before the sidecar's first end)")
-    return done.stdout
+    try:
+        return _json(scrubbed_answer(json.loads(done.stdout)))
+    except ValueError:
+        raise SidecarError(f"{path} is not JSON") from None
 
 
 def _logs(pod: dict[str, Any], *, trainer_logs: bool) -> Iterator[tuple[str, bool]]:
@@ -137,7 +140,7 @@ def _logs(pod: dict[str, Any], *, trainer_logs: bool) -> Iterator[tuple[str, boo
 
 def _log(cluster: Kubectl, pod: str, container: str, *, previous: bool) -> str:
     options = ["--previous"] if previous else []
-    return cluster.run("logs", pod, "-c", container, "--timestamps", f"--limit-bytes={LOG_BYTES}", *options)
+    return scrubbed_text(cluster.run("logs", pod, "-c", container, "--timestamps", f"--limit-bytes={LOG_BYTES}", *options))
 
 
 def _events(cluster: Kubectl, names: set[str]) -> str:
@@ -150,7 +153,7 @@ def _events(cluster: Kubectl, names: set[str]) -> str:
             at = event.get("lastTimestamp") or event.get("eventTime") or event["metadata"].get("creationTimestamp")
             said = f"{event.get('type')} {event.get('reason')} {about.get('kind')}/{name}: {event.get('message')}"
             lines.append(f"{at} {said} (x{event.get('count') or 1})")
-    return "".join(f"{line}\n" for line in sorted(lines))
+    return scrubbed_text("".join(f"{line}\n" for line in sorted(lines)))
 
 
 def _json(value: Any) -> str:

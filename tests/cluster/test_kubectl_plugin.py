@@ -134,6 +134,8 @@ def test_a_bundle_says_what_happened_and_has_no_secret(
         files
     )
     assert not any("trainer.log" in name for name in files)
+    for name in files:
+        assert not name.endswith(".json") or json.loads(files[name]), name
     assert json.loads(files["status.json"])["durable_step"] in story.committed()
     assert "checkpoint_committed" in files[f"pods/{pod}/logs/checkpoint-sidecar.log"]
     assert "SuccessfulCreate" in files["events.txt"]

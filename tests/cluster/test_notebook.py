@@ -69,7 +69,6 @@ def test_durable_training_from_a_notebook_survives_its_pod(
     seen = progress(job, client)
     assert (seen.job, seen.state, seen.status.pods_answering) == ("llama", "Running", 1)
     assert seen.durable_step in run.committed() or seen.durable_step == 20
-    assert (seen.step or 0) >= 29
 
     found = Plugin(tmp_path, run.namespace).json("status", "llama")
     assert (found["kind"], found["pods_answering"]) == ("TrainJob", 1)

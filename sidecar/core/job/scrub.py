@@ -49,6 +49,15 @@ def scrubbed_text(text: str) -> str:
     return text
 
 
+def scrubbed_answer(value: Any) -> Any:
+    """Return a copy of a sidecar's answer, whose fields are known to be harmless: its texts are scrubbed."""
+    if isinstance(value, Mapping):
+        return {str(name): scrubbed_answer(below) for name, below in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [scrubbed_answer(each) for each in value]
+    return scrubbed_text(value) if isinstance(value, str) else value
+
+
 def scrubbed_object(value: Any) -> Any:
     """Return a copy of a Kubernetes object that keeps what explains a run and hides what may be a secret."""
     return _scrubbed(value, "", is_ours=False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.job.scrub import HIDDEN, scrubbed_object, scrubbed_text
+from sidecar.core.job.scrub import HIDDEN, scrubbed_answer, scrubbed_object, scrubbed_text
 
 # Letters that no pattern and no name of the objects below has.
 SECRET = "zQ7xV9kJ2wY4"
@@ -131,3 +131,9 @@ def test_scrubbing_twice_changes_nothing(text: str) -> None:
 )
 def test_any_document_is_scrubbed_without_an_error(document: Any) -> None:
     json.dumps(scrubbed_object(document))
+
+
+def test_an_answer_keeps_its_form_and_hides_credentials_in_its_texts() -> None:
+    answer = {"token_required": False, "secret": 5, "reasons": [f"https://u:{SECRET}@proxy refused"], "step": None}
+    shown = scrubbed_answer(answer)
+    assert shown == answer | {"reasons": [f"https://{HIDDEN}@proxy refused"]}

@@ -11,7 +11,7 @@ from typing import Any
 from checkpoint_sidecar import _cluster
 from sidecar.core.job.pods import JobPod, PodState, job_pods
 from sidecar.core.job.status import JobStatus, PodReport, job_status, pod_report
-from sidecar.core.job.workloads import JOBSET_LABEL
+from sidecar.core.job.workloads import JOBSET_LABEL, why_no_pods
 from sidecar.errors import NothingFound, SidecarError
 
 ASK_S = 20.0
@@ -76,7 +76,8 @@ def progress(job: str, client: Any = None) -> Progress:
         NotDurable: It has pods, and none of them has a sidecar.
     """
     backend = _backend(client)
-    state = _state(_train_job(backend, job))
+    found = _train_job(backend, job)
+    state = _state(found)
     items = _pods(backend, job)
     pods = job_pods(items)
     if items and not pods and state == "Running":
@@ -86,7 +87,7 @@ def progress(job: str, client: Any = None) -> Progress:
         )
     with ThreadPoolExecutor(max(1, min(16, len(pods)))) as threads:
         reports = list(threads.map(lambda pod: _report(backend, pod), pods))
-    return Progress(job, state, job_status(reports))
+    return Progress(job, state, job_status(reports, without_pods=why_no_pods(found)))
 
 
 def wait(

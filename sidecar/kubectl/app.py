@@ -112,8 +112,6 @@ def _print_save(saved: JobSave, more: dict[str, object], *, as_json: bool) -> No
         return
     if saved.is_durable:
         print(f"{saved.checkpoint} is durable on every node")
-    for pod, problem in saved.problems.items():
-        saving.say(f"{pod}: {problem}")
     if "continue_with" in more:
         print(f"{more['workload']} is suspended. To go on:\n  {more['continue_with']}")
 

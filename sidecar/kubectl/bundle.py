@@ -15,6 +15,7 @@ from sidecar import __version__
 from sidecar.core.job.pods import SIDECAR, JobPod, PodState
 from sidecar.core.job.scrub import scrubbed_answer, scrubbed_object, scrubbed_text
 from sidecar.core.job.status import job_status, pod_report
+from sidecar.core.job.workloads import owner_of, why_no_pods
 from sidecar.errors import SidecarError
 from sidecar.kubectl.cluster import Kubectl
 from sidecar.kubectl.job import ASK_S, Job, at_once, outermost
@@ -70,9 +71,10 @@ def _collected(cluster: Kubectl, job: Job, *, trainer_logs: bool) -> tuple[Files
         else pod_report(pod, None)
         for pod in job.pods
     ]
-    files["status.json"] = _json(job_status(reports).fields())
+    files["status.json"] = _json(job_status(reports, without_pods=why_no_pods(job.workload)).fields())
     files["workload.json"] = _json(scrubbed_object(job.workload))
-    _take("owner.json", lambda: _json(scrubbed_object(outermost(cluster, job).workload)), files, missing)
+    if owner_of(job.workload) is not None:
+        _take("owner.json", lambda: _json(scrubbed_object(outermost(cluster, job).workload)), files, missing)
     _take("events.txt", lambda: _events(cluster, {job.name, *objects}), files, missing)
     return files, missing
 

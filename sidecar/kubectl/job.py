@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sidecar.core.job.pods import JobPod, PodState, job_pods
 from sidecar.core.job.status import JobStatus, PodReport, job_status, pod_report
-from sidecar.core.job.workloads import KINDS, WorkloadKind, kind_called, owner_of, pod_selector
+from sidecar.core.job.workloads import KINDS, WorkloadKind, kind_called, owner_of, pod_selector, why_no_pods
 from sidecar.errors import ConfigurationError, NothingFound, SidecarError
 from sidecar.kubectl.cluster import ClusterUnreachable, Kubectl, UnknownKind
 
@@ -120,7 +120,8 @@ def status_of(cluster: Kubectl, job: Job) -> JobStatus:
             f"no pod of {job.title} has a container checkpoint-sidecar: 'checkpoint-sidecar inject' puts it into the manifest, "
             "the webhook into labelled pods"
         )
-    return job_status(at_once(lambda pod: _report(cluster, pod), job.pods))
+    reports = at_once(lambda pod: _report(cluster, pod), job.pods)
+    return job_status(reports, without_pods=why_no_pods(job.workload))
 
 
 def _report(cluster: Kubectl, pod: JobPod) -> PodReport:

@@ -38,19 +38,25 @@ def save(cluster: Kubectl, job: Job, *, timeout_s: float) -> JobSave:
         names = ", ".join(f"{pod.name} ({pod.detail})" for pod in waiting)
         raise RequestRefused(f"{job.title} cannot be saved as a whole: {names} has not started; see 'kubectl ckpt status'")
     say(f"{job.title}: {len(able)} {'pod saves' if len(able) == 1 else 'pods save'}")
-    answers = at_once(lambda pod: _save(cluster, pod, timeout_s), able)
-    return job_save({pod.name: answer for pod, answer in zip(able, answers, strict=True)})
+    told: set[str] = set()
+    answers = at_once(lambda pod: _save(cluster, pod, timeout_s, told), able)
+    saved = job_save({pod.name: answer for pod, answer in zip(able, answers, strict=True)})
+    for line in (f"{pod}: {problem}" for pod, problem in saved.problems.items()):
+        if line not in told:
+            say(line)
+    return saved
 
 
-def _save(cluster: Kubectl, pod: JobPod, timeout_s: float) -> Mapping[str, Any]:
+def _save(cluster: Kubectl, pod: JobPod, timeout_s: float, told: set[str]) -> Mapping[str, Any]:
     def on_line(line: str) -> None:
         if line.startswith(_PREFIX):
+            told.add(f"{pod.name}: {line.removeprefix(_PREFIX)}")
             say(f"{pod.name}: {line.removeprefix(_PREFIX)}")
 
     done = cluster.follow(pod.name, "save", "--json", "--timeout", f"{timeout_s:g}s", on_line=on_line)
     answer = done.answer()
     if answer is None or "state" not in answer:
-        return {"error": done.problem()}
+        return {"error": done.problem().removeprefix("save: ")}
     say(f"{pod.name}: {answer['checkpoint'] or 'no checkpoint'} is {answer['state']}")
     return answer
 

@@ -36,11 +36,12 @@ class Plugin:
         self._environ = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": root}
         self._namespace = namespace
 
-    def run(self, *arguments: str, code: int = 0, timeout_s: float = 150) -> str:
+    def run(self, *arguments: str, code: int = 0, stream: str = "", timeout_s: float = 150) -> str:
+        """Return what it printed: of a failed command on standard error, unless ``stream`` says otherwise."""
         command = ["kubectl", "ckpt", *arguments, "-n", self._namespace.name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=self._environ)
         assert done.returncode == code, f"{done.returncode}: {done.stdout}\n{done.stderr}\n{self._namespace.watch.report()}"
-        return done.stdout if not code else done.stderr
+        return done.stdout if not code or stream == "stdout" else done.stderr
 
     def json(self, *arguments: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.run(*arguments, "--json"))
@@ -77,6 +78,7 @@ def test_a_job_is_shown_saved_and_paused_and_goes_on_without_a_lost_step(
     paused = plugin.json("pause", "run")
     assert (paused["suspended"], paused["pods_left"], paused["workload"]) == (True, [], "Job run")
     assert story.namespace.get("job", "run")["spec"]["suspend"] is True
+    assert "The job is suspended" in plugin.run("status", "run", "--json", code=6, stream="stdout")
     assert "is suspended already" in plugin.run("pause", "run", code=7)
     before = story.lives()[0]
     story.durable(steps(before)[-1])

@@ -12,7 +12,7 @@ from checkpoint_sidecar.kubeflow import NotDurable, Progress, durable, progress,
 from sidecar.errors import ConfigurationError
 from tests.cluster.conftest import Namespace
 from tests.cluster.file_trainer import weights_after
-from tests.cluster.kubectl import until
+from tests.cluster.kubectl import SIDECAR, until
 from tests.cluster.settings import ClusterSettings
 from tests.cluster.story import Story
 from tests.cluster.test_kubectl_plugin import Plugin
@@ -84,7 +84,9 @@ def test_durable_training_from_a_notebook_survives_its_pod(
     waiting.join(timeout=120)
     assert ended, [str(each) for each in told]
     assert (ended[0].state, ended[0].durable_step) == ("Complete", STEPS), str(ended[0])
-    assert len(run.committed()) <= 3 + 1, "keep=3"
+    pod = next(iter(run.namespace.watch.pods.values()))
+    sidecar = next(found for found in pod["spec"]["initContainers"] if found["name"] == SIDECAR)
+    assert {"name": "CKPT_KEEP_STORE", "value": "3"} in sidecar["env"]
 
 
 def test_pausing_a_train_job_suspends_it_and_it_goes_on(

@@ -123,12 +123,17 @@ def _ended(pod: JobPod) -> PodReport:
     return PodReport(pod.name, Answered.ENDED, pod.detail, level, node_index=pod.index, durable_step=ending.durable_step)
 
 
-def job_status(reports: Iterable[PodReport]) -> JobStatus:
-    """Return the status of the job whose pods these are, in any order."""
+def job_status(reports: Iterable[PodReport], *, without_pods: str = "No pod of the job has a sidecar") -> JobStatus:
+    """Return the status of a job.
+
+    Args:
+        reports: Of its pods with a sidecar, in any order.
+        without_pods: What to say if there is none.
+    """
     pods = tuple(sorted(reports, key=_order))
     answering = [pod for pod in pods if pod.state is Answered.YES]
     wanted = max([len(pods), *(pod.node_count or 0 for pod in answering)])
-    found = sorted(_findings(pods, wanted), key=_most_severe_first)
+    found = sorted(_findings(pods, wanted) if pods else [(Level.UNKNOWN, without_pods)], key=_most_severe_first)
     level, headline = found[0]
     all_answer = len(answering) == wanted and bool(pods)
     fits = [pod.fits_grace for pod in answering]
@@ -167,9 +172,6 @@ def _most_severe_first(finding: tuple[Level, str]) -> tuple[int, str]:
 
 
 def _findings(pods: Sequence[PodReport], wanted: int) -> Iterator[tuple[Level, str]]:
-    if not pods:
-        yield Level.UNKNOWN, "No pod of the job has a sidecar"
-        return
     said: dict[tuple[Level, str], list[str]] = {}
     for pod in pods:
         if pod.state is Answered.YES:

@@ -77,3 +77,14 @@ def why_not_suspended(kind: WorkloadKind, workload: Mapping[str, Any]) -> str | 
     if (workload.get("spec") or {}).get("suspend"):
         return f"{kind.kind} {name} is suspended already"
     return None
+
+
+def why_no_pods(workload: Mapping[str, Any]) -> str:
+    """Return why a workload has no pods now, as a sentence."""
+    conditions = (workload.get("status") or {}).get("conditions") or ()
+    true = {condition.get("type") for condition in conditions if condition.get("status") == "True"}
+    if (workload.get("spec") or {}).get("suspend"):
+        return "The job is suspended: it has no pods"
+    if true & {"Complete", "Completed", "Succeeded"}:
+        return "The job has completed: its pods are gone"
+    return "The job has failed: its pods are gone" if "Failed" in true else "The job has no pods yet"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from sidecar.core.job.workloads import KINDS, kind_called, owner_of, pod_selector, why_not_suspended
+from sidecar.core.job.status import job_status
+from sidecar.core.job.workloads import KINDS, kind_called, owner_of, pod_selector, why_no_pods, why_not_suspended
 
 
 @pytest.mark.parametrize("text", ["job", "jobs", "Job", "jobs.batch"])
@@ -53,3 +56,18 @@ def test_a_job_of_kueue_or_one_that_is_suspended_is_refused() -> None:
     queued = {"metadata": {"name": "run", "labels": {"kueue.x-k8s.io/queue-name": "q"}}, "spec": {"suspend": False}}
     assert "spec.active: false" in str(why_not_suspended(job, queued))
     assert "suspended already" in str(why_not_suspended(job, {"metadata": {"name": "run"}, "spec": {"suspend": True}}))
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        ({}, "The job has no pods yet"),
+        ({"spec": {"suspend": True}}, "The job is suspended: it has no pods"),
+        ({"status": {"conditions": [{"type": "Complete", "status": "True"}]}}, "The job has completed: its pods are gone"),
+        ({"status": {"conditions": [{"type": "Failed", "status": "True"}]}}, "The job has failed: its pods are gone"),
+        ({"status": {"conditions": [{"type": "Failed", "status": "False"}]}}, "The job has no pods yet"),
+    ],
+)
+def test_a_job_without_pods_says_why(workload: dict[str, Any], said: str) -> None:
+    assert why_no_pods(workload) == said
+    assert job_status([], without_pods=said).headline == said

@@ -136,7 +136,7 @@ def exec_json(backend: Any, pod: str, *command: str, timeout_s: float) -> tuple[
         return None, _reason(error) if isinstance(error, ApiException) else str(error)
     try:
         connection.run_forever(timeout=timeout_s)
-        printed, said = connection.read_all(), ""
+        printed = connection.read_all()
     except OSError as error:
         return None, str(error)
     finally:
@@ -147,5 +147,5 @@ def exec_json(backend: Any, pod: str, *command: str, timeout_s: float) -> tuple[
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        return None, said or printed.strip()[-200:] or f"no answer within {timeout_s:g} s"
+        return None, printed.strip()[-200:] or f"no answer within {timeout_s:g} s"
     return (None, str(answer["error"])) if "error" in answer and "phase" not in answer else (answer, None)

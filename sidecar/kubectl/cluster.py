@@ -103,11 +103,16 @@ class Kubectl:
         return found
 
     def ask(self, pod: str, *command: str, timeout_s: float = CALL_S) -> Done:
-        """Run ``checkpoint-sidecar COMMAND`` in a pod's sidecar. Raises as ``attempt``."""
-        return self.attempt("exec", pod, "-c", SIDECAR, "--", SIDECAR, *command, timeout_s=timeout_s)
+        """Run ``checkpoint-sidecar COMMAND`` in a pod's sidecar.
+
+        Raises:
+            ConfigurationError: The right to do this is missing, or kubectl.
+            ClusterUnreachable: It did not end in time.
+        """
+        return _permitted(self.attempt("exec", pod, "-c", SIDECAR, "--", SIDECAR, *command, timeout_s=timeout_s))
 
     def follow(self, pod: str, *command: str, on_line: Callable[[str], None]) -> Done:
-        """Do as ``ask``, without a time limit: the command has one; each line on standard error is passed on at once."""
+        """Do as ``ask``, without a time limit: the command has one. Each line on standard error is passed on at once."""
         arguments = ("exec", pod, "-c", SIDECAR, "--", SIDECAR, *command)
         said: list[str] = []
         with subprocess.Popen(
@@ -124,7 +129,13 @@ class Kubectl:
                 said.append(line)
                 on_line(line.rstrip("\n"))
             printed = process.stdout.read()  # one line of JSON: the pipe holds it
-        return Done(process.returncode, printed, "".join(said))
+        return _permitted(Done(process.returncode, printed, "".join(said)))
+
+
+def _permitted(done: Done) -> Done:
+    if done.code and done.stderr.startswith("Error from server (Forbidden)"):
+        raise _error(("exec",), done.stderr)
+    return done
 
 
 def _error(arguments: tuple[str, ...], stderr: str) -> SidecarError:

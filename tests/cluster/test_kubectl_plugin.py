@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
-from tests.cluster.kubectl import Namespace, Object, until
+from tests.cluster.kubectl import Namespace, Object, kubectl, until
 from tests.cluster.settings import ClusterSettings
 from tests.cluster.story import Story, assert_no_step_was_lost, steps
 from tests.cluster.torch_runs import rank_zero, torchrun
@@ -26,22 +27,25 @@ SAVE_EVERY = 20
 class Plugin:
     """``kubectl ckpt`` in one namespace. The program is that of this interpreter, under the name that kubectl looks for."""
 
-    def __init__(self, folder: Path, namespace: Namespace) -> None:
+    def __init__(self, folder: Path, namespace: Namespace, **environ: str) -> None:
         program = folder / "kubectl-ckpt"
         program.write_text(
             f"#!/bin/sh\nexec {sys.executable} -c 'from sidecar.kubectl.main import main; exit(main())' \"$@\"\n"
         )
         program.chmod(0o755)
         root = str(Path(__file__).parents[2])
-        self._environ = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": root}
+        self._environ = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": root} | environ
         self._namespace = namespace
 
     def run(self, *arguments: str, code: int = 0, stream: str = "", timeout_s: float = 150) -> str:
         """Return what it printed: of a failed command on standard error, unless ``stream`` says otherwise."""
-        command = ["kubectl", "ckpt", *arguments, "-n", self._namespace.name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=self._environ)
+        done = self.attempt(*arguments, timeout_s=timeout_s)
         assert done.returncode == code, f"{done.returncode}: {done.stdout}\n{done.stderr}\n{self._namespace.watch.report()}"
         return done.stdout if not code or stream == "stdout" else done.stderr
+
+    def attempt(self, *arguments: str, timeout_s: float = 150) -> subprocess.CompletedProcess[str]:
+        command = ["kubectl", "ckpt", *arguments, "-n", self._namespace.name]
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=self._environ)
 
     def json(self, *arguments: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.run(*arguments, "--json"))
@@ -159,3 +163,56 @@ def test_what_is_not_there_is_named_with_the_next_step(story: Story, workloads: 
     assert "no pod of Job plain has a sidecar" in plugin.run("pause", "plain", code=5)
     assert story.namespace.get("job", "plain")["spec"].get("suspend") is not True
     story.namespace.kubectl("delete", "job", "plain", "--wait=false")
+
+
+ROLE = Path(__file__).parents[2] / "deploy/kubernetes/kubectl-ckpt-role.yaml"
+
+
+def as_person(folder: Path, namespace: Namespace, role: Object) -> Path:
+    """Return a kubeconfig of somebody who has this role in the namespace and no other right."""
+    subject = {"kind": "ServiceAccount", "name": "jane", "namespace": namespace.name}
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role["metadata"]["name"]}
+    namespace.apply(
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "jane"}},
+        role,
+        {"apiVersion": role["apiVersion"], "kind": "RoleBinding", "metadata": {"name": "jane"}}
+        | {"roleRef": reference, "subjects": [subject]},
+    )
+    token = namespace.kubectl("create", "token", "jane").strip()
+    config = json.loads(kubectl("config", "view", "--raw", "--minify", "-o", "json"))
+    config["users"][0]["user"] = {"token": token}
+    path = folder / "jane.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_the_documented_role_is_enough_and_without_exec_it_says_what_is_missing(
+    story: Story, workloads: Workloads, tmp_path: Path
+) -> None:
+    role: Object = YAML(typ="safe").load(ROLE.read_text())
+    person = Plugin(tmp_path, story.namespace, KUBECONFIG=str(as_person(tmp_path, story.namespace, role)))
+    story.start(slow_job(workloads))
+    story.at_step(5)
+    assert person.json("status", "run")["pods_answering"] == 1
+    path = tmp_path / "bundle.tar.gz"
+    person.run("bundle", "job/run", "-o", str(path))
+    with tarfile.open(path) as archive:
+        assert "job-run/events.txt" in archive.getnames()
+    without = role | {"rules": [rule for rule in role["rules"] if "pods/exec" not in rule["resources"]]}
+    story.namespace.apply(without)
+    refused = until(lambda: _refused(person), what="the right is gone")
+    assert "pods/exec" in refused
+    assert "ask for a role with this right" in refused
+    story.namespace.apply(role)
+    paused = until(lambda: _paused(person), what="the right is there again", timeout_s=60)
+    assert paused["suspended"] is True
+
+
+def _refused(person: Plugin) -> str:
+    done = person.attempt("status", "run")
+    return done.stderr if done.returncode == 2 else ""
+
+
+def _paused(person: Plugin) -> dict[str, Any]:
+    done = person.attempt("pause", "run", "--json")
+    return json.loads(done.stdout) if done.returncode == 0 else {}

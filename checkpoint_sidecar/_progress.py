@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from checkpoint_sidecar import _cluster
@@ -86,7 +87,7 @@ def progress(job: str, client: Any = None) -> Progress:
             "runtime with the sidecar?"
         )
     with ThreadPoolExecutor(max(1, min(16, len(pods)))) as threads:
-        reports = list(threads.map(lambda pod: _report(backend, pod), pods))
+        reports = list(threads.map(partial(_report, backend), pods))
     return Progress(job, state, job_status(reports, without_pods=why_no_pods(found)))
 
 

@@ -8,6 +8,7 @@ import os
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def _collected(cluster: Kubectl, job: Job, *, trainer_logs: bool) -> tuple[Files
     files: Files = {"about.json": _json({"made_by": f"kubectl-ckpt {__version__}", "job": job.title, "at": _now()})}
     missing: Files = {}
     objects = {pod["metadata"]["name"]: pod for pod in job.pod_objects}
-    for found, absent in at_once(lambda pod: _of_pod(cluster, pod, objects[pod.name], trainer_logs=trainer_logs), job.pods):
+    for found, absent in at_once(partial(_of_pod, cluster, objects, trainer_logs), job.pods):
         files |= found
         missing |= absent
     reports = [
@@ -74,9 +75,13 @@ def _collected(cluster: Kubectl, job: Job, *, trainer_logs: bool) -> tuple[Files
     files["status.json"] = _json(job_status(reports, without_pods=why_no_pods(job.workload)).fields())
     files["workload.json"] = _json(scrubbed_object(job.workload))
     if owner_of(job.workload) is not None:
-        _take("owner.json", lambda: _json(scrubbed_object(outermost(cluster, job).workload)), files, missing)
-    _take("events.txt", lambda: _events(cluster, {job.name, *objects}), files, missing)
+        _take("owner.json", partial(_owner, cluster, job), files, missing)
+    _take("events.txt", partial(_events, cluster, {job.name, *objects}), files, missing)
     return files, missing
+
+
+def _owner(cluster: Kubectl, job: Job) -> str:
+    return _json(scrubbed_object(outermost(cluster, job).workload))
 
 
 def _status_in(files: Files, pod: JobPod) -> dict[str, Any] | None:
@@ -92,18 +97,19 @@ def _take(name: str, read: Callable[[], str], files: Files, missing: Files) -> N
         missing[name] = scrubbed_text(str(error))
 
 
-def _of_pod(cluster: Kubectl, pod: JobPod, found: dict[str, Any], *, trainer_logs: bool) -> tuple[Files, Files]:
+def _of_pod(cluster: Kubectl, objects: dict[str, dict[str, Any]], trainer_logs: bool, pod: JobPod) -> tuple[Files, Files]:
+    found = objects[pod.name]
     files: Files = {}
     missing: Files = {}
     folder = f"pods/{pod.name}"
     files[f"{folder}/pod.json"] = _json(scrubbed_object(found))
     if pod.state is PodState.RUNNING:
         for name in ("status", "ls"):
-            _take(f"{folder}/{name}.json", lambda name=name: _asked(cluster, pod, name), files, missing)  # type: ignore[misc]
-        _take(f"{folder}/exit-report.json", lambda: _exit_report(cluster, pod), files, missing)
+            _take(f"{folder}/{name}.json", partial(_asked, cluster, pod, name), files, missing)
+        _take(f"{folder}/exit-report.json", partial(_exit_report, cluster, pod), files, missing)
     for container, previous in _logs(found, trainer_logs=trainer_logs):
         name = f"{folder}/logs/{container}{'.previous' if previous else ''}.log"
-        _take(name, lambda c=container, p=previous: _log(cluster, pod.name, c, previous=p), files, missing)  # type: ignore[misc]
+        _take(name, partial(_log, cluster, pod.name, container, previous=previous), files, missing)
     return files, missing
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from sidecar.core.job.pods import JobPod, PodState, job_pods
@@ -64,7 +65,7 @@ def find(cluster: Kubectl, given: str) -> Job:
     if not name or name.startswith("-"):
         raise ConfigurationError(f"{given!r} names no job: NAME or KIND/NAME, such as job/train")
     with ThreadPoolExecutor(len(kinds)) as threads:
-        found = list(threads.map(lambda kind: _look(cluster, kind, name), kinds))
+        found = list(threads.map(partial(_look, cluster, name), kinds))
     for kind, workload in zip(kinds, found, strict=True):
         if isinstance(workload, dict):
             return Job(kind, name, workload, tuple(_pods(cluster, kind, workload)))
@@ -74,7 +75,7 @@ def find(cluster: Kubectl, given: str) -> Job:
     raise NothingFound(f"no job called {given!r} in {where}: 'kubectl get jobs' lists them; -n selects another namespace")
 
 
-def _look(cluster: Kubectl, kind: WorkloadKind, name: str) -> dict[str, Any] | SidecarError | None:
+def _look(cluster: Kubectl, name: str, kind: WorkloadKind) -> dict[str, Any] | SidecarError | None:
     try:
         if not cluster.run("get", kind.resource, name, "--ignore-not-found", "-o", "name").strip():
             return None
@@ -120,7 +121,7 @@ def status_of(cluster: Kubectl, job: Job) -> JobStatus:
             f"no pod of {job.title} has a container checkpoint-sidecar: 'checkpoint-sidecar inject' puts it into the manifest, "
             "the webhook into labelled pods"
         )
-    reports = at_once(lambda pod: _report(cluster, pod), job.pods)
+    reports = at_once(partial(_report, cluster), job.pods)
     return job_status(reports, without_pods=why_no_pods(job.workload))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from sidecar.core.format.plain_text import plain_text
@@ -39,7 +40,7 @@ def save(cluster: Kubectl, job: Job, *, timeout_s: float) -> JobSave:
         raise RequestRefused(f"{job.title} cannot be saved as a whole: {names} has not started; see 'kubectl ckpt status'")
     say(f"{job.title}: {len(able)} {'pod saves' if len(able) == 1 else 'pods save'}")
     told: set[str] = set()
-    answers = at_once(lambda pod: _save(cluster, pod, timeout_s, told), able)
+    answers = at_once(partial(_save, cluster, timeout_s, told), able)
     saved = job_save({pod.name: answer for pod, answer in zip(able, answers, strict=True)})
     for line in (f"{pod}: {problem}" for pod, problem in saved.problems.items()):
         if line not in told:
@@ -47,7 +48,7 @@ def save(cluster: Kubectl, job: Job, *, timeout_s: float) -> JobSave:
     return saved
 
 
-def _save(cluster: Kubectl, pod: JobPod, timeout_s: float, told: set[str]) -> Mapping[str, Any]:
+def _save(cluster: Kubectl, timeout_s: float, told: set[str], pod: JobPod) -> Mapping[str, Any]:
     def on_line(line: str) -> None:
         if line.startswith(_PREFIX):
             told.add(f"{pod.name}: {line.removeprefix(_PREFIX)}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("sidecar", "trainer_hook")
+PACKAGES = ("checkpoint_sidecar", "sidecar", "trainer_hook")
 MOST_LINES = 400
 MOST_FUNCTION_LINES = 40
 """Without the docstring."""

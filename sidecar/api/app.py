@@ -13,7 +13,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from sidecar import __version__
 from sidecar.api import metrics, models, views
-from sidecar.api.dependencies import Running
+from sidecar.api.dependencies import Overviews, Running
 from sidecar.api.flush_call import FlushCall
 from sidecar.api.page import watch
 from sidecar.api.problems import Problem, install, responses
@@ -74,9 +74,9 @@ async def prometheus(services: Running) -> Response:
 
 
 @calls.get("/v1/status", summary="Status of the sidecar")
-async def status(services: Running) -> models.Status:
+async def status(services: Running, overviews: Overviews) -> models.Status:
     """Phase, queue, transfers, durable step, time at risk, throughput, disk, deadlines."""
-    return views.status(services)
+    return views.status(services, overviews.safety())
 
 
 @calls.get("/v1/checkpoints", summary="All known checkpoints, newest first", responses=responses(503))

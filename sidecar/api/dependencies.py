@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from sidecar.api.overview import OverviewService
 from sidecar.daemon.services import Services
 
 
@@ -15,3 +16,11 @@ def _services(request: Request) -> Services:
 
 
 Running = Annotated[Services, Depends(_services)]
+
+
+def _overviews(request: Request) -> OverviewService:
+    service: OverviewService = request.app.state.overviews
+    return service
+
+
+Overviews = Annotated[OverviewService, Depends(_overviews)]

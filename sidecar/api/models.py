@@ -105,11 +105,22 @@ class Lease(BaseModel):
     reason: str | None = Field(None, description="What it waits for, or who has taken the prefix over")
 
 
+class Safety(BaseModel):
+    """Whether training is safe now."""
+
+    level: Literal["safe", "unknown", "attention", "danger"]
+    headline: str
+    reasons: list[str] = Field(description="What else needs attention, most important first")
+
+
 class Status(BaseModel):
     """Status of the sidecar."""
 
     version: str
     phase: str
+    safety: Safety = Field(description="Whether training on this pod is safe now")
+    node_index: int | None = Field(None, description="Of this pod among those of the job; null: the settings do not say it")
+    node_count: int | None = None
     degraded: bool = Field(description="The store is not usable now; training continues")
     degraded_reason: str | None = None
     store: StoreStatus
@@ -281,14 +292,6 @@ class Draining(BaseModel):
 
     phase: str
     deadline_in_s: float
-
-
-class Safety(BaseModel):
-    """Whether training is safe now."""
-
-    level: Literal["safe", "unknown", "attention", "danger"]
-    headline: str
-    reasons: list[str] = Field(description="What else needs attention, most important first")
 
 
 class Durable(BaseModel):

@@ -11,6 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from sidecar import __version__
 from sidecar.api import models
+from sidecar.api.dependencies import Overviews
 from sidecar.api.live import Live
 from sidecar.api.overview import OverviewService
 from sidecar.api.problems import Problem, responses
@@ -45,11 +46,6 @@ _LISTED = ("/v1/status", "/v1/overview", "/v1/checkpoints", "/v1/events", "/v1/l
 page = APIRouter(tags=["page"], responses=responses(403, 421, 503))
 
 
-def _overviews(request: Request) -> OverviewService:
-    service: OverviewService = request.app.state.overviews
-    return service
-
-
 def _live(request: Request) -> Live:
     live: Live = request.app.state.live
     return live
@@ -74,7 +70,7 @@ async def file(name: str) -> Response:
 
 
 @page.get("/v1/overview", summary="Everything the live page shows")
-async def overview(overviews: Annotated[OverviewService, Depends(_overviews)]) -> models.Overview:
+async def overview(overviews: Overviews) -> models.Overview:
     """One document with bounded lists. Reads nothing from the store; what the live page has read from it is included."""
     return overviews.overview()
 

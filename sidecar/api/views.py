@@ -17,12 +17,15 @@ from sidecar.lifecycle.save_requests import SaveRequest
 from trainer_hook.contract import rfc3339
 
 
-def status(services: Services) -> models.Status:
+def status(services: Services, safety: models.Safety) -> models.Status:
     """Return the status of the sidecar."""
-    newest = services.catalog.newest_finished()
+    newest, node = services.catalog.newest_finished(), services.settings.node
     return models.Status(
         version=__version__,
         phase=services.state.phase.value,
+        safety=safety,
+        node_index=node.index if node else None,
+        node_count=node.count if node else None,
         degraded=services.health.trouble is not None,
         degraded_reason=services.health.trouble,
         store=store(services),

@@ -14,6 +14,7 @@ from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.exit_codes import EXIT_DONE, EXIT_FENCED, EXIT_GIVEN_UP
 from sidecar.core.lifecycle.fencing import TWO_AT_ONCE_HINT
 from sidecar.core.lifecycle.states import PENDING, REPORTED, State
+from sidecar.core.lifecycle.termination_sentence import ALL_DURABLE, durable_step_text
 from sidecar.daemon import termination_message
 from sidecar.lifecycle.termination import LAST_REPORT, Termination
 from sidecar.volume.volume import Volume
@@ -119,7 +120,7 @@ def _given_up(tracked: Tracked) -> dict[str, Any]:
 
 
 def _sentence(report: dict[str, Any]) -> str:
-    durable = f"newest durable step: {report['newest_durable_step']}"
+    durable = durable_step_text(report["newest_durable_step"])
     if report["unfinished"]:
         durable += "; not finished: " + "; ".join(f"{name} ({why})" for name, why in report["unfinished"].items())
     lost = (
@@ -136,7 +137,7 @@ def _sentence(report: dict[str, Any]) -> str:
         return f"{'. '.join(lost)}. {durable}{advice}"
     if report["unseen"]:
         return f"not everything finished is known to be durable: {report['unseen']}; {durable}"
-    return f"everything finished is durable; {durable}"
+    return f"{ALL_DURABLE}; {durable}"
 
 
 def _why(name: str, reason: str) -> str:

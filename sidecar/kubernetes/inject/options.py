@@ -22,6 +22,8 @@ from trainer_hook.contract import (
 
 DEFAULT_IMAGE = f"checkpoint-sidecar:{__version__}"
 ANNOTATION = "checkpoint-sidecar/"
+LABEL = f"{ANNOTATION}inject"
+"""On a pod: the webhook gives it a sidecar if its value is ``true``."""
 ENVIRONMENT = "CKPT_INJECT_"
 _DERIVED = frozenset(
     {"CKPT_DIR", "CKPT_GRACE_SECONDS", "CKPT_STORE", "CKPT_MODE", "CKPT_API_PORT", "CKPT_CREDENTIALS_DIR", "CKPT_STATE_DIR"}
@@ -267,7 +269,19 @@ def from_annotations(options: Options, annotations: Mapping[str, Any]) -> Option
         ConfigurationError: An annotation with the prefix that is no option, or not valid.
     """
     given = {key.removeprefix(ANNOTATION): str(value) for key, value in annotations.items() if key.startswith(ANNOTATION)}
-    return with_given(options, given, prefix=ANNOTATION)
+    return with_given(_for_another_store(options, given), given, prefix=ANNOTATION)
+
+
+def _for_another_store(defaults: Options, given: Mapping[str, str]) -> Options:
+    """Return the defaults without the access to a store of another kind, or by other credentials, than a pod names."""
+    store = given.get("store", "").strip()
+    if store.startswith("file:"):
+        return replace(defaults, secret=None, cloud_identity=False)
+    if store.startswith("s3:"):
+        defaults = replace(defaults, claim=None)
+    if "secret" in given:
+        return replace(defaults, cloud_identity=False)
+    return replace(defaults, secret=None) if given.get("cloud-identity", "").lower() in ("1", "true") else defaults
 
 
 def from_environment(environ: Mapping[str, str]) -> Options:

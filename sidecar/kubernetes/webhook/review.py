@@ -10,13 +10,11 @@ from typing import Any
 
 from sidecar.errors import ConfigurationError
 from sidecar.kubernetes.inject.documents import inject_in_place
-from sidecar.kubernetes.inject.options import Options, from_annotations, in_store
+from sidecar.kubernetes.inject.options import ANNOTATION, LABEL, Options, from_annotations, in_store
 from sidecar.kubernetes.inject.pod_templates import NotInjectable
 from sidecar.kubernetes.inject.workload import name_of_pods_run
 from sidecar.kubernetes.webhook.patch import patch_of
 
-LABEL = "checkpoint-sidecar/inject"
-_OPTION_PREFIX = "checkpoint-sidecar/"
 _LONGEST_WARNING = 250
 """The API server cuts at 256."""
 
@@ -72,7 +70,7 @@ def _api_version(request: Mapping[str, Any]) -> str:
 
 def _options(document: dict[str, Any], request: Mapping[str, Any], defaults: Options) -> Options:
     metadata = document.get("metadata") or {}
-    own = {key: value for key, value in (metadata.get("annotations") or {}).items() if key.startswith(_OPTION_PREFIX)}
+    own = {key: value for key, value in (metadata.get("annotations") or {}).items() if key.startswith(ANNOTATION)}
     options = from_annotations(defaults, own)
     if options.store is None or "{" not in options.store:
         return options
@@ -80,5 +78,5 @@ def _options(document: dict[str, Any], request: Mapping[str, Any], defaults: Opt
     namespace = request.get("namespace") or metadata.get("namespace") or "default"
     name = name_of_pods_run(metadata) if "{name}" in options.store else None
     if "{name}" in options.store and name is None:
-        raise NotInjectable("metadata.labels", f"nothing here names the run: set the annotation {_OPTION_PREFIX}store")
+        raise NotInjectable("metadata.labels", f"nothing here names the run: set the annotation {ANNOTATION}store")
     return replace(options, store=in_store(options.store, namespace=str(namespace), name=str(name)))

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from jsonpointer import resolve_pointer
 
 from sidecar.kubernetes.inject import Options, inject
-from sidecar.kubernetes.inject.options import with_given
+from sidecar.kubernetes.inject.options import LABEL, with_given
 from sidecar.kubernetes.webhook import review
 from sidecar.kubernetes.webhook.patch import patch_of
 from tests.deploy.pods import workloads
@@ -242,7 +242,7 @@ def test_it_does_not_start_without_a_certificate_or_with_an_unknown_default(tmp_
 @given(workloads())
 def test_the_patch_of_a_review_gives_the_injected_document_and_touches_only_what_changes(document: dict[str, Any]) -> None:
     chosen = with_given(Options(), {"store": "s3://bucket/x", "trainer-container": "main", "dir": "/elsewhere"})
-    document["metadata"]["labels"] = {**document["metadata"].get("labels", {}), review.LABEL: "true"}
+    document["metadata"]["labels"] = {**document["metadata"].get("labels", {}), LABEL: "true"}
     group, _, version = document["apiVersion"].rpartition("/")
     asked = admission(document)
     asked["request"]["kind"] = {"group": group, "version": version, "kind": document["kind"]}

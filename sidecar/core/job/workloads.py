@@ -1,0 +1,90 @@
+"""The kinds of workloads that a person names: how their pods are found, and whether they can be suspended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadKind:
+    """One kind of workload."""
+
+    kind: str
+    resource: str
+    """As kubectl names it without doubt: ``jobs.batch``."""
+    label: str | None = None
+    """Label of its pods whose value is its name; ``None``: its own selector finds them."""
+    can_suspend: bool = False
+    """Whether ``spec.suspend`` ends its pods and keeps it."""
+
+
+KINDS = (
+    # A TrainJob makes a JobSet of its name, and that makes Jobs: the outermost comes first.
+    WorkloadKind("TrainJob", "trainjobs.trainer.kubeflow.org", JOBSET_LABEL, can_suspend=True),
+    WorkloadKind("JobSet", "jobsets.jobset.x-k8s.io", JOBSET_LABEL, can_suspend=True),
+    WorkloadKind("Job", "jobs.batch", "batch.kubernetes.io/job-name", can_suspend=True),
+    WorkloadKind("PyTorchJob", "pytorchjobs.kubeflow.org", "training.kubeflow.org/job-name"),
+    WorkloadKind("RayJob", "rayjobs.ray.io", "ray.io/originated-from-cr-name"),
+    WorkloadKind("RayCluster", "rayclusters.ray.io", "ray.io/cluster"),
+    WorkloadKind("LeaderWorkerSet", "leaderworkersets.leaderworkerset.x-k8s.io", "leaderworkerset.sigs.k8s.io/name"),
+    WorkloadKind("StatefulSet", "statefulsets.apps"),
+    WorkloadKind("Deployment", "deployments.apps"),
+    WorkloadKind("Pod", "pods"),
+)
+
+
+def kind_called(text: str) -> WorkloadKind | None:
+    """Return the kind that a person calls ``job``, ``jobs``, ``Job`` or ``jobs.batch``; ``None``: none of these."""
+    wanted = text.lower()
+    return next((kind for kind in KINDS if wanted in (kind.kind.lower(), f"{kind.kind.lower()}s", kind.resource)), None)
+
+
+def pod_selector(kind: WorkloadKind, workload: Mapping[str, Any]) -> str | None:
+    """Return the label selector of a workload's pods; ``None``: it is the pod, or has no selector."""
+    if kind.kind == "Pod":
+        return None
+    if kind.label is not None:
+        return f"{kind.label}={(workload.get('metadata') or {}).get('name')}"
+    labels = ((workload.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items())) or None
+
+
+def owner_of(workload: Mapping[str, Any]) -> tuple[WorkloadKind, str] | None:
+    """Return kind and name of the workload that controls another one, if that is a known kind."""
+    owners = (workload.get("metadata") or {}).get("ownerReferences") or ()
+    owner = next((found for found in owners if found.get("controller")), None)
+    kind = kind_called(str(owner.get("kind"))) if owner else None
+    return (kind, str(owner["name"])) if owner and kind else None
+
+
+def why_not_suspended(kind: WorkloadKind, workload: Mapping[str, Any]) -> str | None:
+    """Return why a workload cannot be suspended by ``spec.suspend``, with the next step; ``None``: it can."""
+    metadata = workload.get("metadata") or {}
+    name = metadata.get("name")
+    if not kind.can_suspend:
+        able = ", ".join(known.kind for known in KINDS if known.can_suspend)
+        return f"a {kind.kind} cannot be suspended ({able} can): 'kubectl ckpt save', then delete it"
+    if _QUEUE_LABEL in (metadata.get("labels") or {}):
+        return (
+            f"{kind.kind} {name} is queued by Kueue, which would start it again: 'kubectl ckpt save', then set "
+            "spec.active: false on its Workload (kubectl get workloads.kueue.x-k8s.io)"
+        )
+    if (workload.get("spec") or {}).get("suspend"):
+        return f"{kind.kind} {name} is suspended already"
+    return None
+
+
+def why_no_pods(workload: Mapping[str, Any]) -> str:
+    """Return why a workload has no pods now, as a sentence."""
+    conditions = (workload.get("status") or {}).get("conditions") or ()
+    true = {condition.get("type") for condition in conditions if condition.get("status") == "True"}
+    if (workload.get("spec") or {}).get("suspend"):
+        return "The job is suspended: it has no pods"
+    if true & {"Complete", "Completed", "Succeeded"}:
+        return "The job has completed: its pods are gone"
+    return "The job has failed: its pods are gone" if "Failed" in true else "The job has no pods yet"

@@ -1,0 +1,55 @@
+"""Answers for a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sidecar.cli.render import size_text, table
+from sidecar.core.format.plain_text import plain_text
+from sidecar.core.job.status import JobStatus, PodReport
+from sidecar.core.lifecycle.safety import Level
+
+_STYLES = {Level.SAFE: "green", Level.UNKNOWN: "default", Level.ATTENTION: "yellow", Level.DANGER: "bold red"}
+
+
+def show_status(title: str, status: JobStatus) -> None:
+    """Print the status of a job: in colour on a terminal, plain elsewhere."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(Text.assemble((f"{status.level.upper()}  ", _STYLES[status.level]), plain_text(status.headline)))
+    for reason in status.reasons:
+        console.print(Text(f"  also: {plain_text(reason)}"))
+    console.print(Text("\n".join(["", *_facts(title, status), "", *([_table(status)] if status.pods else [])])))
+
+
+def _facts(title: str, status: JobStatus) -> list[str]:
+    risk = f"at risk: {_seconds(status.seconds_at_risk)}, {_known(status.steps_at_risk)} steps"
+    fits = {True: "fits the grace period", False: "does not fit the grace period", None: "not known whether it fits"}
+    lines = [
+        f"job        {plain_text(title)}, {status.pods_answering} of {status.pods_wanted} sidecars answer",
+        f"trainer    step {_known(status.trained_step)}",
+        f"durable    step {_known(status.durable_step)}, {risk}",
+        f"if told    durable after {_seconds(status.predicted_durable_s)}: {fits[status.fits_grace]}",
+    ]
+    if status.pending_bytes:
+        lines.append(f"uploading  {size_text(status.sent_bytes)} of {size_text(status.pending_bytes)}")
+    return lines
+
+
+def _table(status: JobStatus) -> str:
+    return table(["POD", "SIDECAR", "PHASE", "STEP", "FINISHED", "DURABLE", "SAFE"], [_row(pod) for pod in status.pods])
+
+
+def _row(pod: PodReport) -> list[str]:
+    numbers = [_known(value) for value in (pod.phase, pod.trained_step, pod.finished_step, pod.durable_step)]
+    return [plain_text(pod.pod), pod.state, *numbers, plain_text(pod.headline or pod.detail or "–")]
+
+
+def _known(value: Any) -> str:
+    return "–" if value is None else plain_text(str(value))
+
+
+def _seconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds:.1f} s"

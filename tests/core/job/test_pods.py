@@ -1,0 +1,81 @@
+"""Which pods of a job count, as Kubernetes describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.job.pods import JobPod, PodState, job_pods, without_sidecar
+
+
+def pod(name: str, state: dict[str, Any], *, index: int | None = None, phase: str = "Running", at: str = "") -> dict[str, Any]:
+    annotations = {} if index is None else {"batch.kubernetes.io/job-completion-index": str(index)}
+    status = {"phase": phase, "initContainerStatuses": [{"name": "checkpoint-sidecar", "restartCount": 1, "state": state}]}
+    container = {"name": "checkpoint-sidecar", "env": [{"name": "CKPT_DIR", "value": "/ckpt"}]}
+    metadata = {"name": name, "annotations": annotations, "creationTimestamp": at}
+    return {"metadata": metadata, "spec": {"initContainers": [container], "containers": [{"name": "t"}]}, "status": status}
+
+
+RUNNING, ENDED = {"running": {}}, {"terminated": {"exitCode": 0, "message": "everything finished is durable\n"}}
+
+
+def test_a_running_sidecar_can_be_asked() -> None:
+    assert job_pods([pod("run-0-abc", RUNNING, index=0)]) == [
+        JobPod("run-0-abc", PodState.RUNNING, 0, directory="/ckpt", restarts=1)
+    ]
+
+
+def test_an_ended_one_says_how_unless_a_later_pod_does_its_work() -> None:
+    ended = pod("run-0-old", ENDED, index=0, at="2026-01-01T00:00:00Z")
+    [found] = job_pods([ended])
+    assert (found.state, found.detail) == (PodState.ENDED, "everything finished is durable")
+    assert [each.name for each in job_pods([ended, pod("run-0-new", RUNNING, index=0)])] == ["run-0-new"]
+    assert [each.name for each in job_pods([ended, pod("run-1-new", RUNNING, index=1)])] == ["run-0-old", "run-1-new"]
+
+
+def test_of_ended_pods_without_index_none_counts_beside_a_living_one() -> None:
+    assert [each.name for each in job_pods([pod("old", ENDED), pod("new", RUNNING)])] == ["new"]
+
+
+def test_a_pod_that_waits_says_why() -> None:
+    waits = pod("run", {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}, phase="Pending")
+    assert job_pods([waits])[0].detail == "Back-off pulling image"
+    waits["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "message": "0/2 nodes are available"}]
+    assert (job_pods([waits])[0].state, job_pods([waits])[0].detail) == (PodState.WAITING, "0/2 nodes are available")
+
+
+def test_pods_without_a_sidecar_are_named_apart() -> None:
+    launcher = {"metadata": {"name": "launcher"}, "spec": {"containers": [{"name": "mpi"}]}, "status": {}}
+    assert (job_pods([launcher]), without_sidecar([launcher, pod("run", RUNNING)])) == ([], ["launcher"])
+
+
+@pytest.mark.parametrize("missing", ["status", "spec", "metadata"])
+def test_a_pod_with_a_missing_part_is_no_error(missing: str) -> None:
+    found = pod("run", RUNNING)
+    del found[missing]
+    job_pods([found])
+
+
+pods = st.builds(
+    lambda name, state, index, at: pod(name, state, index=index, at=at),
+    st.text("abc", min_size=1, max_size=3),
+    st.sampled_from([RUNNING, ENDED, {"waiting": {}}]),
+    st.none() | st.integers(0, 3),
+    st.sampled_from(["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"]),
+)
+
+
+@given(st.lists(pods, max_size=8, unique_by=lambda each: each["metadata"]["name"]), st.randoms())
+def test_living_pods_all_count_and_an_index_has_one_end(items: list[dict[str, Any]], random: Any) -> None:
+    found = job_pods(items)
+    mixed = items.copy()
+    random.shuffle(mixed)
+    assert job_pods(mixed) == found
+    states = {each["metadata"]["name"]: each["status"]["initContainerStatuses"][0]["state"] for each in items}
+    assert {each.name for each in found} >= {name for name, state in states.items() if "terminated" not in state}
+    ended = [each for each in found if each.state is PodState.ENDED and each.index is not None]
+    assert len({each.index for each in ended}) == len(ended)
+    assert bool(found) == bool(items)

@@ -1,0 +1,138 @@
+"""The status of a job is the same whoever answers first, and never better than that of its worst pod."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sidecar.core.job.pods import JobPod, PodState
+from sidecar.core.job.status import _SEVERITY, Answered, PodReport, job_status, pod_report
+from sidecar.core.lifecycle.safety import Level
+
+steps = st.none() | st.integers(0, 10_000)
+seconds = st.none() | st.floats(0, 1e6)
+answers = st.builds(
+    PodReport,
+    pod=st.sampled_from([f"run-{index}" for index in range(8)]),
+    state=st.just(Answered.YES),
+    level=st.sampled_from(Level),
+    headline=st.none() | st.sampled_from(["Training is safe", "The store cannot be used"]),
+    node_index=st.none() | st.integers(0, 7),
+    node_count=st.none() | st.integers(1, 8),
+    trained_step=steps,
+    durable_step=steps,
+    finished_step=steps,
+    steps_at_risk=steps,
+    seconds_at_risk=seconds,
+    predicted_durable_s=seconds,
+    fits_grace=st.none() | st.booleans(),
+    sent_bytes=st.integers(0, 10**12),
+    pending_bytes=st.integers(0, 10**12),
+)
+silences = st.builds(
+    PodReport,
+    pod=st.sampled_from(["run-8", "run-9"]),
+    state=st.sampled_from([Answered.SILENT, Answered.WAITING, Answered.ENDED]),
+    detail=st.none() | st.text(max_size=20),
+    node_index=st.none() | st.integers(8, 9),
+)
+jobs = st.lists(answers | silences, max_size=8, unique_by=lambda pod: pod.pod)
+
+
+@given(jobs, st.randoms())
+def test_the_order_of_answers_does_not_matter(pods: list[PodReport], random: Any) -> None:
+    mixed = pods.copy()
+    random.shuffle(mixed)
+    assert job_status(mixed) == job_status(pods)
+
+
+@given(jobs)
+def test_a_job_is_as_safe_as_its_worst_pod(pods: list[PodReport]) -> None:
+    found = job_status(pods)
+    worst = max((_SEVERITY.index(pod.level) for pod in pods if pod.state is Answered.YES), default=0)
+    assert _SEVERITY.index(found.level) >= worst
+    if found.level is Level.SAFE:
+        assert pods
+        assert all(pod.level is Level.SAFE and pod.state in (Answered.YES, Answered.ENDED) for pod in pods)
+
+
+@given(jobs, silences)
+def test_a_pod_that_says_nothing_never_makes_a_job_safer(pods: list[PodReport], silent: PodReport) -> None:
+    others = [pod for pod in pods if pod.pod != silent.pod]
+    before, after = job_status(others), job_status([*others, silent])
+    assert after.level is not Level.SAFE
+    if others:
+        assert _SEVERITY.index(after.level) >= _SEVERITY.index(before.level)
+    assert after.durable_step == before.durable_step, "what is durable does not depend on who is asked"
+    assert after.finished_step is None
+    assert after.fits_grace is not True
+
+
+@given(jobs)
+def test_what_one_sidecar_knows_to_be_durable_is_durable_and_the_worst_risk_counts(pods: list[PodReport]) -> None:
+    found, answering = job_status(pods), [pod for pod in pods if pod.state is Answered.YES]
+    durable = [pod.durable_step for pod in pods if pod.durable_step is not None]
+    assert found.durable_step == (max(durable) if durable else None)
+    risks = [pod.steps_at_risk for pod in answering if pod.steps_at_risk is not None]
+    assert found.steps_at_risk == (max(risks) if risks else None)
+    if any(pod.fits_grace is False for pod in answering):
+        assert found.fits_grace is False
+    if found.finished_step is not None:
+        assert all(pod.finished_step is not None and pod.finished_step >= found.finished_step for pod in answering)
+    assert found.pending_bytes == sum(pod.pending_bytes for pod in answering)
+
+
+@given(jobs)
+def test_every_pod_that_needs_attention_is_named(pods: list[PodReport]) -> None:
+    found = job_status(pods)
+    said = " ".join([found.headline, *found.reasons])
+    for pod in pods:
+        if pod.state is not Answered.YES:
+            assert pod.pod in said
+    json.dumps(found.fields())
+
+
+@given(st.dictionaries(st.sampled_from(["safety", "phase", "node_index", "newest_durable_step", "other"]), st.none()))
+def test_an_answer_of_another_version_is_read_as_far_as_it_goes(answer: dict[str, Any]) -> None:
+    report = pod_report(JobPod("run-0", PodState.RUNNING, 0), answer)
+    assert report.state is Answered.YES
+    assert job_status([report]).level is not Level.SAFE
+
+
+def test_the_status_of_two_nodes() -> None:
+    answer = {
+        "phase": "running",
+        "safety": {"level": "safe", "headline": "Training is safe", "reasons": []},
+        "node_count": 2,
+        "newest_durable_step": 20,
+        "newest_finished_step": 40,
+        "trainer": {"step": 43},
+        "at_risk": {"steps_at_risk": 23, "seconds_at_risk": 9.5, "fits_grace": True, "predicted_durable_s": 3.0},
+        "queue": [{"sent_bytes": 5, "size_bytes": 10}],
+    }
+    later = answer | {"newest_durable_step": 40, "at_risk": {"steps_at_risk": 3, "seconds_at_risk": 1.0, "fits_grace": True}}
+    pods = [JobPod(f"run-{index}", PodState.RUNNING, index) for index in range(2)]
+    both = job_status([pod_report(pods[0], answer), pod_report(pods[1], later)])
+    assert (both.level, both.headline, both.reasons) == (Level.SAFE, "Training is safe", ())
+    assert (both.durable_step, both.finished_step, both.trained_step, both.steps_at_risk) == (40, 40, 43, 23)
+    assert (both.sent_bytes, both.pending_bytes, both.fits_grace) == (10, 20, True)
+    one = job_status([pod_report(pods[0], answer)])
+    assert (one.level, one.pods_wanted, one.fits_grace) == (Level.UNKNOWN, 2, None)
+    assert one.headline == "1 of 2 pods are not there"
+
+
+@pytest.mark.parametrize(
+    ("message", "level", "step"),
+    [
+        ("everything finished is durable; newest durable step: 80", Level.SAFE, 80),
+        ("given up: checkpoint-90 (no time). newest durable step: 80. Raise terminationGracePeriodSeconds", Level.UNKNOWN, 80),
+        ("exit code 137, OOMKilled", Level.UNKNOWN, None),
+    ],
+)
+def test_an_ended_pod_counts_by_its_termination_message(message: str, level: Level, step: int | None) -> None:
+    found = job_status([pod_report(JobPod("run-0", PodState.ENDED, 0, detail=message), None)])
+    assert (found.level, found.durable_step, found.headline) == (level, step, f"run-0 has ended: {message}")

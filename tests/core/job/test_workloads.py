@@ -1,0 +1,73 @@
+"""How a workload is named, owned and suspended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sidecar.core.job.status import job_status
+from sidecar.core.job.workloads import KINDS, kind_called, owner_of, pod_selector, why_no_pods, why_not_suspended
+
+
+@pytest.mark.parametrize("text", ["job", "jobs", "Job", "jobs.batch"])
+def test_a_kind_has_the_names_that_kubectl_takes(text: str) -> None:
+    kind = kind_called(text)
+    assert kind is not None
+    assert kind.kind == "Job"
+
+
+def test_an_unknown_kind_is_none() -> None:
+    assert kind_called("cronjob") is None
+
+
+def test_pods_are_found_by_the_label_of_their_controller_or_its_selector() -> None:
+    selectors = {}
+    for kind in KINDS:
+        spec = {"selector": {"matchLabels": {"b": "2", "a": "1"}}}
+        selectors[kind.kind] = pod_selector(kind, {"metadata": {"name": "run"}, "spec": spec})
+    assert selectors["Job"] == "batch.kubernetes.io/job-name=run"
+    assert selectors["TrainJob"] == selectors["JobSet"] == "jobset.sigs.k8s.io/jobset-name=run"
+    assert selectors["StatefulSet"] == "a=1,b=2"
+    assert selectors["Pod"] is None
+
+
+def test_the_owner_is_the_controller_of_a_known_kind() -> None:
+    owners = [{"kind": "Secret", "name": "other"}, {"kind": "JobSet", "name": "run", "controller": True}]
+    found = owner_of({"metadata": {"ownerReferences": owners}})
+    assert found is not None
+    assert (found[0].kind, found[1]) == ("JobSet", "run")
+    assert owner_of({"metadata": {"ownerReferences": [{"kind": "CronJob", "name": "nightly", "controller": True}]}}) is None
+    assert owner_of({"metadata": {}}) is None
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_a_kind_can_be_suspended_or_says_what_to_do_instead(kind: object) -> None:
+    from sidecar.core.job.workloads import WorkloadKind
+
+    assert isinstance(kind, WorkloadKind)
+    why = why_not_suspended(kind, {"metadata": {"name": "run"}, "spec": {}})
+    assert (why is None) == (kind.kind in ("Job", "JobSet", "TrainJob"))
+    assert why is None or "kubectl ckpt save" in why
+
+
+def test_a_job_of_kueue_or_one_that_is_suspended_is_refused() -> None:
+    [job] = [kind for kind in KINDS if kind.kind == "Job"]
+    queued = {"metadata": {"name": "run", "labels": {"kueue.x-k8s.io/queue-name": "q"}}, "spec": {"suspend": False}}
+    assert "spec.active: false" in str(why_not_suspended(job, queued))
+    assert "suspended already" in str(why_not_suspended(job, {"metadata": {"name": "run"}, "spec": {"suspend": True}}))
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        ({}, "The job has no pods yet"),
+        ({"spec": {"suspend": True}}, "The job is suspended: it has no pods"),
+        ({"status": {"conditions": [{"type": "Complete", "status": "True"}]}}, "The job has completed: its pods are gone"),
+        ({"status": {"conditions": [{"type": "Failed", "status": "True"}]}}, "The job has failed: its pods are gone"),
+        ({"status": {"conditions": [{"type": "Failed", "status": "False"}]}}, "The job has no pods yet"),
+    ],
+)
+def test_a_job_without_pods_says_why(workload: dict[str, Any], said: str) -> None:
+    assert why_no_pods(workload) == said
+    assert job_status([], without_pods=said).headline == said

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.core.commit.commit import (
-    ListingCheck,
     Object,
     ReadyToCommit,
     Reupload,
@@ -16,7 +15,6 @@ from sidecar.core.commit.commit import (
     attempt_of,
     commit_of,
     decide,
-    waiting_for,
 )
 from sidecar.core.commit.resume import check_listing, check_manifest, check_node_set, files_for
 from sidecar.core.format import checksum, keys
@@ -369,37 +367,3 @@ def test_the_key_of_a_manifest_says_whose_it_is(attempt: str, index: int) -> Non
 )
 def test_files_are_no_manifests_whatever_their_name(key: str) -> None:
     assert attempt_of(key, NAME) is None
-
-
-@given(attempts())
-def test_a_check_against_a_listing_finds_what_no_manifest_proves(case: tuple[list[Manifest], dict[str, Object], int]) -> None:
-    manifests, listing, _ = case
-    check = ListingCheck(listing)
-    for one in manifests:
-        check.add(one)
-    files = [file for one in manifests for file in one.files]
-
-    def is_proven(file: FileEntry) -> bool:
-        there = listing.get(file.key)
-        return there is not None and there.size_bytes == file.size_bytes and file.etag in (there.etag, "")
-
-    unproven = {file.key for file in files} - {file.key for file in files if is_proven(file)}
-    assert sorted(file.key for file in check.unproven()) == sorted(unproven)
-
-
-@given(st.lists(st.integers(0, 99), min_size=1, max_size=20, unique=True))
-def test_a_wait_names_at_most_eight_nodes(missing: list[int]) -> None:
-    reason = waiting_for(missing, count=100).reason
-    assert reason.count(",") == min(len(missing), 8) - 1
-    assert ("…" in reason) == (len(missing) > 8)
-    assert str(missing[0]) in reason
-
-
-def test_a_key_that_one_of_two_manifests_proves_is_proven() -> None:
-    of = [manifest(Node(index, 2), [entry("config.json", b"one", etag=etag)]) for index, etag in enumerate(("e", "f"))]
-    key = of[0].files[0].key
-    for etag, unproven in (("e", []), ("f", []), ("else", [key])):
-        check = ListingCheck({key: Object(3, etag)})
-        for one in of:
-            check.add(one)
-        assert [file.key for file in check.unproven()] == unproven

@@ -71,7 +71,8 @@ def test_text_keeps_its_lines_and_its_comments_whatever_its_style(
     assert documents(once.text) == [inject(document, chosen).document]
     assert inject_text(once.text, chosen).text == once.text
     comments = [line.strip() for line in text.splitlines() if line.strip().startswith("# ")]
-    assert [line.strip() for line in once.text.splitlines() if line.strip().startswith("# ")] == comments
+    # Those at one of our own variables go with it where it moves behind a variable that it names.
+    assert sorted(line.strip() for line in once.text.splitlines() if line.strip().startswith("# ")) == sorted(comments)
 
 
 def _written(document: dict[str, Any], mapping: int, offset: int, chance: random.Random) -> str:

@@ -169,6 +169,13 @@ class Catalog:
         """Whether a checkpoint was finished later than the newest durable one, whatever their steps (after an older resume)."""
         return self.newest_durable is not None and _is_after(tracked, self.newest_durable)
 
+    def is_of_abandoned_attempt(self, tracked: Tracked) -> bool:
+        """Whether the newest durable checkpoint is of a later attempt, which began from an older step than this one perhaps."""
+        newest = self.newest_durable
+        if newest is None or newest.checkpoint is None or tracked.checkpoint is None:
+            return False
+        return newest.checkpoint.attempt != tracked.checkpoint.attempt and _is_after(newest, tracked)
+
     def _becomes_newest_durable(self, tracked: Tracked, step: int) -> bool:
         newest = self.newest_durable
         if newest is None or self.newest_durable_step is None or _is_after(tracked, newest):

@@ -100,6 +100,10 @@ class IdlePrefix:
         """Return ``None``: what a person pushes was written under no epoch of this prefix."""
         return None
 
+    def is_later(self, attempt: str, than: str) -> bool | None:
+        """Return ``None``: nobody declares attempts of an idle prefix."""
+        return None
+
     async def _look(self) -> tuple[Run | None, Claim | None]:
         listed = await self._executor.persistently(lambda: list(self._store.list(keys.CLAIMS)))
         claims = claims_among((stored.key, stored.modified) for stored in listed)

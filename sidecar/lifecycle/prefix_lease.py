@@ -18,6 +18,7 @@ from sidecar.core.lifecycle.prefix_ownership import (
     Ownership,
     Run,
     awaits_declaration,
+    declared_later,
     why_not,
     with_attempt,
 )
@@ -98,6 +99,10 @@ class PrefixLease:
     def epoch_of(self, attempt: str) -> int | None:
         """Return the epoch of this pod's checkpoints of an attempt; ``None``: unknown."""
         return self._epochs.get(attempt) or None if self._claim is None else self._claim.epoch
+
+    def is_later(self, attempt: str, than: str) -> bool | None:
+        """Whether an attempt is later than another one, as far as node 0 has declared them; ``None``: unknown."""
+        return declared_later(self._documents.run.attempts if self._claim is None else self._declared, attempt, than)
 
     def wake(self) -> None:
         """Look at once: the pod has got a termination notice."""

@@ -145,13 +145,13 @@ class TakeOver:
         return claims or [claim]
 
     async def _is_earlier_than(self, highest: Claim) -> bool:
-        """Whether the pod of the highest claim is known to have started after this one."""
+        """Whether the pod of the highest claim started after this one."""
         asked: list[Coroutine[Any, Any, Any]] = [
             self._executor.persistently(self._documents.claimed, highest),
             self._executor.persistently(self._documents.arrive, self._holder),
         ]
         claimed, arrival = await self._executor.together(asked)
-        if not started_later(highest, claimed, arrival):
+        if not started_later(highest, claimed, arrival, is_ending=self._pod.left_s() is not None):
             return False
         log.warning(
             "prefix_not_taken_over", holder=claimed.holder, reason="it started after this pod, which is the earlier one"

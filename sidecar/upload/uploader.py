@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from sidecar.catalog.catalog import Tracked
 from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.order import superseded
 from sidecar.errors import Fenced, StoreError
@@ -109,19 +110,27 @@ class Uploader:
         queue = {t.name: t for t in pending if self._skip_superseded or self._queue.waits_for_others(t)}
         newest = catalog.newest_durable_step
         for old in superseded((t.waiting for t in queue.values()), newest_committed_step=newest):
-            tracked = queue[old.name]
-            waited = self._queue.waits_for_others(tracked)
-            why = "other nodes did not finish it" if waited else "CKPT_SUPERSEDED=skip"
-            catalog.move(tracked, State.SUPERSEDED, reason=f"step {newest} is durable and {why}")
-            if tracked.name not in self._queue.active:
-                tasks.create_task(self._job(Active(tracked)).discard())
+            why = "other nodes did not finish it" if self._queue.waits_for_others(queue[old.name]) else "CKPT_SUPERSEDED=skip"
+            self._supersede(queue.pop(old.name), f"step {newest} is durable and {why}", tasks)
+        for tracked in queue.values():
+            if self._queue.waits_for_others(tracked) and catalog.is_of_abandoned_attempt(tracked):
+                self._supersede(
+                    tracked, f"step {newest} of a later attempt is durable and other nodes did not finish it", tasks
+                )
+
+    def _supersede(self, tracked: Tracked, reason: str, tasks: Tasks) -> None:
+        self._context.catalog.move(tracked, State.SUPERSEDED, reason=reason)
+        self._discard(tracked, tasks)
 
     def _discard_replaced(self, tasks: Tasks) -> None:
         """Discard versions that were finished anew while they waited: for their turn, a retry or other nodes."""
         for tracked in self._context.catalog.take_replaced():
-            active = self._queue.active.get(tracked.name)
-            if active is None or active.tracked is not tracked:  # otherwise its job does that
-                tasks.create_task(self._job(Active(tracked)).discard())
+            self._discard(tracked, tasks)
+
+    def _discard(self, tracked: Tracked, tasks: Tasks) -> None:
+        active = self._queue.active.get(tracked.name)
+        if active is None or active.tracked is not tracked:  # otherwise its job does that
+            tasks.create_task(self._job(Active(tracked)).discard())
 
     async def _commit_when_complete(self) -> None:
         while True:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaign.plan import Attempt, NodeAct, Save
-from tests.campaign.pods import EXIT_GIVEN_UP, EXIT_OK, SLACK_S, Pod
+from tests.campaign.pods import EXIT_OK, SLACK_S, Pod
 from tests.campaign.proxy import StoreProxy
 from tests.campaign.published import Files, Version
 from tests.campaign.reader import content_of
@@ -102,10 +102,10 @@ class Job:
             self._live(attempt)
         self._run.heal()
         healed_s = time.monotonic()
-        self._end_earlier()
         self._live(LAST, healthy=True)
         for name in sorted(self._saved):
             self._until_durable(name, healed_s)
+        self._end_earlier()  # after the last attempt: the pods that replaced them have begun by then
         self._end()
         self._run.check_store()
         self._resume_anew()
@@ -226,8 +226,11 @@ class Job:
             self._replace(act)
 
     def _replace(self, act: NodeAct) -> None:
-        """Start another pod for a node. The earlier one saves on, for the attempt that it knows."""
-        earlier, step, attempt = self._nodes[act.node], self._step, self._attempt_id
+        """Start another pod for a node. The earlier one saves on, for the attempt that it knows.
+
+        It saves new steps. The part of one node is enough to replace the commit of an earlier attempt, so it would end that.
+        """
+        earlier, step, attempt = self._nodes[act.node], self._run.published.last_step(), self._attempt_id
         self._nodes[act.node] = self._new_node(act.node)
         self._earlier.append((earlier, act.node, attempt))
 
@@ -289,11 +292,7 @@ class Job:
         for node in self._nodes:
             node.check_alive()
         for node in self._nodes:
-            code = node.terminate()
-            if code == EXIT_GIVEN_UP and not {each["checkpoint"] for each in node.sidecar.report["given_up"]} & self._saved:
-                # Parts of an abandoned attempt, whose other parts were on a volume that is lost.
-                self._run.figures["nodes that gave up steps of an earlier attempt alone"] += 1
-            elif code != EXIT_OK:
+            if (code := node.terminate()) != EXIT_OK:
                 self._run.violation(f"{node.uid}: exit code {code} on a healthy store: {node.sidecar.log()[-2500:]}")
 
     def _resume_anew(self) -> None:

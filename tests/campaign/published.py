@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.campaign.reader import Commit, Content, content_of
+from tests.campaign.reader import Commit, Content, content_of, step_of
 
 Files = dict[str, Content]
 
@@ -38,6 +38,11 @@ class Published:
     def count(self, name: str) -> int:
         with self._lock:
             return len(self._versions.get(name, ()))
+
+    def last_step(self) -> int:
+        """Return the highest step of any version; 0: there is none."""
+        with self._lock:
+            return max(map(step_of, self._versions), default=0)
 
     def is_not_before(self, version: Version, other: Version) -> bool:
         """Whether a version of a checkpoint is another one, or was published after it."""

@@ -20,7 +20,7 @@ from tests.cluster.story import Story, assert_no_step_was_lost
 from tests.cluster.workloads import SECRET, Workloads
 
 MANIFEST = Path(__file__).parents[2] / "deploy/kubernetes/webhook/webhook.yaml"
-STEPS = 60
+STEPS = 150
 ASKS = {"labels": {"checkpoint-sidecar/inject": "true"}, "annotations": {"checkpoint-sidecar/grace": "60"}}
 
 
@@ -138,7 +138,8 @@ def test_two_train_jobs_of_one_plain_runtime_are_two_runs(story: Story, workload
         run.completed(timeout_s=120)
         assert run.committed()[-1] == STEPS
     ends = [line for life in runs[0].lives() for line in life.lines if line.startswith("weights ")]
-    assert ends == [f"weights {weights_after(STEPS)}"] * 2
+    assert len(ends) >= len(names)  # one more for each that was done when its pod was deleted
+    assert set(ends) == {f"weights {weights_after(STEPS)}"}
 
 
 def test_without_the_webhook_only_pods_that_ask_for_it_wait(story: Story, workloads: Workloads, webhook: Webhook) -> None:

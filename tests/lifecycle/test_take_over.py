@@ -109,6 +109,19 @@ async def test_a_pod_that_was_cut_off_before_its_first_claim_does_not_fence_its_
     assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, later.lease._holder.id).key]
 
 
+async def test_a_pod_that_goes_does_not_fence_one_that_started_at_about_the_same_time(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    """It fenced its replacement, whose trainer was told to stop, and ended a second later itself."""
+    going, staying = Pod(store, executor, "going"), Pod(store, executor, "staying")
+    going.started_s = START_TOLERANCE_S / 2
+    await staying.lease.settle()
+    going.deadline_in_s = 20.0
+    with pytest.raises(Fenced, match="staying"):
+        await going.lease.settle()
+    await staying.lease.require_held()
+
+
 async def test_a_pod_that_started_after_one_that_was_cut_off_takes_over_from_its_late_claim(
     store: FileStore, executor: StoreExecutor
 ) -> None:

@@ -33,6 +33,12 @@ def test_the_invariants_hold_in_some_schedules() -> None:
         assert totals[happened], happened
 
 
+@pytest.mark.parametrize("seed", [96, 514, 655, 1771, 2675])
+def test_the_invariants_hold_where_they_were_broken_before(seed: int) -> None:
+    _, broken = search(range(seed, seed + 1))
+    assert not broken, found("job", broken)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_invariants_hold_in_a_thousand_schedules() -> None:

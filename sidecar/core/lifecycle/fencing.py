@@ -32,7 +32,7 @@ ENDING_SILENCE_S = 15.0
 its heartbeats share the link with its last checkpoint."""
 START_TOLERANCE_S = 30.0
 """Seconds by which the start of one pod must be after another's to count as later: requests take time, and a store lists times
-in whole seconds. Of two closer ones, the one that claims later counts as the later."""
+in whole seconds. Of two closer ones, the one that claims later counts as the later, unless it is terminating."""
 TURNS = 4
 """Number of take-overs within ``TURNS_WITHIN_S`` seconds that the log names: pods of the job may fence each other in turns."""
 TURNS_WITHIN_S = 600.0
@@ -186,20 +186,23 @@ class Arrival:
     now_s: float
 
 
-def started_later(claim: Claim, claimed: Claimed | None, arrival: Arrival | None) -> bool:
-    """Whether the pod of a claim is known to have started later than this one.
+def started_later(claim: Claim, claimed: Claimed | None, arrival: Arrival | None, *, is_ending: bool = False) -> bool:
+    """Whether the pod of a claim started later than this one.
 
     Args:
         claim: The claim, as listed.
         claimed: Its content; ``None``: it was deleted.
         arrival: This pod; ``None``: the store tells no times.
+        is_ending: This pod is terminating. Then it counts as the earlier one unless it is known to be the later one: a pod that
+            goes must not end the training of one that stays. Otherwise it is the later one unless it is known to be earlier.
 
     A claim in the future means that the store's clock was set back, so that nothing is known.
     """
     at_s = seconds_of(claim.modified)
     if at_s is None or claimed is None or claimed.age_s is None or arrival is None or at_s > arrival.now_s + CLOCK_STEP_S:
         return False
-    return at_s - claimed.age_s > arrival.began_s + START_TOLERANCE_S
+    tolerance_s = -START_TOLERANCE_S if is_ending else START_TOLERANCE_S
+    return at_s - claimed.age_s > arrival.began_s + tolerance_s
 
 
 def takeovers_in_turns(claims: Iterable[Claim]) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -105,6 +106,20 @@ def awaits_declaration(run: Run, *, claimed_epoch: int, attempt: str, known_epoc
     if known_epoch is not None and run.epoch <= known_epoch:
         return f"a late write has replaced the document in which node 0 declared attempt {attempt} its own; it is written again"
     return None
+
+
+def declared_later(attempts: Sequence[str], attempt: str, than: str) -> bool | None:
+    """Whether an attempt is later than another one, by the declarations of the present holder; ``None``: it declared neither.
+
+    Args:
+        attempts: What the holder has declared, latest last. Attempts that it has not declared are of earlier pods.
+        attempt: The attempt.
+        than: The other one.
+    """
+    if attempt not in attempts and than not in attempts:
+        return None
+    order = {known: number for number, known in enumerate(attempts)}
+    return order.get(attempt, -1) > order.get(than, -1)
 
 
 def why_not(run: Run, *, me: str, index: int, attempt: str, job: str | None) -> str | None:

@@ -340,14 +340,16 @@ class Committer(Revocation):
         name, ours = checkpoint.name, rfc3339(checkpoint.created_at_s)
         for key in listing:
             attempt = attempt_of(key, name)
-            if attempt in (None, checkpoint.attempt) or not key.startswith(keys.manifests_of_nodes(name, attempt)):
+            if attempt is None or attempt == checkpoint.attempt or not key.startswith(keys.manifests_of_nodes(name, attempt)):
                 continue
             try:
                 manifest = decode_manifest(await self._executor.persistently(self._store.get, key), key=key)
             except (NotFound, ContractError):
                 continue
-            theirs = manifest.created_at
-            if theirs is not None and goes_after(attempt, theirs, checkpoint.attempt, ours):
+            theirs, is_later = manifest.created_at, self.lease.is_later(attempt, checkpoint.attempt)
+            if is_later is None:
+                is_later = theirs is not None and goes_after(attempt, theirs, checkpoint.attempt, ours)
+            if is_later:
                 return GiveWay(f"the later attempt {attempt} writes this step now")
         return None
 

@@ -37,6 +37,10 @@ class LeaseCheck(Protocol):
         """Return the epoch of the prefix under which this pod's trainer writes an attempt; ``None``: unknown."""
         ...
 
+    def is_later(self, attempt: str, than: str) -> bool | None:
+        """Whether an attempt is later than another one, whatever the clocks say; ``None``: unknown."""
+        ...
+
 
 class NoLease:
     """Lease of a store without other pods."""
@@ -49,6 +53,10 @@ class NoLease:
         return None
 
     def epoch_of(self, attempt: str) -> int | None:
+        """Return ``None``."""
+        return None
+
+    def is_later(self, attempt: str, than: str) -> bool | None:
         """Return ``None``."""
         return None
 

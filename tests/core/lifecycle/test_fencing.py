@@ -154,6 +154,19 @@ def test_the_pod_that_started_later_is_known_whichever_claims_first(
     assert started_later(there, Claimed("pod", claimed_s - began_s[first]), arrival) is later_claims_first
 
 
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(-1e6, 1e6))
+def test_a_pod_that_is_terminating_takes_over_only_from_one_that_is_known_to_be_earlier(
+    began_s: float, waited_s: float, later_s: float
+) -> None:
+    arrival = Arrival(began_s, began_s + waited_s + 2e6)
+    other = Claim(1, "0" * 16, at(began_s + later_s + 1e6))
+    is_earlier = later_s < -START_TOLERANCE_S - 1
+    is_close_or_later = later_s > -START_TOLERANCE_S + 1
+    found = started_later(other, Claimed("pod", 1e6), arrival, is_ending=True)
+    assert not (is_earlier and found)
+    assert found or not is_close_or_later
+
+
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, START_TOLERANCE_S))
 def test_where_the_order_is_not_known_the_pod_that_claims_takes_over(at_s: float, age_s: float, closer_s: float) -> None:
     here = Arrival(at_s - age_s, at_s)

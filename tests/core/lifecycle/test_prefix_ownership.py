@@ -14,6 +14,7 @@ from sidecar.core.lifecycle.prefix_ownership import (
     Run,
     awaits_declaration,
     belongs,
+    declared_later,
     may_hold,
     why_not,
     with_attempt,
@@ -98,3 +99,15 @@ def test_a_node_commits_an_attempt_once_the_present_holder_has_declared_it_or_ot
     else:
         # Only a holder with a later claim than the one that declared the attempt can have left it out.
         assert (reason is None) == (bool(attempts) and (known is None or epoch > known))
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=4, unique=True), st.sampled_from("abcd"), st.sampled_from("abcd"))
+def test_attempts_are_ordered_by_their_declarations(attempts: list[str], one: str, other: str) -> None:
+    found, back = declared_later(attempts, one, other), declared_later(attempts, other, one)
+    if one not in attempts and other not in attempts:
+        assert found is back is None
+    elif one == other:
+        assert found is back is False
+    else:
+        assert found is not back
+        assert found is (one in attempts and (other not in attempts or attempts.index(one) > attempts.index(other)))

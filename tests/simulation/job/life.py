@@ -36,7 +36,7 @@ class Life(Process):
     def __init__(self, pod: Pod) -> None:
         super().__init__(f"{pod.name}#{pod.lives}")
         self.pod = pod
-        self.keep_store = pod.choices.keep_store
+        self.keep_store, self.node = pod.choices.keep_store, pod.node
         self.context = Context()
         world = pod.world
         store = PodStore(world, self, pod.store, cut_off=pod.cut_off)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from sidecar.catalog.catalog import Tracked
-from sidecar.core.format.attempts import goes_after
 from sidecar.core.lifecycle.states import PENDING, State
 from sidecar.daemon.settings import Settings
 from sidecar.download.request import RESUME_ENDED, AskedBy, ResumeState, ResumeStatus
@@ -180,8 +179,7 @@ class Pod:
             v.name == name
             and (
                 (v.attempt == commit.attempt and v.save_id != commit.save_id)
-                or self.store.may_be_later(v.attempt, commit.attempt)
-                or (v.attempt != commit.attempt and goes_after(v.attempt, v.created_at, commit.attempt, commit.created_at))
+                or (v.attempt != commit.attempt and self.store.attempts.counts_as_later(v, commit))
             )
             for v in self.versions
         )

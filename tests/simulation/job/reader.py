@@ -63,6 +63,8 @@ class Named:
     """Checksum of each manifest, by key."""
     files: Mapping[str, str]
     """Checksum of each object, by key: of those manifests that are there."""
+    epoch: int | None = None
+    """Of the prefix, when it was written; ``None``: not known."""
 
 
 def commit_key(name: str) -> str:
@@ -100,7 +102,7 @@ def _named(raw: bytes, manifests: tuple[bytes, ...]) -> Named:
         for file in _document(manifest).get("files", ()):  # type: ignore[attr-defined]
             files[file["key"]] = file["crc64nvme"]
     crcs = {entry["key"]: entry["crc64nvme"] for entry in commit["manifests"]}  # type: ignore[attr-defined]
-    return Named(str(commit["attempt"]), commit.get("save_id"), commit.get("created_at"), crcs, files)  # type: ignore[arg-type]
+    return Named(str(commit["attempt"]), commit.get("save_id"), commit.get("created_at"), crcs, files, commit.get("epoch"))  # type: ignore[arg-type]
 
 
 def whole(objects: Mapping[str, bytes], name: str) -> Whole | None:

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
 
-from sidecar.core.format.attempts import goes_after
 from sidecar.core.lifecycle import fencing
 from sidecar.daemon import phase_control
 from sidecar.store.protocol import Verification
@@ -23,6 +22,7 @@ from sidecar.upload.send import deduplicate
 from tests.simulation.audit import Violation
 from tests.simulation.job import reader
 from tests.simulation.job.loop import EPOCH_S, simulated_time
+from tests.simulation.job.order import AttemptOrder
 from tests.simulation.job.pods import Choices, Pod, Save
 from tests.simulation.job.store import Ability, JobStore
 from tests.simulation.job.world import SLOWEST_S, Faults, Held, World
@@ -75,7 +75,6 @@ class JobSchedule:
             verification=Verification.READ_BACK if luck.random() < 0.1 else Verification.STORE_CRC,
             equal_etags=luck.random() < 0.6,
         )
-        self.store = JobStore(self.world, ability)
         self.choices = Choices(
             keep_store=luck.choice((None, 1, 2)),
             keep_local=luck.choice((1, 2)),
@@ -84,7 +83,7 @@ class JobSchedule:
             job="default/train" if luck.random() < 0.7 else None,
             grace_s=luck.choice((6.0, 15.0)),
         )
-        self.store.names_job = self.choices.job is not None
+        self.store = JobStore(self.world, ability, AttemptOrder(names_job=self.choices.job is not None))
         self.pods: list[Pod] = []
         self._deterministic = luck.random() < 0.3
         self._collides = luck.random() < 0.3
@@ -108,7 +107,6 @@ class JobSchedule:
         skew_s = luck.choice((0.0, 0.0, -3600.0, 3600.0)) if label == "a2" and self.choices.job is not None else 0.0
         stamp = datetime.fromtimestamp(EPOCH_S + begins_s + skew_s, UTC).strftime("%Y%m%dT%H%M%SZ")
         attempt = f"{stamp}-{label}" if self._dated else label
-        self.store.order_of_attempts[attempt] = len(self.store.order_of_attempts) + 1
         saves = self._saves(label)
         rotates = luck.choice((None, None, 1, 2))
         pods = []
@@ -121,7 +119,8 @@ class JobSchedule:
                 pod.cut_off = cut_off_s, cut_off_s + luck.random() * 15
             pods.append(pod)
             pod.began_s = starts_s = begins_s + luck.random()
-            self.store.began_s.setdefault(attempt, starts_s)
+            if index == 0:
+                self.store.attempts.begins(attempt, starts_s)
             world.at(starts_s, pod.begin)
             world.at(starts_s + 0.2, lambda pod=pod, saves=saves: pod.train(saves, resumes=resumes, rotates=rotates))  # type: ignore[misc]
             for _ in range(luck.choice((0, 0, 1, 2))):
@@ -275,13 +274,7 @@ class JobSchedule:
         """Whether another attempt finished a step that counts as later: two of them may make each other give way."""
         versions = [v for pod in self.pods for v in pod.versions if v.name == name]
         ours = [v for v in versions if v.attempt == attempt]
-        return any(
-            goes_after(v.attempt, v.created_at, our.attempt, our.created_at)
-            or self.store.is_later_attempt(v.attempt, our.attempt)
-            for v in versions
-            if v.attempt != attempt
-            for our in ours
-        )
+        return any(self.store.attempts.counts_as_later(v, our) for v in versions if v.attempt != attempt for our in ours)
 
     def _check_durable(self, attempts: list[str]) -> None:
         """What was said to be durable is there, or something newer of it is; unless a later attempt went back behind it."""

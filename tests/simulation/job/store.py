@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +10,6 @@ from typing import Any
 
 from sidecar.core.format import keys
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
-from sidecar.core.lifecycle import fencing
 from sidecar.errors import AlreadyExists, NotFound
 from sidecar.retention.store_retention import SETTLED_S
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
@@ -20,6 +17,7 @@ from sidecar.upload.commit.committer import HELD_S
 from sidecar.upload.commit.overwrite_guard import VALID_S
 from tests.simulation.job import reader
 from tests.simulation.job.loop import Process
+from tests.simulation.job.order import AttemptOrder
 from tests.simulation.job.world import SLOWEST_S, World
 from tests.store.memory import MemoryStore
 
@@ -76,6 +74,7 @@ class JobStore(MemoryStore):
 
     world: World
     ability: Ability
+    attempts: AttemptOrder
     written: dict[Writing, dict[int, dict[str, bytes]]] = field(default_factory=dict)
     """What the trainer of each node wrote."""
     contents: dict[str, bytes] = field(default_factory=dict)
@@ -90,14 +89,6 @@ class JobStore(MemoryStore):
     """Commits that were on their way while somebody else already wrote the step anew."""
     deleted: int = 0
     """Commits that retention deleted."""
-    order_of_attempts: dict[str, int] = field(default_factory=dict)
-    """Number of each attempt, in their true order."""
-    began_s: dict[str, float] = field(default_factory=dict)
-    """When node 0 of each attempt was started."""
-    left_behind_s: dict[str, float] = field(default_factory=dict)
-    """When the holder of a later attempt declared that, by attempt."""
-    names_job: bool = True
-    """Whether the pods know the name of their job."""
 
     def __post_init__(self) -> None:
         MemoryStore.__init__(self)
@@ -141,7 +132,7 @@ class JobStore(MemoryStore):
             yield body
 
     def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-        if key.endswith("/.complete") and not self.world.is_stray:
+        if (key.endswith("/.complete") or key == keys.RUN) and not self.world.is_stray:
             self._read_s[self.world.acting, key.partition("/")[0]] = self.world.now_s
         self._refuse_hidden(key)
         return super().get(key, most_bytes=most_bytes)
@@ -186,7 +177,8 @@ class JobStore(MemoryStore):
             self._hidden[key] = world.now_s + world.faults.hidden_s * world.random.random()
         self._say("put", key, " =" if before == content else "")
         if key == keys.RUN:
-            self._declared(content)
+            self.attempts.declared(content, now_s=world.now_s, is_stray=world.is_stray)
+        self.attempts.written(key, now_s=world.now_s)
         name = key.partition("/")[0]
         if key == reader.commit_key(name):
             if before != content:
@@ -236,35 +228,17 @@ class JobStore(MemoryStore):
 
     # What is checked at each change.
 
-    def _declared(self, content: bytes) -> None:
-        """Note which attempts the holder has left behind: nothing of them is committed any more."""
-        run = json.loads(content)
-        order = self.order_of_attempts
-        declared = [order[attempt] for attempt in run.get("attempts", []) if attempt in order]
-        for attempt, number in order.items():
-            if declared and number < max(declared) and attempt not in run["attempts"]:
-                self.left_behind_s.setdefault(attempt, self.world.now_s)
-        if not self.names_job and not self.world.is_stray:
-            # Without the job's name, whoever is alive may take over from a holder that was silent.
-            for attempt in run.get("attempts", []):
-                self.left_behind_s.pop(attempt, None)
-
-    def is_later_attempt(self, attempt: str, other: str) -> bool:
-        """Whether an attempt truly began after another one."""
-        return self.order_of_attempts.get(attempt, 0) > self.order_of_attempts.get(other, 0)
-
-    def may_be_later(self, attempt: str, other: str) -> bool:
-        """Whether an attempt began after another one, or so shortly before that the one that claims later counts as later."""
-        if self.is_later_attempt(attempt, other):
-            return True
-        apart_s = self.began_s.get(other, math.inf) - self.began_s.get(attempt, 0.0)
-        return self.names_job and apart_s <= fencing.START_TOLERANCE_S
-
-    def _check_fence(self, name: str, attempt: str) -> None:
-        world, since_s = self.world, self.left_behind_s.get(attempt)
-        late_s = 0.0 if since_s is None else world.issued_s - since_s
-        if late_s > HELD_S + 2 * SLOWEST_S and not world.is_stray and world.acting is not None and not world.faults.hidden:
-            world.violate(f"{world.acting} committed {name} of {attempt} {late_s:.1f} s after the next attempt was declared")
+    def _check_fence(self, name: str, commit: reader.Named) -> None:
+        world = self.world
+        if world.is_stray or world.acting is None or world.faults.hidden:
+            return
+        why = self.attempts.why_too_late(commit, decided_s=world.issued_s - HELD_S - 2 * SLOWEST_S)
+        if why is not None:
+            world.violate(f"{world.acting} commits {name}: {why}")
+        pod: Any = world.acting
+        read_s = self._read_s.get((pod, keys.RUN), 0.0)
+        if pod.node.index > 0 and self.attempts.is_undeclared(commit.attempt, read_s=read_s):
+            world.violate(f"{pod} commits {name} of {commit.attempt}, which the holder has not declared")
 
     def _committed(self, name: str) -> None:
         now_s, world = self.world.now_s, self.world
@@ -273,7 +247,7 @@ class JobStore(MemoryStore):
         commit = reader.named(self.contents, name)
         if commit is None:
             return
-        self._check_fence(name, commit.attempt)
+        self._check_fence(name, commit)
         loaded = reader.whole(self.contents, name)
         is_whole = loaded is not None or self._is_quarantined(name)
         if not is_whole:

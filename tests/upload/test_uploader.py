@@ -1,0 +1,57 @@
+"""What the uploader does beside its jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.core.lifecycle.states import State
+from sidecar.upload.schedule.queue import Active
+from sidecar.upload.uploader import Uploader
+from tests.store.memory import MemoryStore
+from tests.upload.parts import executor, uploads
+from tests.upload.test_job import NAME, Versions, finished
+from trainer_hook.contract import Node
+
+
+@pytest.mark.parametrize("later_attempt", [False, True])
+async def test_a_step_of_an_abandoned_attempt_is_not_waited_for(tmp_path: Path, later_attempt: bool) -> None:
+    """A lost node had not finished it, the next attempt resumed from an older step, and the last flush waited for it."""
+    versions, nothing_early = Versions(tmp_path), None
+    early: Any = nothing_early
+    with executor(concurrency=2) as threads:
+        context = uploads(MemoryStore(), threads)
+        uploader = Uploader(context, versions, early, skip_superseded=False)
+        waiting = context.catalog.finished(finished(name="checkpoint-30", step=30, node=Node(0, 2)), held=True)
+        for state in (State.UPLOADING, State.UPLOADED):
+            context.catalog.move(waiting, state)
+        attempt = "b" if later_attempt else "a"
+        newer = context.catalog.finished(
+            finished(name="checkpoint-20", step=20, created_at_s=1.9e9, attempt=attempt), held=True
+        )
+        context.catalog.durable(newer, at_s=1.9e9)
+        async with asyncio.TaskGroup() as tasks:
+            uploader._drop_superseded(tasks)
+        assert waiting.state is (State.SUPERSEDED if later_attempt else State.UPLOADED)
+        assert versions.let_go_of == (["v1"] if later_attempt else [])
+
+
+async def test_a_version_that_is_superseded_is_let_go_while_an_earlier_one_is_still_being_sent(tmp_path: Path) -> None:
+    """Its links and its journal stayed on the volume until the pod ended."""
+    versions, nothing_early = Versions(tmp_path), None
+    early: Any = nothing_early
+    with executor(concurrency=2) as threads:
+        context = uploads(MemoryStore(), threads)
+        uploader = Uploader(context, versions, early, skip_superseded=True)
+        earlier = context.catalog.finished(finished(), held=True)
+        uploader._queue.active[NAME] = Active(earlier)
+        replacing = context.catalog.finished(finished(version="v2"), held=True)
+        newer = context.catalog.finished(finished(name="checkpoint-20", step=20, created_at_s=1.9e9), held=True)
+        context.catalog.durable(newer, at_s=1.9e9)
+        async with asyncio.TaskGroup() as tasks:
+            uploader._drop_superseded(tasks)
+        assert replacing.state is State.SUPERSEDED
+        assert versions.let_go_of == ["v2"]

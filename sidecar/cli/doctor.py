@@ -43,7 +43,7 @@ class _Run:
 
 def doctor(
     store: Annotated[
-        str | None, typer.Argument(metavar="[STORE]", help="s3://bucket/prefix or file:///path; else CKPT_STORE")
+        str | None, typer.Argument(metavar="STORE", help="s3://bucket/prefix or file:///path; else CKPT_STORE")
     ] = None,
     volume: Annotated[
         Path | None, typer.Option("--volume", metavar="DIR", help="the shared volume; else CKPT_DIR if set")
@@ -85,6 +85,8 @@ def _examined(environ: dict[str, str], planned: _Run, *, has_volume: bool) -> tu
         raise ConfigurationError("no store: name it, such as s3://bucket/runs/llama, or set CKPT_STORE")
     try:
         settings = from_environment(environ, hostname=socket.gethostname())
+        if has_volume:
+            _check_place(settings)
         facts = run_in_store("doctor", settings.store, _store_facts)
     except ConfigurationError as error:
         return None, [failure("settings", str(error), "correct it, then run doctor again")]
@@ -98,6 +100,20 @@ def _examined(environ: dict[str, str], planned: _Run, *, has_volume: bool) -> tu
         save_s=planned.save_s,
     )
     return facts, findings
+
+
+def _check_place(settings: Settings) -> None:
+    """Refuse a folder on the shared volume as store, as the sidecar does.
+
+    Raises:
+        ConfigurationError: It is one, or no store at all.
+    """
+    from sidecar.store_url import shown, store_place
+
+    try:
+        store_place(settings.store, bucket=settings.bucket, volume=settings.dir)
+    except ValueError as error:
+        raise ConfigurationError(f"CKPT_STORE={shown(settings.store)!r} {error}") from None
 
 
 async def _store_facts(session: StoreSession, on_progress: progress.OnProgress) -> StoreFacts:

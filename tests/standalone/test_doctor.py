@@ -78,6 +78,10 @@ def test_a_setting_that_is_wrong_is_a_finding(local: Person, monkeypatch: pytest
     assert "CKPT_CONCURENCY" in found["settings"]["text"]
 
 
+def test_a_store_on_the_shared_volume_is_refused_as_the_sidecar_refuses_it(local: Person, tmp_path: Path) -> None:
+    assert list(by_check(local.json("doctor", local.url, "--volume", str(tmp_path), code=2))) == ["settings"]
+
+
 def test_without_a_store_it_says_how_to_name_one(local: Person) -> None:
     assert local.run("doctor") == 2
     assert "CKPT_STORE" in local.err
@@ -212,6 +216,7 @@ def test_a_real_server_that_denies_one_permission(
     assert leftovers(person) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_doctor_that_is_ended_leaves_nothing_or_what_the_next_one_deletes(
     person_of: Callable[[str], Person], monkeypatch: pytest.MonkeyPatch, how: signal.Signals
@@ -255,6 +260,7 @@ def test_what_a_killed_doctor_left_on_the_volume_is_deleted_after_an_hour(local:
     assert set(volume.iterdir()) == {young, other}
 
 
+@pytest.mark.slow
 def test_a_store_that_is_slow_is_measured_in_a_bounded_time(
     person_of: Callable[[str], Person], monkeypatch: pytest.MonkeyPatch
 ) -> None:

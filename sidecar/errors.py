@@ -20,6 +20,8 @@
        ├─ UnreadableRun        ``run.json`` is not this system's any more: waited for until the holder writes it again
        ├─ Undeclared           node 0 has not declared the attempt its own yet: tried again
        ├─ AccessRefused        credentials, bucket, TLS, clock: waits for a person, and is tried again all the same
+       │  ├─ NoCredentials     there are none, or they cannot be fetched
+       │  ├─ UntrustedStore    TLS failed: an unknown authority, or no TLS at all
        │  └─ PartRefused       a part that the store does not take, such as for its number: the file is sent in fewer parts
        └─ StoreUnavailable     network, timeout, 5xx: tried again
           └─ StoreBusy         it asks for fewer requests (SlowDown): tried again, with fewer at once
@@ -159,6 +161,14 @@ class AccessRefused(StoreError):
     def __init__(self, text: str, *, code: str | None = None) -> None:
         super().__init__(text)
         self.code = code
+
+
+class NoCredentials(AccessRefused):
+    """There are no credentials, or they cannot be fetched."""
+
+
+class UntrustedStore(AccessRefused):
+    """TLS failed: the certificate's authority is unknown, or the server does not speak TLS."""
 
 
 class PartRefused(AccessRefused):

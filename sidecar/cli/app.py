@@ -34,6 +34,7 @@ COMMANDS = {
     "install-hook": "hook",
     "inject": "manifests",
     "webhook": "manifests",
+    "doctor": "doctor",
     "plan": "plan",
     "completion": "completion",
     "demo": "demo",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from sidecar.core.commit.resume import newest_first
 from sidecar.core.commit.summary import StoredState, Summary, summaries
@@ -16,8 +17,8 @@ from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from trainer_hook.contract import FINAL
 
-FEW = 100
-"""Number of checkpoints up to which one listing is as fast as several at once."""
+FEW_OBJECTS = 1000
+"""Number of objects up to which a listing is one page. Pages follow each other, so a longer one is read in parts at once."""
 _DIGITS = "0123456789"
 
 
@@ -81,7 +82,7 @@ class Listing(Documents):
 
     async def checkpoints(
         self,
-        folders: Sequence[str],
+        folders: Sequence[str] = (),
         *,
         newest: int | None = None,
         with_commits: bool = False,
@@ -90,19 +91,16 @@ class Listing(Documents):
         """Return the checkpoints, newest first.
 
         Args:
-            folders: The names of the top-level folders.
-            newest: Only as many; ``None``: all.
+            folders: The names of the top-level folders, from which ``newest`` chooses.
+            newest: Only as many; ``None``: all that the prefix has, also beyond ``folders``.
             with_commits: Read the commit of each.
             on_read: Called with the number of commits that were read, and that are to be read.
         """
-        names = newest_first(folders, and_final=True)[:newest]
-        prefixes = [keys.folder(name) for name in names]
         if newest is None:
-            # Pages of a listing follow each other, so a long one is read in several parts at once.
-            prefixes = [f"{keys.STEPS}{digit}" for digit in _DIGITS] if len(names) > FEW else [keys.STEPS]
-            prefixes += [keys.folder(FINAL)] if FINAL in names else []
-        pages = await self._executor.together([self._executor.persistently(self._objects, prefix) for prefix in prefixes])
-        found = summaries(each for page in pages for each in page)
+            found = summaries(await self._all_objects())
+        else:
+            names = newest_first(folders, and_final=True)[:newest]
+            found = summaries(await self._objects_below([keys.folder(name) for name in names]))
         chosen = [found[name] for name in newest_first(found, and_final=True)]
         wanted = [s for s in chosen if s.is_committed and (with_commits or s.quarantines)]
         read = 0
@@ -129,5 +127,21 @@ class Listing(Documents):
         is_quarantined = keys.quarantined(summary.name, there.crc64nvme) in summary.quarantines
         return ListedCheckpoint(summary, StoredState.QUARANTINED if is_quarantined else StoredState.COMMITTED, there)
 
-    def _objects(self, prefix: str) -> list[tuple[str, int, str]]:
-        return [(stored.key, stored.size_bytes, stored.modified) for stored in self._store.list(prefix)]
+    async def _all_objects(self) -> list[tuple[str, int, str]]:
+        """Return the objects of all checkpoints. A short listing is one request, and one for ``final``."""
+        steps, final = await self._executor.together(
+            [
+                self._executor.persistently(self._objects, keys.STEPS, most=FEW_OBJECTS),
+                self._executor.persistently(self._objects, keys.folder(FINAL)),
+            ]
+        )
+        if len(steps) >= FEW_OBJECTS:
+            steps = await self._objects_below([f"{keys.STEPS}{digit}" for digit in _DIGITS])
+        return steps + final
+
+    async def _objects_below(self, prefixes: Sequence[str]) -> list[tuple[str, int, str]]:
+        pages = await self._executor.together([self._executor.persistently(self._objects, prefix) for prefix in prefixes])
+        return [each for page in pages for each in page]
+
+    def _objects(self, prefix: str, *, most: int | None = None) -> list[tuple[str, int, str]]:
+        return [(stored.key, stored.size_bytes, stored.modified) for stored in islice(self._store.list(prefix), most)]

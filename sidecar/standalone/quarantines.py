@@ -33,8 +33,7 @@ async def quarantines(session: StoreSession, *, checkpoint: str | None = None) -
         StoreError: A request failed.
     """
     listing = Listing(session.store, session.executor)
-    folders = [checkpoint] if checkpoint else await listing.folders()
-    listed = await listing.checkpoints(folders, newest=1 if checkpoint else None)
+    listed = await (listing.checkpoints([checkpoint], newest=1) if checkpoint else listing.checkpoints())
     works = [_record(session, each, key) for each in listed for key in each.summary.quarantines]
     return [record for record in await session.executor.together(works) if record is not None]
 

@@ -135,6 +135,7 @@ def options() -> st.SearchStrategy[dict[str, str]]:
         optional={
             "secret": st.just("data-connection"),
             "install-hook": st.sampled_from(["true", "false"]),
+            "doctor": st.sampled_from(["true", "false"]),
             "mode": st.sampled_from(["auto", "native", "classic"]),
             "grace": st.sampled_from(["60", "300"]),
             "metrics-port": st.just("9471"),

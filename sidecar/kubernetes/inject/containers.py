@@ -7,6 +7,7 @@ from typing import Any
 
 SIDECAR = "checkpoint-sidecar"
 HOOK = "checkpoint-hook"
+DOCTOR = "checkpoint-doctor"
 VOLUME = "checkpoints"
 VOLUME_BESIDE = "checkpoint-sidecar"
 """The shared volume's name where the first one is taken by something else."""
@@ -74,6 +75,20 @@ def hook_installer(*, image: str, guaranteed: bool, secured: dict[str, Any], vol
         "resources": _ONCE_WHOLE if guaranteed else _ONCE,
         "securityContext": secured,
         "volumeMounts": [{"name": volume, "mountPath": directory}],
+    }
+
+
+def doctor(*, image: str, guaranteed: bool, secured: dict[str, Any]) -> dict[str, Any]:
+    """Return the init container that examines store and volume, without its environment and mounts: the sidecar's."""
+    return {
+        "name": DOCTOR,
+        "image": image,
+        "command": ["checkpoint-sidecar", "doctor"],
+        "env": [],
+        "resources": _WHOLE if guaranteed else _SHARE,
+        "securityContext": secured,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [],
     }
 
 

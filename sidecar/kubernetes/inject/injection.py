@@ -41,6 +41,8 @@ def put_in(pod: Pod) -> str:
     if options.claim:
         put_own_volume(spec, path, {"name": made.STORE, "persistentVolumeClaim": {"claimName": options.claim}})
     _sidecar(pod, store, secured)
+    if options.doctor:
+        _doctor(pod, secured)
     if options.install_hook:
         _installer(pod, secured)
     return store
@@ -53,7 +55,7 @@ def _label(pod: Pod) -> None:
         annotations = section(metadata, "annotations", f"{pod.template.path}.metadata")
         names = [str(container.get("name")) for _, container in containers_of(pod.spec, pod.template.spec_path)]
         there = [name for name in str(annotations.get(SKIP_CONTAINERS, "")).split(",") if name]
-        skipped = dict.fromkeys([*there, *(name for name in [*names, made.HOOK] if name != made.SIDECAR)])
+        skipped = dict.fromkeys([*there, *(name for name in [*names, made.HOOK] if name not in (made.SIDECAR, made.DOCTOR))])
         if not pod.options.install_hook and made.HOOK not in names:
             skipped.pop(made.HOOK, None)
         put(annotations, SKIP_CONTAINERS, ",".join(skipped))
@@ -145,7 +147,8 @@ def _our_container(pod: Pod, wanted: dict[str, Any]) -> Fields:
 
 
 def _first_position(init_containers: MutableSequence[Any]) -> int:
-    return 1 if init_containers and init_containers[0].get("name") == made.HOOK else 0
+    ours = [container.get("name") in (made.HOOK, made.DOCTOR) for container in init_containers]
+    return ([*ours, False]).index(False)
 
 
 def _installer(pod: Pod, secured: dict[str, Any]) -> None:
@@ -164,6 +167,21 @@ def _installer(pod: Pod, secured: dict[str, Any]) -> None:
     there = named(init, made.HOOK)
     if there is None:
         init.insert(0, wanted)
+    else:
+        overlay(there, {key: value for key, value in wanted.items() if key != "resources" or not there.get("resources")})
+
+
+def _doctor(pod: Pod, secured: dict[str, Any]) -> None:
+    """Put the doctor in front of the sidecar, with the sidecar's environment and mounts: it sees what the sidecar will see."""
+    init = growing(pod.spec, "initContainers", pod.template.spec_path, before=("containers",))
+    ours = our_container(pod) or {}
+    wanted = made.doctor(image=str(ours.get("image")), guaranteed=made.is_guaranteed(pod.spec), secured=secured)
+    wanted |= {key: ours[key] for key in ("env", "envFrom", "volumeMounts") if ours.get(key)}
+    wanted["env"] = [entry for entry in wanted["env"] if entry.get("name") != "CKPT_METRICS_BIND"]
+    wanted = _plain(wanted)
+    there = named(init, made.DOCTOR)
+    if there is None:
+        init.insert(_first_position(init[:1]), wanted)
     else:
         overlay(there, {key: value for key, value in wanted.items() if key != "resources" or not there.get("resources")})
 

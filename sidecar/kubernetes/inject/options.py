@@ -57,6 +57,8 @@ class Options:
     """Seconds: the pod's terminationGracePeriodSeconds and ``CKPT_GRACE_SECONDS`` of both containers."""
     dir: str | None = None
     install_hook: bool = False
+    doctor: bool = False
+    """An init container examines store and volume before anything else of the pod starts."""
     metrics_port: int | None = None
     api_port: int | None = None
     run_as_user: int | None = None
@@ -195,6 +197,7 @@ FLAGS = (
     Flag("grace", _grace, "time from the notice to the end, such as 2m: the pod's and both containers'", "DURATION"),
     Flag("dir", _directory, f"where the trainer sees the shared volume (default {DEFAULT_DIR})", "DIR"),
     Flag("install-hook", _truth, "bring the hook to the trainer through the volume: its image and command stay as they are"),
+    Flag("doctor", _truth, "examine store, volume and grace period in an init container, before the trainer starts"),
     Flag("metrics-port", _whole(1, 65_535), "serve metrics and health there to the outside", "PORT"),
     Flag("api-port", _whole(1, 65_535), f"port of the local API (default {DEFAULT_API_PORT})", "PORT"),
     Flag("run-as-user", _whole(0), "UID of the sidecar: the trainer's", "UID"),

@@ -32,6 +32,8 @@ def with_recalled(template: PodTemplate, options: Options) -> Options:
         recalled["mode"] = "classic" if named(main, made.SIDECAR) else "native"
     if named(init, made.HOOK) is not None:
         recalled["install_hook"] = True
+    if named(init, made.DOCTOR) is not None:
+        recalled["doctor"] = True
     if options.run_as_user is None and str(annotations.get(_USER_ANNOTATION, "")).isdecimal():
         recalled["run_as_user"] = int(annotations[_USER_ANNOTATION])
     recalled |= _ports(ours, options)

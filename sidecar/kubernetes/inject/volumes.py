@@ -79,7 +79,7 @@ def put_own_volume(spec: Fields, path: str, volume: dict[str, Any]) -> None:
     """
     for where, container in containers_of(spec, path):
         mounts = entries(container, "volumeMounts", where)
-        if container.get("name") != made.SIDECAR and named(mounts, volume["name"]) is not None:
+        if container.get("name") not in (made.SIDECAR, made.DOCTOR) and named(mounts, volume["name"]) is not None:
             raise NotInjectable(f"{where}.volumeMounts", f"{volume['name']} is the sidecar's volume: rename yours")
     put_named(growing(spec, "volumes", path, after=("containers",)), volume)
 

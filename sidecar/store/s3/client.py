@@ -42,6 +42,8 @@ FETCHING_CREDENTIALS: dict[str, Any] = {
 }
 """For botocore's STS client (web identity roles), which would wait for a minute by default. The metadata services of EC2 and of
 containers have timeouts of their own, 1 and 2 s."""
+LISTED_MEMBERS = frozenset({"Key", "LastModified", "ETag", "Size"})
+"""Members of a listed object that ``control`` reads."""
 _SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
@@ -245,7 +247,12 @@ def _known_services(_: str) -> list[str]:
 
 def _session(secrets: Sequence[str | None]) -> AioSession:
     session = AioSession()
-    session.get_component("data_loader").list_available_services = _known_services
+    loader = session.get_component("data_loader")
+    loader.list_available_services = _known_services
+    # botocore looks in each listed object for each member of its model: a quarter of the parsing is for unused ones.
+    members = loader.load_service_model("s3", "service-2")["shapes"]["Object"]["members"]
+    for name in members.keys() - LISTED_MEMBERS:
+        del members[name]
     session.set_default_client_config(AioConfig(**FETCHING_CREDENTIALS))
     # Times stay text: parsing them takes longer than all else about a listed object.
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)

@@ -25,12 +25,14 @@ from sidecar.errors import (
     AlreadyExists,
     ArchivedObject,
     CorruptObject,
+    NoCredentials,
     NotFound,
     PartRefused,
     StoreBusy,
     StoreError,
     StoreUnavailable,
     TooLarge,
+    UntrustedStore,
 )
 from sidecar.store.s3.answers import IncompleteDocument
 
@@ -190,7 +192,7 @@ def from_transport(name: str, error: Exception) -> StoreError:
     """Return the error that a failure of credentials, network, TLS or parsing means."""
     cause = _root(error)
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
-        return AccessRefused(
+        return NoCredentials(
             f"{name}: no credentials ({_short(error)}): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "mount them (CKPT_CREDENTIALS_DIR) or give the pod a role"
         )
@@ -202,11 +204,11 @@ def from_transport(name: str, error: Exception) -> StoreError:
             "set the clock by NTP, or renew the certificate; it is tried again"
         )
     if isinstance(cause, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
-        return AccessRefused(
+        return UntrustedStore(
             f"{name}: the store's certificate is not trusted ({_short(cause)}): name its authority in CKPT_CA_BUNDLE"
         )
     if isinstance(cause, ssl.SSLError) or isinstance(error, boto.SSLError):
-        return AccessRefused(
+        return UntrustedStore(
             f"{name}: TLS failed ({_short(cause)}): does AWS_S3_ENDPOINT say https where the store speaks http?"
         )
     if isinstance(error, IncompleteDocument):

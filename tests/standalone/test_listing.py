@@ -1,0 +1,29 @@
+"""A prefix with more objects than a page of a listing has."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+
+from sidecar.standalone.listing import FEW_OBJECTS
+from tests.standalone.conftest import Person
+
+
+@pytest.mark.parametrize("count", [1, FEW_OBJECTS // 2, FEW_OBJECTS])
+def test_every_checkpoint_is_listed_once_however_many_there_are(local: Person, count: int) -> None:
+    names = [f"checkpoint-{step}" for step in range(1, count + 1)] + ["final"]
+    for name in names:
+        folder = Path(local.url.removeprefix("file://"), name)
+        folder.mkdir(parents=True)
+        for file in ("model.safetensors", ".complete"):
+            (folder / file).write_bytes(b"{}")
+    thresholds = gc.get_threshold()
+    listed = local.json("ls", local.url)["checkpoints"]
+    assert gc.get_threshold() == thresholds
+    assert [found["name"] for found in listed] == ["final", *reversed(names[:-1])]
+    assert {(found["state"], found["objects"]) for found in listed} == {("committed", 1)}
+    assert [found["name"] for found in local.json("ls", local.url, "--newest", "2")["checkpoints"]] == (
+        [found["name"] for found in listed[:2]]
+    )

@@ -119,7 +119,7 @@ class Mutant:
 
 
 MUTANTS: dict[str, Mutant] = {
-    "the guard is open": Mutant("step", _set(OverwriteGuard, "pass_through", _passes), 4300),
+    "the guard is open": Mutant("step", _set(OverwriteGuard, "pass_through", _passes), 3775),
     "commits without a look at the objects": Mutant("step", _set(committer, "decide", _looks_at_no_object)),
     "parts of different saves are committed together": Mutant("step", _set(committer, "decide", _mixes_saves)),
     "writes over what is committed": Mutant("step", _set(Committer, "revoke_commit", _makes_no_way)),

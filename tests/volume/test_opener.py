@@ -190,14 +190,15 @@ _OF_PATHS = frozenset(
     {"read_bytes", "read_text", "write_bytes", "write_text", "unlink", "rmdir", "mkdir", "touch", "glob", "rglob", "iterdir"}
     | {"exists", "is_dir", "is_file", "is_symlink", "lstat", "lchmod", "chmod", "symlink_to", "hardlink_to", "readlink"}
 )
-_ELSEWHERE = {"store", "kubernetes"}
-"""What works on a store's folder, on manifests and on mounted secrets."""
+_ELSEWHERE = {"store", "kubernetes", "kubectl"}
+"""What works on a store's folder, on manifests, on mounted secrets, and on a person's own machine."""
 _MAY = {
     "volume/bulk.py": None,
     "volume/descriptors.py": None,
     "volume/opener.py": None,
     "volume/resolve.py": None,
     "volume/inotify.py": {"read"},
+    "volume/examination.py": {"read_text"},  # of /proc/sys
     "volume/sockets.py": {"chmod"},  # by /proc/self/fd
     "volume/volume.py": {"mkdir"},  # of the mount itself
     "cli/hook_install.py": {"read_bytes", "rglob", "mkdir"},  # of the package, and of the folder that the operator named

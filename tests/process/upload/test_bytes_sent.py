@@ -141,7 +141,7 @@ def test_uploads_are_never_faster_than_their_limit(tmp_path: Path) -> None:
         running.ready()
         write_checkpoint(running.volume, "checkpoint-10", {"model": big(size_bytes)}, {})
         took_s = running.committed("checkpoint-10")["upload_s"]
-        assert size_bytes / took_s <= limit * 1.05
+        assert size_bytes / took_s <= limit * 1.1  # the start of the measurement is late by up to the process's turn
 
 
 def test_a_limit_that_is_changed_applies_at_once(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from sidecar.api.metrics import DESCRIPTIONS, PREFIX
 from sidecar.api.metrics_reference import reference
 from sidecar.catalog.durations import MOST_WAITING, Durations
 from tests.api.training import training
-from tests.process.sidecar_process import sidecar
+from tests.process.sidecar_process import sidecar, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +24,11 @@ ROOT = Path(__file__).parents[2]
 def test_the_reference_is_made_of_the_code() -> None:
     written = (ROOT / "docs/metrics.md").read_text()
     assert written == reference(), "run: python -m sidecar.api.metrics_reference > docs/metrics.md"
+
+
+def _metrics(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        return str(answer.read().decode())
 
 
 def test_every_described_metric_is_exported_and_every_exported_one_is_described(tmp_path: Path) -> None:
@@ -36,8 +41,8 @@ def test_every_described_metric_is_exported_and_every_exported_one_is_described(
             running.committed("checkpoint-5")
             running.resume("checkpoint-5", asked_by="person")
             running.status()
-            with urllib.request.urlopen(f"http://127.0.0.1:{running.port}/metrics") as answer:
-                text = answer.read().decode()
+            # A prediction needs a measured rate, which is sampled.
+            text = until(lambda: found if "predicted_save_seconds" in (found := _metrics(running.port)) else None)
     exported = dict(re.findall(rf"^# TYPE {PREFIX}(\w+) (\w+)$", text, re.MULTILINE))
     described = {d.name + ("_total" if d.kind == "counter" else ""): d.kind for d in DESCRIPTIONS}
     assert exported == described

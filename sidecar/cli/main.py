@@ -52,7 +52,7 @@ def exit_code(error: Exception) -> int:
     match error:
         case ConfigurationError() | AccessRefused() | UnreadableRun():
             return EXIT_CONFIGURATION
-        case NothingFound() | NotFound():
+        case NothingFound() | NotFound() | Refused(status=404):
             return EXIT_NOTHING
         case Unreachable() | StoreUnavailable():
             return EXIT_UNREACHABLE

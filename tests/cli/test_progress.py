@@ -132,6 +132,7 @@ def test_resume_tells_nothing_to_resume_from_apart(
         (StoreUnavailable("a"), 6),
         (RequestRefused("a"), 7),
         (Fenced("a"), 7),
+        (Refused(404, {}), 5),
         (Refused(409, {}), 7),
         (CorruptObject("k", want="a", got="b"), 8),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from dataclasses import asdict
@@ -29,6 +30,8 @@ def claim(store: Store, *, run_id: str | None, job: str | None = None) -> Run:
         ConfigurationError: The prefix belongs to another run or job, or its ``run.json`` cannot be read.
     """
     try:
+        with contextlib.suppress(UnreadableRun):  # perhaps damaged in transit
+            return _checked(store, _read_or_create(store, run_id, job), run_id, job)
         return _checked(store, _read_or_create(store, run_id, job), run_id, job)
     except UnreadableRun as error:
         raise ConfigurationError(str(error)) from None

@@ -19,6 +19,7 @@ from sidecar.core.lifecycle.fencing import (
     waits_for_ending,
 )
 from sidecar.core.lifecycle.prefix_ownership import Ownership, Run, may_hold
+from sidecar.errors import UnreadableRun
 from sidecar.lifecycle.lease_documents import LeaseDocuments
 from sidecar.lifecycle.termination import Ending
 from sidecar.transfer.clock import Clock
@@ -27,6 +28,8 @@ from sidecar.transfer.executor import StoreExecutor
 log = structlog.get_logger()
 
 TICK_S = 1.0
+UNREADABLE_TRIES = 3
+"""Number of reads, ``TICK_S`` apart, before ``run.json`` counts as not this system's."""
 MOST_TRIES = 16
 """Number of claims that a pod writes while others take the same epoch first."""
 
@@ -167,6 +170,14 @@ class TakeOver:
             )
 
     async def _look(self) -> Run:
+        for _ in range(UNREADABLE_TRIES - 1):
+            try:
+                return await self._timed_look()
+            except UnreadableRun:  # perhaps damaged in transit, or about to be written again by its holder
+                await self._clock.sleep(TICK_S)
+        return await self._timed_look()
+
+    async def _timed_look(self) -> Run:
         began_s = self._clock.monotonic()
         run = await self._executor.persistently(self._documents.look)
         self._look_s = max(self._look_s, self._clock.monotonic() - began_s)

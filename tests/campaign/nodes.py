@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaign.plan import Attempt, NodeAct, Save
-from tests.campaign.pods import EXIT_OK, SLACK_S, Pod
+from tests.campaign.pods import EXIT_GIVEN_UP, EXIT_OK, SLACK_S, Pod
 from tests.campaign.proxy import StoreProxy
 from tests.campaign.published import Files, Version
 from tests.campaign.reader import content_of
@@ -276,15 +276,14 @@ class Job:
         self._run.durable_after_s = time.monotonic() - healed_s
         self._run.note(f"{name} is durable {self._run.durable_after_s:.1f} s after all faults ended")
 
+    def _is_whole(self, name: str) -> bool:
+        commit = self._run.reader.commit(name)
+        return commit is not None and commit.is_whole
+
     def _is_removed(self, name: str) -> bool:
-        """Whether retention may have removed it again already."""
+        """Whether it may be superseded, or removed by retention, because a newer one is durable."""
         newest = self._newest
-        return (
-            "CKPT_KEEP_STORE" in self._run.settings
-            and newest is not None
-            and newest.name != name
-            and self._run.is_committed(newest)
-        )
+        return newest is not None and newest.name != name and self._run.is_committed(newest)
 
     def _end(self) -> None:
         for node in self._nodes:
@@ -292,7 +291,13 @@ class Job:
         for node in self._nodes:
             node.check_alive()
         for node in self._nodes:
-            if (code := node.terminate()) != EXIT_OK:
+            code = node.terminate()
+            if code == EXIT_GIVEN_UP and all(
+                map(self._is_whole, (each["checkpoint"] for each in node.sidecar.report["given_up"]))
+            ):
+                # Others committed its part while it was about to send it again, and the grace period ended first.
+                self._run.figures["nodes that gave up what others had committed"] += 1
+            elif code != EXIT_OK:
                 self._run.violation(f"{node.uid}: exit code {code} on a healthy store: {node.sidecar.log()[-2500:]}")
 
     def _resume_anew(self) -> None:

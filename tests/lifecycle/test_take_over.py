@@ -18,6 +18,7 @@ from sidecar.core.lifecycle.fencing import (
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
 from sidecar.errors import ConfigurationError, Fenced
 from sidecar.lifecycle.run_document import claim, read
+from sidecar.lifecycle.take_over import UNREADABLE_TRIES
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.executor import StoreExecutor
 from tests.lifecycle.pods import Pod
@@ -107,6 +108,30 @@ async def test_a_pod_that_was_cut_off_before_its_first_claim_does_not_fence_its_
         await again.lease.settle()
     assert read(store).holder == "later"
     assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, later.lease._holder.id).key]
+
+
+@pytest.mark.parametrize("is_repaired", [True, False])
+async def test_a_document_that_is_damaged_for_a_moment_does_not_end_the_start(
+    store: FileStore, executor: StoreExecutor, is_repaired: bool
+) -> None:
+    """A flipped bit of one answer ended the sidecar with exit code 2."""
+    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
+    await earlier.lease.settle()
+    before = store.get(keys.RUN)
+    store.put(keys.RUN, before[:-9])
+
+    async def repairs() -> None:
+        if is_repaired:
+            store.put(keys.RUN, before)
+
+    later.on_sleep = repairs
+    if is_repaired:
+        await later.lease.settle()
+        assert read(store).holder == "later"
+    else:
+        with pytest.raises(ConfigurationError, match=r"run\.json is not this system's"):
+            await later.lease.settle()
+        assert later.now_s == UNREADABLE_TRIES - 1
 
 
 async def test_a_pod_that_goes_does_not_fence_one_that_started_at_about_the_same_time(

@@ -216,6 +216,11 @@ def test_a_real_server_that_denies_one_permission(
     assert leftovers(person) == []
 
 
+def _listens_to_sigint() -> None:
+    """Tests in the background of a shell ignore it, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_doctor_that_is_ended_leaves_nothing_or_what_the_next_one_deletes(
@@ -233,7 +238,10 @@ def test_a_doctor_that_is_ended_leaves_nothing_or_what_the_next_one_deletes(
     with Proxy(person.endpoint, rule).running() as endpoint:
         environ = {**os.environ, "AWS_S3_ENDPOINT": endpoint}
         doctor = subprocess.Popen(
-            [sys.executable, "-m", "sidecar", "doctor", person.url], env=environ, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "sidecar", "doctor", person.url],
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            preexec_fn=_listens_to_sigint,
         )
         while not is_sending:
             assert doctor.poll() is None

@@ -17,7 +17,7 @@
        ├─ UnreadableObject     they do at each read, and yet the store says that it holds what was recorded
        ├─ ArchivedObject       the store has it, in an archive: it gives it out only after somebody restored it
        ├─ OversizedDocument    a document larger than any that this system writes: as corrupt as one that does not parse
-       ├─ UnreadableRun        ``run.json`` is not this system's any more: waited for until the holder writes it again
+       ├─ UnreadableRun        ``run.json`` is not this system's any more: read again until the holder has rewritten it
        ├─ Undeclared           node 0 has not declared the attempt its own yet: tried again
        ├─ AccessRefused        credentials, bucket, TLS, clock: waits for a person, and is tried again all the same
        │  ├─ NoCredentials     there are none, or they cannot be fetched

@@ -170,7 +170,7 @@ class Catalog:
         return self.newest_durable is not None and _is_after(tracked, self.newest_durable)
 
     def is_of_abandoned_attempt(self, tracked: Tracked) -> bool:
-        """Whether the newest durable checkpoint is of a later attempt, which began from an older step than this one perhaps."""
+        """Whether the newest durable checkpoint is of a later attempt, which may have resumed from an older step."""
         newest = self.newest_durable
         if newest is None or newest.checkpoint is None or tracked.checkpoint is None:
             return False

@@ -45,7 +45,7 @@ async def remove(session: StoreSession, name: str, *, lease: LeaseCheck | None) 
         NothingFound: There is no such checkpoint.
         RequestRefused: It is the newest committed one, and a run uses the prefix.
         Fenced: A run has begun to use the prefix.
-        StoreError: A request failed; what is left of it is not a checkpoint any more, and can be removed again.
+        StoreError: A request failed. The remaining objects are no checkpoint any more; a second call removes them.
     """
     verifier = Verifier(session.store, session.executor)
     found = await verifier.examine(name)

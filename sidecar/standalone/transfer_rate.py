@@ -57,7 +57,7 @@ class _Meter:
 
 
 class RateMeasurement:
-    """Uploads objects below ``base`` and downloads them; whoever passed ``written`` deletes those keys."""
+    """Uploads objects below ``base`` and downloads them. It adds their keys to ``written``; the caller deletes them."""
 
     def __init__(self, session: StoreSession, base: str, written: set[str]) -> None:
         self._session = session

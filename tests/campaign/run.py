@@ -26,7 +26,7 @@ HEALED_S = 150.0
 """Longest time from the end of all faults to the commit of the newest checkpoint: requests that fell silent, pauses between
 retries, and a machine that does several runs at once."""
 SHARE_S = 2.0
-"""Seconds of a core for each second that a limit gives, as long as so many processes want one: limits grow beyond that."""
+"""Runnable processes per core from which time limits are extended, in proportion to the load."""
 TRACES = ("Traceback (most recent call last)", "exception was never retrieved", "was never awaited")
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from tests.cluster.file_trainer import weights_after
 from tests.cluster.kubectl import SIDECAR, Life, Namespace, Object, until
 from tests.cluster.workloads import Workloads
 
@@ -122,3 +123,20 @@ def assert_no_step_was_lost(before: Life, after: Life) -> None:
     assert steps(after)[0] == steps(before)[-1] + 1, (
         f"{before.pod} ended with {steps(before)[-1]}, {after.pod}: {after.lines[:5]}"
     )
+
+
+def assert_two_train_jobs_are_two_runs(story: Story, workloads: Workloads, *, steps: int) -> None:
+    """Two TrainJobs of one runtime, whose pods are deleted, both end with the weights of an undisturbed run."""
+    names = ("one", "two")
+    story.namespace.apply(*map(workloads.train_job, names))
+    runs = [Story(story.namespace, workloads, story.bucket, name=name, trainer="node", kind="trainjob") for name in names]
+    lives = until(lambda: found if len(found := runs[0].lives()) == 2 else [], what=story.namespace.watch.report)
+    for life in lives:
+        until(lambda life=life: life.has("step 20"), what="step 20")  # type: ignore[misc]
+        story.namespace.delete_pod(life.pod)
+    for run in runs:
+        run.completed(timeout_s=120)
+        assert run.committed()[-1] == steps
+    ends = [line for life in runs[0].lives() for line in life.lines if line.startswith("weights ")]
+    assert len(ends) >= len(names)  # one more for each that had ended when its pod was deleted
+    assert set(ends) == {f"weights {weights_after(steps)}"}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.cluster.file_trainer import weights_after
-from tests.cluster.kubectl import Namespace, Object, Refused, apply, kubectl, until
-from tests.cluster.story import Story, assert_no_step_was_lost, steps
+from tests.cluster.kubectl import Namespace, Object, Refused, apply, kubectl
+from tests.cluster.story import Story, assert_no_step_was_lost, assert_two_train_jobs_are_two_runs, steps
 from tests.cluster.torch_runs import PATIENCE_S, assert_each_step_was_done_once, rank_zero, torchrun
 from tests.cluster.workloads import TRAINER_API, Workloads
 
@@ -21,18 +21,7 @@ HIGH, LOW = "high", "low"
 def test_two_train_jobs_of_one_runtime_are_two_runs(story: Story, workloads: Workloads) -> None:
     pod = workloads.pod(["python3", "/scripts/file_trainer.py"], container="node", STEPS=STEPS, SAVE_EVERY=1000)
     story.start(workloads.training_runtime(pod))
-    names = ("one", "two")
-    story.namespace.apply(*map(workloads.train_job, names))
-    runs = [Story(story.namespace, workloads, story.bucket, name=name, trainer="node", kind="trainjob") for name in names]
-    lives = until(lambda: found if len(found := runs[0].lives()) == 2 else [], what=story.namespace.watch.report)
-    for life in lives:
-        until(lambda life=life: life.has("step 20"), what="step 20")  # type: ignore[misc]
-        story.namespace.delete_pod(life.pod)
-    for run in runs:
-        run.completed(timeout_s=120)
-        assert run.committed()[-1] == STEPS
-    ends = [line for life in runs[0].lives() for line in life.lines if line.startswith("weights ")]
-    assert ends == [f"weights {weights_after(STEPS)}"] * 2
+    assert_two_train_jobs_are_two_runs(story, workloads, steps=STEPS)
 
 
 def _has_env_injection() -> bool:

@@ -16,7 +16,7 @@ from tests.cluster.conftest import LABEL, make_namespace, of_kind, remove_namesp
 from tests.cluster.file_trainer import weights_after
 from tests.cluster.kubectl import Namespace, Object, Refused, apply, kubectl, until
 from tests.cluster.settings import ClusterSettings
-from tests.cluster.story import Story, assert_no_step_was_lost
+from tests.cluster.story import Story, assert_no_step_was_lost, assert_two_train_jobs_are_two_runs
 from tests.cluster.workloads import SECRET, Workloads
 
 MANIFEST = Path(__file__).parents[2] / "deploy/kubernetes/webhook/webhook.yaml"
@@ -127,19 +127,7 @@ def test_two_train_jobs_of_one_plain_runtime_are_two_runs(story: Story, workload
     pod = workloads.pod(["python3", "/scripts/file_trainer.py"], container="node", STEPS=STEPS, SAVE_EVERY=1000)
     pod["metadata"] = ASKS
     story.namespace.apply(workloads.training_runtime(pod))
-    names = ("one", "two")
-    story.namespace.apply(*map(workloads.train_job, names))
-    runs = [Story(story.namespace, workloads, story.bucket, name=name, trainer="node", kind="trainjob") for name in names]
-    lives = until(lambda: found if len(found := runs[0].lives()) == 2 else [], what=story.namespace.watch.report)
-    for life in lives:
-        until(lambda life=life: life.has("step 20"), what="step 20")  # type: ignore[misc]
-        story.namespace.delete_pod(life.pod)
-    for run in runs:
-        run.completed(timeout_s=120)
-        assert run.committed()[-1] == STEPS
-    ends = [line for life in runs[0].lives() for line in life.lines if line.startswith("weights ")]
-    assert len(ends) >= len(names)  # one more for each that was done when its pod was deleted
-    assert set(ends) == {f"weights {weights_after(STEPS)}"}
+    assert_two_train_jobs_are_two_runs(story, workloads, steps=STEPS)
 
 
 def test_without_the_webhook_only_pods_that_ask_for_it_wait(story: Story, workloads: Workloads, webhook: Webhook) -> None:

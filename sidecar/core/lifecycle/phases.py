@@ -101,8 +101,8 @@ def longest_release_s(kill_in_s: float | None, *, cut_short: bool) -> float:
         kill_in_s: Seconds until the end of the grace period; ``None``: unknown.
         cut_short: A second SIGTERM asks for the end at once.
 
-    If everything is durable, what is left of the time of the flush is used. After the deadline it matters less: later pods know
-    the deadline and wait no longer than that.
+    If everything is durable, the release may take the rest of the flush. After the deadline it matters less: later pods know
+    the deadline and do not wait beyond it.
     """
     if cut_short or kill_in_s is None:
         return LEAST_RELEASE_S

@@ -19,8 +19,8 @@ AFTER_S = ((5.0, True), (10.0, False))
 """Seconds from a commit to its checks, and whether the check is thorough. By then, any other writer of the step has seen the
 commit. The thorough check is the first: if a node revokes the commit, the other nodes notice at the second."""
 MOST_DOUBLINGS = 4
-"""How often the time to the checks of a checkpoint doubles: once for each time that its commit was gone. Another attempt that
-sends the step gets the time to finish it."""
+"""Maximum number of doublings of the delay before the checks of a checkpoint: one each time that its commit was gone. So
+another attempt that sends the step can finish it."""
 POLL_S = 1.0
 """Interval in seconds at which due checks are started."""
 

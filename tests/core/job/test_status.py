@@ -1,4 +1,4 @@
-"""The status of a job is the same whoever answers first, and never better than that of its worst pod."""
+"""The status of a job does not depend on the order of its pods' answers, and is never better than that of its worst pod."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class AttemptOrder:
             if earlier not in attempts and any(self._is_later(attempt, earlier) for attempt in attempts):
                 self._left_behind_s.setdefault(earlier, now_s)
         for attempt in () if is_stray else attempts:
-            # Without the job's name, whoever is alive may take over from a holder that was silent.
+            # Without the job's name, any live pod may take over from a silent holder.
             others = [other for other in self._began_s if other != attempt]
             if not self.names_job or all(self._may_claim_later(attempt, other) for other in others):
                 self._left_behind_s.pop(attempt, None)

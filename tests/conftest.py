@@ -5,6 +5,7 @@ Servers are shared, Ceph RGW and MinIO by all processes of the run: each is star
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -29,6 +30,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not _is_worker(config):
         servers.down_shared()
+
+
+def pytest_collection_finish() -> None:
+    """Take over from the automatic garbage collection: with all the collected tests, it costs a quarter of the CPU time."""
+    gc.freeze()
+    gc.disable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _garbage_is_collected() -> Iterator[None]:
+    yield
+    gc.collect()
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -10,6 +10,8 @@ from trainer_hook.contract import FINAL
 
 LONGEST_S = 900.0
 """Seconds before the marker from which a file counts as linked, or copied with its time, not as written by this save."""
+MARKER_RESOLUTION_S = 0.001
+"""The marker's time has milliseconds, cut off: a file written just before the marker may look that much younger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class SaveProfile:
 def save_profile(checkpoint: Finished) -> SaveProfile:
     """Return the profile of a finished checkpoint."""
     ages_s = [checkpoint.created_at_s - file.mtime_ns / 1e9 for file in checkpoint.files]
-    took_s = max((age_s for age_s in ages_s if 0 <= age_s <= LONGEST_S), default=None)
+    took_s = max((max(age_s, 0.0) for age_s in ages_s if -MARKER_RESOLUTION_S <= age_s <= LONGEST_S), default=None)
     return SaveProfile(checkpoint.size_bytes, took_s, checkpoint.step_seconds, checkpoint.world_size or 1)
 
 

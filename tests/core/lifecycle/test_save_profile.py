@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
-from sidecar.core.lifecycle.save_profile import LONGEST_S, save_profile, usual_profile
-from trainer_hook.contract import META_RESTORED, Node
+from sidecar.core.lifecycle.save_profile import LONGEST_S, MARKER_RESOLUTION_S, save_profile, usual_profile
+from trainer_hook.contract import META_RESTORED, Node, epoch_seconds, rfc3339
 
 NOW_S = 1.8e9
 ONE = Finished("checkpoint-20", "v", 20, None, "a", Node(), NOW_S, 8, (), {}, step_seconds=0.5)
@@ -17,9 +17,16 @@ ONE = Finished("checkpoint-20", "v", 20, None, "a", Node(), NOW_S, 8, (), {}, st
 def test_a_save_took_as_long_as_from_its_first_file_to_its_marker(ages_s: list[float]) -> None:
     files = tuple(FoundFile(f"f{n}", 10, round((NOW_S - age_s) * 1e9), n) for n, age_s in enumerate(ages_s))
     profile = save_profile(replace(ONE, files=files))
-    written_s = [NOW_S - file.mtime_ns / 1e9 for file in files if 0 <= NOW_S - file.mtime_ns / 1e9 <= LONGEST_S]
+    told_s = [NOW_S - file.mtime_ns / 1e9 for file in files]
+    written_s = [max(age_s, 0.0) for age_s in told_s if -MARKER_RESOLUTION_S <= age_s <= LONGEST_S]
     assert profile.took_s == (max(written_s) if written_s else None)
     assert (profile.size_bytes, profile.step_seconds, profile.ranks) == (10 * len(files), 0.5, 8)
+
+
+def test_a_save_within_the_millisecond_of_its_marker_took_no_time() -> None:
+    created_at_s = epoch_seconds(rfc3339(NOW_S + 0.0009))  # as the marker tells it
+    file = FoundFile("model", 10, round((NOW_S + 0.0008) * 1e9), 0)
+    assert save_profile(replace(ONE, files=(file,), created_at_s=created_at_s)).took_s == 0
 
 
 def test_the_next_save_is_expected_to_be_like_the_newest_one_of_this_run() -> None:

@@ -69,8 +69,8 @@ def upload_ranges(size_bytes: int, *, part_bytes: int, max_parts: int, whole_onl
     Raises:
         ValueError: The file is larger than ``most_bytes``.
     """
-    if size_bytes == 0:
-        return [] if whole_only else [(0, 0)]
+    if size_bytes == 0 or size_bytes < part_bytes:
+        return [] if whole_only else [(0, size_bytes)]
     ranges: list[tuple[int, int]] = []
     offset = 0
     for count, length in _runs(part_bytes, max_parts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 WINDOW_S = 30.0
@@ -43,32 +44,40 @@ class Throughput:
     def __init__(self, *, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
         self._sent: deque[tuple[float, float, int]] = deque()
+        self._busy_s: float | None = 0.0  # of what is in _sent; None: not known yet
+        self._total_bytes = 0
 
     def add(self, size_bytes: int, *, began_s: float, now_s: float) -> None:
         """Record ``size_bytes`` confirmed for a request that ran from ``began_s`` to ``now_s``."""
         self._sent.append((began_s, now_s, size_bytes))
+        self._total_bytes += size_bytes
         while self._sent and self._sent[0][1] < now_s - self._window_s and len(self._sent) > 1:
-            self._sent.popleft()
+            self._total_bytes -= self._sent.popleft()[2]
+        self._busy_s = None
 
     def bytes_per_s(self) -> float | None:
         """Return the rate, or ``None`` before the first measurement."""
-        busy_s, total = self._busy_s(), self._total_bytes()
-        return total / busy_s if busy_s > 0 and total > 0 else None
+        busy_s = self._measured_busy_s()
+        return self._total_bytes / busy_s if busy_s > 0 and self._total_bytes > 0 else None
 
     def telling_bytes_per_s(self) -> float | None:
         """Return the rate, or ``None`` below ``TELLING_BYTES``, which measure the store's latency alone."""
-        enough = self._total_bytes() >= TELLING_BYTES or self._busy_s() >= MEASURED_AFTER_S
+        enough = self._total_bytes >= TELLING_BYTES or self._measured_busy_s() >= MEASURED_AFTER_S
         return self.bytes_per_s() if enough else None
 
-    def _total_bytes(self) -> int:
-        return sum(size for _, _, size in self._sent)
+    def _measured_busy_s(self) -> float:
+        if self._busy_s is None:
+            self._busy_s = _union_s(self._sent)
+        return self._busy_s
 
-    def _busy_s(self) -> float:
-        busy_s, reached_s = 0.0, float("-inf")
-        for began_s, ended_s, _ in sorted(self._sent):
-            busy_s += max(0.0, ended_s - max(began_s, reached_s))
-            reached_s = max(reached_s, ended_s)
-        return busy_s
+
+def _union_s(requests: Iterable[tuple[float, float, int]]) -> float:
+    """Return the seconds in which at least one of the requests ran."""
+    busy_s, reached_s = 0.0, float("-inf")
+    for began_s, ended_s, _ in sorted(requests):
+        busy_s += max(0.0, ended_s - max(began_s, reached_s))
+        reached_s = max(reached_s, ended_s)
+    return busy_s
 
 
 class RateEstimator:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import threading
@@ -9,6 +10,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +22,7 @@ from sidecar.errors import (
     UnreadableFile,
 )
 from sidecar.store.protocol import Verification
+from sidecar.store.s3.control import Control
 from sidecar.store.slice import FileSlice, OpenGate
 from tests import servers
 from tests.ports import free_port
@@ -55,6 +58,22 @@ def test_a_server_that_never_answers_is_reported_after_the_timeout(opener: Opene
 def test_a_name_that_does_not_resolve_is_unavailable(opener: Opener) -> None:
     with pytest.raises(StoreUnavailable, match=r"store\.invalid"):
         opener("http://store.invalid").probe()
+
+
+def test_the_round_trip_is_that_of_files_not_of_documents(
+    moto_endpoint: str, opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _make_bucket(moto_endpoint)
+    ask, slow_s = Control.get, 1.0
+
+    async def slowly(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(slow_s)
+        return await ask(*args, **kwargs)
+
+    monkeypatch.setattr(Control, "get", slowly)
+    round_trip_s = opener(moto_endpoint).probe().round_trip_s
+    assert round_trip_s is not None
+    assert round_trip_s < slow_s
 
 
 @pytest.mark.parametrize(

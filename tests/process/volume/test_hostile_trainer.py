@@ -42,6 +42,11 @@ def untouched(outside: Path) -> Callable[[], bool]:
     return lambda: seen() == before
 
 
+def exchange(one: Path, other: Path) -> None:
+    """Let two names change places in one step."""
+    _libc.renameat2(-100, bytes(one), -100, bytes(other), 2)
+
+
 @contextmanager
 def exchanging(*pairs: tuple[Path, Path]) -> Iterator[None]:
     """Let two names change places all the time, each time in one step."""
@@ -50,7 +55,7 @@ def exchanging(*pairs: tuple[Path, Path]) -> Iterator[None]:
     def run() -> None:
         while not ended.is_set():
             for one, other in pairs:
-                _libc.renameat2(-100, bytes(one), -100, bytes(other), 2)
+                exchange(one, other)
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -139,8 +144,8 @@ def test_a_volume_full_of_links_or_fifos_holds_nothing_up_and_leads_nowhere(
         assert contents(volume / "checkpoint-20") == files
         write_checkpoint(volume, "checkpoint-40", {"model": b"own"}, {})
         running.committed("checkpoint-40")
-        shutil.rmtree(volume / ".ckpt/pins")
-        (volume / ".ckpt/pins").symlink_to(outside)
+        (volume / ".ckpt/other").symlink_to(outside)
+        exchange(volume / ".ckpt/pins", volume / ".ckpt/other")  # the sidecar writes to it meanwhile
         write_checkpoint(volume, "checkpoint-50", {"model": b"own"}, {})
         running.committed("checkpoint-50")
         until(lambda: running.call("GET", "/v1/status")["phase"] == "running")

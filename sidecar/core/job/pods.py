@@ -57,11 +57,6 @@ def job_pods(items: Iterable[Mapping[str, Any]]) -> list[JobPod]:
     return sorted([*alive, *ended], key=_by_index)
 
 
-def without_sidecar(items: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the pods that have no sidecar."""
-    return sorted(str(_metadata(item).get("name")) for item in items if _job_pod(item) is None)
-
-
 def _by_age(pod: JobPod) -> tuple[str, str]:
     return pod.created_at, pod.name
 

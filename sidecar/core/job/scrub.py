@@ -35,7 +35,7 @@ _TEXTS = (
     (
         re.compile(
             r"(?i)([a-z0-9_.-]*(?:secret|password|passwd|token|api[_-]?key|access[_-]?key)[a-z0-9_.-]*[\"']?\s*[=:]\s*)"
-            r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\"',;&}]+)"
+            r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\s\"',;&}]+)+"
         ),
         rf"\1{HIDDEN}",
     ),

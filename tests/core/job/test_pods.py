@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.job.pods import JobPod, PodState, job_pods, without_sidecar
+from sidecar.core.job.pods import JobPod, PodState, job_pods
 
 
 def pod(name: str, state: dict[str, Any], *, index: int | None = None, phase: str = "Running", at: str = "") -> dict[str, Any]:
@@ -36,6 +36,14 @@ def test_an_ended_one_says_how_unless_a_later_pod_does_its_work() -> None:
     assert [each.name for each in job_pods([ended, pod("run-1-new", RUNNING, index=1)])] == ["run-0-old", "run-1-new"]
 
 
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_was_evicted_before_its_sidecar_ended_has_ended(phase: str) -> None:
+    evicted = pod("run", {}, phase=phase)
+    assert (job_pods([evicted])[0].state, job_pods([evicted])[0].detail) == (PodState.ENDED, phase)
+    evicted["status"]["message"] = "The node was low on resource: ephemeral-storage."
+    assert job_pods([evicted])[0].detail == "The node was low on resource: ephemeral-storage."
+
+
 def test_of_ended_pods_without_index_none_counts_beside_a_living_one() -> None:
     assert [each.name for each in job_pods([pod("old", ENDED), pod("new", RUNNING)])] == ["new"]
 
@@ -47,9 +55,9 @@ def test_a_pod_that_waits_says_why() -> None:
     assert (job_pods([waits])[0].state, job_pods([waits])[0].detail) == (PodState.WAITING, "0/2 nodes are available")
 
 
-def test_pods_without_a_sidecar_are_named_apart() -> None:
+def test_a_pod_without_a_sidecar_does_not_count() -> None:
     launcher = {"metadata": {"name": "launcher"}, "spec": {"containers": [{"name": "mpi"}]}, "status": {}}
-    assert (job_pods([launcher]), without_sidecar([launcher, pod("run", RUNNING)])) == ([], ["launcher"])
+    assert [each.name for each in job_pods([launcher, pod("run", RUNNING)])] == ["run"]
 
 
 @pytest.mark.parametrize("missing", ["status", "spec", "metadata"])

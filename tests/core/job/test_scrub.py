@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidecar.core.job.scrub import HIDDEN, scrubbed_answer, scrubbed_object, scrubbed_text
@@ -109,12 +109,19 @@ def test_an_access_key_in_a_log_line_is_hidden() -> None:
     assert "AKIA" not in scrubbed_text("denied for AKIAABCDEFGHIJKLMNOP, try again")
 
 
+@pytest.mark.parametrize("written", ["token='ab'{}", 'password="ab"{}', "api_key=ab'{}'", "token=\"{}\"'ab'"])
+def test_a_value_in_several_quotes_is_hidden_as_a_whole(written: str) -> None:
+    assert SECRET not in scrubbed_text(f"export {written.format(SECRET)} PATH=/bin")
+    assert scrubbed_text(f"export {written.format(SECRET)} PATH=/bin").endswith(" PATH=/bin")
+
+
 def test_an_ordinary_log_line_stays() -> None:
     line = '{"event": "checkpoint_committed", "step": 40, "store": "s3://bucket/runs/llama", "upload_s": 3.1}'
     assert scrubbed_text(line) == line
 
 
 @given(st.text(max_size=200) | st.from_regex(r"(token|password|bearer|://a:b@|x-amz-signature)[=: ]{1,2}[a-z\"'()]{0,12}"))
+@example("TOKEN:''0")
 def test_scrubbing_twice_changes_nothing(text: str) -> None:
     once = scrubbed_text(text)
     assert scrubbed_text(once) == once

@@ -103,6 +103,20 @@ def test_an_answer_of_another_version_is_read_as_far_as_it_goes(answer: dict[str
     assert job_status([report]).level is not Level.SAFE
 
 
+@pytest.mark.parametrize(
+    ("state", "error", "report"),
+    [
+        (PodState.WAITING, None, (Answered.WAITING, "0/2 nodes are available")),
+        (PodState.RUNNING, "no answer within 10 s", (Answered.SILENT, "no answer within 10 s")),
+        (PodState.RUNNING, None, (Answered.SILENT, "0/2 nodes are available")),
+    ],
+)
+def test_a_pod_without_an_answer_says_why(state: PodState, error: str | None, report: tuple[Answered, str]) -> None:
+    found = pod_report(JobPod("run-0", state, 0, detail="0/2 nodes are available"), None, error)
+    assert (found.state, found.detail, found.node_index) == (*report, 0)
+    assert job_status([found]).level is not Level.SAFE
+
+
 def test_the_status_of_two_nodes() -> None:
     answer = {
         "phase": "running",

@@ -56,6 +56,21 @@ def test_a_sound_store_has_nothing_to_mend() -> None:
     assert {finding.severity for finding in store_findings(SOUND)} == {Severity.OK}
 
 
+@pytest.mark.parametrize("verification", ["read-back", "off"])
+def test_uploads_that_the_store_does_not_verify_are_a_warning(verification: str) -> None:
+    assert by_check(replace(SOUND, verification=verification))["verification"].severity is Severity.WARNING
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_an_operation_that_failed_for_another_reason_is_no_matter_of_permissions(operation: Operation) -> None:
+    finding = by_check(replace(SOUND, tried=(Tried(operation, "NotImplemented"),)))[f"permission:{operation.value}"]
+    assert finding.severity is (Severity.FAILURE if NEEDS[operation].is_vital else Severity.WARNING)
+    assert (finding.text, NEEDS[operation].permission in str(finding.next_step)) == (
+        f"NotImplemented: {NEEDS[operation].lost}",
+        False,
+    )
+
+
 @given(facts)
 def test_every_finding_that_is_not_ok_has_a_next_step_and_no_check_comes_twice(found: StoreFacts) -> None:
     findings = list(store_findings(found))

@@ -56,6 +56,11 @@ def test_a_sound_store_has_nothing_to_mend() -> None:
     assert {finding.severity for finding in store_findings(SOUND)} == {Severity.OK}
 
 
+@pytest.mark.parametrize(("skew_s", "severity"), [(1.0, Severity.OK), (-60.0, Severity.WARNING), (3600.0, Severity.FAILURE)])
+def test_a_clock_is_judged_by_what_s3_accepts(skew_s: float, severity: Severity) -> None:
+    assert by_check(replace(SOUND, skew_s=skew_s))["clock"].severity is severity
+
+
 @pytest.mark.parametrize("verification", ["read-back", "off"])
 def test_uploads_that_the_store_does_not_verify_are_a_warning(verification: str) -> None:
     assert by_check(replace(SOUND, verification=verification))["verification"].severity is Severity.WARNING

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sidecar.cli.output import PROGRAM
+from sidecar.cli.output import PROGRAM, what_failed
 from sidecar.cli.render import size_text
 from sidecar.core.format.plain_text import plain_text
 
@@ -28,7 +28,7 @@ class Note:
     def __call__(self, name: str, **fields: Any) -> None:
         """Say that the store does not answer; that it answers again follows from the progress."""
         if name == "store_degraded":
-            error = plain_text(str(fields.get("error", "")))
+            error = what_failed(plain_text(str(fields.get("error", ""))))
             print(f"{PROGRAM} {self._command}: tried again: {error}", file=sys.stderr, flush=True)
 
 

@@ -33,15 +33,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take over from the automatic garbage collection: with all the collected tests, it costs a quarter of the CPU time."""
+    """Spare the garbage collector the thousands of collected tests: with its usual thresholds it takes a fifth of all time."""
     gc.freeze()
-    gc.disable()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _garbage_is_collected() -> Iterator[None]:
-    yield
-    gc.collect()
+    gc.set_threshold(50_000, 20, 20)
 
 
 def _is_worker(config: pytest.Config) -> bool:

@@ -73,7 +73,7 @@ def _client(endpoint: str) -> Any:
 
 def start_moto(port: int) -> subprocess.Popen[bytes]:
     """Start a moto server, in a session of its own: the kernel shares the cores between sessions, and tests wait for it."""
-    command = [sys.executable, "-m", "moto.server", "-p", str(port)]
+    command = [sys.executable, "-P", str(Path(__file__).with_name("moto_server.py")), str(port)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import copy
 import functools
 import io
+import socket
 import ssl
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
@@ -157,6 +158,7 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
             raise CannotConnect(
                 f"the proxy {proxy.host}:{proxy.port}: {error.kwargs['error']}" if proxy else "a proxy"
             ) from None
+        _acknowledge(answer)
         try:
             answer._content = await _content(answer, attempt.most_bytes)
         except aiohttp.ClientError as error:
@@ -190,6 +192,13 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
         task = asyncio.create_task(listen())
         self._listening.add(task)
         task.add_done_callback(self._listening.discard)
+
+
+def _acknowledge(answer: AioAWSResponse) -> None:
+    """Acknowledge the head of an answer at once: some servers send the body only then, and the kernel would wait for 40 ms."""
+    connection = answer.raw.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 async def _content(answer: AioAWSResponse, most_bytes: int) -> bytes:

@@ -5,6 +5,7 @@ moto looks for the object and writes it in two steps, so that of two writers at 
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 import threading
@@ -26,6 +27,8 @@ class Conditional:
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if "HTTP_IF_NONE_MATCH" not in environ or environ["REQUEST_METHOD"] not in ("PUT", "POST"):
             return self._answer(environ, start_response)
+        body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))  # before the lock: it may never arrive
+        environ["wsgi.input"] = io.BytesIO(body)
         with self._lock:
             return self._answer(environ, start_response)
 

@@ -15,11 +15,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+from sidecar.core.commit.commit import commit_of, manifest_of
+from sidecar.core.format import checksum, keys
+from sidecar.core.format.found_checkpoint import Finished
+from sidecar.core.format.manifest import FileEntry, encode
 from sidecar.daemon.settings import from_environment
 from sidecar.store.opening import open_anywhere
 from sidecar.store.protocol import Store
+from trainer_hook.contract import Node, rfc3339, step_of
 
-FILES = ("model.safetensors", "optimizer.pt", "trainer_state.json", ".ckpt/0123456789abcdef.node-0-of-1.json", ".complete")
+FILES, CONTENT = ("model.safetensors", "optimizer.pt", "trainer_state.json"), b"{}"
+ATTEMPT = "benchmark"
 THREADS = 8
 
 
@@ -40,9 +46,16 @@ def main() -> None:
 
 
 def fill(store: Store, name: str) -> None:
-    """Write a small checkpoint."""
-    for file in FILES:
-        store.put(f"{name}/{file}", b"{}")
+    """Write a small checkpoint, and commit it."""
+    crc, entries = checksum.to_text(checksum.checksum(CONTENT)), []
+    for path in FILES:
+        stored = store.put(keys.shared_file(name, path), CONTENT)
+        entries.append(FileEntry(path=path, key=stored.key, size_bytes=len(CONTENT), crc64nvme=crc, etag=stored.etag))
+    checkpoint = Finished(name, "v", step_of(name), None, ATTEMPT, Node(), time.time(), 1, (), {})
+    manifest = manifest_of(checkpoint, entries)
+    raw = encode(manifest)
+    store.put(keys.manifest(name, ATTEMPT, Node()), raw)
+    store.put(keys.commit(name), encode(commit_of([manifest], {0: raw}, committed_at=rfc3339(time.time()))))
 
 
 def measured(store: str) -> str:

@@ -20,7 +20,7 @@ FIRST  ?= 0
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign
+.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,10 @@ simulate: $(VENV)/.trainer  ## check the invariants in 100,000 simulated schedul
 
 campaign: $(VENV)/.trainer  ## real sidecars, pods and stores through faults that seeds choose (RUNS=, FIRST=, STORE=rgw,minio,moto,file; CONTRIBUTING.md)
 	$(BIN)/python -m tests.campaign run $(FIRST):$$(($(FIRST) + $(RUNS))) --at-once $(AT_ONCE) $(if $(filter s3,$(STORE)),,--store $(STORE)) $(CAMPAIGN_ARGS)
+
+coverage: $(VENV)/.trainer  ## branch coverage of the decisions (sidecar/core) and of the contract, by their own tests
+	$(BIN)/python -m coverage run --branch --source=sidecar/core,trainer_hook/contract -m pytest tests/core tests/hook/contract
+	$(BIN)/python -m coverage report --show-missing --skip-covered --fail-under=100
 
 test-docker: $(VENV)/.trainer  ## build and run the images, and the compose scenario against Ceph RGW (Docker with Compose)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)

@@ -141,7 +141,9 @@ class OverviewService:
             lease=lease.reason,
             is_fenced=services.lease.fenced.is_set(),
             is_resuming=resume is not None and resume.state in (ResumeState.CHOOSING, ResumeState.DOWNLOADING),
-            free_share=volume.free_bytes / volume.total_bytes if volume.free_bytes is not None and volume.total_bytes else None,
+            free_bytes=volume.free_bytes,
+            volume_bytes=volume.total_bytes,
+            checkpoint_bytes=services.risk_monitor.checkpoint_bytes,
         )
         answer = safety(facts)
         return models.Safety(level=answer.level.value, headline=answer.headline, reasons=list(answer.reasons[:MOST_LISTED]))

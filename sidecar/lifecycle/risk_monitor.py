@@ -8,7 +8,7 @@ from typing import Any
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events, rounded
 from sidecar.core.lifecycle.risk import Risk, fits_now, risk
-from sidecar.core.lifecycle.save_profile import usual_profile
+from sidecar.core.lifecycle.save_profile import SaveProfile, usual_profile
 from sidecar.core.lifecycle.trained_time import TrainedTime
 from sidecar.core.schedule.throughput import TELLING_BYTES
 from sidecar.lifecycle.termination import Termination
@@ -47,6 +47,12 @@ class RiskMonitor:
         """Whether the time at risk grows: training runs, or is assumed to."""
         return self._trained.runs
 
+    @property
+    def checkpoint_bytes(self) -> int | None:
+        """Size of the newest checkpoint; ``None``: none was finished yet."""
+        usual = self._usual_save()
+        return usual.size_bytes if usual else None
+
     def observe(self) -> None:
         """Note whether training runs now. Called at each scan of the volume."""
         ranks, now_s = self._volume.held_leases(), time.time()
@@ -60,7 +66,7 @@ class RiskMonitor:
 
     def risk(self) -> Risk:
         """Return the risk at this instant."""
-        usual = usual_profile(t.checkpoint for t in self._catalog.all() if t.checkpoint)
+        usual = self._usual_save()
         rate = self._executor.rate(roughly=usual is not None and usual.size_bytes < TELLING_BYTES)
         return risk(
             seconds_at_risk=self._seconds_at_risk(),
@@ -88,6 +94,9 @@ class RiskMonitor:
             self._events.happened("grace_is_enough_again", **fields)
         else:
             self._events.happened("grace_too_short", level="warning", **fields, hint=now.advice)
+
+    def _usual_save(self) -> SaveProfile | None:
+        return usual_profile(t.checkpoint for t in self._catalog.all() if t.checkpoint)
 
     def _seconds_at_risk(self) -> float:
         durable = self._catalog.newest_durable

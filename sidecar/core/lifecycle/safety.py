@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sidecar.core.lifecycle.phases import Phase
+from sidecar.core.lifecycle.volume_space import is_nearly_full
 
 LONG_S = 3600.0
 """Seconds at risk that need attention: as the alert CheckpointTimeAtRisk."""
-NARROW_SHARE = 0.1
-"""Share of free space on the volume below which it needs attention."""
 
 
 class Level(StrEnum):
@@ -55,7 +54,11 @@ class Facts:
     """Why this pod must not write to the store; ``None``: it may."""
     is_fenced: bool = False
     is_resuming: bool = False
-    free_share: float | None = None
+    free_bytes: int | None = None
+    """Free space of the volume."""
+    volume_bytes: int | None = None
+    checkpoint_bytes: int | None = None
+    """Size of the newest checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +105,20 @@ def _worries(facts: Facts) -> Iterator[tuple[Level, str]]:
         )
     if facts.trains and (facts.seconds_at_risk or 0.0) > LONG_S:
         yield Level.ATTENTION, f"{_seconds(facts.seconds_at_risk)} of training are not durable"
-    if facts.free_share is not None and facts.free_share < NARROW_SHARE:
-        yield Level.ATTENTION, f"The volume is nearly full: {facts.free_share:.0%} is free"
+    yield from _space(facts)
     if facts.quarantined:
         yield (
             Level.ATTENTION,
             f"{_checkpoints(facts.quarantined)} in the store failed verification; older ones are used instead",
         )
+
+
+def _space(facts: Facts) -> Iterator[tuple[Level, str]]:
+    free, total, size = facts.free_bytes, facts.volume_bytes, facts.checkpoint_bytes
+    if free is None or total is None or not is_nearly_full(free, total, checkpoint_bytes=size):
+        return
+    need = f", a checkpoint takes {_size(size)}" if size is not None else ""
+    yield Level.ATTENTION, f"The volume is nearly full: {_size(free)} are free{need}"
 
 
 def _calm(facts: Facts) -> tuple[Level, str]:
@@ -151,3 +161,7 @@ def _seconds(seconds: float | None) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.0f} MB" if size_bytes < 1e9 else f"{size_bytes / 1e9:.1f} GB"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sidecar.core.lifecycle.volume_space import is_nearly_full
 from sidecar.core.planning.findings import Finding, failure, ok, warning
 from sidecar.core.planning.storage import measured_storage
 
 LEAST_WATCHES = 1024
 """Watches of inotify below which directories of large checkpoints may be left unwatched; each directory needs one."""
-LEAST_FREE_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _space(facts: VolumeFacts, needs: SpaceNeeds) -> Iterator[Finding]:
             f"{wanted / 1e9:.1f} GB",
             "enlarge the volume, or lower CKPT_KEEP_LOCAL: durable checkpoints are deleted earlier",
         )
-    elif free < LEAST_FREE_SHARE * total:
+    elif is_nearly_full(free, total, checkpoint_bytes=needs.checkpoint_bytes):
         yield warning("space", f"{text}: the volume is nearly full", "enlarge the volume or delete what it does not need")
     else:
         yield ok("space", text)

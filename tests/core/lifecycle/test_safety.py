@@ -21,9 +21,12 @@ WELL = Facts(
     predicted_durable_s=12.5,
     grace_s=30.0,
     pending=0,
-    free_share=0.5,
+    free_bytes=50 * 10**9,
+    volume_bytes=100 * 10**9,
+    checkpoint_bytes=10**9,
 )
 counts = st.integers(0, 3)
+sizes = st.integers(0, 10**13)
 facts = st.builds(
     Facts,
     phase=st.sampled_from(Phase),
@@ -44,7 +47,9 @@ facts = st.builds(
     lease=st.none() | st.just("waits"),
     is_fenced=st.booleans(),
     is_resuming=st.booleans(),
-    free_share=st.none() | st.floats(0, 1),
+    free_bytes=st.none() | sizes,
+    volume_bytes=st.none() | sizes,
+    checkpoint_bytes=st.none() | sizes,
 )
 
 
@@ -79,7 +84,10 @@ def test_any_situation_has_an_answer_that_is_never_safer_than_its_facts(now: Fac
         ({"late": 2, "phase": Phase.FLUSHING}, Level.DANGER, "2 checkpoints will probably not"),
         ({"phase": Phase.FLUSHING, "pending": 1, "trains": False}, Level.SAFE, "fits before the deadline"),
         ({"is_fenced": True, "lease": "another pod"}, Level.DANGER, "Another pod has taken"),
-        ({"free_share": 0.04}, Level.ATTENTION, "nearly full: 4% is free"),
+        ({"free_bytes": 19 * 10**8}, Level.ATTENTION, "nearly full: 1.9 GB are free, a checkpoint takes 1.0 GB"),
+        ({"free_bytes": 5 * 10**8, "checkpoint_bytes": None}, Level.ATTENTION, "nearly full: 500 MB are free"),
+        ({"free_bytes": 10**9, "checkpoint_bytes": None}, Level.SAFE, "fits"),
+        ({"free_bytes": 2 * 10**9, "volume_bytes": 10**13}, Level.SAFE, "fits"),
         ({"is_resuming": True}, Level.UNKNOWN, "fetched to resume"),
     ],
 )

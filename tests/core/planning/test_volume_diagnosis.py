@@ -70,7 +70,7 @@ def test_more_free_space_is_never_judged_worse(one: int, other: int, size_bytes:
         ({"other_owners": (7,), "user": 0}, "hard-links", Severity.OK, ""),
         ({"inotify_error": "Too many open files"}, "inotify", Severity.WARNING, "max_user_instances"),
         ({"watches": 8}, "inotify", Severity.WARNING, "max_user_watches"),
-        ({"free_bytes": 10**9}, "space", Severity.WARNING, "enlarge"),
+        ({"free_bytes": 9 * 10**8}, "space", Severity.WARNING, "enlarge"),
         ({"state_error": "Permission denied"}, "state-directory", Severity.FAILURE, "emptyDir"),
     ],
 )

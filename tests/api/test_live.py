@@ -174,7 +174,8 @@ def test_what_is_at_risk_stands_still_when_the_trainer_has_ended(tmp_path: Path)
 
 
 def test_checkpoints_that_left_the_volume_stay_in_the_overview(tmp_path: Path) -> None:
-    settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_KEEP_LOCAL": "1"}
+    # On demand: a prefetch on a slow machine comes after the first commit, chooses it, and so keeps it on the volume.
+    settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_KEEP_LOCAL": "1", "CKPT_RESUME": "on-demand"}
     with sidecar(tmp_path / "volume", settings) as rotating:
         rotating.ready()
         for step in (1, 2, 3):

@@ -27,6 +27,7 @@ from sidecar.store.s3.bodies import BodyRequests, WireRequests
 from sidecar.store.s3.control import Control
 from sidecar.store.s3.errors import translated
 from sidecar.store.s3.loop import CLOSED, LoopThread
+from sidecar.store.s3.service_data import ReducedLoader
 from sidecar.store.s3.signing import Signer
 from sidecar.store.s3.transport import Transport
 
@@ -42,8 +43,6 @@ FETCHING_CREDENTIALS: dict[str, Any] = {
 }
 """For botocore's STS client (web identity roles), which would wait for a minute by default. The metadata services of EC2 and of
 containers have timeouts of their own, 1 and 2 s."""
-LISTED_MEMBERS = frozenset({"Key", "LastModified", "ETag", "Size"})
-"""Members of a listed object that ``control`` reads."""
 _SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
@@ -240,19 +239,9 @@ class Frozen:
         return frozen
 
 
-def _known_services(_: str) -> list[str]:
-    """Return the services whose data is loaded. botocore looks into the folders of all that there are."""
-    return ["s3", "sts", "sso", "sso-oidc", "signin"]
-
-
 def _session(secrets: Sequence[str | None]) -> AioSession:
     session = AioSession()
-    loader = session.get_component("data_loader")
-    loader.list_available_services = _known_services
-    # botocore looks in each listed object for each member of its model: a quarter of the parsing is for unused ones.
-    members = loader.load_service_model("s3", "service-2")["shapes"]["Object"]["members"]
-    for name in members.keys() - LISTED_MEMBERS:
-        del members[name]
+    session.register_component("data_loader", ReducedLoader())
     session.set_default_client_config(AioConfig(**FETCHING_CREDENTIALS))
     # Times stay text: parsing them takes longer than all else about a listed object.
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)

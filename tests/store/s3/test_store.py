@@ -219,7 +219,7 @@ def test_sending_waits_longer_than_connecting(opener: Opener, tmp_path: Path) ->
                     left -= len(connection.recv(MIB))
                 connection.sendall(b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 0\r\n\r\n')
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         store = opener(f"http://127.0.0.1:{server.getsockname()[1]}", connect_timeout_s=0.4, read_timeout_s=10.0)
         with Source(tmp_path, Verification.OFF).of(b"x" * 8 * MIB) as body:

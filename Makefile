@@ -20,7 +20,7 @@ FIRST  ?= 0
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage
+.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,7 +32,7 @@ compose-demo:  ## the same in containers (Docker with Compose; STORE=ceph: Ceph 
 	@$(PYTHON) -m examples.demo.compose $(if $(filter ceph,$(STORE)),--store ceph) $(if $(filter 1,$(JSON)),--json) $(COMPOSE_ARGS)
 
 test: $(VENV)/.trainer  ## unit, property, store and process tests (PYTEST_ARGS='-k …' for some of them)
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=10 -m "not slow and not rgw and not minio and not docker and not cluster" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=10 -m "not slow and not rgw and not minio and not docker and not cluster and not cuda" $(PYTEST_ARGS)
 
 simulate: $(VENV)/.trainer  ## check the invariants in 100,000 simulated schedules of nodes, pods and retention (SCHEDULES=, FIRST=; CONTRIBUTING.md)
 	$(BIN)/python -m tests.simulation step $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 85 / 100))
@@ -50,7 +50,10 @@ test-docker: $(VENV)/.trainer  ## build and run the images, and the compose scen
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.trainer .deepspeed/.installed  ## long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
-	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw or minio) and not docker and not cluster" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw or minio) and not docker and not cluster and not cuda" $(PYTEST_ARGS)
+
+test-cuda: $(VENV)/.trainer  ## bit-identical resume and saves during training on one GPU (skipped where PyTorch finds none)
+	$(BIN)/python -m pytest -m cuda $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.trainer  ## evictions, preemptions and lost nodes, on the cluster of KUBECONFIG (tests/cluster/README.md)
 	$(BIN)/python -m pytest -n $(PROCESSES_CLUSTER) --dist worksteal -m "cluster and not disruptive" tests/cluster $(PYTEST_ARGS) || [ $$? = 5 ]

@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.options import some_of
 from benchmarks.transfer import ROOT
 
@@ -67,7 +69,8 @@ def run(mode: str, size_gb: float, options: argparse.Namespace) -> StallRun:
             "HF_HUB_OFFLINE": "1",
         }
         hook = [] if mode.startswith("dcp") else [sys.executable, "-m", "trainer_hook", "run", "--"]
-        environ = {**os.environ, **settings, "PYTHONPATH": str(ROOT)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("CKPT_")}
+        environ = inherited | settings | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run([*hook, *command], cwd=folder, env=environ, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{mode}: {done.stderr[-2000:]}")
@@ -97,13 +100,13 @@ def table(runs: list[StallRun]) -> str:
     lines = [
         f"\n{first.state_bytes / 1e9:.2f} GB of state on {first.device}, steps of {step_s:.2f} s; "
         f"medians over {saves} saves (worst)\n",
-        f"{'':<26}{'held s':>20}{'less':>8}{'first s':>10}{'lost s':>20}{'less':>8}",
+        f"{'':<26}{'held s':>20}{'in steps':>10}{'less':>8}{'first s':>10}{'lost s':>20}{'less':>8}",
     ]
     blocking = _medians(runs, BLOCKING)
     for mode in dict.fromkeys(r.mode for r in runs):
         held, worst, lost, most, start = _medians(runs, mode)
         lines.append(
-            f"{WHAT[mode]:<26}{held:>12.3f} ({worst:.3f}){blocking[0] / held:>7.1f}x{start:>10.2f}"
+            f"{WHAT[mode]:<26}{held:>12.3f} ({worst:.3f}){held / step_s:>10.2f}{blocking[0] / held:>7.1f}x{start:>10.2f}"
             f"{lost:>12.3f} ({most:.3f}){_times_less(blocking[2], lost)}"
         )
     lines.append(f"the same bytes in every file of the last checkpoint, blocking and not: {'yes' if are_equal(runs) else 'NO'}")
@@ -132,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gb", default="0.5,2", help="sizes of the state")
+    parser.add_argument("--gb", help="sizes of the state; 0.5,2 on a CPU, 2,20 on a GPU")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--saves", type=int, default=4, help="per round")
     parser.add_argument("--every", type=int, default=6, help="steps from one save to the next")
@@ -141,7 +144,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     measured: dict[str, list[StallRun]] = {}
-    for size in options.gb.split(","):
+    sizes = options.gb or ("2,20" if torch.cuda.is_available() else "0.5,2")
+    for size in sizes.split(","):
         free = shutil.disk_usage(options.folder or tempfile.gettempdir()).free
         if free < 3e9 * float(size):
             raise SystemExit(f"{size} GB of state need {3 * float(size):.1f} GB of disk: --folder names another place")

@@ -1,0 +1,64 @@
+"""On one GPU: a preempted run ends with the weights of an uninterrupted one, and saves during training hold the same bytes.
+
+The same stories run on the CPU with the slow tests, so that they work when a GPU is at hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import stall
+from tests import servers
+from tests.hook.story import steps, told, weights
+
+pytestmark = pytest.mark.timeout(600)
+SCRIPTS = Path(__file__).parent / "scripts"
+DEVICES = [pytest.param("cuda", marks=pytest.mark.cuda), pytest.param("cpu", marks=pytest.mark.slow)]
+DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+LAST = 48
+LARGE = ("--width", "50000")
+"""Files that are large enough to be worth a snapshot."""
+
+
+@functools.cache
+def _gpu() -> str:
+    """Return the name of the GPU; empty: PyTorch finds none."""
+    look = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    return subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    if chosen == "cuda" and not _gpu():
+        (pytest.fail if servers.is_required("CUDA") else pytest.skip)("PyTorch finds no GPU")
+    return chosen
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize("script", ["transformers_trainer", "torch_loop"])
+def test_a_preempted_run_ends_with_the_weights_of_an_uninterrupted_one(
+    script: str, asynchronous: bool, device: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(SCRIPTS / f"{script}.py"), "--device", device, *(LARGE if asynchronous else ())]
+    settings = DETERMINISTIC | {"CKPT_SAVE_STEPS": "8", "CKPT_ASYNC": str(int(asynchronous))}
+    story = told(lambda: command, tmp_path, until_step=20, settings=settings)
+    assert story.exit_code == 143, story.first.log()
+    stopped_at = steps(story.first)[-1]
+    assert story.jit == f"checkpoint-{stopped_at}"
+    assert steps(story.second) == list(range(stopped_at + 1, LAST + 1)), story.second.log()
+    assert f"device {device}\n" in story.second.log()
+    assert weights(story.second) == weights(story.alone)
+
+
+def test_files_of_a_save_during_training_equal_those_of_a_blocking_one(device: str, tmp_path: Path) -> None:
+    options = argparse.Namespace(saves=2, every=3, folder=tmp_path)
+    runs = [stall.run(mode, 0.1, options) for mode in (stall.BLOCKING, stall.OURS)]
+    assert (runs[0].device == "cpu") == (not _gpu())
+    assert stall.are_equal(runs)

@@ -35,10 +35,10 @@ def target(name: str) -> Target:
 
 
 def constant(name: str, constant: str) -> tuple[Any, ...]:
-    """Return a literal of a target's module without importing it: empty if it has none."""
+    """Return the literals of a tuple in a target's module without importing it: none if it has no such tuple."""
     for node in ast.parse((HERE / "targets" / f"{name}.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == constant:
-            return tuple(ast.literal_eval(node.value))
+            return tuple(each.value for each in ast.walk(node.value) if isinstance(each, ast.Constant))
     return ()
 
 

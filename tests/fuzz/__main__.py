@@ -47,7 +47,7 @@ def fuzz(name: str, seconds: float, *, work: Path, seed: int) -> Outcome:
     grown.mkdir(parents=True, exist_ok=True)
     options = [
         *(f"-max_total_time={seconds:.0f}", f"-timeout={SLOWEST_S}", f"-rss_limit_mb={MOST_MIB}"),
-        *(f"-malloc_limit_mb={MOST_ALLOCATED_MIB}", f"-seed={seed}", "-print_final_stats=1", "-verbosity=1"),
+        *(f"-malloc_limit_mb={MOST_ALLOCATED_MIB}", f"-seed={seed}", "-len_control=0", "-print_final_stats=1", "-verbosity=1"),
         *(f"-artifact_prefix={CORPUS / name}/", f"-dict={_dictionary(name, work)}", str(grown), str(CORPUS / name)),
     ]
     began_s = time.monotonic()

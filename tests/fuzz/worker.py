@@ -11,6 +11,7 @@ import atheris
 from tests.fuzz import json_mutator
 from tests.fuzz import target as targets
 
+ROOT = targets.HERE.parent.parent
 SHARE_OF_JSON = 0.7
 """Share of the mutations of a JSON target that change the parsed document."""
 
@@ -27,10 +28,19 @@ def _mutate_json(raw: bytes, most_bytes: int, seed: int) -> bytes:
     return bytes(atheris.Mutate(raw, most_bytes))
 
 
+def _modules(package: str) -> list[str]:
+    """Return the names of all modules of a package of this repository."""
+    found = (path.relative_to(ROOT).with_suffix("").parts for path in (ROOT / package).rglob("*.py"))
+    return [".".join(parts[:-1] if parts[-1] == "__init__" else parts) for parts in found]
+
+
 def main() -> None:
     """Fuzz one target until libFuzzer's limits are reached or a property does not hold."""
     name = sys.argv[1]
-    with atheris.instrument_imports(include=list(targets.constant(name, "INSTRUMENTED")), enable_loader_override=False):
+    prefixes = tuple(targets.constant(name, "INSTRUMENTED"))
+    packages = sorted({prefix.partition(".")[0] for prefix in prefixes})
+    others = [module for package in packages for module in _modules(package) if not module.startswith(prefixes)]
+    with atheris.instrument_imports(include=packages, exclude=others, enable_loader_override=False):
         target = targets.target(name)
     options = {"custom_mutator": _mutate_json} if target.is_json else {}
     atheris.Setup([sys.argv[0], *sys.argv[2:], f"-max_len={target.most_bytes}"], target.check, **options)

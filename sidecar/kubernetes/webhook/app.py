@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sidecar.kubernetes.inject.options import Options
+from sidecar.kubernetes.inject.pod_templates import at
 from sidecar.kubernetes.webhook.limits import BodyLimit, problem
 from sidecar.kubernetes.webhook.review import NotAReview, answer
 
@@ -39,11 +40,10 @@ def create_app(defaults: Options) -> BodyLimit:
 
 
 def _log(request: dict[str, Any], response: dict[str, Any]) -> None:
-    metadata = (request.get("object") or {}).get("metadata") or {}
     fields = {
         "namespace": request.get("namespace"),
-        "kind": (request.get("kind") or {}).get("kind"),
-        "object": metadata.get("name") or metadata.get("generateName"),
+        "kind": at(request, "kind.kind"),
+        "object": at(request, "object.metadata.name") or at(request, "object.metadata.generateName"),
     }
     if not response["allowed"]:
         log.warning("admission_refused", **fields, reason=response["status"]["message"])

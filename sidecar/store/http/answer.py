@@ -26,7 +26,7 @@ MAX_LENGTH_DIGITS = 18
 """Maximum digits of a Content-Length; a longer one is malformed."""
 SWITCHING_PROTOCOLS = 101
 _PROTOCOL = b"HTTP/1."
-_END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [^\x00\n\v\f\r]*)?")
 _FOLDED = re.compile(r"\r?\n[ \t]+")
 _FIELD = re.compile(r"([-!#$%&'*+.^_`|~0-9A-Za-z]+):[ \t]*([^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?[ \t]*\r?", re.ASCII)

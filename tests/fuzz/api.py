@@ -26,6 +26,7 @@ ENDS_THE_SIDECAR = "/v1/drain"
 WAIT_S = 0.05
 """Replaces longer waits that a call asks for."""
 BATCH = 50
+MODES = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
 PROBLEM = "application/problem+json"
 
 
@@ -45,17 +46,14 @@ def calls(base_url: str) -> st.SearchStrategy[Case]:
     """Return calls of all operations, with parameters and bodies that fit the schema, and some that do not."""
     schema = schemathesis.openapi.from_url(f"{base_url}/openapi.json")
     found = [result.ok() for result in schema.get_all_operations()]
-    return st.one_of([each.as_strategy() for each in found if each.path not in {*STREAMS, ENDS_THE_SIDECAR}])
+    wanted = [each for each in found if each.path not in {*STREAMS, ENDS_THE_SIDECAR}]
+    return st.one_of([each.as_strategy(generation_mode=mode) for each in wanted for mode in MODES])
 
 
-raw_bodies = st.tuples(
-    st.sampled_from(["/v1/resume", "/v1/flush", "/v1/save", "/v1/bandwidth", "/v1/room"]),
-    st.binary(max_size=200)
-    | st.sampled_from([b"[" * 5000, b'{"bytes":' * 2000, b'{"bytes":1e999}', b'"\\ud800"', b"\xff", b"NaN"]),
-    st.sampled_from(
-        ["application/json", "application/json; charset=utf-16", "text/plain", "application/x-www-form-urlencoded"]
-    ),
-)
+PATHS = ("/v1/resume", "/v1/flush", "/v1/save", "/v1/bandwidth", "/v1/room")
+BODIES = (b"[" * 5000, b'{"bytes":' * 2000, b'{"bytes":1e999}', b'{"\\ud800": 1}', b'{"limit": "\\ud800"}', b"\xff", b"NaN")
+KINDS = ("application/json", "application/json; charset=utf-16", "text/plain", "application/x-www-form-urlencoded")
+raw_bodies = st.tuples(st.sampled_from(PATHS), st.binary(max_size=200) | st.sampled_from(BODIES), st.sampled_from(KINDS))
 
 
 def check_call(case: Case, base_url: str) -> None:
@@ -98,14 +96,10 @@ def _shorten(case: Case) -> None:
 def drawn(strategy: st.SearchStrategy[Any], check: Callable[[Any], None], *, examples: int, first: int) -> None:
     """Draw examples and check each. Raises what a check raises, for the smallest example."""
 
+    phases, health = [Phase.generate, Phase.shrink], list(HealthCheck)
+
     @seed(first)
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=examples, deadline=None, database=None, phases=phases, suppress_health_check=health)
     @given(strategy)
     def each(value: Any) -> None:
         check(value)
@@ -133,7 +127,7 @@ def run(seconds: float, *, seed: int) -> tuple[int, str]:
             try:
                 drawn(strategy, counted(lambda case: check_call(case, base_url)), examples=BATCH, first=seed)
                 drawn(raw_bodies, counted(lambda sent: check_body(*sent, base_url)), examples=BATCH // 5, first=seed)
-            except Exception as error:
+            except (Exception, BaseExceptionGroup) as error:
                 return count, f"FINDING with seed {seed}: {' '.join(str(error).split())[:1500]}"
         if tracebacks := started.log().count("Traceback"):
             return count, f"FINDING {tracebacks} tracebacks in the log of the sidecar"

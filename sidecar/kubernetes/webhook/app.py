@@ -29,12 +29,13 @@ def create_app(defaults: Options) -> BodyLimit:
         try:
             review = json.loads(await request.body())
             answered = answer(review, defaults)
+            response = JSONResponse(answered)
         except NotAReview as error:
             return problem(400, "no AdmissionReview", str(error))
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # also half a surrogate pair, which JSON can escape and no answer can repeat
             return problem(400, "no AdmissionReview", "the body is no JSON")
         _log(review["request"], answered["response"])
-        return JSONResponse(answered)
+        return response
 
     return BodyLimit(Starlette(routes=[Route("/healthz", healthz), Route("/mutate", mutate, methods=["POST"])]))
 

@@ -43,6 +43,8 @@ def json_object(raw: bytes, *, what: str) -> dict[str, Any]:
     """Return a JSON object. ``what`` names it in the error."""
     try:
         value = json.loads(raw.decode())
+        if b"\\u" in raw:  # may escape half a surrogate pair, which nothing could write again
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ContractError(f"{what} is not JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from sidecar.core.lifecycle.prefix_ownership import Run
 from trainer_hook.contract import FORMAT, ContractError, encode_json
@@ -27,33 +25,19 @@ def decode_run(raw: bytes) -> Run:
     """
     fields = json_object(raw, what="run.json")
     expect_format(fields)
-    run_id, attempts = _text(fields, "run_id"), typed(fields, "attempts", list) or []
+    run_id, attempts = typed(fields, "run_id", str), typed(fields, "attempts", list) or []
     if run_id is None:
         raise ContractError("run.json has no run_id")
     if not all(isinstance(attempt, str) for attempt in attempts):
         raise ContractError("attempts must be a list of text")
     return Run(
         run_id=run_id,
-        job=_text(fields, "job") or None,
-        holder=_text(fields, "holder") or None,
+        job=typed(fields, "job", str) or None,
+        holder=typed(fields, "holder", str) or None,
         beat=integer(fields, "beat") or 0,
         ending=bool(typed(fields, "ending", bool)),
-        attempts=tuple(_encodable("attempts", attempt) for attempt in attempts),
+        attempts=tuple(attempts),
         epoch=integer(fields, "epoch") or 0,
         ends_in_s=seconds(fields, "ends_in_s"),
         beat_s=seconds(fields, "beat_s"),
     )
-
-
-def _text(fields: Mapping[str, Any], name: str) -> str | None:
-    text: str | None = typed(fields, name, str)
-    return None if text is None else _encodable(name, text)
-
-
-def _encodable(name: str, text: str) -> str:
-    # JSON may escape half a surrogate pair. The holder could not write the document again.
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ContractError(f"{name} is not valid UTF-8") from None
-    return text

@@ -46,7 +46,7 @@ def _authorized(services: Running, authorization: Annotated[str | None, Header()
 
 Changing = [Depends(_authorized)]
 health = APIRouter(tags=["health"])
-calls = APIRouter(tags=["checkpoints"], responses=responses(403, 408, 413, 421, 503))
+calls = APIRouter(tags=["checkpoints"], responses=responses(403, 408, 413, 421, 422, 503))
 
 
 @health.get("/healthz", summary="The process is alive")

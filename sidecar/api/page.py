@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from importlib.resources import files
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Header, Request, Response
 from fastapi.responses import StreamingResponse
@@ -43,7 +43,7 @@ SECURITY = {
 CACHED = {"cache-control": "no-cache"}
 _LISTED = ("/v1/status", "/v1/overview", "/v1/checkpoints", "/v1/events", "/v1/live", "/metrics", "/openapi.json")
 
-page = APIRouter(tags=["page"], responses=responses(403, 421, 503))
+page = APIRouter(tags=["page"], responses=responses(403, 421, 422, 503))
 
 
 def _live(request: Request) -> Live:
@@ -51,7 +51,12 @@ def _live(request: Request) -> Live:
     return live
 
 
-@page.get("/", summary="The live page", responses={200: {"content": {"text/html": {"schema": {"type": "string"}}}}})
+def _of_types(*types: str) -> dict[int | str, dict[str, Any]]:
+    """Describe the media types of a call's success."""
+    return {200: {"content": {name.partition(";")[0]: {"schema": {"type": "string"}} for name in types}}}
+
+
+@page.get("/", summary="The live page", response_class=Response, responses=_of_types("text/html", "text/plain"))
 async def index(accept: Annotated[str, Header()] = "") -> Response:
     """HTML for a browser; for other clients a list of the calls to begin with."""
     more = {"vary": "accept"} | SECURITY | CACHED
@@ -61,7 +66,12 @@ async def index(accept: Annotated[str, Header()] = "") -> Response:
     return Response(f"checkpoint-sidecar {__version__}\n\n{listed}\n", media_type="text/plain; charset=utf-8", headers=more)
 
 
-@page.get("/page/{name}", summary="A file of the live page", responses=responses(404))
+@page.get(
+    "/page/{name}",
+    summary="A file of the live page",
+    response_class=Response,
+    responses=_of_types(*TYPES.values()) | responses(404),
+)
 async def file(name: str) -> Response:
     """Style, scripts and icon. They are part of the package: nothing is loaded from elsewhere."""
     if name not in TYPES:

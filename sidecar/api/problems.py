@@ -12,6 +12,8 @@ from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
+from sidecar.core.format.plain_text import plain_text
+
 log = structlog.get_logger()
 
 MEDIA_TYPE = "application/problem+json"
@@ -73,12 +75,14 @@ def install(app: FastAPI) -> None:
     async def on_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        return answer(
-            ProblemDocument(title="Invalid request", status=422, detail=f"{place}: {first['msg']}; see /openapi.json")
-        )
+        said = plain_text(f"{place}: {first['msg']}")  # a field's name may be half a surrogate pair, which has no UTF-8
+        return answer(ProblemDocument(title="Invalid request", status=422, detail=f"{said}; see /openapi.json"))
 
     @app.exception_handler(HTTPException)
     async def on_http(_: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code == 400:  # of FastAPI, for a body that is no UTF-8 or nested too deep
+            detail = "body: it is no JSON in UTF-8, or it is nested too deep; see /openapi.json"
+            return answer(ProblemDocument(title="Invalid request", status=422, detail=detail))
         detail = f"{error.detail}; /openapi.json lists every call"
         return answer(ProblemDocument(title=str(error.detail), status=error.status_code, detail=detail))
 

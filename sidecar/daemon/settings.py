@@ -23,6 +23,7 @@ from trainer_hook.contract import (
     pod_uid,
     port_number,
 )
+from trainer_hook.contract.plain_text import plain_text
 
 _DATA_CONNECTION = ("AWS_S3_ENDPOINT", "AWS_S3_BUCKET", "AWS_DEFAULT_REGION")
 """Names of a data connection: read from the mounted secret, too, which wins over the environment."""
@@ -194,9 +195,9 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
         pod_identity = InitSettingsSource(Settings, _pod_identity(given, given.get("POD_UID") or pod_uid(mountinfo), hostname))
         return Settings(_build_sources=((secret, variables, pod_identity), {}))  # the first that has a value wins
     except ContractError as error:
-        raise ConfigurationError(str(error)) from None
+        raise ConfigurationError(plain_text(str(error))) from None
     except ValidationError as error:
-        raise ConfigurationError(_first_line(error)) from None
+        raise ConfigurationError(plain_text(_first_line(error))) from None
     except OSError as error:
         raise ConfigurationError(f"CKPT_CREDENTIALS_DIR or CKPT_CA_BUNDLE: {error.filename}: {error.strerror}") from None
 

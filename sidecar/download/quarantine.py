@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -12,11 +13,12 @@ import structlog
 
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import Quarantined, decode_quarantined, encode
+from sidecar.core.format.plain_text import plain_text
 from sidecar.errors import AlreadyExists, NotFound, StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.volume.opener import Place
-from trainer_hook.contract import ContractError, Node, rfc3339
+from trainer_hook.contract import ContractError, Node, is_checkpoint_name, rfc3339
 
 log = structlog.get_logger()
 
@@ -41,6 +43,20 @@ class _Entry:
     """Whether the record is in the store. From then on, the store decides whether it still holds."""
 
 
+def decode_cache(raw: bytes) -> dict[str, _Entry]:
+    """Return the entries of the local file that are in the store, too, by name; none if it is malformed."""
+    try:
+        return {
+            name: _Entry(
+                plain_text(str(fields["crc"])), plain_text(str(fields["reason"])), float(fields.get("at_s", 0.0)), True
+            )
+            for name, fields in json.loads(raw).items()
+            if fields.get("shared") is True and is_checkpoint_name(name)
+        }
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
+        return {}
+
+
 class Quarantine:
     """Quarantined commits, by name and checksum: a new commit of a step is not affected by an old one's record.
 
@@ -53,16 +69,8 @@ class Quarantine:
         self._known: dict[str, _Entry] = {}
         self._released: set[str] = set()
         self._news = asyncio.Event()
-        try:
-            known = json.loads(place.read(max_bytes=MAX_BYTES)[0])
-            entries = {
-                str(name): _Entry(str(fields["crc"]), str(fields["reason"]), float(fields.get("at_s", 0.0)), True)
-                for name, fields in known.items()
-                if fields.get("shared") is True
-            }
-            self._known = entries
-        except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-            self._known = {}
+        with contextlib.suppress(OSError):
+            self._known = decode_cache(place.read(max_bytes=MAX_BYTES)[0])
 
     def reason(self, name: str, crc: str) -> str | None:
         """Return why a commit is quarantined, from findings that are not in the store yet; ``None``: there is none."""

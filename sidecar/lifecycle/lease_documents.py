@@ -9,8 +9,9 @@ import structlog
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import Arrival, Claim, Claimed, Holder, claims_among, decode_claim, seconds_of
 from sidecar.core.lifecycle.prefix_ownership import Run
+from sidecar.core.lifecycle.run_document import encode_run
 from sidecar.errors import NotFound, OversizedDocument, UnreadableRun
-from sidecar.lifecycle.run_document import MAX_RUN_BYTES, encode, read
+from sidecar.lifecycle.run_document import MAX_RUN_BYTES, read
 from sidecar.store.protocol import Store
 from trainer_hook.contract import FORMAT, encode_json
 
@@ -58,7 +59,7 @@ class LeaseDocuments:
 
     def write(self, run: Run) -> None:
         """Write ``run.json``."""
-        self._store.put(keys.RUN, encode(run))
+        self._store.put(keys.RUN, encode_run(run))
         self.run, self.is_missing = run, False
 
     def claims(self) -> list[Claim]:

@@ -44,7 +44,7 @@ def begin(volume: Volume, pod: str, *, now_s: float) -> tuple[PodRecord, bool]:
         now_s: Start of this process, epoch seconds.
     """
     boot_id, booted_s = _boot_id(), boot_clock_s()
-    known = _parsed(volume.read_state(POD), pod)
+    known = decode_record(volume.read_state(POD), pod)
     if known is not None:
         # The node was restarted since: the pod is at least as old as this run of the kernel.
         return (known if known.boot_id == boot_id else replace(known, boot_id=boot_id, booted_s=0.0)), False
@@ -75,7 +75,8 @@ def _boot_id() -> str:
         return ""
 
 
-def _parsed(raw: bytes | None, pod: str) -> PodRecord | None:
+def decode_record(raw: bytes | None, pod: str) -> PodRecord | None:
+    """Return the record of a pod; ``None``: another pod's, none, or malformed."""
     try:
         fields = json.loads(raw or b"{}")
         if fields["pod"] != pod:
@@ -86,7 +87,7 @@ def _parsed(raw: bytes | None, pod: str) -> PodRecord | None:
             booted_s=min(max(0.0, float(_or(fields.get("booted_s"), (int, float), 0.0))), boot_clock_s()),
             inherited=frozenset(map(str, _or(fields.get("inherited"), list, []))),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ContractError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, ContractError):
         return None
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import uuid
-from dataclasses import asdict
-from typing import Any
 
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.prefix_ownership import Ownership, Run, belongs
+from sidecar.core.lifecycle.run_document import decode_run, encode_run
 from sidecar.errors import AlreadyExists, ConfigurationError, NotFound, OversizedDocument, UnreadableRun
 from sidecar.store.protocol import Store
-from trainer_hook.contract import FORMAT, encode_json
+from trainer_hook.contract import ContractError
 
 MAX_RUN_BYTES = 1 << 20
 """Maximum size of ``run.json`` and ``run-asked.json``: enough for thousands of attempts."""
@@ -43,15 +41,10 @@ def _read_or_create(store: Store, run_id: str | None, job: str | None) -> Run:
     except NotFound:
         mine = Run(run_id or uuid.uuid4().hex[:12], job)
     try:
-        store.put(keys.RUN, encode(mine), only_if_absent=True)
+        store.put(keys.RUN, encode_run(mine), only_if_absent=True)
     except AlreadyExists:  # another node created it first
         return read(store)
     return mine
-
-
-def encode(run: Run) -> bytes:
-    """Return the document; fields without a value are left out."""
-    return encode_json({"format": FORMAT} | {name: value for name, value in asdict(run).items() if value})
 
 
 def read(store: Store, below: str = "") -> Run:
@@ -66,26 +59,10 @@ def read(store: Store, below: str = "") -> Run:
         UnreadableRun: It is not this system's.
     """
     try:
-        return _parsed(json.loads(store.get(f"{below}{keys.RUN}", most_bytes=MAX_RUN_BYTES)))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return decode_run(store.get(f"{below}{keys.RUN}", most_bytes=MAX_RUN_BYTES))
+    except ContractError as error:
         size_bytes = error.size_bytes if isinstance(error, OversizedDocument) else None
         raise UnreadableRun(f"{store.url}/{below}{keys.RUN}", size_bytes=size_bytes) from None
-
-
-def _parsed(fields: dict[str, Any]) -> Run:
-    job, holder = fields.get("job"), fields.get("holder")
-    ends_in_s, beat_s = fields.get("ends_in_s"), fields.get("beat_s")
-    return Run(
-        run_id=str(fields["run_id"]),
-        job=job and str(job),
-        holder=holder and str(holder),
-        beat=int(fields.get("beat", 0)),
-        ending=bool(fields.get("ending")),
-        attempts=tuple(str(attempt) for attempt in fields.get("attempts", ())),
-        epoch=int(fields.get("epoch", 0)),
-        ends_in_s=None if ends_in_s is None else float(ends_in_s),
-        beat_s=None if beat_s is None else float(beat_s),
-    )
 
 
 def _checked(store: Store, run: Run, run_id: str | None, job: str | None) -> Run:

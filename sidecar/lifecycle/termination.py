@@ -95,7 +95,7 @@ class Termination:
         record, is_first_life = pod_record.begin(self._volume, pod, now_s=self._started_at_s)
         self.clear_stale(is_first_life=is_first_life)
         self._trainer_before = self._volume.read_small(TRAINER_STATE)
-        self._ended_in_order_at_s = _ended_in_order_at_s(self._volume.read_state(LAST_REPORT))
+        self._ended_in_order_at_s = ended_in_order_at_s(self._volume.read_state(LAST_REPORT))
         self.pod_since_s, self._pod_booted_s, self.inherited = record.since_s, record.booted_s, record.inherited
 
     def age_s(self) -> float:
@@ -252,7 +252,8 @@ class Termination:
         )
 
 
-def _ended_in_order_at_s(raw: bytes | None) -> float | None:
+def ended_in_order_at_s(raw: bytes | None) -> float | None:
+    """Return when the life that wrote an exit report ended with code 0, epoch seconds; ``None``: it did not, or unknown."""
     report = _fields(raw)
     return _epoch_s(report.get("written_at")) if report.get("exit_code") == 0 else None
 

@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_the_openapi_document_describes_every_call_and_its_errors(running: Sidec
         for method, call in calls.items():
             assert call["summary"], f"{method} {path}"
             for status, answer in call["responses"].items():
-                if status.startswith(("4", "5")) and status != "422":
+                if status.startswith(("4", "5")):
                     assert "application/problem+json" in answer["content"], f"{method} {path} {status}"
 
 
@@ -89,6 +90,16 @@ def test_errors_are_problem_documents_that_say_what_to_do(
     assert problem["title"]
     assert len(problem["detail"]) > 20
     assert not running.status()["degraded"]
+
+
+@pytest.mark.parametrize("body", [b"\xff", b"[" * 5000, b'{"\\ud800": 1}', b'{"x": ' * 3000, b'{"bytes": 1e999}'])
+def test_a_body_that_is_no_json_is_the_callers_mistake(body: bytes, running: Sidecar) -> None:
+    request = urllib.request.Request(f"http://127.0.0.1:{running.port}/v1/room", body, {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    problem = json.loads(refused.value.read())
+    refused.value.close()
+    assert (refused.value.code, problem["status"], problem["title"]) == (422, 422, "Invalid request")
 
 
 def test_a_person_and_the_trainer_get_the_answers_to_what_each_asked(running: Sidecar) -> None:

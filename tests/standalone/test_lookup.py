@@ -11,7 +11,7 @@ import pytest
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import Quarantined, encode
 from sidecar.core.lifecycle.prefix_ownership import Run
-from sidecar.lifecycle import run_document
+from sidecar.core.lifecycle.run_document import encode_run
 from tests import servers
 from tests.standalone.conftest import Person, checkpoint
 from tests.standalone.test_copies import old
@@ -94,7 +94,7 @@ def test_the_folder_above_runs_lists_the_runs(person: Person, pushed: Any) -> No
     pushed(person, 10, 20)
     above = person.url.rpartition("/")[0]
     with person.store() as store:
-        store.put(keys.RUN, run_document.encode(Run("r1", job="default/train", holder="pod-1")))
+        store.put(keys.RUN, encode_run(Run("r1", job="default/train", holder="pod-1")))
     runs = person.json("ls", above)["runs"]
     assert runs == [
         {
@@ -137,7 +137,7 @@ def test_terminal_escapes_in_names_are_escaped(local: Person, pushed: Any, tmp_p
     evil = "\x1b]0;title\x07\x1b[2J"
     (tmp_path / "store" / f"run{evil}" / "checkpoint-1").mkdir(parents=True)
     with local.store() as store:
-        store.put(keys.RUN, run_document.encode(Run("r1", job=evil, holder=evil)))
+        store.put(keys.RUN, encode_run(Run("r1", job=evil, holder=evil)))
     above = local.url.rpartition("/")[0]
     for arguments in (["ls", above], ["ls", above, "--json"]):
         assert local.run(*arguments) == 0

@@ -10,9 +10,9 @@ import pytest
 
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.prefix_ownership import Run
+from sidecar.core.lifecycle.run_document import encode_run
 from sidecar.errors import StoreError
 from sidecar.lifecycle import idle_prefix
-from sidecar.lifecycle.run_document import encode
 from sidecar.store.file.store import FileStore
 from sidecar.store.protocol import Store
 from tests.standalone.conftest import Person, checkpoint
@@ -35,7 +35,7 @@ def steps_in(store: Store) -> set[str]:
 
 
 def hold(store: Store, **fields: Any) -> None:
-    store.put(keys.RUN, encode(Run("r", holder="pod-1", beat=1, **fields)))
+    store.put(keys.RUN, encode_run(Run("r", holder="pod-1", beat=1, **fields)))
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ class Living(FileStore):
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Any:
         stored = super().put(key, content, only_if_absent=only_if_absent)
         if key == keys.ASKED:
-            super().put(keys.RUN, encode(Run("r", holder="pod-1", beat=2)))
+            super().put(keys.RUN, encode_run(Run("r", holder="pod-1", beat=2)))
         return stored
 
 

@@ -92,12 +92,12 @@ def check_path(path: str) -> str:
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
-        raise ContractError(f"path {path!r} is not valid UTF-8") from None
+        raise ContractError(f"path {path[:200]!r} is not valid UTF-8") from None
     parts = path.split("/")
     if not path or any(part in ("", ".", "..") for part in parts) or any(ord(c) < 32 or ord(c) == 127 for c in path):
-        raise ContractError(f"path {path!r} is not a plain path inside the checkpoint")
+        raise ContractError(f"path {path[:200]!r} is not a plain path inside the checkpoint")
     if parts[0] in (SYSTEM_DIR, MARKER):
-        raise ContractError(f"path {path!r} is reserved for the checkpoint system")
+        raise ContractError(f"path {path[:200]!r} is reserved for the checkpoint system")
     if len(encoded) > MAX_PATH_BYTES:
         raise ContractError(f"path of {len(encoded)} bytes is longer than {MAX_PATH_BYTES}: {path[:60]!r}…")
     return path

@@ -20,14 +20,16 @@ def rfc3339(epoch_s: float) -> str:
 
 def epoch_seconds(timestamp: str) -> float:
     """Return the epoch seconds of an RFC 3339 timestamp with a time zone."""
+    if not (timestamp.isascii() and timestamp.isprintable()):  # Python takes any character between date and time
+        raise ContractError(f"{timestamp[:60]!r} is not an RFC 3339 timestamp")
     try:
         moment = datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
     except ValueError:
-        raise ContractError(f"{timestamp!r} is not an RFC 3339 timestamp") from None
+        raise ContractError(f"{timestamp[:60]!r} is not an RFC 3339 timestamp") from None
     if moment.tzinfo is None:
-        raise ContractError(f"{timestamp!r} has no time zone")
+        raise ContractError(f"{timestamp[:60]!r} has no time zone")
     if not 1 < moment.year < 9999:  # at both ends the conversion to UTC may overflow
-        raise ContractError(f"{timestamp!r} is not a time of this calendar")
+        raise ContractError(f"{timestamp[:60]!r} is not a time of this calendar")
     return moment.timestamp()
 
 
@@ -41,6 +43,8 @@ def json_object(raw: bytes, *, what: str) -> dict[str, Any]:
     """Return a JSON object. ``what`` names it in the error."""
     try:
         value = json.loads(raw.decode())
+        if b"\\u" in raw:  # may escape half a surrogate pair, which nothing could write again
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ContractError(f"{what} is not JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
@@ -78,7 +82,7 @@ def seconds(fields: Mapping[str, Any], name: str) -> float | None:
     value = fields.get(name)
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (0 <= value < 1 << 63 and float(value) < 1 << 63):
         raise ContractError(f"{name} must be a number of seconds, not {str(value)[:60]!r}")
     return float(value)
 
@@ -88,7 +92,7 @@ def number(fields: Mapping[str, Any], name: str) -> float | None:
     value = fields.get(name)
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e300:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (abs(value) < 1e300 and abs(float(value)) < 1e300):
         raise ContractError(f"{name} must be a finite number, not {str(value)[:60]!r}")
     return float(value)
 

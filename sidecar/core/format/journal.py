@@ -7,13 +7,13 @@ sent again.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sidecar.core.format import keys
 from sidecar.core.format.manifest import FileEntry, Path
+from sidecar.core.format.plain_text import plain_text
 from trainer_hook.contract import ContractError
 
 MAX_LINE_BYTES = 16 << 10
@@ -25,7 +25,6 @@ _Stamp = Annotated[str, Field(max_length=128)]
 _Text = Annotated[str, Field(min_length=1, max_length=2048, pattern=r"^[\x21-\x7e]+$")]
 _Crc = Annotated[int, Field(ge=0, lt=1 << 64)]
 _Size = Annotated[int, Field(ge=0, le=_MOST_BYTES)]
-_OF_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/node-[0-9]{5}/", re.ASCII)
 
 
 class _Line(BaseModel):
@@ -100,21 +99,17 @@ def decode_line(raw: bytes, *, name: str) -> Line:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "line"
-        raise ContractError(f"{place}: {first['msg']}") from None
+        raise ContractError(plain_text(f"{place}: {first['msg']}")) from None
     if isinstance(line, Begun):
         _check_key(line.key, name, line.path)
     elif isinstance(line, FileStored):
         _check_key(line.entry.key, name, line.entry.path)
         if max(line.entry.size_bytes, line.entry.part_bytes) > _MOST_BYTES or len(line.entry.etag) > 256:
-            raise ContractError(f"{line.entry.path!r}: no object is that large, or has such an etag")
+            raise ContractError(f"{line.entry.path[:200]!r}: no object is that large, or has such an etag")
     return line
 
 
 def _check_key(key: str, name: str, path: str) -> None:
     """Raise ``ContractError`` unless a file of this path can have this key in the checkpoint (FORMAT.md, "In the store")."""
-    if key == keys.shared_file(name, path):
-        return
-    prefix = keys.manifests(name)
-    if key.startswith(prefix) and key.endswith(f"/{path}") and _OF_NODE.fullmatch(key[len(prefix) : -len(path)]):
-        return
-    raise ContractError(f"{key[:200]!r} is no object of {path!r} in {name}")
+    if not keys.is_key_of(key, name, path):
+        raise ContractError(f"{key[:200]!r} is no object of {path[:200]!r} in {name}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from trainer_hook.contract import MARKER, SYSTEM_DIR, Node
 
 RUN = "run.json"
@@ -15,6 +17,7 @@ STEPS = "checkpoint-"
 """Prefix of all objects of all steps."""
 PROBE = ".ckpt-probe/"
 """Prefix of the start-up probe's objects."""
+_FOLDER_OF_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}/node-[0-9]{5}/", re.ASCII)
 
 
 def arrival(holder_id: str) -> str:
@@ -90,3 +93,10 @@ def shared_file(name: str, path: str) -> str:
 def node_file(name: str, attempt: str, node: Node, path: str) -> str:
     """Key of a node's file whose path another node uses for other content (I6)."""
     return f"{manifests(name, attempt)}node-{node.index:05d}/{path}"
+
+
+def is_key_of(key: str, name: str, path: str) -> bool:
+    """Whether a file of this path in checkpoint ``name`` can have this key: the shared one, or one of any attempt and node."""
+    prefix = manifests(name)
+    is_in_folder = key.startswith(prefix) and key.endswith(f"/{path}")
+    return key == shared_file(name, path) or (is_in_folder and bool(_FOLDER_OF_NODE.fullmatch(key[len(prefix) : -len(path)])))

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.obstacles import contradiction
+from sidecar.core.format.plain_text import plain_text
 from trainer_hook.contract import FORMAT, ContractError, Node, check_id, check_path, is_checkpoint_name, step_of
 
 MAX_DOCUMENT_BYTES = 32 << 20
@@ -31,7 +32,7 @@ def _checked_save_id(save_id: str) -> str:
 
 def _checked_name(name: str) -> str:
     if not is_checkpoint_name(name):
-        raise ContractError(f"{name!r} is not the name of a checkpoint")
+        raise ContractError(f"{name[:80]!r} is not the name of a checkpoint")
     return name
 
 
@@ -161,6 +162,36 @@ class ManifestBundle(_Document):
     manifests: tuple[Gathered, ...]
 
 
+class NodeReuploads(_Document):
+    """Files that one node has to upload again: key by path."""
+
+    etag: str
+    """Etag of the node's manifest that the request refers to."""
+    files: dict[Path, str]
+
+
+class ReuploadRequest(_Document):
+    """Request of the node that commits to others, ``<name>/.ckpt/<attempt>/mend.json``, by index of the node."""
+
+    format: Literal[1] = FORMAT
+    nodes: dict[str, NodeReuploads]
+
+
+def decode_reupload_request(raw: bytes, *, key: str, name: str) -> ReuploadRequest:
+    """Read a request to upload files again.
+
+    Raises:
+        ContractError: It is not one of format 1, or names a key that no such file of checkpoint ``name`` has; the text
+            names ``key``.
+    """
+    request = _decode(ReuploadRequest, raw, key)
+    for node in request.nodes.values():
+        for path, target in node.files.items():
+            if not keys.is_key_of(target, name, path):
+                raise ContractError(f"{key}: {target[:200]!r} is no object of {path[:200]!r} in {name}")
+    return request
+
+
 def decode_digest(raw: bytes, *, key: str) -> ManifestBundle:
     """Read a digest.
 
@@ -179,7 +210,7 @@ def decode_quarantined(raw: bytes, *, key: str) -> Quarantined:
     return _decode(Quarantined, raw, key)
 
 
-def encode(document: Manifest | Commit | ManifestBundle | Quarantined) -> bytes:
+def encode(document: Manifest | Commit | ManifestBundle | Quarantined | ReuploadRequest) -> bytes:
     """Return the bytes to store. Equal documents give equal bytes."""
     return document.model_dump_json(exclude_none=True, indent=1).encode() + b"\n"
 
@@ -195,9 +226,9 @@ def decode_manifest(raw: bytes, *, key: str) -> Manifest:
     folder = keys.folder(manifest.name)
     foreign = [entry.key for entry in manifest.files if not entry.key.startswith(folder)]
     if foreign:
-        raise ContractError(f"{key}: names {foreign[0]!r}, which lies outside {folder}")
+        raise ContractError(f"{key}: names {foreign[0][:200]!r}, which lies outside {folder}")
     if odd := [entry.key for entry in manifest.files if not _is_plain(entry.key)]:
-        raise ContractError(f"{key}: names {odd[0]!r}, which is no plain key")
+        raise ContractError(f"{key}: names {odd[0][:200]!r}, which is no plain key")
     if len({entry.path for entry in manifest.files}) != len(manifest.files):
         raise ContractError(f"{key}: lists a path twice")
     if why := contradiction(entry.path for entry in manifest.files):
@@ -223,7 +254,7 @@ def decode_commit(raw: bytes, *, key: str) -> Commit:
     _check_step(commit, key)
     foreign = [entry.key for entry in commit.manifests if not entry.key.startswith(keys.manifests(commit.name, commit.attempt))]
     if foreign:
-        raise ContractError(f"{key}: names {foreign[0]!r}, which is no manifest of attempt {commit.attempt}")
+        raise ContractError(f"{key}: names {foreign[0][:200]!r}, which is no manifest of attempt {commit.attempt}")
     return commit
 
 
@@ -241,4 +272,5 @@ def _decode(kind: type[_D], raw: bytes, key: str) -> _D:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
-        raise ContractError(f"{key}: {place}: {first['msg']}") from None
+        said = plain_text(f"{place}: {first['msg']}")
+        raise ContractError(f"{key}: {said}") from None

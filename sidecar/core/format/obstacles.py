@@ -60,7 +60,7 @@ def contradiction(paths: Iterable[str]) -> str | None:
         parts = path.split("/")
         for end in range(1, len(parts)):
             if (parent := "/".join(parts[:end])) in known:
-                return f"{parent!r} is a file and the directory of {path!r}"
+                return f"{parent[:200]!r} is a file and the directory of {path[:200]!r}"
     return None
 
 

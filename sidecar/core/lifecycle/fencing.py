@@ -10,8 +10,7 @@ not used, except to measure how long ago a pod started.
 
 from __future__ import annotations
 
-import json
-import math
+import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from enum import Enum, auto
 
 from sidecar.core.format import checksum, keys
 from sidecar.core.lifecycle.prefix_ownership import Run
-from trainer_hook.contract import Node
+from trainer_hook.contract import ContractError, Node
+from trainer_hook.contract.typed_json import json_object, seconds
 
 _CLAIM = re.compile(re.escape(keys.CLAIMS) + r"(\d{8})-([0-9a-f]{16})\.json", re.ASCII)
 MOST_CLAIMS = 256
@@ -96,14 +96,13 @@ class Claimed:
 def decode_claim(raw: bytes) -> Claimed:
     """Return the content of a claim. Malformed fields are unknown."""
     try:
-        fields = json.loads(raw)
-    except (ValueError, RecursionError):
-        fields = None
-    fields = fields if isinstance(fields, dict) else {}
-    holder, age_s = fields.get("holder"), fields.get("age_s")
-    if not isinstance(age_s, int | float) or isinstance(age_s, bool) or not 0 <= age_s < math.inf:
-        age_s = None
-    return Claimed(holder if isinstance(holder, str) else None, None if age_s is None else float(age_s))
+        fields = json_object(raw, what="claim")
+    except ContractError:
+        return Claimed(None, None)
+    holder, age_s = fields.get("holder"), None
+    with contextlib.suppress(ContractError):
+        age_s = seconds(fields, "age_s")
+    return Claimed(holder if isinstance(holder, str) else None, age_s)
 
 
 _MOST_KNOWN_EPOCH = 10**7

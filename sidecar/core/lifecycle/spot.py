@@ -75,7 +75,7 @@ def _events(raw: bytes) -> Iterator[dict[str, Any]]:
 def _object(raw: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 

@@ -13,6 +13,7 @@ from sidecar.kubernetes.inject.identity import nodes_of, put_env_injection
 from sidecar.kubernetes.inject.injection import put_in
 from sidecar.kubernetes.inject.options import Options, in_store
 from sidecar.kubernetes.inject.pod_templates import (
+    UNEXPECTED_TYPE,
     InjectWarning,
     Kind,
     NotInjectable,
@@ -22,6 +23,7 @@ from sidecar.kubernetes.inject.pod_templates import (
     nested,
     pod_somewhere,
     pod_templates_of,
+    unexpected_type,
 )
 from sidecar.kubernetes.inject.pods import Pod, look_at
 from sidecar.kubernetes.inject.preemption import put_failure_policy
@@ -79,6 +81,8 @@ def inject_in_place(document: Any, options: Options, *, inside: str = "", only_a
     except NotInjectable as error:
         path = ".".join(filter(None, (inside, error.path)))
         raise NotInjectable(path, error.why) from None
+    except UNEXPECTED_TYPE as error:
+        raise unexpected_type(inside, error) from error
 
 
 def _inject(document: Fields, options: Options, *, only_again: bool) -> Injected:

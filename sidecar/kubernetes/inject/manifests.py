@@ -17,7 +17,7 @@ from sidecar.kubernetes.inject.fields import metadata_of
 from sidecar.kubernetes.inject.kyaml import kyaml
 from sidecar.kubernetes.inject.merging import merged
 from sidecar.kubernetes.inject.options import Options
-from sidecar.kubernetes.inject.pod_templates import InjectWarning, NotInjectable
+from sidecar.kubernetes.inject.pod_templates import UNEXPECTED_TYPE, InjectWarning, NotInjectable, unexpected_type
 from sidecar.kubernetes.inject.recalled import has_sidecar
 from sidecar.kubernetes.inject.workload import JOB, JOBSET
 
@@ -49,17 +49,10 @@ def inject_text(text: str, options: Options) -> InjectedText:
     """
     newline = "\r\n" if "\r\n" in text else "\n"
     plain = text.replace("\r\n", "\n")
-    done = _inject_json(plain, options)
-    if done is None:
-        texts = _parts(plain)
-        # Without a store, options of earlier injections change: documents without a sidecar were left out then, too.
-        only_again = options.store is None and any(has_sidecar(_load(text)) for text in texts)
-        parts = [_inject_part(text, options, only_again=only_again) for text in texts]
-        runtimes = frozenset(name for part in parts for name in part.runtimes)
-        said = (warning for part in parts for warning in part.warnings)
-        warnings = tuple(warning for warning in said if warning.unless_injected not in runtimes)
-        stores = tuple(store for part in parts for store in part.stores)
-        done = InjectedText("".join(part.text for part in parts), warnings, sum(part.pods for part in parts), stores)
+    try:
+        done = _inject_json(plain, options) or _inject_yaml(plain, options)
+    except UNEXPECTED_TYPE as error:
+        raise unexpected_type("", error) from error
     if not done.pods:
         raise NotInjectable(
             "", "nothing here has pods: Pod, Job, CronJob, JobSet, TrainingRuntime, TrainJob, PyTorchJob, RayJob, …"
@@ -67,6 +60,18 @@ def inject_text(text: str, options: Options) -> InjectedText:
     return InjectedText(
         done.text.replace("\n", newline), (*done.warnings, *_shared_prefixes(done.stores)), done.pods, done.stores
     )
+
+
+def _inject_yaml(text: str, options: Options) -> InjectedText:
+    texts = _parts(text)
+    # Without a store, options of earlier injections change: documents without a sidecar were left out then, too.
+    only_again = options.store is None and any(has_sidecar(_load(text)) for text in texts)
+    parts = [_inject_part(text, options, only_again=only_again) for text in texts]
+    runtimes = frozenset(name for part in parts for name in part.runtimes)
+    said = (warning for part in parts for warning in part.warnings)
+    warnings = tuple(warning for warning in said if warning.unless_injected not in runtimes)
+    stores = tuple(store for part in parts for store in part.stores)
+    return InjectedText("".join(part.text for part in parts), warnings, sum(part.pods for part in parts), stores)
 
 
 def _shared_prefixes(stores: tuple[str, ...]) -> Iterator[InjectWarning]:
@@ -195,6 +200,12 @@ def _load(text: str) -> Any:
         where = f"line {mark.line + 1} of the document" if mark is not None else ""
         said = getattr(error, "problem", None) or str(error)
         raise NotInjectable(where, f"is no YAML ({said}); a template must be rendered first") from None
+    except (
+        *UNEXPECTED_TYPE,
+        AssertionError,
+        NotImplementedError,
+    ) as error:  # a tag that ruamel cannot construct
+        raise NotInjectable("", f"is no YAML that can be read ({type(error).__name__}: {str(error)[:200]})") from error
 
 
 def _dump(document: Any, text: str) -> str:

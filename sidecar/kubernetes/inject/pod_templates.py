@@ -8,17 +8,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.errors import SidecarError
+from trainer_hook.contract.plain_text import plain_text
 
 Fields = MutableMapping[str, Any]
+
+
+UNEXPECTED_TYPE = (AttributeError, TypeError, KeyError, ValueError, IndexError, RecursionError)
+"""What a field of another type than its API gives it causes, wherever it is read: a document has no schema here."""
 
 
 class NotInjectable(SidecarError):
     """A document of an unknown form, or one that cannot have a sidecar as it is."""
 
     def __init__(self, path: str, why: str) -> None:
+        path, why = plain_text(path), plain_text(why)
         super().__init__(f"{path}: {why}" if path else why)
         self.path = path
         self.why = why
+
+
+def unexpected_type(path: str, error: Exception) -> NotInjectable:
+    """Return the refusal of a document of which a field has another type than its API gives it (``UNEXPECTED_TYPE``)."""
+    said = f"{type(error).__name__}: {str(error)[:200]}"
+    return NotInjectable(path, f"a field has an unexpected type or value ({said}): kubectl apply --dry-run=server names it")
 
 
 @dataclass(frozen=True, slots=True)

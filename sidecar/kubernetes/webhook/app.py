@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from sidecar.kubernetes.inject.options import Options
+from sidecar.kubernetes.inject.pod_templates import at
 from sidecar.kubernetes.webhook.limits import BodyLimit, problem
 from sidecar.kubernetes.webhook.review import NotAReview, answer
 
@@ -28,22 +29,22 @@ def create_app(defaults: Options) -> BodyLimit:
         try:
             review = json.loads(await request.body())
             answered = answer(review, defaults)
+            response = JSONResponse(answered)
         except NotAReview as error:
             return problem(400, "no AdmissionReview", str(error))
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # also half a surrogate pair, which JSON can escape and no answer can repeat
             return problem(400, "no AdmissionReview", "the body is no JSON")
         _log(review["request"], answered["response"])
-        return JSONResponse(answered)
+        return response
 
     return BodyLimit(Starlette(routes=[Route("/healthz", healthz), Route("/mutate", mutate, methods=["POST"])]))
 
 
 def _log(request: dict[str, Any], response: dict[str, Any]) -> None:
-    metadata = (request.get("object") or {}).get("metadata") or {}
     fields = {
         "namespace": request.get("namespace"),
-        "kind": (request.get("kind") or {}).get("kind"),
-        "object": metadata.get("name") or metadata.get("generateName"),
+        "kind": at(request, "kind.kind"),
+        "object": at(request, "object.metadata.name") or at(request, "object.metadata.generateName"),
     }
     if not response["allowed"]:
         log.warning("admission_refused", **fields, reason=response["status"]["message"])

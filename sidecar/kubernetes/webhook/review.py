@@ -11,7 +11,7 @@ from typing import Any
 from sidecar.errors import ConfigurationError
 from sidecar.kubernetes.inject.documents import inject_in_place
 from sidecar.kubernetes.inject.options import ANNOTATION, LABEL, Options, from_annotations, in_store
-from sidecar.kubernetes.inject.pod_templates import NotInjectable
+from sidecar.kubernetes.inject.pod_templates import UNEXPECTED_TYPE, NotInjectable
 from sidecar.kubernetes.inject.workload import name_of_pods_run
 from sidecar.kubernetes.webhook.patch import patch_of
 
@@ -35,7 +35,11 @@ def answer(review: Any, defaults: Options) -> dict[str, Any]:
     request = review.get("request") if isinstance(review, Mapping) else None
     if not isinstance(request, Mapping) or not request.get("uid") or review.get("apiVersion") != "admission.k8s.io/v1":
         raise NotAReview("must be an AdmissionReview of admission.k8s.io/v1 with a request and its uid")
-    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": _response(request, defaults)}
+    try:
+        response = _response(request, defaults)
+    except UNEXPECTED_TYPE as error:
+        raise NotAReview(f"a field has an unexpected type or value ({type(error).__name__}: {str(error)[:200]})") from error
+    return {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
 
 
 def _response(request: Mapping[str, Any], defaults: Options) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Uploads:
             return
         listed_at_s = self._now_s()
         for folder in folders:
-            with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+            with suppress(FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
                 name = folder / "key"
                 yield PendingUpload(str(json.loads(name.read_text())), folder.name, name.stat().st_mtime, listed_at_s)
 
@@ -107,7 +107,7 @@ class Uploads:
 
     def _folder(self, key: str, upload_id: str) -> Path:
         folder = self.root / upload_id
-        with suppress(FileNotFoundError, NotADirectoryError, ValueError):
+        with suppress(FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
             if _is_id(upload_id) and json.loads((folder / "key").read_text()) == key:
                 return folder
         raise NotFound(f"{key} (upload {upload_id})")

@@ -26,10 +26,12 @@ MAX_LENGTH_DIGITS = 18
 """Maximum digits of a Content-Length; a longer one is malformed."""
 SWITCHING_PROTOCOLS = 101
 _PROTOCOL = b"HTTP/1."
-_END_OF_HEAD = re.compile(rb"\r?\n\r?\n")
-_STATUS_LINE = re.compile(r"HTTP/1\.([01]) +([1-9][0-9][0-9])(?: .*)?")
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+_STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [^\x00\n\v\f\r]*)?")
 _FOLDED = re.compile(r"\r?\n[ \t]+")
-_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;.*)?", re.DOTALL)
+_FIELD = re.compile(r"([-!#$%&'*+.^_`|~0-9A-Za-z]+):[ \t]*([^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?[ \t]*\r?", re.ASCII)
+"""RFC 9112, 5: no space before the colon, no control characters. A line that two programs read differently is no header."""
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[^\n]*)?[ \t]*")
 
 
 class OpenAnswer:
@@ -40,7 +42,7 @@ class OpenAnswer:
 
     def __init__(self, connection: Connection, head: str, rest: bytes, *, method: str) -> None:
         line, _, fields = head.partition("\n")
-        matched = _STATUS_LINE.fullmatch(line.rstrip("\r"))
+        matched = _STATUS_LINE.fullmatch(line.removesuffix("\r"))
         if matched is None:
             raise BadStatusLine(line[:200])
         self.status = int(matched[2])
@@ -152,6 +154,8 @@ class OpenAnswer:
     def _pass_over_trailers(self) -> None:
         passed_bytes = 0
         while line := self._line():
+            if not _FIELD.fullmatch(line.decode("latin-1")):
+                raise HTTPException(f"malformed trailer: {line[:50]!r}")
             passed_bytes += len(line)
             if passed_bytes > MAX_HEAD_BYTES:
                 raise HTTPException(f"trailers of more than {MAX_HEAD_BYTES} bytes")
@@ -162,8 +166,10 @@ class OpenAnswer:
             if not more or len(self._rest) > MAX_LINE_BYTES:
                 raise IncompleteRead(self._rest[:50])
             self._rest += more
-        line, self._rest = self._rest[:end], self._rest[end + 1 :]
-        return line.rstrip(b"\r")
+        line, self._rest = self._rest[: end + 1], self._rest[end + 1 :]
+        if not line.endswith(b"\r\n"):
+            raise HTTPException(f"a line of a chunked body without CRLF: {line[:50]!r}")
+        return line[:-2]
 
 
 class HeadReader:
@@ -213,9 +219,10 @@ def _headers(fields: str) -> dict[str, str]:
     if "\n " in fields or "\n\t" in fields:
         fields = _FOLDED.sub(" ", fields)
     headers: dict[str, str] = {}
-    for line in fields.split("\n"):
-        name, colon, value = line.partition(":")
-        if colon:
-            name, value = name.strip().lower(), value.strip()
-            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    for line in fields.split("\n") if fields else ():
+        field = _FIELD.fullmatch(line)
+        if field is None:
+            raise HTTPException(f"malformed header: {line[:50]!r}")
+        name, value = field[1].lower(), field[2] or ""
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return headers

@@ -7,12 +7,21 @@ from dataclasses import dataclass
 
 from sidecar.core.commit.commit import Reupload
 from sidecar.core.format import keys
-from sidecar.core.format.manifest import Gathered, Manifest, ManifestBundle, decode_digest, decode_manifest, encode
+from sidecar.core.format.manifest import (
+    Gathered,
+    Manifest,
+    ManifestBundle,
+    NodeReuploads,
+    ReuploadRequest,
+    decode_digest,
+    decode_manifest,
+    decode_reupload_request,
+    encode,
+)
 from sidecar.errors import NotFound
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from trainer_hook.contract import ContractError, Node, encode_json
-from trainer_hook.contract.typed_json import json_object
+from trainer_hook.contract import ContractError, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +112,22 @@ class ManifestCollector:
         asked = {}
         for index, files in files_of.items():
             etag = there[keys.manifest(self._name, self._attempt, Node(index, self._node.count))]
-            asked[str(index)] = {"etag": etag, "files": dict(files)}
+            asked[str(index)] = NodeReuploads(etag=etag, files=dict(files))
         key = keys.mending(self._name, self._attempt)
-        await self._executor.persistently(self._store.put, key, encode_json({"format": 1, "nodes": asked}))
+        await self._executor.persistently(self._store.put, key, encode(ReuploadRequest(nodes=asked)))
 
     async def reupload_request(self, own: Read | None) -> Reupload | None:
         """Return the request to this node, if it refers to the manifest that it published last; ``None``: there is none."""
         key = keys.mending(self._name, self._attempt)
         try:
-            asked = json_object(await self._executor.persistently(self._store.get, key), what=key)["nodes"]
-            mine = asked.get(str(self._node.index))
-        except (NotFound, ContractError, KeyError, AttributeError):
+            raw = await self._executor.persistently(self._store.get, key)
+            mine = decode_reupload_request(raw, key=key, name=self._name).nodes.get(str(self._node.index))
+        except (NotFound, ContractError):
             return None
-        if own is None or not isinstance(mine, dict) or mine.get("etag") != own.etag:
+        if own is None or mine is None or mine.etag != own.etag:
             return None
         paths = {entry.path for entry in own.manifest.files}
-        files = {path: key for path, key in mine.get("files", {}).items() if path in paths}
+        files = {path: key for path, key in mine.files.items() if path in paths}
         return Reupload(files, "the node that commits found it missing, or another node uses its name") if files else None
 
 

@@ -17,7 +17,11 @@ def of_memory(pid: int) -> dict[str, float]:
     """Return resident and proportional memory in MiB. Source: proc_pid_smaps(5)."""
     rollup = of_process(pid, "smaps_rollup").decode()
     fields = {line.partition(":")[0]: line.partition(":")[2].split()[0] for line in rollup.splitlines()[1:]}
-    return {"RSS": int(fields["Rss"]) / 1024, "PSS": int(fields["Pss"]) / 1024, "anonymous memory": int(fields["Anonymous"]) / 1024}
+    return {
+        "RSS": int(fields["Rss"]) / 1024,
+        "PSS": int(fields["Pss"]) / 1024,
+        "anonymous memory": int(fields["Anonymous"]) / 1024,
+    }
 
 
 def of_descriptors(pid: int) -> dict[str, float]:

@@ -135,7 +135,13 @@ class Soak:
         found["committed in the store"] = float(committed - events["store_checkpoint_deleted"])
         for path in ("/healthz", "/v1/status"):
             found[f"answer of {path}"] = statistics.median(self._answer_ms(path) for _ in range(LOOKS))
-        return found | samples.of_memory(pid) | samples.of_descriptors(pid) | samples.of_processor(pid) | samples.of_volume(self._volume)
+        return (
+            found
+            | samples.of_memory(pid)
+            | samples.of_descriptors(pid)
+            | samples.of_processor(pid)
+            | samples.of_volume(self._volume)
+        )
 
     def _answer_ms(self, path: str) -> float:
         began_s = time.perf_counter()

@@ -8,7 +8,15 @@ from tests.campaign.proxy import StoreProxy, Trouble
 from tests.faults.proxy import Exchange
 from tests.faults.wire import Peer
 
-STEADY = {"reset": 0.006, "503": 0.006, "500": 0.004, "429": 0.004, "answer lost": 0.004, "closed when kept": 0.01, "stalled": 0.004}
+STEADY = {
+    "reset": 0.006,
+    "503": 0.006,
+    "500": 0.004,
+    "429": 0.004,
+    "answer lost": 0.004,
+    "closed when kept": 0.01,
+    "stalled": 0.004,
+}
 """Share of the requests that each trouble meets, always."""
 SILENT_SHARE = 0.001
 BURST_EVERY_S = 30.0

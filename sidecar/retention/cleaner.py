@@ -63,7 +63,7 @@ class Cleaner:
                 events=events,
                 lease=lease,
             )
-            # Every commit of this job passes through the catalog of each of its nodes, before it can be replaced and afterwards.
+            # Each commit of this job passes through the catalog of each of its nodes, before it is replaced and afterwards.
             self._retention.may_be_rewritten = lambda name: catalog.get(name) is not None
             catalog.observe(lambda tracked: retention.written(tracked.name))
 

@@ -180,10 +180,10 @@ class Counting(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
 
     def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-        self.read[key] += 1
+        self.asked[key] += 1
         return super().get(key, most_bytes=most_bytes)
 
 
@@ -201,25 +201,25 @@ async def test_a_commit_costs_as_much_in_a_store_of_many_as_in_one_of_few(execut
     for count in (50, 400):
         store, kept = grown(executor, count)
         await kept.run_once()
-        store.read.clear()
+        store.asked.clear()
         kept.commit(10 * count + 5)
         await kept.run_once()
-        costs.append(store.read.total())
+        costs.append(store.asked.total())
     assert costs[1] <= costs[0] <= 2 * READ_AGAIN + 20, costs
 
 
 async def test_commits_that_are_known_are_all_read_again_in_turn(executor: StoreExecutor) -> None:
     store, kept = grown(executor, 3 * READ_AGAIN)
     await kept.run_once()
-    store.read.clear()
+    store.asked.clear()
     for _ in range(3):
         await kept.run_once()
-    assert {keys.commit(f"checkpoint-{10 * number}") for number in range(1, 3 * READ_AGAIN + 1)} <= store.read.keys()
+    assert {keys.commit(f"checkpoint-{10 * number}") for number in range(1, 3 * READ_AGAIN + 1)} <= store.asked.keys()
 
 
 @pytest.mark.parametrize("is_told", ["it is on the volume", "it became durable"])
 async def test_a_commit_that_this_node_replaced_is_read_anew(is_told: str, executor: StoreExecutor) -> None:
-    store, kept = grown(executor, 3 * READ_AGAIN)
+    _, kept = grown(executor, 3 * READ_AGAIN)
     await kept.run_once()
     step = 10 * 3 * READ_AGAIN
     kept.commit(step, attempt="20270115T130000Z-b", created_at_s=3600.0 + step)

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-
 PIECES = 9
 """Parts of a run in each of which costs are averaged."""
 

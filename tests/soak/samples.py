@@ -27,7 +27,7 @@ def of_memory(pid: int) -> dict[str, float]:
 def of_descriptors(pid: int) -> dict[str, float]:
     """Return the number of open descriptors by kind, and of inotify watches."""
     links = links_of(pid)
-    found = Counter({kind: 0 for kind in KINDS}) + Counter(_kind(link) for link in links.values())
+    found = Counter(_kind(link) for link in links.values())
     watches = sum(
         of_process(pid, f"fdinfo/{fd}").count(b"inotify wd:") for fd, link in links.items() if _kind(link) == "inotify"
     )
@@ -56,7 +56,7 @@ def of_volume(volume: Path) -> dict[str, float]:
     for folder, _, names in os.walk(volume / ".ckpt"):
         for name in names:
             try:
-                size = os.lstat(os.path.join(folder, name)).st_size
+                size = Path(folder, name).lstat().st_size
             except FileNotFoundError:
                 continue
             entries, size_bytes = entries + 1, size_bytes + size

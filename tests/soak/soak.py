@@ -163,8 +163,8 @@ class Soak:
         if (code := self._trainer.wait(GRACE_S)) != 143:
             yield f"exit code {code} of the trainer: {(self._folder / 'trainer.log').read_text()[-1500:]}"
         self.sidecar.process.send_signal(signal.SIGTERM)
-        if (code := ends(self.sidecar, within_s=GRACE_S + 15)) != 0:
-            yield f"exit code {code} of the sidecar: {self.sidecar.log()[-1500:]}"
+        if (ended := ends(self.sidecar, within_s=GRACE_S + 15)) != 0:
+            yield f"exit code {ended} of the sidecar: {self.sidecar.log()[-1500:]}"
         self._log.read()
         for log in self._folder.glob("*.log"):
             text = log.read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""A cheap training script: a small checkpoint each second, by the hook. Run as ``python -m trainer_hook run -- python THIS``."""
+"""A cheap training script: a small checkpoint each second, by the hook (``python -m trainer_hook run -- python -m …``)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ PLAIN = {
     "a query": "checkpoint-1/a?versionId=1&b=c",
     "a fragment": "checkpoint-1/a#b",
     "delimiters": "checkpoint-1/!$&'()*+,;=:@[]~^`{|}",
-    "quotes": "checkpoint-1/\"a'b\"",
+    "quotes": 'checkpoint-1/"a\'b"',
     "XML": "checkpoint-1/<Key>&amp;</Key>]]>",
     "a backslash": "checkpoint-1/a\\b",
     "dots in names": "checkpoint-1/...x/..y/z..",

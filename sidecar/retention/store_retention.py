@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -28,10 +30,16 @@ SETTLED_S = AFTER_S[-1][0] + 2 * POLL_S
 """Seconds from a commit's first sight until it counts: its post-commit checks have ended then, by this node's clock."""
 WHOLE_FOR_S = 300.0
 """Seconds for which a verification of a commit is valid. Before a deletion, commits are always verified again."""
+MANY = 1000
+"""Number of commits from which they are ordered and judged in a thread: the event loop has to answer probes meanwhile."""
+READ_AT_ONCE = 500
+"""Number of commits whose reading is under way at most: each takes memory until it is read."""
 READ_AGAIN = 16
 """Number of known commits that each run reads again, in turn: a store may hold tens of thousands."""
 
 IN_USE = "the run resumes from it"
+
+T = TypeVar("T")
 
 Writing = tuple[str, str]
 """A commit: name and checksum."""
@@ -146,15 +154,16 @@ class StoreRetention:
         self._forget_all_but({(commit.name, commit.crc64nvme) for commit in committed.values()})
         steps = [commit.step for commit in committed.values()]
         if not is_surplus(steps, keep_newest=self._keep_newest, keep_every_steps=self._keep_every_steps):
-            return RetentionPlan(StorePlan([], [], self._plan(committed, {}, []).retained), committed, {}, None)
-        line = present_line(committed.values())
+            retained = (await self._plan(committed, {}, [])).retained
+            return RetentionPlan(StorePlan([], [], retained), committed, {}, None)
+        line = await _beside(functools.partial(present_line, list(committed.values())), of=len(committed))
         whole, again_s = await self._seen_whole(line, not_before_s=now_s - WHOLE_FOR_S)
-        plan = self._plan(committed, whole, line)
+        plan = await self._plan(committed, whole, line)
         if planned := {deletion.name for deletion in plan.deletions}:
             # A deletion is final: the commits that count are verified again, and ordered by the store's clock.
             whole, again_s = await self._seen_whole(line, not_before_s=now_s)
             committed |= await self._with_times({*planned, *whole}, committed)
-            plan = self._plan(committed, whole, line)
+            plan = await self._plan(committed, whole, line)
             plan = replace(plan, deletions=[deletion for deletion in plan.deletions if deletion.name in planned])
         return RetentionPlan(plan, committed, whole, again_s)
 
@@ -169,15 +178,17 @@ class StoreRetention:
             return []
         return [deletion for deletion in found.plan.deletions if await self._delete(deletion, found.committed[deletion.name])]
 
-    def _plan(self, committed: Mapping[str, Committed], whole: Mapping[str, str], line: Iterable[Committed]) -> StorePlan:
-        return plan_store_deletion(
-            committed.values(),
+    async def _plan(self, committed: Mapping[str, Committed], whole: Mapping[str, str], line: Iterable[Committed]) -> StorePlan:
+        plan = functools.partial(
+            plan_store_deletion,
+            list(committed.values()),
             whole=whole,
             keep_newest=self._keep_newest,
             keep_every_steps=self._keep_every_steps,
             protected=dict.fromkeys(self._resumes.in_use(), IN_USE),
             line=line,
         )
+        return await _beside(plan, of=len(committed))
 
     def _first_seen(self, commit: Committed, now_s: float) -> float:
         return self._seen_s.setdefault((commit.name, commit.crc64nvme), now_s)
@@ -193,8 +204,10 @@ class StoreRetention:
         settled = [name for name in known if not self.may_be_rewritten(name)][READ_AGAIN:]  # those before were read longest ago
         kept = {name: known[name] for name in settled}
         self._written.clear()
-        read = await self._executor.together([self._read(name) for name in names if name not in kept])
-        found = kept | {commit.name: commit for commit in read if commit is not None}
+        found, unread = kept, [name for name in names if name not in kept]
+        for at in range(0, len(unread), READ_AT_ONCE):
+            read = await self._executor.together([self._read(name) for name in unread[at : at + READ_AT_ONCE]])
+            found |= {commit.name: commit for commit in read if commit is not None}
         self._read_before = {name: commit for name, commit in found.items() if name not in self._written}
         return list(found.values())
 
@@ -292,3 +305,8 @@ class StoreRetention:
             if kept_reason not in self._logged:
                 self._logged.add(kept_reason)
                 log.info("store_checkpoint_kept", checkpoint=kept.name, reason=kept.reason)
+
+
+async def _beside(decide: Callable[[], T], *, of: int) -> T:
+    """Return a decision of ``of`` commits; one of many is made beside the event loop."""
+    return await asyncio.to_thread(decide) if of >= MANY else decide()

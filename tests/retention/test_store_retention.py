@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
 from sidecar.catalog.events import Events
 from sidecar.core.commit.commit import commit_of, manifest_entry
+from sidecar.core.commit.retention import StorePlan
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry, Manifest, NodeOf, Quarantined, encode
 from sidecar.errors import AlreadyExists, StoreUnavailable
+from sidecar.retention import store_retention
 from sidecar.retention.store_retention import READ_AGAIN, SETTLED_S, StoreRetention
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
@@ -243,3 +247,19 @@ async def test_a_commit_that_somebody_replaced_in_silence_is_not_deleted(executo
         kept.commit(step + 5 + more)
     await kept.run_once()
     assert store.get(f"checkpoint-{step}/model") == f"20270115T130000Z-b {step}".encode()
+
+
+async def test_many_commits_are_judged_beside_the_event_loop(executor: StoreExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_retention, "MANY", 3)
+    threads, real = set(), store_retention.plan_store_deletion
+
+    def plan(*given: Any, **more: Any) -> StorePlan:
+        threads.add(threading.current_thread())
+        return real(*given, **more)
+
+    monkeypatch.setattr(store_retention, "plan_store_deletion", plan)
+    kept = Kept(executor, 2)
+    for step in (10, 20, 30, 40):
+        kept.commit(step)
+    assert await kept.run_once() == {30, 40}
+    assert threading.main_thread() not in threads

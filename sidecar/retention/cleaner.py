@@ -54,7 +54,7 @@ class Cleaner:
         self._resume_service = resume_service
         self._retention: StoreRetention | None = None
         if settings.keep_store is not None:
-            self._retention = StoreRetention(
+            self._retention = retention = StoreRetention(
                 store,
                 executor,
                 keep_newest=settings.keep_store,
@@ -63,6 +63,9 @@ class Cleaner:
                 events=events,
                 lease=lease,
             )
+            # Each commit of this job passes through the catalog of each of its nodes, before it is replaced and afterwards.
+            self._retention.may_be_rewritten = lambda name: catalog.get(name) is not None
+            catalog.observe(lambda tracked: retention.written(tracked.name))
 
     async def run(self) -> None:
         """Clean the volume until cancelled."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -28,8 +30,16 @@ SETTLED_S = AFTER_S[-1][0] + 2 * POLL_S
 """Seconds from a commit's first sight until it counts: its post-commit checks have ended then, by this node's clock."""
 WHOLE_FOR_S = 300.0
 """Seconds for which a verification of a commit is valid. Before a deletion, commits are always verified again."""
+MANY = 1000
+"""Number of commits from which they are ordered and judged in a thread: the event loop has to answer probes meanwhile."""
+READ_AT_ONCE = 500
+"""Number of commits whose reading is under way at most: each takes memory until it is read."""
+READ_AGAIN = 16
+"""Number of known commits that each run reads again, in turn: a store may hold tens of thousands."""
 
 IN_USE = "the run resumes from it"
+
+T = TypeVar("T")
 
 Writing = tuple[str, str]
 """A commit: name and checksum."""
@@ -101,8 +111,19 @@ class StoreRetention:
         """Time of each commit's last successful verification."""
         self._logged: set[tuple[Writing, str]] = set()
         """Kept commits and reasons that were already logged."""
+        self._read_before: dict[str, Committed] = {}
+        """Commits as they were read, by name; the one read last is the last."""
+        self._written: set[str] = set()
+        """Names of those written since the last reading began."""
         self.settled_s = SETTLED_S
         """Seconds from a commit's first sight until it counts. 0: nobody writes, so nothing has to settle."""
+        self.may_be_rewritten: Callable[[str], bool] = lambda _: True
+        """Whether a checkpoint may be written anew at the moment: its commit is read at each run."""
+
+    def written(self, name: str) -> None:
+        """Forget what was read of a commit: it has been written."""
+        self._read_before.pop(name, None)
+        self._written.add(name)
 
     async def run_once(self) -> float | None:
         """Delete the checkpoints that retention does not keep.
@@ -127,20 +148,22 @@ class StoreRetention:
             StoreError: The store refused a request.
         """
         names = newest_first(await self._executor.persistently(lambda: list(self._store.list_folders())))
-        found = await self._executor.together([self._read(name) for name in names])
+        found = await self._commits(names)
         now_s = self._clock()  # taken after the reads: commits made meanwhile must not look older than they are
-        committed = {c.name: replace(c, seen_s=self._first_seen(c, now_s)) for c in found if c is not None}
+        committed = {c.name: replace(c, seen_s=self._first_seen(c, now_s)) for c in found}
         self._forget_all_but({(commit.name, commit.crc64nvme) for commit in committed.values()})
         steps = [commit.step for commit in committed.values()]
         if not is_surplus(steps, keep_newest=self._keep_newest, keep_every_steps=self._keep_every_steps):
-            return RetentionPlan(StorePlan([], [], self._plan(committed, {}).retained), committed, {}, None)
-        whole, again_s = await self._seen_whole(committed, not_before_s=now_s - WHOLE_FOR_S)
-        plan = self._plan(committed, whole)
+            retained = (await self._plan(committed, {}, [])).retained
+            return RetentionPlan(StorePlan([], [], retained), committed, {}, None)
+        line = await _beside(functools.partial(present_line, list(committed.values())), of=len(committed))
+        whole, again_s = await self._seen_whole(line, not_before_s=now_s - WHOLE_FOR_S)
+        plan = await self._plan(committed, whole, line)
         if planned := {deletion.name for deletion in plan.deletions}:
             # A deletion is final: the commits that count are verified again, and ordered by the store's clock.
-            whole, again_s = await self._seen_whole(committed, not_before_s=now_s)
+            whole, again_s = await self._seen_whole(line, not_before_s=now_s)
             committed |= await self._with_times({*planned, *whole}, committed)
-            plan = self._plan(committed, whole)
+            plan = await self._plan(committed, whole, line)
             plan = replace(plan, deletions=[deletion for deletion in plan.deletions if deletion.name in planned])
         return RetentionPlan(plan, committed, whole, again_s)
 
@@ -155,17 +178,38 @@ class StoreRetention:
             return []
         return [deletion for deletion in found.plan.deletions if await self._delete(deletion, found.committed[deletion.name])]
 
-    def _plan(self, committed: Mapping[str, Committed], whole: Mapping[str, str]) -> StorePlan:
-        return plan_store_deletion(
-            committed.values(),
+    async def _plan(self, committed: Mapping[str, Committed], whole: Mapping[str, str], line: Iterable[Committed]) -> StorePlan:
+        plan = functools.partial(
+            plan_store_deletion,
+            list(committed.values()),
             whole=whole,
             keep_newest=self._keep_newest,
             keep_every_steps=self._keep_every_steps,
             protected=dict.fromkeys(self._resumes.in_use(), IN_USE),
+            line=line,
         )
+        return await _beside(plan, of=len(committed))
 
     def _first_seen(self, commit: Committed, now_s: float) -> float:
         return self._seen_s.setdefault((commit.name, commit.crc64nvme), now_s)
+
+    async def _commits(self, names: Sequence[str]) -> list[Committed]:
+        """Return all readable commits. Most of those known are not read again, or each commit would cost as many as there are.
+
+        What is stale can only be the commit of a checkpoint that somebody else replaced; it is compared before it is deleted,
+        or counted for a deletion.
+        """
+        there = set(names)
+        known = {name: commit for name, commit in self._read_before.items() if name in there}
+        settled = [name for name in known if not self.may_be_rewritten(name)][READ_AGAIN:]  # those before were read longest ago
+        kept = {name: known[name] for name in settled}
+        self._written.clear()
+        found, unread = kept, [name for name in names if name not in kept]
+        for at in range(0, len(unread), READ_AT_ONCE):
+            read = await self._executor.together([self._read(name) for name in unread[at : at + READ_AT_ONCE]])
+            found |= {commit.name: commit for commit in read if commit is not None}
+        self._read_before = {name: commit for name, commit in found.items() if name not in self._written}
+        return list(found.values())
 
     async def _read(self, name: str) -> Committed | None:
         """Return the few fields of a commit that retention needs; large jobs' documents would not fit into memory together."""
@@ -194,20 +238,18 @@ class StoreRetention:
         found = await self._executor.persistently(lambda: list(self._store.list(key)))
         return next((stored.modified for stored in found if stored.key == key), "")
 
-    async def _seen_whole(
-        self, committed: Mapping[str, Committed], *, not_before_s: float
-    ) -> tuple[dict[str, str], float | None]:
+    async def _seen_whole(self, line: Iterable[Committed], *, not_before_s: float) -> tuple[dict[str, str], float | None]:
         """Return the newest whole commits of the line, as many as are to be kept: checksum by name.
 
         Also returns the seconds until the first too young one counts; ``None``: none is too young.
 
         Args:
-            committed: All commits, by name.
+            line: The present training line, newest step first.
             not_before_s: Earliest verification that is still valid, monotonic seconds.
         """
         whole: dict[str, str] = {}
         again_s: float | None = None
-        for commit in present_line(committed.values()):
+        for commit in line:
             left_s = commit.seen_s + self.settled_s - self._clock()
             if left_s > 0:
                 again_s = left_s if again_s is None else min(again_s, left_s)
@@ -263,3 +305,8 @@ class StoreRetention:
             if kept_reason not in self._logged:
                 self._logged.add(kept_reason)
                 log.info("store_checkpoint_kept", checkpoint=kept.name, reason=kept.reason)
+
+
+async def _beside(decide: Callable[[], T], *, of: int) -> T:
+    """Return a decision of ``of`` commits; one of many is made beside the event loop."""
+    return await asyncio.to_thread(decide) if of >= MANY else decide()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
 from sidecar.catalog.events import Events
 from sidecar.core.commit.commit import commit_of, manifest_entry
+from sidecar.core.commit.retention import StorePlan
 from sidecar.core.format import checksum, keys
-from sidecar.core.format.manifest import FileEntry, Manifest, NodeOf, Quarantined, encode
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry, Manifest, NodeOf, Quarantined, encode
 from sidecar.errors import AlreadyExists, StoreUnavailable
-from sidecar.retention.store_retention import StoreRetention
+from sidecar.retention import store_retention
+from sidecar.retention.store_retention import READ_AGAIN, SETTLED_S, StoreRetention
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
@@ -42,7 +47,7 @@ class Kept:
 
     def start(self) -> None:
         """Begin another life of the sidecar, which knows nothing of the one before."""
-        self._retention = StoreRetention(
+        self.retention = StoreRetention(
             self.store,
             self._executor,
             keep_newest=self._keep,
@@ -60,7 +65,7 @@ class Kept:
 
     async def run_once(self) -> set[int]:
         """Look until nothing is left to wait for; return the committed steps."""
-        while (again_s := await self._retention.run_once()) is not None:
+        while (again_s := await self.retention.run_once()) is not None:
             self.now_s += again_s + 0.01
         return self.committed()
 
@@ -172,3 +177,89 @@ async def test_what_counts_in_the_place_of_a_damaged_one_was_written_no_earlier_
     kept.protected.clear()
     kept.now_s += 1.0
     assert await kept.run_once() == {10, 20, 30, 50}
+
+
+class Counting(MemoryStore):
+    """Counts what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[str] = Counter()
+
+    def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        self.asked[key] += 1
+        return super().get(key, most_bytes=most_bytes)
+
+
+def grown(executor: StoreExecutor, count: int) -> tuple[Counting, Kept]:
+    store = Counting()
+    kept = Kept(executor, 2, store, keep_every_steps=10)
+    kept.retention.may_be_rewritten = lambda _: False
+    for step in range(10, 10 * count + 10, 10):
+        kept.commit(step)
+    return store, kept
+
+
+async def test_a_commit_costs_as_much_in_a_store_of_many_as_in_one_of_few(executor: StoreExecutor) -> None:
+    costs = []
+    for count in (50, 400):
+        store, kept = grown(executor, count)
+        await kept.run_once()
+        store.asked.clear()
+        kept.commit(10 * count + 5)
+        await kept.run_once()
+        costs.append(store.asked.total())
+    assert costs[1] <= costs[0] <= 2 * READ_AGAIN + 20, costs
+
+
+async def test_commits_that_are_known_are_all_read_again_in_turn(executor: StoreExecutor) -> None:
+    store, kept = grown(executor, 3 * READ_AGAIN)
+    await kept.run_once()
+    store.asked.clear()
+    for _ in range(3):
+        await kept.run_once()
+    assert {keys.commit(f"checkpoint-{10 * number}") for number in range(1, 3 * READ_AGAIN + 1)} <= store.asked.keys()
+
+
+@pytest.mark.parametrize("is_told", ["it is on the volume", "it became durable"])
+async def test_a_commit_that_this_node_replaced_is_read_anew(is_told: str, executor: StoreExecutor) -> None:
+    _, kept = grown(executor, 3 * READ_AGAIN)
+    await kept.run_once()
+    step = 10 * 3 * READ_AGAIN
+    kept.commit(step, attempt="20270115T130000Z-b", created_at_s=3600.0 + step)
+    if is_told == "it became durable":
+        kept.retention.written(f"checkpoint-{step}")
+    else:
+        kept.retention.may_be_rewritten = lambda name: name == f"checkpoint-{step}"
+    found = await kept.retention.plan()
+    assert found.committed[f"checkpoint-{step}"].attempt == "20270115T130000Z-b"
+
+
+async def test_a_commit_that_somebody_replaced_in_silence_is_not_deleted(executor: StoreExecutor) -> None:
+    store, kept = grown(executor, 3 * READ_AGAIN)
+    step = 10 * 3 * READ_AGAIN - 5
+    kept.commit(step, created_at_s=step)
+    await kept.retention.run_once()  # it is read, and too young to count
+    assert step in kept.committed()
+    kept.commit(step, attempt="20270115T130000Z-b", created_at_s=3600.0 + step)
+    kept.now_s += SETTLED_S + 1
+    for more in (5, 10, 15):
+        kept.commit(step + 5 + more)
+    await kept.run_once()
+    assert store.get(f"checkpoint-{step}/model") == f"20270115T130000Z-b {step}".encode()
+
+
+async def test_many_commits_are_judged_beside_the_event_loop(executor: StoreExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_retention, "MANY", 3)
+    threads, real = set(), store_retention.plan_store_deletion
+
+    def plan(*given: Any, **more: Any) -> StorePlan:
+        threads.add(threading.current_thread())
+        return real(*given, **more)
+
+    monkeypatch.setattr(store_retention, "plan_store_deletion", plan)
+    kept = Kept(executor, 2)
+    for step in (10, 20, 30, 40):
+        kept.commit(step)
+    assert await kept.run_once() == {30, 40}
+    assert threading.main_thread() not in threads

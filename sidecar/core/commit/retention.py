@@ -89,6 +89,7 @@ def plan_store_deletion(
     keep_newest: int,
     keep_every_steps: int | None,
     protected: Mapping[str, str] = types.MappingProxyType({}),
+    line: Iterable[Committed] | None = None,
 ) -> StorePlan:
     """Return the retention plan of the store (I7).
 
@@ -103,18 +104,19 @@ def plan_store_deletion(
         keep_newest: ``CKPT_KEEP_STORE``, at least 1.
         keep_every_steps: ``CKPT_KEEP_EVERY_STEPS``: steps divisible by it are never deleted; ``None``: no such steps.
         protected: Reasons why some must stay, by name.
+        line: Their present training line; ``None``: it is derived here.
 
     Returns:
         The deletions, oldest step first, and the steps that are old enough but stay.
     """
     steps = sorted(committed, key=lambda commit: commit.step)
-    line = {commit.name for commit in present_line(steps)}
-    counted = [commit for commit in steps if commit.name in line and commit.name in whole]
+    on_line = {commit.name for commit in (present_line(steps) if line is None else line)}
+    counted = [commit for commit in steps if commit.name in on_line and commit.name in whole]
     plan = StorePlan([], [])
-    for at, commit in enumerate(steps):
-        is_newest = len(steps) - at <= keep_newest
-        if is_newest or commit in counted[-keep_newest:] or _stays_for_ever(commit.step, keep_every_steps):
-            is_newest = is_newest or commit in counted[-keep_newest:]
+    newest = {commit.name for commit in (*steps[-keep_newest:], *counted[-keep_newest:])}
+    for commit in steps:
+        is_newest = commit.name in newest
+        if is_newest or _stays_for_ever(commit.step, keep_every_steps):
             reason = f"one of the {keep_newest} newest" if is_newest else f"a multiple of {keep_every_steps} steps"
             plan.retained.append(Deletion(commit.name, reason))
             continue
@@ -125,7 +127,7 @@ def plan_store_deletion(
         elif came_later >= keep_newest:
             plan.deletions.append(Deletion(commit.name, f"{keep_newest} newer are committed and were seen whole"))
         else:
-            plan.kept.append(Deletion(commit.name, _why_kept(commit, line, len(newer), keep_newest)))
+            plan.kept.append(Deletion(commit.name, _why_kept(commit, on_line, len(newer), keep_newest)))
     return plan
 
 

@@ -50,16 +50,46 @@ def goes_after(
     clock. Otherwise the start times decide, if both ids contain them: a pod that outlived its attempt may finish a step late,
     and the step still belongs to the earlier attempt. Otherwise the time of finishing decides.
     """
+    created_s = seconds(created_at), seconds(their_created_at) if their_created_at is not None else None
+    return was_later(began(attempt), created_s[0], began(their_attempt), created_s[1], epochs=epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """What an attempt's id says of its start."""
+
+    at: str
+    """Time in UTC, as text that sorts chronologically."""
+    restart: Restart | None
+
+
+def began(attempt: str) -> Began | None:
+    """Return what an attempt's id says of its start; ``None``: nothing."""
+    matched = _BEGAN.match(attempt)
+    if matched is None:
+        return None
+    return Began(matched[1], None if matched[3] is None else Restart(int(matched[2]), matched[3]))
+
+
+def was_later(
+    began: Began | None,
+    created_s: float | None,
+    their_began: Began | None,
+    their_created_s: float | None,
+    *,
+    epochs: tuple[int | None, int | None] = (None, None),
+) -> bool:
+    """Do as ``goes_after``, with parsed ids and times. ``None`` in place of a time: missing or malformed."""
     our_epoch, their_epoch = epochs
     if our_epoch is not None and their_epoch is not None and our_epoch != their_epoch:
         return our_epoch > their_epoch
-    ours, theirs = _BEGAN.match(attempt), _BEGAN.match(their_attempt)
-    if ours is not None and theirs is not None:
-        if ours[3] is not None and ours[3] == theirs[3] and int(ours[2]) != int(theirs[2]):
-            return int(ours[2]) > int(theirs[2])
-        if ours[1] != theirs[1]:
-            return ours[1] > theirs[1]
-    return their_created_at is None or is_later(created_at, their_created_at)
+    if began is not None and their_began is not None:
+        ours, theirs = began.restart, their_began.restart
+        if ours and theirs and ours.jobset_uid == theirs.jobset_uid and ours.number != theirs.number:
+            return ours.number > theirs.number
+        if began.at != their_began.at:
+            return began.at > their_began.at
+    return created_s is None or their_created_s is None or created_s > their_created_s
 
 
 def is_later(ours: str, theirs: str) -> bool:

@@ -21,7 +21,12 @@ class Waiting:
     """The store refused its latest request: other checkpoints go first."""
 
 
-def _rank(checkpoint: Waiting) -> tuple[bool, bool, bool, bool, int]:
+Rank = tuple[bool, bool, bool, bool, int]
+"""Place in the upload order: the highest goes first."""
+
+
+def rank(checkpoint: Waiting) -> Rank:
+    """Return the place of a checkpoint in the upload order."""
     # A finished checkpoint precedes one that may never be finished.
     step = checkpoint.step
     return not checkpoint.refused, checkpoint.urgent, checkpoint.written, step is None, step or 0
@@ -29,7 +34,7 @@ def _rank(checkpoint: Waiting) -> tuple[bool, bool, bool, bool, int]:
 
 def upload_order(waiting: Iterable[Waiting]) -> list[Waiting]:
     """Return the checkpoints in upload order: ``jit`` and ``final`` before periodic ones, then newest step first."""
-    return sorted(waiting, key=_rank, reverse=True)
+    return sorted(waiting, key=rank, reverse=True)
 
 
 def overtakes(newer: Waiting, running: Waiting) -> bool:
@@ -43,7 +48,7 @@ def overtakes(newer: Waiting, running: Waiting) -> bool:
         return running.refused
     if newer.urgent != running.urgent:
         return newer.urgent
-    return newer.written and _rank(newer) > _rank(running) and not running.overtook
+    return newer.written and rank(newer) > rank(running) and not running.overtook
 
 
 def send_order(waiting: Iterable[Waiting], *, running: str | None) -> list[Waiting]:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote_plus
+from urllib.parse import unquote, unquote_plus
 
 from botocore.parsers import ResponseParserError
 from botocore.utils import parse_timestamp
@@ -31,6 +31,8 @@ COPY_BYTES = 5 << 30
 """Maximum size of a copy in one request. Source: S3 API reference, "CopyObject"."""
 COPY_PART_BYTES = 512 << 20
 COPIES_AT_ONCE = 4
+_ENCODED = re.compile(r"(?:[\w.~*/!$'()|-]|%[0-9A-Fa-f]{2})*", re.ASCII)
+"""What URL encoding leaves of a key, by an encoder that does not use ``+`` for a space."""
 _MARKERS = {
     "list_objects_v2": ("NextContinuationToken",),
     "list_multipart_uploads": ("NextKeyMarker", "NextUploadIdMarker"),
@@ -267,11 +269,17 @@ def _before_call(model: Any, params: dict[str, Any], **_: Any) -> None:
 
 
 def _decode_keys(parsed: dict[str, Any], **_: Any) -> None:
-    """Decode the keys of unfinished uploads, as botocore does those of objects; also the one where the next page begins."""
-    if parsed.get("EncodingType") == "url":
-        for fields, name in [(parsed, "NextKeyMarker"), *((upload, "Key") for upload in parsed.get("Uploads", ()))]:
-            if name in fields:
-                fields[name] = unquote_plus(fields[name])
+    """Decode the keys of unfinished uploads, as botocore does those of objects; also the one where the next page begins.
+
+    Ceph RGW 16 encodes them as it is asked to, and does not say so.
+    """
+    if (told := parsed.get("EncodingType")) not in ("url", None, ""):
+        return
+    for fields, name in [(parsed, "NextKeyMarker"), *((upload, "Key") for upload in parsed.get("Uploads", ()))]:
+        if told and name in fields:
+            fields[name] = unquote_plus(fields[name])
+        elif name in fields and _ENCODED.fullmatch(fields[name]):
+            fields[name] = unquote(fields[name])
 
 
 def _before_parse(operation_model: Any, response_dict: dict[str, Any], **_: Any) -> None:

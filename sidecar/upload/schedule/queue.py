@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.save_profile import usual_profile
 from sidecar.core.lifecycle.states import State
-from sidecar.core.schedule.order import Waiting, overtakes, send_order, upload_order
+from sidecar.core.schedule.order import Rank, Waiting, overtakes, rank, send_order
 from sidecar.lifecycle.pod import PodState
 from sidecar.upload.early.early_upload import EarlyUploads
 from sidecar.upload.schedule.flush_control import FlushBudget, FlushControl, Pending
@@ -48,6 +48,9 @@ class Queue:
         self._first: str | None = None
         """Name of the upload that runs first until another one may preempt it."""
         self._ended = asyncio.Event()
+        self._ending: Rank | None = None
+        self._knows_ending = False
+        """Whether ``_ending`` is that of this turn of the event loop."""
 
     def plan(self, pod: PodState) -> None:
         """Plan the flush, if there is a termination notice."""
@@ -92,21 +95,32 @@ class Queue:
         if (next_up := self.handed_over()) is not None and self._flush.plan is not None:
             rank_of = self._flush.plan.rank()
             ordered = [its for its in ordered if rank_of.get(its.name, len(rank_of)) <= rank_of.get(next_up, -1)]
-        for rank, its in enumerate(ordered):
-            self._report_turn(its, is_first=rank == 0 or not ordered[0].has_more)
+        for place, its in enumerate(ordered):
+            self._report_turn(its, is_first=place == 0 or not ordered[0].has_more)
         return ordered
 
     def handed_over(self) -> str | None:
         """Return the name of a checkpoint whose early upload is being taken over; ``None``: there is none."""
         return next((name for name, active in self.active.items() if active.is_handed_over), None)
 
-    def goes_first(self, one: Tracked, other: Tracked) -> bool:
-        """Whether one checkpoint is sent before another."""
-        return one is not other and upload_order(map(self._waiting, (other, one)))[0].name == one.name
-
     def has_ending_ahead(self, tracked: Tracked) -> bool:
         """Whether an upload of higher priority has only manifest and commit left."""
-        return any(other.is_ending and self.goes_first(other.tracked, tracked) for other in self.active.values())
+        return (first := self._first_of_ending()) is not None and first > rank(self._waiting(tracked))
+
+    def _first_of_ending(self) -> Rank | None:
+        """Return the highest rank of the uploads that have only manifest and commit left; ``None``: there is none.
+
+        All uploads that wait are woken together and ask for it. It is kept until that turn of the event loop is over, or
+        hundreds of them would each compare themselves with all others.
+        """
+        if not self._knows_ending:
+            self._ending = max((rank(self._waiting(a.tracked)) for a in self.active.values() if a.is_ending), default=None)
+            self._knows_ending = True
+            asyncio.get_running_loop().call_soon(self._forget_ending)
+        return self._ending
+
+    def _forget_ending(self) -> None:
+        self._knows_ending = False
 
     def end(self, active: Active) -> None:
         """Remove an upload that has ended, with any outcome."""
@@ -115,6 +129,7 @@ class Queue:
 
     def wake_waiting(self) -> None:
         """Wake the uploads that wait in ``upload_ended``."""
+        self._forget_ending()
         self._ended.set()
         self._ended = asyncio.Event()
 
@@ -129,14 +144,15 @@ class Queue:
     def _pending(self) -> list[Tracked]:
         waiting = {t.name: t for t in self._catalog.pending() if t.state is not State.UPLOADED}
         if self._flush.plan is not None:
-            rank = self._flush.plan.rank()
-            return sorted(waiting.values(), key=lambda t: rank.get(t.name, len(rank)))
+            rank_of = self._flush.plan.rank()
+            return sorted(waiting.values(), key=lambda t: rank_of.get(t.name, len(rank_of)))
         return [waiting[w.name] for w in send_order(map(self._waiting, waiting.values()), running=self._first)]
 
     def _waiting(self, tracked: Tracked) -> Waiting:
         active = self.active.get(tracked.name)
         refused = active is not None and active.transfer is not None and active.transfer.retry_gate.refused
-        return replace(tracked.waiting, refused=refused or (active is not None and active.is_held))
+        waiting = tracked.waiting
+        return replace(waiting, refused=True) if refused or (active is not None and active.is_held) else waiting
 
     def _let_first_through(self, queue: list[Tracked]) -> None:
         first = queue[0].name if queue else None
@@ -151,8 +167,8 @@ class Queue:
 
     def _sorted(self, transfer: dict[str, FileTransfer]) -> list[FileTransfer]:
         if self._flush.plan is not None:
-            rank = self._flush.plan.rank()
-            return [transfer[name] for name in sorted(transfer, key=lambda name: rank.get(name, len(rank)))]
+            rank_of = self._flush.plan.rank()
+            return [transfer[name] for name in sorted(transfer, key=lambda name: rank_of.get(name, len(rank_of)))]
         finished = [self._waiting(a.tracked) for a in self.active.values() if a.transfer is not None]
         unfinished = [place for place, its in self._early.transfers() if transfer[place.name] is its]
         return [transfer[place.name] for place in send_order([*finished, *unfinished], running=self._first)]

@@ -3,9 +3,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.core.commit import training_line
 from sidecar.core.commit.training_line import Committed, Origin, origin_of, present_line
 from trainer_hook.contract import rfc3339
 
@@ -140,3 +142,13 @@ def test_with_epochs_the_line_does_not_depend_on_clocks(given: tuple[list[Commit
         )
 
     assert steps([set_wrong(commit) for commit in told]) == steps(commits)
+
+
+def test_commits_that_are_already_in_order_are_compared_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = training_line.was_later
+    monkeypatch.setattr(training_line, "was_later", lambda *given, **more: asked.append(1) or real(*given, **more))
+    commits = [written(step, began(1), 1.8e9 + step) for step in range(2000)]
+    random.Random(1).shuffle(commits)
+    assert len(present_line(commits)) == 2000
+    assert len(asked) <= 2 * 2000

@@ -16,7 +16,7 @@ from typing import Any
 
 import boto3
 
-from tests.cluster.conftest import make_namespace, remove_namespace
+from tests.cluster.conftest import make_namespace, remove_namespace, until_gone
 from tests.cluster.kubectl import SIDECAR, Life, Namespace, Object, until
 from tests.cluster.settings import ClusterSettings, why_not
 from tests.cluster.story import Story, steps
@@ -108,6 +108,7 @@ def run(start: TrainJob, workloads: Workloads, bucket: Any) -> dict[str, float]:
     finally:
         namespace.watch.close()
         remove_namespace(namespace.name)
+        until_gone(namespace.name)
         bucket.objects.filter(Prefix=f"{namespace.name}/").delete()
 
 

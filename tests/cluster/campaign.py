@@ -10,7 +10,6 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.campaign.reader import Reader, content_of, step_of
@@ -20,7 +19,7 @@ from tests.cluster.settings import ClusterSettings, call_for_node
 from tests.cluster.story import Story
 from tests.cluster.workloads import Workloads
 
-KINDS = ("deleted", "deleted at once", "drained", "lost", "container killed")
+KINDS = ("deleted", "deleted at once", "drained", "lost", "sidecar killed")
 RESUMES_S = 90.0
 _BEGAN = re.compile(r"^([\d.]+) attempt (\S+) resumes from (\d+)$")
 _SAVED = re.compile(r"^([\d.]+) saved (\d+)$")
@@ -88,35 +87,35 @@ class Campaign:
         self._story, self._settings, self._reader, self._plan = story, settings, reader, made
         self._newest: list[tuple[float, int]] = []
         """When a step was first seen to be the newest whole one in the store."""
+        self._acted_s = 0.0
+        self._lost: list[str] = []
         self.notes: list[str] = []
         self._began_s = time.time()
 
     def play(self) -> None:
         documents = stateful_set(self._story.workloads, self._plan)
-        with self._cordoned() as cordon:
+        try:
             self._story.start(*documents)
-            self._attempt_after(0.0)
             for act in self._plan.acts:
-                self._look()
-                if act.in_calm:
-                    self._attempt_after(self._newest_act_s())
+                if act.in_calm or not self._acted_s:
+                    self._attempt_after(self._acted_s)
                 time.sleep(act.after_s)
-                self._act(act, cordon)
-            self._attempt_after(self._newest_act_s())
+                lost = bool(self._lost)
+                self._act(act)
+                if lost:
+                    self._bring_back()
+            self._attempt_after(self._acted_s)
+        finally:
+            self._bring_back()
         self._end(documents)
         self._check()
 
     def note(self, text: str) -> None:
         self.notes.append(f"{time.time() - self._began_s:6.1f} {text}")
 
-    def _newest_act_s(self) -> float:
-        return self._acted_s if self.notes else 0.0
-
-    _acted_s = 0.0
-
     # --- what befalls the job
 
-    def _act(self, act: Act, cordon: Callable[[str], None]) -> None:
+    def _act(self, act: Act) -> None:
         name = f"run-{act.node}"
         pod = self._story.namespace.watch.pods.get(name, {})
         node = pod.get("spec", {}).get("nodeName")
@@ -126,14 +125,12 @@ class Campaign:
             self._story.namespace.delete_pod(name, "--ignore-not-found")
         elif act.kind == "deleted at once":
             self._story.namespace.delete_pod(name, "--ignore-not-found", "--grace-period=1")
-        elif act.kind == "container killed":
+        elif act.kind == "sidecar killed":
             self._kill_sidecar(name)
         elif node is not None and act.kind == "drained":
             self._drain(node)
         elif node is not None and act.kind == "lost":
-            cordon(node)
-            for lost in self._on(node):
-                self._story.namespace.delete_pod(lost, "--force", "--grace-period=0", "--ignore-not-found")
+            self._lose(node)
 
     def _kill_sidecar(self, pod: str) -> None:
         kill = (
@@ -157,22 +154,19 @@ class Campaign:
         living = self._story.namespace.living()
         return [pod["metadata"]["name"] for pod in living if pod["spec"].get("nodeName") == node]
 
-    @contextlib.contextmanager
-    def _cordoned(self) -> Iterator[Callable[[str], None]]:
-        """Yield what cuts a node off; they come back at the end."""
-        lost: list[str] = []
+    def _lose(self, node: str) -> None:
+        kubectl("cordon", node)
+        self._lost.append(node)
+        call_for_node(self._settings.lose_node, node)
+        for pod in self._on(node):
+            self._story.namespace.delete_pod(pod, "--force", "--grace-period=0", "--ignore-not-found")
 
-        def lose(node: str) -> None:
-            kubectl("cordon", node)
-            lost.append(node)
-            call_for_node(self._settings.lose_node, node)
-
-        try:
-            yield lose
-        finally:
-            for node in lost:
-                call_for_node(self._settings.restore_node, node)
-                kubectl("uncordon", node)
+    def _bring_back(self) -> None:
+        while self._lost:
+            node = self._lost.pop()
+            self.note(f"{node} comes back")
+            call_for_node(self._settings.restore_node, node)
+            kubectl("uncordon", node)
 
     # --- what the job says
 

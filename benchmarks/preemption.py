@@ -16,7 +16,7 @@ from typing import Any
 
 import boto3
 
-from tests.cluster.conftest import make_namespace, remove_namespace
+from tests.cluster.conftest import make_namespace, remove_namespace, until_gone
 from tests.cluster.kubectl import SIDECAR, Life, Namespace, Object, until
 from tests.cluster.settings import ClusterSettings, why_not
 from tests.cluster.story import Story, steps
@@ -51,7 +51,8 @@ def bare(story: Story) -> None:
 
 def timeline(story: Story) -> dict[str, float]:
     """Delete the pod of a run that trains, and return the time of each event, in seconds from the deletion."""
-    first = story.at_step(20)
+    # Long after its start: the kubelet looks at a pod once a second, and first ends what it does for a start.
+    first = story.at_step(60)
     told_s = time.time()
     story.namespace.delete_pod(first.pod)
     second = story.at_step(1, life=1)
@@ -108,6 +109,7 @@ def run(start: TrainJob, workloads: Workloads, bucket: Any) -> dict[str, float]:
     finally:
         namespace.watch.close()
         remove_namespace(namespace.name)
+        until_gone(namespace.name)
         bucket.objects.filter(Prefix=f"{namespace.name}/").delete()
 
 

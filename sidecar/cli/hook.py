@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.hook_install import NotInstalled, install
 from sidecar.cli.options import Json
 from sidecar.cli.output import fail, print_answer
 from sidecar.core.lifecycle.exit_codes import EXIT_FAILED
+from sidecar.volume.hook_install import NotInstalled, install
 
 
 def install_hook(

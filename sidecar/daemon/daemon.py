@@ -124,8 +124,28 @@ class Daemon:
                 f"CKPT_DIR={self._settings.dir}: {error.filename or 'it'}: {error.strerror}: "
                 f"mount the volume that the trainer writes to, writable for user {os.geteuid()}"
             ) from None
+        self._install_hook()
         self.services.termination.begin(self._settings.pod)
         return True
+
+    def _install_hook(self) -> None:
+        """Copy the trainer's side onto the volume where that is asked for: native pods start their trainer after the API.
+
+        A sidecar that comes back beside a training changes nothing for it: all processes of one training have one version.
+        """
+        if (folder := self._settings.install_hook) is None:
+            return
+        from sidecar.volume.hook_install import NotInstalled, install
+
+        is_used = bool(self.services.volume.held_leases())
+        try:
+            done = install(folder, keeps_other=is_used)
+        except NotInstalled as error:
+            if not is_used:
+                raise ConfigurationError(f"CKPT_INSTALL_HOOK: {error}") from None
+            log.warning("hook_not_installed", error=str(error), hint="the training that runs has it already")
+        else:
+            log.info("hook_installed", folder=str(folder), version=done.version, is_new=done.is_new)
 
     def _servers(self) -> list[Server]:
         settings = self._settings

@@ -101,6 +101,8 @@ class Settings(BaseSettings):
     mode: Literal["native", "classic"] = "native"
     """native: SIGTERM arrives after the trainer has ended. classic: both get SIGTERM at the same time, and the sidecar ends by
     itself after a successful training."""
+    install_hook: Path | None = None
+    """Directory into which the trainer's side is copied at the start, before the API answers; None: it is not."""
     spot: Literal["aws", "gcp", "azure", "off"] = "off"
     """The cloud whose metadata service is polled for notices of preemption."""
     spot_endpoint: str | None = None
@@ -154,6 +156,8 @@ class Settings(BaseSettings):
             raise ValueError(f"CKPT_DIR={self.dir} must be an absolute path")
         if self.state_dir is not None:
             _check_state_dir(self.state_dir, self.dir)
+        if self.install_hook is not None and not self.install_hook.is_absolute():
+            raise ValueError(f"CKPT_INSTALL_HOOK={self.install_hook} must be an absolute path, such as {self.dir}/.ckpt/hook")
         if self.spot_endpoint is not None and not self.spot_endpoint.startswith(("http://", "https://")):
             raise ValueError(f"CKPT_SPOT_ENDPOINT={self.spot_endpoint} must be a URL such as http://169.254.169.254")
         if self.sse_kms_key_id and self.sse != "aws:kms":

@@ -110,9 +110,19 @@ def bucket(settings: ClusterSettings) -> Iterator[Any]:
     s3.meta.client.close()
 
 
+@pytest.fixture(scope="session")
+def leaving(bucket: Any) -> Iterator[list[str]]:
+    """Gets the names of namespaces that are being removed. They take some seconds, for which no test waits."""
+    names: list[str] = []
+    yield names
+    for name in names:
+        until_gone(name)
+        bucket.objects.filter(Prefix=f"{name}/").delete()
+
+
 @pytest.fixture
 def namespace(
-    request: pytest.FixtureRequest, settings: ClusterSettings, bucket: Any, record_property: Any
+    request: pytest.FixtureRequest, settings: ClusterSettings, leaving: list[str], record_property: Any
 ) -> Iterator[Namespace]:
     """A namespace that allows what the restricted pod security standard allows (mark ``hostpath``: everything)."""
     level = "privileged" if "torch" in request.fixturenames and not settings.torch_image else "restricted"
@@ -123,8 +133,8 @@ def namespace(
         record_property("cluster", made.watch.report())
         print(made.watch.report())
     made.watch.close()
+    leaving.append(made.name)
     remove_namespace(made.name)
-    bucket.objects.filter(Prefix=f"{made.name}/").delete()
 
 
 def make_namespace(level: str) -> Namespace:
@@ -135,9 +145,13 @@ def make_namespace(level: str) -> Namespace:
 
 
 def remove_namespace(name: str) -> None:
-    """Delete it with its pods, which get five seconds."""
+    """Begin to delete it with its pods, which get five seconds."""
     kubectl("-n", name, "delete", "jobs,pods", "--all", "--grace-period=5", "--cascade=background", "--wait=false")
     kubectl("delete", "namespace", name, "--wait=false")
+
+
+def until_gone(name: str) -> None:
+    """Wait until a namespace that is being removed is gone."""
     until(lambda: not _exists(name), what=f"namespace {name} is gone", timeout_s=120, every_s=1)
 
 

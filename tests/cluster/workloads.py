@@ -17,7 +17,7 @@ SCRIPTS = "scripts"
 TRAINER_API = "trainer.kubeflow.org/v1alpha1"
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
-FILES = {"file_trainer.py": HERE / "file_trainer.py"} | {
+FILES = {name: HERE / name for name in ("file_trainer.py", "node_trainer.py")} | {
     name: EXAMPLES / name for name in ("train_torch.py", "train_fsdp.py", "train_hf.py")
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from sidecar.kubernetes.inject import Injected, Options
@@ -39,6 +40,14 @@ def sidecar_of(pod: dict[str, Any]) -> dict[str, Any]:
 
 def values(container: dict[str, Any]) -> dict[str, Any]:
     return {entry["name"]: entry.get("value", "from elsewhere") for entry in container.get("env", [])}
+
+
+def in_any_order(pod: dict[str, Any]) -> dict[str, Any]:
+    """The same pod, with the variables of each container sorted."""
+    pod = copy.deepcopy(pod)
+    for container in [*pod.get("initContainers", []), *pod["containers"]]:
+        container.get("env", []).sort(key=lambda entry: str(entry["name"]))
+    return pod
 
 
 def several(kind: str, spec: dict[str, Any]) -> dict[str, Any]:

@@ -201,7 +201,7 @@ _MAY = {
     "volume/examination.py": {"read_text"},  # of /proc/sys
     "volume/sockets.py": {"chmod"},  # by /proc/self/fd
     "volume/volume.py": {"mkdir"},  # of the mount itself
-    "cli/hook_install.py": {"read_bytes", "rglob", "mkdir"},  # of the package, and of the folder that the operator named
+    "volume/hook_install.py": {"read_bytes", "rglob", "mkdir"},  # of the package, and of the folder that the operator named
     "api/page.py": {"read_bytes"},  # of the package
     "cli/store_copies.py": {"is_dir", "mkdir"},  # of folders that a person named
     "standalone/directory.py": {"is_dir", "iterdir"},  # of the folder that a person pushes

@@ -20,7 +20,9 @@ STATE_DIRS = ("/state", "/sidecar-state", "/checkpoint-sidecar-state")
 """Its mount paths: the first that is free."""
 METRICS = "ckpt-metrics"
 HOOK_DIR = ".ckpt/hook"
-"""Directory of the hook on the shared volume, for ``install-hook`` and ``PYTHONPATH``."""
+"""Directory of the hook on the shared volume, for its installation and ``PYTHONPATH``."""
+INSTALL_HOOK = "CKPT_INSTALL_HOOK"
+"""A native sidecar installs the hook itself: its trainer starts later."""
 
 COMMAND = ["checkpoint-sidecar", "run"]
 _SHARE = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}
@@ -67,7 +69,7 @@ def sidecar(*, image: str, native: bool, guaranteed: bool, secured: dict[str, An
 
 
 def hook_installer(*, image: str, guaranteed: bool, secured: dict[str, Any], volume: str, directory: str) -> dict[str, Any]:
-    """Return the init container that copies the hook to the volume."""
+    """Return the init container that copies the hook to the volume, where sidecar and trainer start at the same time."""
     return {
         "name": HOOK,
         "image": image,

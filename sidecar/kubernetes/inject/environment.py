@@ -54,8 +54,9 @@ def put_trainer_environment(pod: Pod) -> None:
 
 def put_sidecar_environment(pod: Pod, env: MutableSequence[Any], store: str, *, state_dir: str) -> None:
     """Give the sidecar its variables, those that the store refers to in front of it: Kubernetes expands no others."""
-    if pod.options.is_native and (mode := named(env, "CKPT_MODE")) is not None:
-        env.remove(mode)
+    other_mode = "CKPT_MODE" if pod.options.is_native else made.INSTALL_HOOK
+    if (left := named(env, other_mode)) is not None:
+        env.remove(left)
     put_variables(env, _of_sidecar(pod, store, state_dir))
 
 
@@ -87,6 +88,8 @@ def _of_sidecar(pod: Pod, store: str, state_dir: str) -> dict[str, Any]:
     wanted["CKPT_STATE_DIR"] = state_dir
     if not options.is_native:
         wanted["CKPT_MODE"] = "classic"
+    elif options.install_hook:
+        wanted[made.INSTALL_HOOK] = f"{pod.shared.directory}/{made.HOOK_DIR}"
     if options.secret:
         wanted["CKPT_CREDENTIALS_DIR"] = made.CREDENTIALS_DIR
     if options.metrics_port:

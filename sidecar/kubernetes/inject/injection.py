@@ -25,6 +25,8 @@ def put_in(pod: Pod) -> str:
     """Change the pod: the volume, the trainer's environment, the sidecar, the hook's installer. Returns its store."""
     spec, path, options = pod.spec, pod.template.spec_path, pod.options
     store = _store(pod)
+    if options.is_native:
+        _remove_installer(pod)
     _label(pod)
     is_guess = any(warning_of_guess(pod.template, options))
     remember(pod.template, options, str(pod.trainer.get("name")), is_guess=is_guess)
@@ -43,7 +45,7 @@ def put_in(pod: Pod) -> str:
     _sidecar(pod, store, secured)
     if options.doctor:
         _doctor(pod, secured)
-    if options.install_hook:
+    if options.install_hook and not options.is_native:
         _installer(pod, secured)
     return store
 
@@ -56,7 +58,7 @@ def _label(pod: Pod) -> None:
         names = [str(container.get("name")) for _, container in containers_of(pod.spec, pod.template.spec_path)]
         there = [name for name in str(annotations.get(SKIP_CONTAINERS, "")).split(",") if name]
         skipped = dict.fromkeys([*there, *(name for name in [*names, made.HOOK] if name not in (made.SIDECAR, made.DOCTOR))])
-        if not pod.options.install_hook and made.HOOK not in names:
+        if pod.options.is_native or not pod.options.install_hook:
             skipped.pop(made.HOOK, None)
         put(annotations, SKIP_CONTAINERS, ",".join(skipped))
 
@@ -169,6 +171,15 @@ def _installer(pod: Pod, secured: dict[str, Any]) -> None:
         init.insert(0, wanted)
     else:
         overlay(there, {key: value for key, value in wanted.items() if key != "resources" or not there.get("resources")})
+
+
+def _remove_installer(pod: Pod) -> None:
+    """Remove the init container of an earlier injection: a native sidecar does its work."""
+    init = pod.spec.get("initContainers") or []
+    if (there := named(init, made.HOOK)) is not None:
+        init.remove(there)
+        if not init:
+            del pod.spec["initContainers"]
 
 
 def _doctor(pod: Pod, secured: dict[str, Any]) -> None:

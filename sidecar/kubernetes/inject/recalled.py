@@ -30,7 +30,7 @@ def with_recalled(template: PodTemplate, options: Options) -> Options:
     recalled: dict[str, Any] = {}
     if options.mode == "auto" and options.kubernetes_version is None:
         recalled["mode"] = "classic" if named(main, made.SIDECAR) else "native"
-    if named(init, made.HOOK) is not None:
+    if named(init, made.HOOK) is not None or named(ours.get("env") or [], made.INSTALL_HOOK) is not None:
         recalled["install_hook"] = True
     if named(init, made.DOCTOR) is not None:
         recalled["doctor"] = True

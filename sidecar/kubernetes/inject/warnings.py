@@ -164,6 +164,13 @@ def _hook(pod: Pod) -> Iterator[InjectWarning]:
     if pod.options.install_hook and named(env, "PYTHONPATH") is None:
         text = "is set for the hook; should the image set it, too, that value is lost: give the trainer's env the whole of it"
         yield InjectWarning(f"{pod.trainer_path}.env", f"PYTHONPATH {text}")
+    init = pod.spec.get("initContainers") or []
+    keeps_image = pod.options.image is None and our_container(pod) is not None
+    if keeps_image and pod.options.is_native and named(init, made.HOOK) is not None:
+        text = (
+            f"{made.HOOK} goes: the sidecar installs the hook itself, if its image is of this version; give that with --image"
+        )
+        yield InjectWarning(f"{pod.template.spec_path}.initContainers", text)
     if pod.options.install_hook and pod.template.kind.name == "MPIJob":
         text = "ranks that mpirun starts on other pods get the hook only with '-x PYTHONPATH -x CKPT_HOOK -x CKPT_DIR'"
         yield InjectWarning(pod.trainer_path, text)

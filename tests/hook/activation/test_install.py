@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.cli import main
-from sidecar.cli.hook_install import NotInstalled, install
+from sidecar.volume.hook_install import NotInstalled, install
 from tests.hook.activation.test_injection import USES_IT, fake_transformers, median_s, python
 from tests.hook.job import ROOT, Answers, finished, plain_environ, script, training
 from trainer_hook import CURRENT
@@ -46,6 +46,18 @@ def test_another_version_takes_over_whole_and_leaves_the_old_one_to_those_who_ru
     assert done.is_new
     assert str((folder / CURRENT).readlink()) == done.version == old.name
     assert (folder / "trainer_hook-000000000000/trainer_hook/activation/boot.py").is_file()
+
+
+def test_another_version_stays_if_asked_for_as_long_as_it_is_whole(folder: Path) -> None:
+    package = folder / (folder / CURRENT).readlink()
+    (folder / CURRENT).unlink()
+    (folder / CURRENT).symlink_to(package.rename(folder / "trainer_hook-000000000000").name)
+    kept = install(folder, keeps_other=True)
+    assert (kept.version, kept.is_new) == ("trainer_hook-000000000000", False)
+    assert str((folder / CURRENT).readlink()) == kept.version
+    (folder / CURRENT / "trainer_hook/activation/boot.py").unlink()
+    assert install(folder, keeps_other=True).is_new
+    assert str((folder / CURRENT).readlink()) == package.name
 
 
 def test_every_user_can_read_it_whatever_the_umask(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.cli.hook_install import install
+from sidecar.volume.hook_install import install
 from tests.forks import forks
 from tests.hook.conftest import pod
 from tests.hook.job import (

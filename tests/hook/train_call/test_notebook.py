@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.cli.hook_install import install
+from sidecar.volume.hook_install import install
 from tests.hook.conftest import Settings, pod
 from tests.hook.job import PATIENCE_S, SCRIPTS, finished, marker, plain_environ, trainer_state
 from tests.process.sidecar_process import until

@@ -11,12 +11,16 @@ from tests.deploy.schemas import VERSIONS, complaints
 ALONE = {"initContainers": [{"name": "fetch", "image": "i"}]}
 
 
-@pytest.mark.parametrize("hook", ["true", "false"])
-def test_it_ends_before_the_sidecar_begins_and_after_the_hook_is_there(hook: str) -> None:
-    pod = pod_of(inject(job(**copy.deepcopy(ALONE)), asked(doctor="true", install_hook=hook)))
-    names = [container["name"] for container in pod["initContainers"]]
-    before = ["checkpoint-hook"] if hook == "true" else []
-    assert names == [*before, "checkpoint-doctor", "checkpoint-sidecar", "fetch"]
+@pytest.mark.parametrize(
+    ("mode", "names"),
+    [
+        ("native", ["checkpoint-doctor", "checkpoint-sidecar", "fetch"]),
+        ("classic", ["checkpoint-hook", "checkpoint-doctor", "fetch"]),
+    ],
+)
+def test_it_ends_before_the_sidecar_begins(mode: str, names: list[str]) -> None:
+    pod = pod_of(inject(job(**copy.deepcopy(ALONE)), asked(doctor="true", install_hook="true", mode=mode)))
+    assert [container["name"] for container in pod["initContainers"]] == names
     assert "restartPolicy" not in named(pod["initContainers"], "checkpoint-doctor")
 
 
@@ -41,21 +45,20 @@ def test_a_later_injection_keeps_it_and_gives_it_what_the_sidecar_gets() -> None
     once = inject(job(), asked(doctor="true", secret="data-connection"))
     assert inject(once.document, asked(doctor="true", secret="data-connection")).document == once.document
     again = pod_of(inject(once.document, asked(store="s3://bucket/other", install_hook="true")))
-    assert [container["name"] for container in again["initContainers"]] == [
-        "checkpoint-hook",
-        "checkpoint-doctor",
-        "checkpoint-sidecar",
-    ]
-    assert values(again["initContainers"][1])["CKPT_STORE"] == "s3://bucket/other"
+    doctor, sidecar = again["initContainers"]
+    assert (doctor["name"], sidecar["name"]) == ("checkpoint-doctor", "checkpoint-sidecar")
+    assert values(doctor) == values(sidecar)
+    assert values(doctor)["CKPT_STORE"] == "s3://bucket/other"
 
 
 def test_it_can_be_added_later_and_moves_with_the_sidecars_mode() -> None:
     later = inject(inject(job(), asked(install_hook="true")).document, asked(doctor="true"))
-    names = ["checkpoint-hook", "checkpoint-doctor", "checkpoint-sidecar"]
+    names = ["checkpoint-doctor", "checkpoint-sidecar"]
     assert [container["name"] for container in pod_of(later)["initContainers"]] == names
     classic = inject(later.document, asked(mode="classic"))
-    assert [container["name"] for container in pod_of(classic)["initContainers"]] == names[:2]
-    assert pod_of(inject(classic.document, asked(mode="native")))["initContainers"][-1]["name"] == names[2]
+    assert [container["name"] for container in pod_of(classic)["initContainers"]] == ["checkpoint-hook", "checkpoint-doctor"]
+    native = inject(classic.document, asked(mode="native"))
+    assert [container["name"] for container in pod_of(native)["initContainers"]] == names
 
 
 def test_it_gets_the_identity_that_the_other_containers_are_denied() -> None:
@@ -63,4 +66,4 @@ def test_it_gets_the_identity_that_the_other_containers_are_denied() -> None:
     once = inject(job(), asked(**given))
     for done in (once, inject(once.document, asked(**given))):
         annotations = done.document["spec"]["template"]["metadata"]["annotations"]
-        assert annotations["eks.amazonaws.com/skip-containers"].split(",") == ["main", "checkpoint-hook"]
+        assert annotations["eks.amazonaws.com/skip-containers"].split(",") == ["main"]

@@ -12,7 +12,8 @@ from sidecar.cli.main import main
 from sidecar.daemon.settings import from_environment as sidecar_settings
 from sidecar.kubernetes.inject import Options, inject, inject_text
 from sidecar.kubernetes.inject.options import with_given
-from tests.deploy.building import INDEXED, POD, STORE, asked, job, named, pod_of, several, sidecar_of, values
+from sidecar.volume.hook_install import install
+from tests.deploy.building import INDEXED, POD, STORE, asked, in_any_order, job, named, pod_of, several, sidecar_of, values
 from tests.deploy.schemas import KUBERNETES, VERSIONS, complaints, documents, pod_templates
 from trainer_hook.contract import Node
 from trainer_hook.process.settings import from_environment as hook_settings
@@ -56,10 +57,22 @@ def test_the_commands_of_the_sidecar_are_commands_of_this_program(capsys: pytest
         assert f"Usage: checkpoint-sidecar {command[1]}" in capsys.readouterr().out
 
 
-def test_the_hook_that_the_init_container_installs_is_active_in_the_trainer(tmp_path: Path) -> None:
-    pod = pod_of(inject(job(), asked(install_hook="true", dir=str(tmp_path))))
+def test_the_hook_that_the_init_container_of_a_classic_sidecar_installs_is_active_in_the_trainer(tmp_path: Path) -> None:
+    pod = pod_of(inject(job(), asked(install_hook="true", dir=str(tmp_path), mode="classic")))
     [_, *install] = named(pod["initContainers"], "checkpoint-hook")["command"]
+    assert "CKPT_INSTALL_HOOK" not in values(sidecar_of(pod))
     subprocess.run([sys.executable, "-m", "sidecar", *install], check=True, capture_output=True, timeout=60)
+    assert_hook_is_active(pod, tmp_path)
+
+
+def test_a_native_sidecar_installs_the_hook_itself(tmp_path: Path) -> None:
+    pod = pod_of(inject(job(), asked(install_hook="true", dir=str(tmp_path))))
+    assert [container["name"] for container in pod["initContainers"]] == ["checkpoint-sidecar"]
+    install(Path(values(sidecar_of(pod))["CKPT_INSTALL_HOOK"]))
+    assert_hook_is_active(pod, tmp_path)
+
+
+def assert_hook_is_active(pod: dict[str, Any], tmp_path: Path) -> None:
     look = "import sys; print('trainer_hook.activation.boot' in sys.modules, sys.modules['sitecustomize'].__file__)"
     env = {"PATH": os.environ["PATH"], **values(pod["containers"][0])}
     shown = subprocess.run([sys.executable, "-c", look], env=env, check=True, capture_output=True, text=True, timeout=60)
@@ -80,7 +93,7 @@ def test_only_the_sidecar_sees_the_credentials() -> None:
 def test_with_a_cloud_identity_every_other_container_is_skipped() -> None:
     document = job(initContainers=[{"name": "data", "image": "i"}])
     [template] = pod_templates(inject(document, asked(cloud_identity="true", install_hook="true")).document)
-    assert template["metadata"]["annotations"]["eks.amazonaws.com/skip-containers"] == "data,main,checkpoint-hook"
+    assert template["metadata"]["annotations"]["eks.amazonaws.com/skip-containers"] == "data,main"
 
 
 def test_a_claim_is_mounted_where_the_store_is_and_in_the_sidecar_alone() -> None:
@@ -95,7 +108,7 @@ def test_the_hook_goes_in_front_of_the_python_path_that_is_there() -> None:
     document["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "PYTHONPATH", "value": "/opt/lib"}]
     pod = pod_of(inject(document, asked(install_hook="true")))
     assert values(pod["containers"][0])["PYTHONPATH"] == "/checkpoints/.ckpt/hook:/opt/lib"
-    assert pod["initContainers"][0]["command"][-1] == "/checkpoints/.ckpt/hook"
+    assert values(sidecar_of(pod))["CKPT_INSTALL_HOOK"] == "/checkpoints/.ckpt/hook"
 
 
 def test_the_sidecar_is_the_first_init_container_and_runs_as_the_trainer() -> None:
@@ -146,8 +159,9 @@ def test_native_and_classic_are_changed_into_each_other() -> None:
     pod = pod_of(classic)
     assert [c["name"] for c in pod["initContainers"]] == ["checkpoint-hook"]
     assert "restartPolicy" not in sidecar_of(pod)
+    assert "CKPT_INSTALL_HOOK" not in values(sidecar_of(pod))
     back = inject(classic.document, asked(mode="native", install_hook="true"))
-    assert pod_of(back) == pod_of(inject(native, asked(mode="native", install_hook="true")))
+    assert in_any_order(pod_of(back)) == in_any_order(pod_of(inject(native, asked(mode="native", install_hook="true"))))
 
 
 @pytest.mark.parametrize(

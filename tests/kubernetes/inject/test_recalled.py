@@ -12,7 +12,7 @@ import pytest
 from sidecar.cli.main import main
 from sidecar.kubernetes.inject import NotInjectable, Options, inject, inject_text
 from sidecar.kubernetes.inject.options import with_given
-from tests.deploy.building import POD, asked, job, named, pod_of, several, sidecar_of, values
+from tests.deploy.building import POD, asked, in_any_order, job, named, pod_of, several, sidecar_of, values
 from tests.deploy.schemas import documents, pod_templates
 from tests.deploy.test_kubernetes import MADE, name_of
 from tests.kubernetes.inject.test_shapes import SHAPES
@@ -25,7 +25,7 @@ def upgraded(node: Any) -> Any:
     """The same with the image of every container of ours exchanged."""
     if isinstance(node, dict):
         changed = {key: upgraded(value) for key, value in node.items()}
-        if node.get("name") in ("checkpoint-sidecar", "checkpoint-hook") and "image" in node:
+        if node.get("name") in ("checkpoint-sidecar", "checkpoint-hook", "checkpoint-doctor") and "image" in node:
             changed["image"] = "registry.example/checkpoint-sidecar:NEW"
         return changed
     return [upgraded(value) for value in node] if isinstance(node, list) else node
@@ -78,6 +78,55 @@ def test_what_an_earlier_version_injected_tells_its_trainer_by_what_it_was_given
     assert values(named(again["containers"], "main"))["CKPT_DIR"] == "/checkpoints"
     assert ["CKPT_DIR" in values(container) for container in again["containers"]] == [False, True, False]
     assert sidecar_of(again)["securityContext"]["runAsUser"] == 7
+
+
+INSTALLER = {
+    "name": "checkpoint-hook",
+    "image": "x:1",
+    "command": ["checkpoint-sidecar", "install-hook", "/checkpoints/.ckpt/hook"],
+    "volumeMounts": [{"name": "checkpoints", "mountPath": "/checkpoints"}],
+}
+SKIPPED = "eks.amazonaws.com/skip-containers"
+
+
+@pytest.mark.parametrize("given", [{}, {"cloud_identity": "true"}, {"doctor": "true"}])
+def test_the_init_container_by_which_an_earlier_version_installed_the_hook_goes(given: dict[str, str]) -> None:
+    other = {"name": "data", "image": "i"}
+    once = inject(job(initContainers=[other]), asked(image="x:1", install_hook="true", **given)).document
+    earlier = copy.deepcopy(once)
+    template = earlier["spec"]["template"]
+    template["spec"]["initContainers"].insert(0, copy.deepcopy(INSTALLER))
+    ours = sidecar_of(template["spec"])
+    for container in template["spec"]["initContainers"]:
+        container["env"] = [entry for entry in container.get("env", []) if entry["name"] != "CKPT_INSTALL_HOOK"]
+    del named(template["spec"]["initContainers"], "data")["env"]
+    if "cloud_identity" in given:
+        template["metadata"]["annotations"][SKIPPED] += ",checkpoint-hook"
+    assert "CKPT_INSTALL_HOOK" not in values(ours)
+    again = inject(earlier, NEW)
+    assert values(sidecar_of(pod_of(again)))["CKPT_INSTALL_HOOK"] == "/checkpoints/.ckpt/hook"
+    assert in_any_order(pod_of(again)) == in_any_order(upgraded(once)["spec"]["template"]["spec"])
+    assert again.document["spec"]["template"]["metadata"] == once["spec"]["template"]["metadata"]
+    assert inject(again.document, NEW).document == again.document
+
+
+def test_the_difference_shows_that_the_init_container_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(OF_AN_EARLIER_VERSION)
+    assert main(["inject", "-f", str(manifest), "--diff"]) == 0
+    said = capsys.readouterr()
+    assert "give that with --image" in said.err
+    shown = said.out.splitlines()
+    assert "-        - name: checkpoint-hook" in shown
+    assert "-          command: [checkpoint-sidecar, install-hook, /checkpoints/.ckpt/hook]" in shown
+    assert [line for line in shown if line.startswith("+ ")] == [
+        "+        eks.amazonaws.com/skip-containers: trainer",
+        "+            - name: CKPT_INSTALL_HOOK",
+        "+              value: /checkpoints/.ckpt/hook",
+    ]
+
+
+OF_AN_EARLIER_VERSION = (Path(__file__).parent / "of_an_earlier_version.yaml").read_text()
 
 
 def test_what_an_earlier_version_injected_gets_the_private_volume() -> None:

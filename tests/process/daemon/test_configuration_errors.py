@@ -61,6 +61,11 @@ def no_state_directory(place: Place, tmp_path: Path) -> dict[str, str]:
     return place.settings | {"CKPT_STATE_DIR": str(tmp_path / "file" / "state")}
 
 
+def no_place_for_the_hook(place: Place, tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "file").touch()
+    return place.settings | {"CKPT_INSTALL_HOOK": str(tmp_path / "file" / "hook")}
+
+
 def port_in_use(place: Place, _: Path) -> dict[str, str]:
     server = socket.create_server(("127.0.0.1", free_port()))
     KEPT.append(server)
@@ -83,6 +88,7 @@ CASES: dict[Callable[[Place, Path], dict[str, str]], str] = {
     foreign_document: "choose an empty prefix in CKPT_STORE",
     no_volume: "mount the volume that the trainer writes to",
     no_state_directory: "mount an emptyDir there",
+    no_place_for_the_hook: "mount the shared volume writable there",
     port_in_use: "is another sidecar running",
     unknown_setting: "CKPT_GRACE_SECONDS",
     wrong_value: "CKPT_PART_SIZE",

@@ -1,4 +1,4 @@
-"""``checkpoint-sidecar install-hook DIR``: puts the trainer's side where a container without it finds it, by PYTHONPATH alone.
+"""Puts the trainer's side where a container without it finds it, by PYTHONPATH alone: ``install-hook``, ``CKPT_INSTALL_HOOK``.
 
 ``DIR/sitecustomize.py`` looks through the link ``DIR/trainer_hook-current`` at a folder that is named for its content and never
 changes. So an interpreter that starts while another version is being installed sees the whole old or the whole new one,
@@ -41,10 +41,14 @@ class Installed:
     """False: it was there already."""
 
 
-def install(folder: Path) -> Installed:
+def install(folder: Path, *, keeps_other: bool = False) -> Installed:
     """Copy the hook into a folder, all of it or nothing. Doing it again changes nothing.
 
     Every file can be read by every user: the trainer may run as another one.
+
+    Args:
+        folder: Made where it is missing.
+        keeps_other: Whether another version that is there stays: that of a training that runs.
 
     Raises:
         NotInstalled: The folder cannot be written, or holds a ``sitecustomize.py`` of somebody else.
@@ -58,7 +62,9 @@ def install(folder: Path) -> Installed:
         target = place / "sitecustomize.py"
         place.make_folder()
         there = _content(target)
-        is_new = not (there == starter and _points_at(place, version))
+        if keeps_other and there is not None and (other := _whole_version(place)) is not None:
+            return Installed(folder, other, is_new=False)
+        is_new = not (there == starter and _whole_version(place) == version)
         if is_new:
             if there is not None and PACKAGE.encode() not in there:
                 raise NotInstalled(f"{target} is somebody else's: choose a folder of its own, such as {folder / 'hook'}")
@@ -94,12 +100,14 @@ def _digest(files: dict[str, bytes]) -> str:
     return digest.hexdigest()[:_HASH_DIGITS]
 
 
-def _points_at(place: Place, version: str) -> bool:
+def _whole_version(place: Place) -> str | None:
+    """Return the version that interpreters would find; ``None``: none, or it is not whole."""
     try:
+        version = (place / CURRENT).read_link()
         (place / version / PACKAGE / "activation/boot.py").status()
-        return (place / CURRENT).read_link() == version
     except OSError:
-        return False
+        return None
+    return version
 
 
 def _place_package(place: Place, version: str, files: dict[str, bytes]) -> None:

@@ -107,6 +107,16 @@ def test_the_oldest_versions_that_are_tested_are_those_that_the_extras_name() ->
         assert pinned()[requirement.name] >= oldest[requirement.name]
 
 
+def test_the_image_installs_nothing_without_its_hash() -> None:
+    text = (ROOT / "Dockerfile.sidecar").read_text().replace("\\\n", "")
+    installs = re.findall(r"pip install [^&\n]*", text)
+    assert len(installs) == 2
+    assert "--require-hashes" in installs[0]
+    assert {"-r requirements-build.lock", "-r requirements-sidecar.lock"} <= set(re.findall(r"-r \S+", installs[0]))
+    assert "--no-index --no-build-isolation ." in installs[1]
+    assert "pip download" not in text
+
+
 def test_the_image_builds_with_what_the_project_builds_with() -> None:
     assert PROJECT["build-system"]["requires"] == GROUPS["build"]
 

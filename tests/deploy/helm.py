@@ -31,13 +31,15 @@ def helm(*arguments: str | Path, given: str | None = None) -> subprocess.Complet
     return subprocess.run(command, input=given or "", capture_output=True, text=True, timeout=120, check=False)
 
 
-def rendered(values: dict[str, Any], *, release: str = "run", namespace: str = "checkpoint-sidecar") -> list[dict[str, Any]]:
+def rendered(
+    values: dict[str, Any], *options: str, release: str = "run", namespace: str = "checkpoint-sidecar"
+) -> list[dict[str, Any]]:
     """Return the documents that the chart makes of some values.
 
     Raises:
         ValueError: Helm refuses them; the text is what it said.
     """
-    done = helm("template", release, CHART, "--namespace", namespace, "--values", "-", given=json.dumps(values))
+    done = helm("template", release, CHART, "--namespace", namespace, "--values", "-", *options, given=json.dumps(values))
     if done.returncode:
         raise ValueError(done.stderr)
     return documents(done.stdout)

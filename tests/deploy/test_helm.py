@@ -11,7 +11,10 @@ import ssl
 import subprocess
 import sys
 import tarfile
+import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +248,73 @@ def _names_in_certificate(context: ssl.SSLContext, port: int, host: str) -> list
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(0.1)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """What Helm asks an API server while it renders: the objects by their paths, which a test changes."""
+    found: dict[str, Any] = {"/version": {"major": "1", "minor": "34", "gitVersion": "v1.34.0"}}
+    found["/api"] = {"kind": "APIVersions", "versions": ["v1"]}
+    kinds_of = {"v1": ("Secret", "ConfigMap", "Service", "ServiceAccount"), "apps/v1": ("Deployment",)}
+    kinds_of |= {"policy/v1": ("PodDisruptionBudget",), "admissionregistration.k8s.io/v1": ("MutatingWebhookConfiguration",)}
+    groups = []
+    for version, names in kinds_of.items():
+        made = [{"name": f"{kind.lower()}s", "singularName": kind.lower(), "kind": kind, "verbs": ["get"]} for kind in names]
+        resources = [{**resource, "namespaced": resource["kind"] != "MutatingWebhookConfiguration"} for resource in made]
+        listed = {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
+        found[f"/apis/{version}" if "/" in version else f"/api/{version}"] = listed
+        if "/" in version:
+            known = {"groupVersion": version, "version": "v1"}
+            groups.append({"name": version.partition("/")[0], "versions": [known], "preferredVersion": known})
+    found["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer = found.get(self.path.partition("?")[0])
+            self.send_response(404 if answer is None else 200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            missing = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound", "code": 404}
+            self.wfile.write(json.dumps(answer or missing).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    here = {"clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}]}
+    here |= {"contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}]}
+    (tmp_path / "config").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "c"} | here))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    yield found
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_an_upgrade_keeps_the_certificate_and_renews_it_after_half_its_life(cluster: dict[str, Any]) -> None:
+    path = "/api/v1/namespaces/checkpoint-sidecar/secrets/run-checkpoint-sidecar-tls"
+    owned = {"meta.helm.sh/release-name": "run", "meta.helm.sh/release-namespace": "checkpoint-sidecar"}
+
+    def upgrade(**certificate: int) -> tuple[dict[str, str], bytes]:
+        options = ["--dry-run=server", "--disable-openapi-validation"]
+        found = {document["kind"]: document for document in helm.rendered({"certificate": certificate}, *options)}
+        cluster[path] = found["Secret"]
+        cluster[path]["metadata"]["annotations"] |= owned
+        [hook] = found["MutatingWebhookConfiguration"]["webhooks"]
+        return found["Secret"]["data"], base64.b64decode(hook["clientConfig"]["caBundle"])
+
+    first, trusted = upgrade()
+    assert trusted == base64.b64decode(first["ca.crt"])
+    assert upgrade() == (first, trusted)
+    made = cluster[path]["metadata"]["annotations"]
+    made["checkpoint-sidecar/made"] = str(int(made["checkpoint-sidecar/made"]) - 4 * 86_400)
+    assert upgrade(days=9) == (first, trusted), "four days of nine"
+    renewed, trusts_both = upgrade(days=7)
+    assert renewed["tls.key"] != first["tls.key"]
+    assert trusts_both == base64.b64decode(renewed["ca.crt"]) + trusted
+    assert upgrade(days=7) == (renewed, base64.b64decode(renewed["ca.crt"]))
 
 
 def test_the_packed_chart_has_the_files_that_are_links_in_the_repository(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.conftest import PIP, ROOT, Built, done, run
+from tests.dist.conftest import PIP, ROOT, TOOLS, Built, done, run
 from tests.hook.job import plain_environ
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
@@ -64,7 +64,8 @@ def test_inject_changes_a_manifest_as_the_sidecar_does(installed: Callable[[str]
     options = ["-f", JOB, "--store", "s3://bucket/runs/{namespace}/{name}", "--secret", "data", "--grace", "120", "--install-hook"]
     made = in_folder(tmp_path, program("checkpoint-sidecar"), "inject", *options)
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    assert made == done(sys.executable, "-m", "sidecar", "inject", *options, env=environ)
+    expected = done(sys.executable, "-m", "sidecar", "inject", *options, env=environ)
+    assert made.startswith(expected), "the warnings follow"
     assert "name: checkpoint-sidecar" in made
     assert "usage" in in_folder(tmp_path, program("checkpoint-sidecar"), "inject", "--help").lower()
     present = done(*PIP, "--python", program("python"), "list", "--format", "json")
@@ -126,3 +127,22 @@ def test_the_lock_installs_and_runs_the_sidecar(built: Built, tmp_path: Path) ->
     checked = done(*PIP, "--python", tmp_path / "venv/bin/python", "check")
     assert "No broken requirements" in checked or not checked
     assert "CHECKPOINTS" in in_folder(tmp_path, program, "ls", f"file://{tmp_path}")
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_every_locked_package_has_a_wheel(index: None, python: str, machine: str, tmp_path: Path) -> None:
+    where = ["--dry-run", "--target", tmp_path, "--python-version", python, "--python-platform", f"{machine}-manylinux_2_28"]
+    locks = ["-r", ROOT / "requirements-sidecar.lock", "-r", ROOT / "requirements-build.lock"]
+    done(TOOLS / "uv", "pip", "install", "--quiet", *where, "--only-binary", ":all:", "--require-hashes", *locks)
+
+
+def test_the_locks_are_what_make_lock_makes(index: None, tmp_path: Path) -> None:
+    names = done("git", "ls-files", "--cached", "--others", "--exclude-standard", "requirements-*.lock", cwd=ROOT).split()
+    before = {name: (ROOT / name).read_bytes() for name in names}
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "trainer_hook/__init__.py", *names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / ".tools").symlink_to(ROOT / ".tools")
+    done("make", "lock", f"PYTHON={sys.executable}", cwd=tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in names} == before

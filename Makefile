@@ -16,11 +16,19 @@ RUNS   ?= 100
 # Of make campaign: most of a run is waiting.
 AT_ONCE ?= 6
 FIRST  ?= 0
+# Suites with a target of their own.
+ELSEWHERE := not docker and not cluster and not cuda and not dist
+
+DIST   ?= dist
+TOOLS  := .tools/bin
+# A lock has the hashes of all files of a version, and names no index. -c: the versions that the tests run with.
+COMPILE := $(TOOLS)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --annotation-style line \
+	--custom-compile-command 'make lock' -c constraints.txt $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage
+.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage dist lock sbom audit test-dist test-oldest
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,7 +40,7 @@ compose-demo:  ## the same in containers (Docker with Compose; STORE=ceph: Ceph 
 	@$(PYTHON) -m examples.demo.compose $(if $(filter ceph,$(STORE)),--store ceph) $(if $(filter 1,$(JSON)),--json) $(COMPOSE_ARGS)
 
 test: $(VENV)/.trainer  ## unit, property, store and process tests (PYTEST_ARGS='-k …' for some of them)
-	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=10 -m "not slow and not rgw and not minio and not docker and not cluster and not cuda" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal --durations=10 -m "not slow and not rgw and not minio and $(ELSEWHERE)" $(PYTEST_ARGS)
 
 simulate: $(VENV)/.trainer  ## check the invariants in 100,000 simulated schedules of nodes, pods and retention (SCHEDULES=, FIRST=; CONTRIBUTING.md)
 	$(BIN)/python -m tests.simulation step $(FIRST):$$(($(FIRST) + $(SCHEDULES) * 85 / 100))
@@ -49,8 +57,11 @@ coverage: $(VENV)/.trainer  ## branch coverage of the decisions (sidecar/core) a
 test-docker: $(VENV)/.trainer  ## build and run the images, and the compose scenario against Ceph RGW (Docker with Compose)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
+test-oldest: .venv-oldest/.installed  ## the hook with the oldest PyTorch, transformers, … that pyproject.toml names (5 GB; OLDEST_ARGS)
+	.venv-oldest/bin/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "not slow" tests/hook $(OLDEST_ARGS)
+
 test-slow: $(VENV)/.trainer .deepspeed/.installed  ## long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
-	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw or minio) and not docker and not cluster and not cuda" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw or minio) and $(ELSEWHERE)" $(PYTEST_ARGS)
 
 test-cuda: $(VENV)/.trainer  ## bit-identical resume and saves during training on one GPU (skipped where PyTorch finds none)
 	$(BIN)/python -m pytest -m cuda $(PYTEST_ARGS)
@@ -62,6 +73,32 @@ test-cluster: $(VENV)/.trainer  ## evictions, preemptions and lost nodes, on the
 test-cluster-all: $(VENV)/.trainer  ## start a cluster and run test-cluster on it, with JobSet, Kubeflow Trainer and Kueue (root, Docker, Go)
 	tests/cluster/run jobset trainer kueue
 
+test-dist: $(VENV)/.trainer  ## wheel and sdist, and each extra in an environment of its own (a package index)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -p no:cacheprovider --durations=5 -m dist tests/dist $(PYTEST_ARGS)
+
+dist: .tools/.installed  ## wheel and sdist in dist/, the same bytes for the same commit
+	rm -rf dist build
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(TOOLS)/python -m build --no-isolation --outdir dist .
+	rm -rf build
+	$(TOOLS)/twine check --strict dist/*
+
+sbom: .tools/.installed  ## what the sidecar's image installs, as CycloneDX, and the licences of that, in dist/
+	rm -rf .sbom && $(PYTHON) -m venv --without-pip .sbom && mkdir -p $(DIST)
+	$(TOOLS)/python -m pip --python .sbom install --quiet --disable-pip-version-check --require-hashes -r requirements-sidecar.lock
+	$(TOOLS)/cyclonedx-py environment --pyproject pyproject.toml --mc-type application --output-reproducible --spec-version 1.6 \
+		-o $(DIST)/checkpoint-sidecar-$$(.ci/version).cdx.json .sbom/bin/python
+	.ci/sbom $(DIST)/checkpoint-sidecar-$$(.ci/version).cdx.json $$(.ci/version) >$(DIST)/licences.md
+	rm -rf .sbom
+
+audit: .tools/.installed  ## known vulnerabilities of what the locks name (CKPT_TEST_AUDIT=required: no answer is a failure)
+	$(TOOLS)/python .ci/audit requirements-sidecar.lock requirements-build.lock requirements-tools.lock
+
+lock:  ## versions and hashes that images and releases install (UPGRADE=1: also newer ones that pyproject.toml and constraints.txt allow)
+	@test -x $(TOOLS)/uv || $(MAKE) .tools/.installed
+	$(COMPILE) --extra sidecar -o requirements-sidecar.lock pyproject.toml
+	$(COMPILE) --group build -o requirements-build.lock
+	$(COMPILE) --group build --group tools -o requirements-tools.lock
+
 lint: $(VENV)/.trainer  ## ruff and import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -69,7 +106,7 @@ lint: $(VENV)/.trainer  ## ruff and import-linter
 
 types: $(VENV)/.trainer  ## mypy --strict
 	$(BIN)/mypy
-	$(BIN)/mypy --python-version 3.10 -p trainer_hook
+	for minor in 10 12 13 14; do $(BIN)/mypy --python-version 3.$$minor -p trainer_hook || exit 1; done
 
 format: $(VENV)/.trainer  ## rewrite the code in the project's style
 	$(BIN)/ruff format .
@@ -119,8 +156,21 @@ bench-peers: .venv-peers/.installed  ## install the peers
 		deepspeed einops hjson msgpack ninja psutil py-cpuinfo
 	@touch $@
 
+# What makes a release, apart from the tests' environment: with hashes, and without anything that is compiled here.
+.tools/.installed: requirements-tools.lock
+	$(PYTHON) -m venv .tools
+	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements-tools.lock
+	@touch $@
+
+.venv-oldest/.installed: constraints-oldest.txt pyproject.toml .tools/.installed
+	$(PYTHON) -m venv .venv-oldest
+	$(TOOLS)/uv pip install --quiet --python .venv-oldest/bin/python -c constraints-oldest.txt \
+		-e '.[sidecar,transformers,torch,accelerate,lightning]' datasets httpx hypothesis ipykernel jupyter-client 'moto[server,s3]' \
+		peft pytest pytest-asyncio pytest-timeout pytest-xdist pytorch-lightning torchdata
+	@touch $@
+
 clean:  ## remove the virtual environments and the demo's files
-	rm -rf $(VENV) .venv-peers .deepspeed .demo
+	rm -rf $(VENV) .venv-oldest .venv-peers .deepspeed .demo .tools .sbom dist build
 
 # What `make demo` needs, in a third of the time. torch first and alone: the newest release otherwise brings gigabytes of CUDA to a
 # machine that only runs on its CPU. PyTorch's own index has a build without CUDA.

@@ -1,3 +1,3 @@
 """The sidecar: watches the shared volume, makes finished checkpoints durable, serves resumes."""
 
-__version__ = "0.1.0"
+from trainer_hook import __version__ as __version__

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A probe has two exit codes: the kubelet knows no others.
         return fail(f"{said}: {error}", EXIT_FAILED if name == "probe" else exit_code(error), as_json=as_json)
     except ModuleNotFoundError as error:
-        return fail(f"{said}: {not_installed(error)}", EXIT_CONFIGURATION, as_json=as_json)
+        return fail(f"{said}: {not_installed(error, name)}", EXIT_CONFIGURATION, as_json=as_json)
     except (KeyboardInterrupt, BrokenPipeError):
         return EXIT_FAILED
 

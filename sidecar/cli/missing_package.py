@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 _OURS = ("", "sidecar", "trainer_hook")
+_EXTRAS = {"inject": "inject", "kubectl-ckpt": "kubectl"}
+"""The extra of a command that does not need all of the sidecar's packages."""
 
 
-def not_installed(error: ModuleNotFoundError) -> str:
-    """Return what to install.
+def not_installed(error: ModuleNotFoundError, command: str = "") -> str:
+    """Return what to install for a command.
 
     Raises:
         ModuleNotFoundError: ``error``, if a part of this program is what is missing.
@@ -14,4 +16,4 @@ def not_installed(error: ModuleNotFoundError) -> str:
     package = (error.name or "").partition(".")[0]
     if package in _OURS:
         raise error
-    return f"the package {package} is not installed: pip install 'checkpoint-sidecar[sidecar]'"
+    return f"the package {package} is not installed: pip install 'checkpoint-sidecar[{_EXTRAS.get(command, 'sidecar')}]'"

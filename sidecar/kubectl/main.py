@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SidecarError as error:
         return _fail(str(error), _exit_code(error), arguments)
     except ModuleNotFoundError as error:
-        return _fail(not_installed(error), EXIT_CONFIGURATION, arguments)
+        return _fail(not_installed(error, "kubectl-ckpt"), EXIT_CONFIGURATION, arguments)
     except (KeyboardInterrupt, BrokenPipeError):
         return EXIT_FAILED
 

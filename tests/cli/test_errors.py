@@ -25,7 +25,7 @@ def command(
     ("arguments", "extra"),
     [
         (["run"], "checkpoint-sidecar[sidecar]"),
-        (["inject", "-f", "job.yaml", "--store", "s3://bucket/run"], "checkpoint-sidecar[sidecar]"),
+        (["inject", "-f", "job.yaml", "--store", "s3://bucket/run"], "checkpoint-sidecar[inject]"),
         (["webhook"], "checkpoint-sidecar[sidecar]"),
     ],
 )

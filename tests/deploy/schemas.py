@@ -67,7 +67,15 @@ def complaints(document: dict[str, Any], version: str) -> list[str]:
     kind, api_version = document["kind"], document["apiVersion"]
     group = api_version.rpartition("/")[0]
     said = []
-    if group in ("", "batch", "apps", "policy", "admissionregistration.k8s.io", "rbac.authorization.k8s.io"):
+    if group in (
+        "",
+        "batch",
+        "apps",
+        "policy",
+        "networking.k8s.io",
+        "admissionregistration.k8s.io",
+        "rbac.authorization.k8s.io",
+    ):
         name = "-".join(filter(None, (kind.lower(), group.split(".")[0], api_version.rpartition("/")[2])))
         said += _errors(_validator(version, name), document)
     elif kind in _MODELS:

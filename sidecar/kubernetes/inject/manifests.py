@@ -148,7 +148,7 @@ def _yaml(text: str) -> Any:
     try:
         from ruamel.yaml import YAML
     except ImportError:
-        raise ConfigurationError("ruamel.yaml is not installed: pip install 'checkpoint-sidecar[sidecar]'") from None
+        raise ConfigurationError("ruamel.yaml is not installed: pip install 'checkpoint-sidecar[inject]'") from None
     yaml = YAML(typ="rt", pure=True)
     yaml.preserve_quotes = True
     yaml.width = 1 << 20

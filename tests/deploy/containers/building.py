@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -25,6 +24,8 @@ IMAGES = {
     "TRAINER_IMAGE": "checkpoint-trainer:test",
     "CEPH_IMAGE": "checkpoint-ceph:test",
 }
+LOCKS = ("requirements-build.lock", "requirements-sidecar.lock")
+"""What Dockerfile.sidecar installs."""
 WHEELS_PORT = 41_899
 """The address of the wheels is a build argument: with the same one every time, layers are found again."""
 
@@ -60,14 +61,25 @@ def build(folder: Path) -> None:
 
 def fetch_wheels(folder: Path, *, trainer: bool = True) -> None:
     """Download what the sidecar's image installs, and the trainer's, for the Python of the base image."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*project["build-system"]["requires"], *project["project"]["optional-dependencies"]["sidecar"]]
-    wanted += ["torch", "transformers", "accelerate"] if trainer else []
     version = "import sys; print('%d.%d' % sys.version_info[:2])"
     python = call(["docker", "run", "--rm", "--entrypoint=python3", BASE, "-c", version], timeout_s=600).strip()
-    options = ["--quiet", "--dest", str(folder), "--constraint", str(ROOT / "constraints.txt")]
-    command = [sys.executable, "-m", "pip", "download", *options, "--only-binary=:all:", "--python-version", python, *wanted]
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=900)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--dest",
+        str(folder),
+        "--only-binary=:all:",
+        "--python-version",
+        python,
+    ]
+    locks = [part for name in LOCKS for part in ("--requirement", str(ROOT / name))]
+    wanted = [["--require-hashes", *locks]]
+    wanted += [["--constraint", str(ROOT / "constraints.txt"), "torch", "transformers", "accelerate"]] if trainer else []
+    for arguments in wanted:
+        subprocess.run([*command, *arguments], check=True, stdin=subprocess.DEVNULL, timeout=900)
 
 
 @contextlib.contextmanager

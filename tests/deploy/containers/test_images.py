@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from examples.demo.compose import call
-from tests.deploy.containers.building import BASE, IMAGES
+from tests.deploy.containers.building import BASE, IMAGES, ROOT
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -67,6 +68,22 @@ def test_the_image_names_a_user_by_number_and_signals_its_program_directly(image
     assert not config.get("StopSignal")
     if image == SIDECAR:
         assert config["Healthcheck"]["Test"] == ["CMD", "checkpoint-sidecar", "probe"]
+
+
+@pytest.mark.parametrize("image", [SIDECAR, TRAINER])
+def test_the_image_says_what_it_is(image: str, images: dict[str, str]) -> None:
+    labels = {name.removeprefix("org.opencontainers.image."): text for name, text in _image(image)["Config"]["Labels"].items()}
+    assert labels.keys() >= {"title", "description", "licenses", "version", "revision", "created", "source", "base.name"}
+    assert (labels["title"], labels["licenses"]) == (image.partition(":")[0], "Apache-2.0")
+    assert labels["base.name"] == BASE
+
+
+def test_the_sidecar_has_the_packages_of_its_lock_and_no_others(images: dict[str, str]) -> None:
+    program = "import importlib.metadata as m, json; print(json.dumps({d.name: d.version for d in m.distributions()}))"
+    found = {canonicalize_name(name): version for name, version in json.loads(_python(SIDECAR, program)).items()}
+    locked = re.findall(r"^([a-z0-9-]+)==(\S+)", (ROOT / "requirements-sidecar.lock").read_text(), re.MULTILINE)
+    assert found.pop("checkpoint-sidecar")
+    assert found == dict(locked)
 
 
 LOOK_FOR_TOOLS = """

@@ -20,7 +20,7 @@ FIRST  ?= 0
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage
+.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers docs reference plots pictures clean simulate campaign coverage
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,23 @@ bench-hook: $(VENV)/.trainer  ## cost of the hook for a training script: per ste
 bench-webhook: $(VENV)/.trainer  ## how long an API server waits for the webhook when 500 pods are created at once (openssl)
 	$(BIN)/python -m benchmarks.webhook $(BENCH_ARGS)
 
+docs: .venv-docs/.installed  ## the documentation as a site in build/site; fails on a link or an anchor that is not there
+	.venv-docs/bin/python -m mkdocs build --quiet $(DOCS_ARGS)
+
+reference: $(VENV)/.trainer  ## write the pages that are made of the code: settings, commands, API, metrics, annotations, exit codes
+	$(BIN)/python -m docs_site.reference
+
+plots: $(VENV)/.trainer  ## draw docs/images/bench-*.svg from benchmarks/results/*.json, which BENCH_ARGS='--json FILE' writes
+	$(BIN)/python -m benchmarks.plots
+
+pictures: $(VENV)/.demo  ## draw docs/images/demo.svg from a run of make demo
+	@$(BIN)/python -m examples.demo --store $(STORE) --picture docs/images/demo.svg
+
+.venv-docs/.installed: constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs-material
+	@touch $@
+
 bench-peers: .venv-peers/.installed  ## install the peers
 
 # torch first and alone, as below.
@@ -117,7 +134,7 @@ bench-peers: .venv-peers/.installed  ## install the peers
 	@touch $@
 
 clean:  ## remove the virtual environments and the demo's files
-	rm -rf $(VENV) .venv-peers .deepspeed .demo
+	rm -rf $(VENV) .venv-peers .venv-docs .deepspeed .demo build/site
 
 # What `make demo` needs, in a third of the time. torch first and alone: the newest release otherwise brings gigabytes of CUDA to a
 # machine that only runs on its CPU. PyTorch's own index has a build without CUDA.

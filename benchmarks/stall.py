@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import some_of
+from benchmarks.results import write
 from benchmarks.transfer import ROOT
 
 BLOCKING, OURS = "blocking", "ours"
@@ -149,7 +150,7 @@ def main() -> None:
         print(table(runs), flush=True)
         measured[size] = runs
     if options.json:
-        options.json.write_text(json.dumps({size: [asdict(r) for r in runs] for size, runs in measured.items()}, indent=1))
+        write(options.json, {size: [asdict(r) for r in runs] for size, runs in measured.items()})
 
 
 if __name__ == "__main__":

@@ -114,8 +114,8 @@ def exit_codes_page() -> str:
 {MADE}
 ## Sidecar and commands
 
-The sidecar (`checkpoint-sidecar run`) ends with 0 to 4, a command with any of them; the last column of [what each command may
-return](../commands.md#exit-codes-of-the-commands) has the details.
+The sidecar (`checkpoint-sidecar run`) ends with 0 to 4, a command with any of them but 4; [what they mean for single
+commands](../commands.md#exit-codes-of-the-commands).
 
 | code | meaning |
 | --- | --- |

@@ -31,6 +31,16 @@ LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".py": "python", 
 PICTURES = (".svg", ".png")
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put pages that the navigation does not name into a section at its end."""
+    docs = Path(config.docs_dir)
+    named = str(config.nav)
+    more = [name for name in (str(page.relative_to(docs)) for page in sorted(docs.rglob("*.md"))) if f"'{name}'" not in named]
+    if config.nav is not None and more:
+        config.nav.append({"More": more})
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages of the repository, and pages for the files that any page links to."""
     texts = {f"docs/{file.src_uri}": file.content_string for file in files if file.src_uri.endswith(".md")}

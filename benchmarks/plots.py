@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -57,7 +56,12 @@ def demo(conditions: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str,
         _bar(x(0), 64, x(stopped) - x(0), "bar-ours"),
         f'<path class="cut" d="M{x(stopped) - 5:.1f} 60l10 26m0 -26l-10 26"/>',
         _text(x(stopped) + 14, 71, "SIGTERM; pod and volume are gone", "bad"),
-        _text(x(stopped) + 14, 88, f"saved after {outcome['save_s']:.2f} s, durable after {outcome['sigterm_to_durable_s']:.2f} s", "small"),
+        _text(
+            x(stopped) + 14,
+            88,
+            f"saved after {outcome['save_s']:.2f} s, durable after {outcome['sigterm_to_durable_s']:.2f} s",
+            "small",
+        ),
         _text(20, 138, "store", "strong"),
         f'<line class="line" x1="{left}" x2="{right}" y1="133" y2="133"/>',
         _text(20, 198, "pod 2", "strong"),
@@ -73,8 +77,18 @@ def demo(conditions: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str,
             body.append(_text(x(step) + (10 if step < MAX_STEPS else -62), 122, f"step {step}", "small"))
     lost = int(outcome["steps_lost"])
     body += [
-        _text(20, 244, f"{lost} steps lost · final weights {identical} to those of an uninterrupted run", "good" if not lost else "bad"),
-        _text(20, 266, f"{MAX_STEPS} steps of a tiny Llama; a save every {SAVE_STEPS} steps · {results.in_words(dict(conditions))}", "small"),
+        _text(
+            20,
+            244,
+            f"{lost} steps lost · final weights {identical} to those of an uninterrupted run",
+            "good" if not lost else "bad",
+        ),
+        _text(
+            20,
+            266,
+            f"{MAX_STEPS} steps of a tiny Llama; a save every {SAVE_STEPS} steps · {results.in_words(dict(conditions))}",
+            "small",
+        ),
     ]
     return {"demo.svg": _svg(280, f"Timeline of make demo: {lost} steps lost", body)}
 
@@ -105,7 +119,13 @@ def sigterm(conditions: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str
     panels = []
     for situation in found["situations"]:
         seconds = {who: median(runs) for who, runs in situation["seconds"].items()}
-        panels.append((titles[situation["situation"]], {"ours": seconds["ours"], "Kubeflow SDK's scheme": seconds["kubeflow"]}, "{:.1f} s"))
+        panels.append(
+            (
+                titles[situation["situation"]],
+                {"ours": seconds["ours"], "Kubeflow SDK's scheme": seconds["kubeflow"]},
+                "{:.1f} s",
+            )
+        )
     title = f"SIGTERM until durable: {found['mib']} MiB over {found['mbit_per_s']} Mbit/s, {found['round_trip_ms']} ms"
     return {"bench-sigterm.svg": _bars(title, panels, conditions)}
 
@@ -140,9 +160,13 @@ def _bars(title: str, panels: Sequence[tuple[str, Mapping[str, float], str]], co
             length = max(2.0, (room - 70) * values[name] / most)
             kind = "bar-ours" if name == "ours" else "bar"
             body.append(_bar(left, 72 + row * ROW_PX, length, kind))
-            body.append(_text(left + length + 6, 86 + row * ROW_PX, form.format(values[name]), "ours" if name == "ours" else ""))
+            body.append(
+                _text(left + length + 6, 86 + row * ROW_PX, form.format(values[name]), "ours" if name == "ours" else "")
+            )
     bottom = 84 + len(names) * ROW_PX
-    body.append(_text(20, bottom + 10, f"{results.in_words(dict(conditions))}; only ratios within one picture are comparable", "small"))
+    body.append(
+        _text(20, bottom + 10, f"{results.in_words(dict(conditions))}; only ratios within one picture are comparable", "small")
+    )
     return _svg(bottom + 26, title, body)
 
 
@@ -159,7 +183,9 @@ def _class(kind: str) -> str:
 
 
 def _svg(height: int, title: str, body: Sequence[str]) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">'
+    )
     return "\n".join([head, f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>", *body, "</svg>"]) + "\n"
 
 

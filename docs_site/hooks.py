@@ -1,8 +1,8 @@
 """Hooks of mkdocs: pages that stand outside docs/, and every file that a page links to, become part of the site.
 
 The Markdown files keep links that work in the repository. Here a link to a page becomes a link to that page of the site, and a
-link to another file, such as a manifest, a link to a page that shows it. A link to what is not in the repository stays as it is,
-and mkdocs's strict mode fails on it.
+link to another file, such as a manifest, a link to a page that shows it. A link to what is not in the repository stays as it
+is, and mkdocs's strict mode fails on it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import posixpath
 from pathlib import Path
 
-from docs_site import markdown
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from docs_site import markdown
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -27,7 +28,15 @@ PAGES = {
 """Pages of the repository, and their places in the site."""
 SOURCES = "files"
 """Folder of the site with pages that show other files."""
-LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".py": "python", ".sh": "bash", ".toml": "toml", ".md": "markdown"}
+LANGUAGES = {
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".json": "json",
+    ".py": "python",
+    ".sh": "bash",
+    ".toml": "toml",
+    ".md": "markdown",
+}
 PICTURES = (".svg", ".png")
 
 

@@ -55,7 +55,9 @@ def with_links(text: str, change: Callable[[str], str]) -> str:
 
 def code_blocks(text: str) -> list[tuple[str, str]]:
     """Return the language (empty: none is named) and the content of each block of code."""
-    return [(match[2].strip(), match[3]) for match in re.finditer(r"^( *)```([^\n`]*)\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)]
+    return [
+        (match[2].strip(), match[3]) for match in re.finditer(r"^( *)```([^\n`]*)\n(.*?)^\1```", text, re.DOTALL | re.MULTILINE)
+    ]
 
 
 def code_spans(text: str) -> list[str]:

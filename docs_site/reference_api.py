@@ -11,9 +11,9 @@ from sidecar.api.page import page as live_page
 
 _HEAD = """# HTTP API
 
-The sidecar serves it on `127.0.0.1:9470` (`CKPT_API_PORT`) and on the socket `.ckpt/api.sock`. Who may call it, limits and errors
-are in [FORMAT.md](../../FORMAT.md#api): a `POST` needs `Content-Type: application/json`, errors are `application/problem+json`. A
-sidecar itself serves this description: `curl http://127.0.0.1:9470/openapi.json`.
+The sidecar serves it on `127.0.0.1:9470` (`CKPT_API_PORT`) and on the socket `.ckpt/api.sock`. Who may call it, limits and
+errors are in [FORMAT.md](../../FORMAT.md#api): a `POST` needs `Content-Type: application/json`, errors are
+`application/problem+json`. A sidecar itself serves this description: `curl http://127.0.0.1:9470/openapi.json`.
 This page is made of the code: `make reference`.
 """
 

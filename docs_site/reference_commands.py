@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
 import typer
@@ -45,8 +46,9 @@ def commands_page() -> str:
         text += _command(words, command)
     return text + (
         f"\n## {_PROGRAM} inject\n\n{_described(all_commands()[f'{_PROGRAM} inject'])}\n\n"
-        "Its options are on the page of [labels and annotations](annotations.md#options-of-an-injection), because the webhook has the "
-        "same. Besides them:\n\n" + _table(p for p in all_commands()[f"{_PROGRAM} inject"].params if p.name not in _flag_names())
+        "Its options are on the page of [labels and annotations](annotations.md#options-of-an-injection), because the "
+        "webhook has the same. Besides them:\n\n"
+        + _table(p for p in all_commands()[f"{_PROGRAM} inject"].params if p.name not in _flag_names())
     )
 
 
@@ -63,11 +65,14 @@ def annotations_page() -> str:
         "# Labels and annotations\n\n"
         "What `checkpoint-sidecar inject` and the [webhook](../../OPERATIONS.md#into-a-cluster) read and write.\n"
         f"{MADE}\n## Options of an injection\n\n"
-        "The same option is a flag of `inject`, an annotation of a pod that the webhook sees, and a variable of the webhook's own\n"
-        "environment, which is the default for all pods. Switches take `true` or `false` in annotations and variables. Other\n"
-        f"[settings](../settings.md) are given by `inject --set CKPT_NAME=VALUE`, by the annotation `{ANNOTATION}CKPT_NAME`, or\n"
-        f"by a variable of that name in the webhook's environment. The default image is `{DEFAULT_IMAGE}`.\n\n"
-        "| flag | annotation of the pod | variable of the webhook | meaning |\n| --- | --- | --- | --- |\n" + rows + "\n## Read\n\n"
+        "The same option is a flag of `inject`, an annotation of a pod that the webhook sees, and a variable of the webhook's\n"
+        "own environment, which is the default for all pods. Switches take `true` or `false` in annotations and variables.\n"
+        "Other [settings](../settings.md) are given by `inject --set CKPT_NAME=VALUE`, by the annotation\n"
+        f"`{ANNOTATION}CKPT_NAME`, or by a variable of that name in the webhook's environment. The default image is\n"
+        f"`{DEFAULT_IMAGE}`.\n\n"
+        "| flag | annotation of the pod | variable of the webhook | meaning |\n| --- | --- | --- | --- |\n"
+        + rows
+        + "\n## Read\n\n"
         "| name | on | meaning |\n| --- | --- | --- |\n" + read + "\n## Written\n\n"
         "| name | on | meaning |\n| --- | --- | --- |\n" + written
     )
@@ -131,8 +136,8 @@ commands](../commands.md#exit-codes-of-the-commands).
 | {PREEMPTED_EXIT_CODE} | preempted, after a just-in-time save (`CKPT_PREEMPTED_EXIT_CODE`) |
 | other | the script's own |
 
-`torchrun` under the hook ends with {PREEMPTED_EXIT_CODE}, too, if it got SIGTERM or if all failed ranks were preempted. 137 is the kernel's or
-the kubelet's: killed, by SIGKILL after the grace period or for its memory.
+`torchrun` under the hook ends with {PREEMPTED_EXIT_CODE}, too, if it got SIGTERM or if all failed ranks were
+preempted. 137 is the kernel's or the kubelet's: killed, by SIGKILL after the grace period or for its memory.
 The contract is in [FORMAT.md](../../FORMAT.md#exit-codes).
 """
 
@@ -140,7 +145,7 @@ The contract is in [FORMAT.md](../../FORMAT.md#exit-codes).
 def _constants(source: str) -> dict[str, str]:
     body = ast.parse(source).body
     found = {}
-    for assigned, text in zip(body, body[1:], strict=False):
+    for assigned, text in pairwise(body):
         if isinstance(assigned, ast.Assign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
             found[ast.unparse(assigned.targets[0])] = " ".join(str(text.value.value).split()).replace("``", "`")
     return found

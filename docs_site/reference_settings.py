@@ -15,8 +15,8 @@ from trainer_hook.process import settings as hook
 
 _HEAD = """# Settings
 
-All are environment variables. A misspelt `CKPT_*` stops the start with exit code 2 and the nearest known name; a variable that is
-set but empty counts as not set. Sizes are `48GB`, `64Mi`; rates `200MB/s`. `inject --set NAME=VALUE` writes a setting into a
+All are environment variables. A misspelt `CKPT_*` stops the start with exit code 2 and the nearest known name; a variable that
+is set but empty counts as not set. Sizes are `48GB`, `64Mi`; rates `200MB/s`. `inject --set NAME=VALUE` writes a setting into a
 manifest ([labels and annotations](reference/annotations.md)).
 This page is made of the code: `make reference`.
 """
@@ -26,8 +26,8 @@ Runs resume from their own prefix. A checkpoint that another system wrote is bro
 
 ## Credentials and the store's address
 
-As in botocore: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_PROFILE`, a service account's role (IRSA),
-instance metadata; in a mounted secret ([`CKPT_CREDENTIALS_DIR`](#sidecar)) one file per name. Proxies are `HTTPS_PROXY`,
+As in botocore: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_PROFILE`, a service account's
+role (IRSA), instance metadata; in a mounted secret ([`CKPT_CREDENTIALS_DIR`](#sidecar)) one file per name. Proxies are `HTTPS_PROXY`,
 `HTTP_PROXY` and `NO_PROXY` ([proxies](how-to/proxies.md)). A data connection of OpenShift AI has `AWS_S3_ENDPOINT`,
 `AWS_S3_BUCKET` and `AWS_DEFAULT_REGION`, too:
 
@@ -36,10 +36,14 @@ _ELSEWHERE = {
     "CKPT_NODE_INDEX": (
         "torchrun's, the Job's, or one node",
         "a whole number from 0 on",
-        "This pod's index in the job, unless the hook reports it. An index alone means that there are several nodes, of which 0 "
-        "holds the prefix.",
+        "This pod's index in the job, unless the hook reports it. An index alone means that there are several nodes, of which "
+        "0 holds the prefix.",
     ),
-    "CKPT_NODE_COUNT": ("torchrun's, or one node", "a whole number from 1 on", "Number of pods of the job, with the same sources."),
+    "CKPT_NODE_COUNT": (
+        "torchrun's, or one node",
+        "a whole number from 1 on",
+        "Number of pods of the job, with the same sources.",
+    ),
     "CKPT_HOOK": (
         "none",
         "`auto`",

@@ -119,7 +119,8 @@ class Settings(BaseSettings):
     keep_local: Annotated[int, Field(ge=1)] = 2
     """Durable checkpoints kept on the volume, newest first; checkpoints that the script rotates itself do not count."""
     keep_store: Annotated[int, Field(ge=1)] | None = None
-    """Committed checkpoints kept in the store; only steps of the present training line that were seen whole count. None: all."""
+    """Committed checkpoints kept in the store; only steps of the present training line that were seen whole count.
+    None: all."""
     keep_every_steps: Annotated[int, Field(ge=1)] | None = None
     """Multiples of this step are kept in the store for ever; None: none are."""
     min_free: Annotated[Bytes, Field(ge=0)] = 0

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -67,10 +68,8 @@ def test_the_commands_of_a_tutorial_lead_to_a_durable_checkpoint_and_a_resume(pa
     try:
         told, _ = shell.communicate(timeout=380)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(shell.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     logs = "".join(f"\n== {log.name}\n{log.read_text()[-4000:]}" for log in tmp_path.rglob("*.log"))
     assert shell.returncode == 0, told + logs
     assert re.search(r"exit code 143", told), told + logs

@@ -8,6 +8,7 @@ is, and mkdocs's strict mode fails on it.
 from __future__ import annotations
 
 import posixpath
+import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -86,7 +87,14 @@ def on_page_markdown(text: str, /, *, page: Page, config: MkDocsConfig, files: F
             return target
         return posixpath.relpath(_page_of(wanted), posixpath.dirname(source) or ".") + mark + anchor
 
-    return markdown.with_links(text, change)
+    return _pipes(markdown.with_links(text, change))
+
+
+def _pipes(text: str) -> str:
+    """Return the text with the escaped pipes of code in tables unescaped: GitHub needs the escape, Python-Markdown shows it."""
+    return re.sub(
+        r"^\|.*$", lambda row: re.sub(r"`[^`]+`", lambda code: code[0].replace("\\|", "|"), row[0]), text, flags=re.MULTILINE
+    )
 
 
 def _targets(place: str, text: str) -> list[str]:

@@ -27,9 +27,9 @@ Runs resume from their own prefix. A checkpoint that another system wrote is bro
 ## Credentials and the store's address
 
 As in botocore: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_PROFILE`, a service account's role
-(IRSA) or instance metadata; in a mounted secret ([`CKPT_CREDENTIALS_DIR`](#sidecar)) one file per name. Proxies are `HTTPS_PROXY`,
-`HTTP_PROXY` and `NO_PROXY` ([proxies](how-to/proxies.md)). A data connection of OpenShift AI has `AWS_S3_ENDPOINT`,
-`AWS_S3_BUCKET` and `AWS_DEFAULT_REGION`, too:
+(IRSA) or instance metadata; in a mounted secret ([`CKPT_CREDENTIALS_DIR`](#sidecar)) one file per name. Proxies are
+`HTTPS_PROXY`, `HTTP_PROXY` and `NO_PROXY` ([proxies](how-to/proxies.md)). A data connection of OpenShift AI has
+`AWS_S3_ENDPOINT`, `AWS_S3_BUCKET` and `AWS_DEFAULT_REGION`, too:
 
 """
 _ELSEWHERE = {

@@ -28,7 +28,7 @@ COMPILE := $(TOOLS)/uv pip compile --quiet --universal --generate-hashes --pytho
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage dist lock sbom audit test-dist test-oldest
+.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage dist lock sbom audit test-dist test-oldest docs reference plots pictures
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -141,6 +141,23 @@ bench-hook: $(VENV)/.trainer  ## cost of the hook for a training script: per ste
 bench-webhook: $(VENV)/.trainer  ## how long an API server waits for the webhook when 500 pods are created at once (openssl)
 	$(BIN)/python -m benchmarks.webhook $(BENCH_ARGS)
 
+docs: .venv-docs/.installed  ## the documentation as a site in build/site; fails on a link or an anchor that is not there
+	.venv-docs/bin/python -m mkdocs build --quiet $(DOCS_ARGS)
+
+reference: $(VENV)/.trainer  ## write the pages that are made of the code: settings, commands, API, metrics, annotations, exit codes
+	$(BIN)/python -m docs_site.reference
+
+plots: $(VENV)/.trainer  ## draw docs/images/bench-*.svg from benchmarks/results/*.json, which BENCH_ARGS='--json FILE' writes
+	$(BIN)/python -m benchmarks.plots
+
+pictures: $(VENV)/.demo  ## draw docs/images/demo.svg from a run of make demo
+	@$(BIN)/python -m examples.demo --store $(STORE) --picture docs/images/demo.svg
+
+.venv-docs/.installed: constraints.txt pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs-material
+	@touch $@
+
 bench-peers: .venv-peers/.installed  ## install the peers
 
 # torch first and alone, as below.
@@ -170,7 +187,7 @@ bench-peers: .venv-peers/.installed  ## install the peers
 	@touch $@
 
 clean:  ## remove the virtual environments and the demo's files
-	rm -rf $(VENV) .venv-oldest .venv-peers .deepspeed .demo .tools .sbom dist build
+	rm -rf $(VENV) .venv-docs .venv-oldest .venv-peers .deepspeed .demo .tools .sbom dist build
 
 # What `make demo` needs, in a third of the time. torch first and alone: the newest release otherwise brings gigabytes of CUDA to a
 # machine that only runs on its CPU. PyTorch's own index has a build without CUDA.

@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks import ours, stores, work
+from benchmarks.results import write
 from benchmarks.stores import BUCKET, StoreServer
 from benchmarks.transfer import PEERS_PYTHON, ROOT
 
@@ -129,9 +130,7 @@ def main() -> None:
     by_mode = measured(options)
     print(table(by_mode, options.mib))
     if options.json:
-        options.json.write_text(
-            json.dumps({name: [asdict(rates) for rates in runs] for name, runs in by_mode.items()}, indent=1)
-        )
+        write(options.json, {name: [asdict(rates) for rates in runs] for name, runs in by_mode.items()})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import random
 import signal
 import statistics
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from benchmarks import ours, stores, work
 from benchmarks.cost import NOT_INSTALLED, Failed
+from benchmarks.results import write
 from benchmarks.stores import BUCKET, LINK_MBIT_PER_S, LINK_ROUND_TRIP_MS, StoreServer
 from benchmarks.transfer import PEERS_PYTHON, ROOT
 
@@ -138,7 +138,7 @@ def main() -> None:
         print(f"benchmarks.sigterm: {failed}", file=sys.stderr)
         sys.exit(NOT_INSTALLED)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+        write(options.json, results)
 
 
 def _situations(options: argparse.Namespace) -> list[dict[str, object]]:

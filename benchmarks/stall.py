@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.options import some_of
+from benchmarks.results import write
 from benchmarks.transfer import ROOT
 
 BLOCKING, OURS = "blocking", "ours"
@@ -153,7 +154,7 @@ def main() -> None:
         print(table(runs), flush=True)
         measured[size] = runs
     if options.json:
-        options.json.write_text(json.dumps({size: [asdict(r) for r in runs] for size, runs in measured.items()}, indent=1))
+        write(options.json, {size: [asdict(r) for r in runs] for size, runs in measured.items()})
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.ours import running
+from benchmarks.results import write
 from benchmarks.stores import StoreServer, opened
 
 IMPORTS = {
@@ -125,7 +126,7 @@ def main() -> None:
     measured = measure(options.rounds)
     print(table(measured))
     if options.json:
-        options.json.write_text(json.dumps({name: [asdict(s) for s in starts] for name, starts in measured.items()}, indent=1))
+        write(options.json, {name: [asdict(s) for s in starts] for name, starts in measured.items()})
 
 
 if __name__ == "__main__":

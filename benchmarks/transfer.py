@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -26,6 +25,7 @@ from benchmarks.cost import Cost, Failed
 from benchmarks.options import some_of
 from benchmarks.peers import PEERS
 from benchmarks.report import OURS, Result, table
+from benchmarks.results import write
 from benchmarks.stores import BUCKET, StoreServer
 
 ROOT = Path(__file__).parents[1]
@@ -170,7 +170,7 @@ def main() -> None:
         print(table(result), flush=True)
         results.append(asdict(result))
         if options.json:
-            options.json.write_text(json.dumps(results, indent=1))
+            write(options.json, results)
 
 
 if __name__ == "__main__":

@@ -66,43 +66,56 @@ class Settings(BaseSettings):
     )
 
     dir: Path = Path(DEFAULT_DIR)
-    """The shared volume, one mount for both containers."""
+    """The shared volume, one mount for both containers. A missing folder is an error and is never created; a path through a
+    symbolic link on a volume is an error, too."""
     state_dir: Path | None = None
-    """The sidecar's private state, which it trusts after a restart: a directory that the trainer cannot write to. None:
+    """The sidecar's private state, which it trusts after a restart: journals, ``pod.json``, the last exit report. An existing
+    directory outside ``CKPT_DIR`` that only the sidecar mounts, such as an ``emptyDir``; it may be lost with the pod. None:
     ``.ckpt`` on the shared volume; its journals are trusted only for objects of their own checkpoint."""
     store: str
     """``s3://bucket/prefix`` or ``file:///path``; one run per prefix."""
     run_id: str | None = None
-    """Name of the run. A prefix whose ``run.json`` names another run is refused; None: any run is accepted."""
+    """Name of the run; a prefix of another run is refused. None: the Kubernetes job, if ``POD_NAMESPACE`` and ``JOBSET_NAME``
+    or ``JOB_NAME`` are set, else any run is accepted. A second job that writes at the same time is always refused; pods of the
+    same Kubernetes job are not."""
 
     credentials_dir: Path | None = None
-    """Folder of a mounted secret with one file per ``AWS_*`` name; read again when the secret rotates."""
+    """Folder of a mounted secret with one file per ``AWS_*`` name; read again when the secret rotates. None: the environment,
+    and what botocore knows: profiles, IRSA, instance metadata."""
     endpoint_url: Annotated[
         str | None, Field(validation_alias=AliasChoices("AWS_S3_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
     ] = None
-    """``AWS_S3_ENDPOINT`` or ``AWS_ENDPOINT_URL[_S3]``; None: AWS."""
+    """URL of an S3 server, such as ``https://minio.example:9000``. None: AWS."""
     bucket: Annotated[str | None, Field(validation_alias="AWS_S3_BUCKET")] = None
-    """``AWS_S3_BUCKET``: fills in ``s3:///prefix``."""
+    """Bucket of a ``CKPT_STORE`` without one, ``s3:///prefix``. None: ``CKPT_STORE`` names the bucket."""
     region: Annotated[str | None, Field(validation_alias=AliasChoices("AWS_DEFAULT_REGION", "AWS_REGION"))] = None
-    """``AWS_DEFAULT_REGION`` or ``AWS_REGION``."""
+    """Region of the bucket. None: the profile's; with ``AWS_S3_ENDPOINT`` ``us-east-1``."""
     verify_tls: bool = True
+    """Whether the server's certificate is verified."""
     ca_bundle: Path | None = None
+    """File with the certificates of the authorities to trust instead of the system's, PEM. None: the system's."""
     verify_access: bool = True
-    """Whether a store that denies access at start ends the process with exit code 2; false: it is retried for ever."""
+    """Whether a store that denies access at start ends the process with exit code 2. false: it is retried for ever."""
     verify: Literal["auto", "md5", "read-back", "off"] = "auto"
-    """How uploads are verified. auto: the strongest checksum that the store demonstrably enforces, else reading back."""
+    """How uploads are verified. auto: the strongest checksum that the store demonstrably enforces (found by a probe at start):
+    CRC64NVME, the signed SHA-256, the MD5 in its etags; else by reading back."""
     s3_client: Literal["wire", "boto3"] = "wire"
-    """What sends and receives the bodies of files: the sidecar's own transport, or boto3, which costs more CPU time."""
+    """Client that sends and receives the bodies of files: the sidecar's own transport, or boto3, which costs more CPU time and
+    hedges nothing. Use it to rule out the transport as the cause of a problem."""
     sse: Literal["AES256", "aws:kms"] | None = None
+    """Server-side encryption to ask for. None: what the bucket says."""
     sse_kms_key_id: str | None = None
+    """Key of ``CKPT_SSE=aws:kms``. None: the bucket's own."""
 
     grace_seconds: Annotated[float, Field(gt=0, le=86_400)] = 30.0
     """Copy of the pod's terminationGracePeriodSeconds; an upper bound of the time from the first notice to SIGKILL."""
     mode: Literal["native", "classic"] = "native"
-    """native: SIGTERM arrives after the trainer has ended. classic: both get SIGTERM at the same time, and the sidecar ends by
-    itself after a successful training."""
+    """native: SIGTERM arrives after the trainer has ended, as in a native sidecar container. classic: both get SIGTERM at the
+    same time, and the sidecar ends by itself after a successful training."""
     install_hook: Path | None = None
-    """Directory into which the trainer's side is copied at the start, before the API answers; None: it is not."""
+    """Directory on the shared volume, such as ``/checkpoints/.ckpt/hook``, into which the sidecar copies the hook at its start,
+    before its API answers; for trainers whose ``PYTHONPATH`` names it. A sidecar that comes back beside a training that runs
+    leaves the version that is there. None: it is not copied."""
     spot: Literal["aws", "gcp", "azure", "off"] = "off"
     """The cloud whose metadata service is polled for notices of preemption."""
     spot_endpoint: str | None = None
@@ -111,31 +124,36 @@ class Settings(BaseSettings):
     keep_local: Annotated[int, Field(ge=1)] = 2
     """Durable checkpoints kept on the volume, newest first; checkpoints that the script rotates itself do not count."""
     keep_store: Annotated[int, Field(ge=1)] | None = None
-    """Committed checkpoints kept in the store; None: all."""
+    """Committed checkpoints kept in the store; only steps of the present training line that were seen whole count.
+    None: all."""
     keep_every_steps: Annotated[int, Field(ge=1)] | None = None
     """Multiples of this step are kept in the store for ever; None: none are."""
     min_free: Annotated[Bytes, Field(ge=0)] = 0
-    """Bytes that stay free on the volume: below, durable checkpoints are deleted from it earlier. 0: no such limit."""
+    """Free space on the volume, such as ``20GB``, below which durable checkpoints are deleted from it earlier. 0: no limit."""
     superseded: Literal["upload", "skip"] = "upload"
-    """Checkpoints older than a durable one are uploaded when there is time, or not at all."""
+    """upload: checkpoints older than a durable one are uploaded when there is time. skip: they are not."""
 
     bandwidth_limit: Annotated[Bytes, Field(gt=0)] | None = None
-    """Bytes per second of all uploads together; None: no limit."""
+    """Bytes per second of all uploads together, such as ``200MB/s``. None: no limit."""
     concurrency: Annotated[int, Field(ge=1, le=64)] = 16
-    """Maximum concurrent requests. Large requests begin with two to four; their number adapts to throughput and SlowDown."""
+    """Maximum concurrent requests. Large requests start with two to four, by the number of cores and the round-trip time, and
+    adapt to throughput and to SlowDown. Small requests are as many as fill a round trip, and more while some wait for a late
+    answer."""
     part_size: Annotated[Bytes, Field(ge=5 << 20, le=5 << 30)] | None = None
-    """Bytes per multipart part; larger where the file would exceed the store's maximum number of parts. None: 16 to 64 MiB,
-    by the size of the file and the link to the store."""
+    """Bytes per multipart part; larger where the file would exceed the store's maximum number of parts. None: 16 to 64 MiB;
+    64 for large files if the store answers at once, less if the link takes longer than a quarter of a second for that."""
 
     resume: Literal["eager", "on-demand", "off"] = "eager"
-    """eager: the download begins when the sidecar starts, before the trainer asks."""
+    """eager: the download begins when the sidecar starts, before the trainer asks. on-demand: when it asks. off: never."""
 
     api_port: Annotated[int, BeforeValidator(port_number)] = DEFAULT_API_PORT
+    """Port of the local API, on the loopback interface."""
     api_token: Literal["required", "off"] = "off"  # noqa: S105 - a mode, not a token
     """required: calls that change state need the bearer token of ``.ckpt/token``."""
     metrics_bind: Annotated[tuple[str, int] | None, NoDecode, BeforeValidator(_listen_address)] = None
     """``host:port`` that serves metrics and the two health calls to the outside; without a host, all IPv4 addresses."""
     log: Literal["json", "console"] = "json"
+    """json: one JSON object a line. console: for people."""
 
     node: Node | None = Node()
     """From ``CKPT_NODE_*``, ``PET_*`` or ``JOB_COMPLETION_INDEX``. None: one of several nodes; the marker must name it."""

@@ -12,7 +12,6 @@ import boto3
 import pytest
 
 from tests import servers
-from trainer_hook.contract import KNOWN_SETTINGS
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = (ROOT / "OPERATIONS.md").read_text()
@@ -88,22 +87,3 @@ def test_the_policy_allows_what_the_documents_say_and_nothing_else() -> None:
     assert not any("*" in action for action in allowed)
     bucket, _, objects = policy["Statement"]
     assert bucket["Condition"]["StringLike"]["s3:prefix"] == objects["Resource"].partition(bucket["Resource"] + "/")[2]
-
-
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "tests/deploy/crds/README.md"]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_is_linked_to_is_there(page: Path) -> None:
-    for file, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]*))?\)", page.read_text()):
-        linked = page.parent / file if file else page
-        assert linked.exists(), file
-        if anchor:
-            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
-            assert anchor in [re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings], anchor
-
-
-def test_every_setting_is_described() -> None:
-    described = set(re.findall(r"CKPT_[A-Z0-9_]+", (ROOT / "docs/settings.md").read_text()))
-    assert sorted(KNOWN_SETTINGS - described) == []
-    assert sorted(described - KNOWN_SETTINGS) == []

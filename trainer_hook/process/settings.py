@@ -23,19 +23,27 @@ class Settings:
     save_strategy: str = "minutes"
     """When to save, in addition to the script: ``steps``, ``epoch``, ``minutes`` or ``no``."""
     save_steps: int = 500
+    """Save interval in steps; setting it alone implies ``CKPT_SAVE_STRATEGY=steps``."""
     save_minutes: float = 10.0
+    """Save interval in minutes."""
     save_total_limit: int | None = None
-    """Number of its own checkpoints that the hook keeps on the volume; ``None``: the sidecar deletes durable ones."""
+    """Number of its own checkpoints that the hook keeps on the volume. None: the sidecar deletes durable ones."""
     jit: bool = True
     """Save just in time at a termination notice."""
     asynchronous: bool = False
-    """``CKPT_ASYNC``: training is held for a snapshot only, which another process writes."""
+    """Periodic saves hold training only for a snapshot in host memory, which another process writes. For Trainer, Accelerate
+    and Lightning in one process or with DDP; ``Checkpointer`` also with sharded models. Otherwise (FSDP of these libraries,
+    DeepSpeed, ``plain``) saves block. Each rank that saves needs memory for a copy of its part and 0.4 GB; without it a save
+    blocks, and the log says so."""
     resume_timeout_s: float = 600.0
-    """Longest wait for a checkpoint to resume from."""
+    """Longest wait in seconds for a checkpoint to resume from."""
     sidecar_url: str = f"http://127.0.0.1:{DEFAULT_API_PORT}"
+    """URL of the sidecar."""
     fail_without_store: bool = False
-    """``CKPT_ON_STORE_FAILURE=fail``: exit rather than train without a checkpoint that is in the store."""
+    """Reaction if a checkpoint is, or may be, in the store but is not available. continue: from the newest on the volume, else
+    from scratch, logged in capitals. fail: exit."""
     preempted_exit_code: int = PREEMPTED_EXIT_CODE
+    """Exit code after a just-in-time save."""
     grace_seconds: float = 30.0
     """Copy of the pod's terminationGracePeriodSeconds."""
 

@@ -1,0 +1,1 @@
+"""What builds the documentation: generated pages and pictures, and the site (``make docs``). Not in the wheel."""

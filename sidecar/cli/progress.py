@@ -73,20 +73,33 @@ class _Lines:
 
 @contextmanager
 def _bars(*, counts: bool) -> Iterator[OnProgress]:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.markup import escape
     from rich.progress import (
         BarColumn,
         DownloadColumn,
         MofNCompleteColumn,
         Progress,
+        ProgressColumn,
+        Task,
         TextColumn,
         TimeRemainingColumn,
         TransferSpeedColumn,
     )
+    from rich.text import Text
+
+    class Known(ProgressColumn):
+        """A column that is empty while the total is not known."""
+
+        def __init__(self, column: ProgressColumn) -> None:
+            super().__init__()
+            self._column = column
+
+        def render(self, task: Task) -> RenderableType:
+            return self._column(task) if task.total is not None else Text()
 
     amounts = [MofNCompleteColumn()] if counts else [DownloadColumn(binary_units=True), TransferSpeedColumn()]
-    columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn()]
+    columns = [TextColumn("{task.description}"), BarColumn(), *map(Known, [*amounts, TimeRemainingColumn()])]
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, Any] = {}
 

@@ -6,6 +6,8 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+_LEAST_WRAPPED = 20
+"""Narrowest column, in characters, in which sentences are wrapped."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -19,19 +21,27 @@ def size_text(size_bytes: float | None) -> str:
     return f"{amount:.3g} {_UNITS[unit]}"
 
 
+def counted(number: int, thing: str) -> str:
+    """Return ``1 file``, ``2 files``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def table(header: list[str], rows: list[list[str]]) -> str:
     """Return rows aligned under their header: in colour and fitted to a terminal, plain and as wide as they are elsewhere."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     # A base install has no rich.
     if sys.stdout.isatty() and find_spec("rich"):
-        return _fitted(header, rows)
-    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+        return _fitted(header, rows, widths)
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]
     )
 
 
-def _fitted(header: list[str], rows: list[list[str]]) -> str:
-    """Return the rows fitted to the width of the terminal; only the last column is wrapped."""
+def _fitted(header: list[str], rows: list[list[str]], widths: list[int]) -> str:
+    """Return the rows fitted to the width of the terminal; only the last column is wrapped.
+
+    Without room for it the lines are longer than the terminal, which wraps them: nothing is cut off.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -42,9 +52,12 @@ def _fitted(header: list[str], rows: list[list[str]]) -> str:
     for row in rows:
         grid.add_row(*map(Text, row))  # not as markup: reasons quote names from the volume
     console = Console()
+    others = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    if console.width - others < min(widths[-1], _LEAST_WRAPPED):
+        console.width = others + widths[-1]
     with console.capture() as captured:
         console.print(grid)
-    return captured.get().rstrip("\n")
+    return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
 
 
 def status_text(status: dict[str, Any]) -> str:
@@ -57,7 +70,7 @@ def status_text(status: dict[str, Any]) -> str:
         f"trainer    {trainer['state'] or 'no hook'}, {trainer['ranks']} ranks alive, step {_known(trainer['step'])}",
         f"durable    step {_known(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
         f"{_known(risk['steps_at_risk'])} steps",
-        f"if told    durable after {_seconds(risk['predicted_durable_s'])}: save {_seconds(risk['predicted_save_s'])}, "
+        f"SIGTERM    durable after {_seconds(risk['predicted_durable_s'])}: save {_seconds(risk['predicted_save_s'])}, "
         f"upload {_seconds(risk['predicted_flush_s'])} at {size_text(rate)}/s",
         f"volume     {size_text(status['volume']['free_bytes'])} of {size_text(status['volume']['total_bytes'])} free",
     ]
@@ -95,19 +108,17 @@ def checkpoints_text(answer: dict[str, Any]) -> str:
     return table(["CHECKPOINT", "STATE", "VOLUME", "STORE", "SIZE", "SAVED", "WHY"], rows) if rows else "no checkpoints"
 
 
-def fields_text(answer: dict[str, Any]) -> str:
-    """Return one object, a line per field."""
-    width = max(len(key) for key in answer)
-    return "\n".join(f"{key.ljust(width)}  {_known(value)}" for key, value in answer.items())
+def checkpoint_text(answer: dict[str, Any]) -> str:
+    """Return ``/v1/checkpoints/NAME``, a line per field that has a value."""
+    known = {key: value for key, value in answer.items() if value is not None}
+    width = max(len(key) for key in known)
+    return "\n".join(f"{key.ljust(width)}  {_field(key, value)}" for key, value in known.items())
 
 
-def resume_text(answer: dict[str, Any]) -> str:
-    """Return the outcome of a resume."""
-    passed = [f"passed over {p['checkpoint']}: {p['reason']}" for p in answer["passed_over"]]
-    outcome = answer["path"] or {"none": "nothing to resume from"}.get(
-        answer["state"], f"{answer['state']}: {answer['detail']}"
-    )
-    return "\n".join([*passed, outcome])
+def _field(key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return size_text(value) if key.endswith("_bytes") else str(value)
 
 
 def save_text(answer: dict[str, Any]) -> str:

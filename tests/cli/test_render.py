@@ -33,3 +33,13 @@ def test_a_table_in_a_terminal_fits_it_and_shows_every_character(monkeypatch: py
     assert max(map(len, lines)) <= 60
     assert lines[1].startswith("checkpoint-20  rejected  config.json:")
     assert "".join("".join(line[25:] for line in lines[1:-1]).split()) == "".join(WHY.split())
+
+
+def test_a_table_that_is_too_wide_for_a_terminal_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    header = ["CHECKPOINT", "STATE", "WRITTEN", "NODES", "ATTEMPT"]
+    rows = [["checkpoint-40", "committed", "2026-11-24T05:53:26Z", "2", "20261124T055324Z-vm"]]
+    assert [line.split() for line in table(header, rows).splitlines()] == [header, *rows]

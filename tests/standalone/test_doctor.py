@@ -62,7 +62,7 @@ def test_a_sound_store_and_volume_pass_and_nothing_is_left(person: Person, tmp_p
 def test_for_people_each_next_step_is_below_the_table(local: Person, tmp_path: Path) -> None:
     assert local.run("doctor", local.url, "--volume", str(tmp_path / "none")) == 2
     assert "volume: mount it in this container, or correct CKPT_DIR" in local.out
-    assert local.out.endswith("1 failures, 0 warnings\n")
+    assert local.out.endswith("1 failure, 0 warnings\n")
 
 
 def test_a_grace_period_that_is_too_short_is_named_and_fails_only_when_asked(local: Person) -> None:

@@ -115,7 +115,8 @@ def plan_store_deletion(
         is_newest = len(steps) - at <= keep_newest
         if is_newest or commit in counted[-keep_newest:] or _stays_for_ever(commit.step, keep_every_steps):
             is_newest = is_newest or commit in counted[-keep_newest:]
-            reason = f"one of the {keep_newest} newest" if is_newest else f"a multiple of {keep_every_steps} steps"
+            newest = f"one of the {keep_newest} newest" if keep_newest > 1 else "the newest"
+            reason = newest if is_newest else f"a multiple of {keep_every_steps} steps"
             plan.retained.append(Deletion(commit.name, reason))
             continue
         newer = [other for other in counted if other.step > commit.step]
@@ -131,9 +132,9 @@ def plan_store_deletion(
 
 def _why_kept(commit: Committed, line: Collection[str], newer: int, keep_newest: int) -> str:
     if newer >= keep_newest:
-        return f"it was committed after the {newer} higher steps"
-    left = "" if commit.name in line else "the run went back behind it, and "
-    return f"{left}only {newer} of the {keep_newest} newer ones that are kept are of the present line and were seen whole"
+        return "it was committed later than higher steps: it stays until further ones are committed"
+    left = "" if commit.name in line else "a lower step was committed later, so the run went back; "
+    return f"{left}{newer} of {keep_newest} higher steps of the present line were seen whole"
 
 
 def _came_no_earlier(commit: Committed, other: Committed) -> bool:

@@ -63,7 +63,7 @@ def _fitted(header: list[str], rows: list[list[str]], widths: list[int]) -> str:
 def status_text(status: dict[str, Any]) -> str:
     """Return ``/v1/status`` for people."""
     risk, store, trainer = status["at_risk"], status["store"], status["trainer"]
-    rate = status["throughput_bytes_per_s"]
+    rate = min(filter(None, (status["throughput_bytes_per_s"], status["bandwidth_limit_bytes_per_s"])), default=None)
     lines = [
         f"phase      {status['phase']}",
         f"store      {store['url']}  " + (f"degraded: {status['degraded_reason']}" if status["degraded"] else _reached(store)),

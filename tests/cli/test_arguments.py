@@ -59,7 +59,6 @@ def test_flags_that_are_not_known_and_abbreviations_are_refused_in_one_line(
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["stat"],
         ["show"],
         ["show", "a", "b"],

@@ -60,7 +60,8 @@ function drawAnswer(overview) {
   text(at("headline"), headline);
   texts(at("reasons"), reasons);
   show(at("reasons"), reasons.length > 0);
-  const advice = overview.degraded_reason ?? overview.lease.reason ?? overview.at_risk.advice;
+  // Once the pod is ending, it is too late for advice on settings.
+  const advice = overview.degraded_reason ?? overview.lease.reason ?? (overview.termination === null ? overview.at_risk.advice : null);
   text(at("advice"), advice ? advice[0].toUpperCase() + advice.slice(1) : "");
   show(at("advice"), Boolean(advice));
 }

@@ -22,9 +22,9 @@ _TRACES = """
 ## Traces
 
 With the extra `otel` (`pip install 'checkpoint-sidecar[sidecar,otel]'`, or an image built with `--build-arg
-EXTRAS=sidecar,otel`) and `OTEL_EXPORTER_OTLP_ENDPOINT` in the sidecar's environment, each checkpoint that the sidecar uploads is
-one OpenTelemetry trace: the span `checkpoint` and its parts `save`, `scan` (from the marker until the sidecar has examined it),
-`upload` and `commit`, with `checkpoint.name`, `.step`, `.size_bytes`, `.files`, `.save_reason`, `.attempt`, `.outcome` and
+EXTRAS=sidecar,otel`) and `OTEL_EXPORTER_OTLP_ENDPOINT` in the sidecar's environment, each checkpoint that the sidecar uploads
+is one OpenTelemetry trace: the span `checkpoint` and its parts `save`, `scan` (from the marker until the sidecar has examined
+it), `upload` and `commit`, with `checkpoint.name`, `.step`, `.size_bytes`, `.files`, `.save_reason`, `.attempt`, `.outcome` and
 `node.index`. A checkpoint that was lost or given up is an error with its reason. What a pod sends last leaves before it ends.
 
 The other standard variables apply, too: `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`,

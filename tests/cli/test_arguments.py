@@ -186,3 +186,22 @@ def test_each_command_says_in_one_whole_line_what_it_does(
 def test_a_rate_that_is_none_is_told_before_the_sidecar_is_asked(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["limit", rate]) == 2
     assert f"RATE='{rate}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["statsu"], ": No such command 'statsu'. Did you mean 'status'? See 'checkpoint-sidecar --help'"),
+        (["plan", "storag"], " plan: No such command 'storag'. Did you mean 'storage'? See 'checkpoint-sidecar plan --help'"),
+        (
+            ["plan", "storage", "--strategy", "dpp"],
+            " plan: Invalid value for '--strategy': 'dpp' is not one of 'ddp', 'fsdp', 'zero3-lora': "
+            "see 'checkpoint-sidecar plan storage --help'",
+        ),
+    ],
+)
+def test_what_is_misspelt_is_answered_with_the_next_step(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"checkpoint-sidecar{said}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from shutil import get_terminal_size
 from typing import Any
 
 _LEAST_WRAPPED = 20
@@ -27,21 +28,22 @@ def counted(number: int, thing: str) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Return rows aligned under their header: in colour and fitted to a terminal, plain and as wide as they are elsewhere."""
+    """Return rows aligned under their header: in colour and fitted to a terminal, plain and as wide as they are elsewhere.
+
+    A terminal too narrow for all columns but the last gets the latter, and wraps the lines: nothing is cut off.
+    """
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    least = sum(widths[:-1]) + 2 * (len(widths) - 1) + min(widths[-1], _LEAST_WRAPPED)
     # A base install has no rich.
-    if sys.stdout.isatty() and find_spec("rich"):
-        return _fitted(header, rows, widths)
+    if sys.stdout.isatty() and least <= get_terminal_size().columns and find_spec("rich"):
+        return _fitted(header, rows)
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]
     )
 
 
-def _fitted(header: list[str], rows: list[list[str]], widths: list[int]) -> str:
-    """Return the rows fitted to the width of the terminal; only the last column is wrapped.
-
-    Without room for it the lines are longer than the terminal, which wraps them: nothing is cut off.
-    """
+def _fitted(header: list[str], rows: list[list[str]]) -> str:
+    """Return the rows fitted to the width of the terminal; only the last column is wrapped."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -52,12 +54,9 @@ def _fitted(header: list[str], rows: list[list[str]], widths: list[int]) -> str:
     for row in rows:
         grid.add_row(*map(Text, row))  # not as markup: reasons quote names from the volume
     console = Console()
-    others = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    if console.width - others < min(widths[-1], _LEAST_WRAPPED):
-        console.width = others + widths[-1]
     with console.capture() as captured:
         console.print(grid)
-    return "\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n"))
+    return captured.get().rstrip("\n")
 
 
 def status_text(status: dict[str, Any]) -> str:
@@ -138,7 +137,12 @@ def _known(value: Any) -> str:
 
 
 def _seconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds:.1f} s"
+    if seconds is None:
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, hours = divmod(round(seconds), 60), divmod(round(seconds / 60), 60)
+    return f"{minutes[0]} min {minutes[1]} s" if seconds < 3600 else f"{hours[0]} h {hours[1]} min"
 
 
 def _share(transfer: dict[str, Any]) -> str:

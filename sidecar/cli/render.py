@@ -62,7 +62,7 @@ def _fitted(header: list[str], rows: list[list[str]]) -> str:
 def status_text(status: dict[str, Any]) -> str:
     """Return ``/v1/status`` for people."""
     risk, store, trainer = status["at_risk"], status["store"], status["trainer"]
-    rate = min(filter(None, (status["throughput_bytes_per_s"], status["bandwidth_limit_bytes_per_s"])), default=None)
+    rates = [rate for rate in (status["throughput_bytes_per_s"], status["bandwidth_limit_bytes_per_s"]) if rate]
     lines = [
         f"phase      {status['phase']}",
         f"store      {store['url']}  " + (f"degraded: {status['degraded_reason']}" if status["degraded"] else _reached(store)),
@@ -70,7 +70,7 @@ def status_text(status: dict[str, Any]) -> str:
         f"durable    step {_known(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
         f"{_known(risk['steps_at_risk'])} steps",
         f"SIGTERM    durable after {_seconds(risk['predicted_durable_s'])}: save {_seconds(risk['predicted_save_s'])}, "
-        f"upload {_seconds(risk['predicted_flush_s'])} at {size_text(rate)}/s",
+        f"upload {_seconds(risk['predicted_flush_s'])} at {size_text(min(rates, default=None))}/s",
         f"volume     {size_text(status['volume']['free_bytes'])} of {size_text(status['volume']['total_bytes'])} free",
     ]
     if status["termination"]:

@@ -74,7 +74,11 @@ def install(app: FastAPI) -> None:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
         return answer(
-            ProblemDocument(title="Invalid request", status=422, detail=f"{place}: {first['msg']}; see /openapi.json")
+            ProblemDocument(
+                title="Invalid request",
+                status=422,
+                detail=f"{place}: {first['msg'].removeprefix('Value error, ')}; see /openapi.json",
+            )
         )
 
     @app.exception_handler(HTTPException)

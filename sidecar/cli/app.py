@@ -58,8 +58,8 @@ def invoke(arguments: Sequence[str]) -> int:
         return ended.exit_code
     except TyperException as error:
         command = f" {arguments[0]}" if arguments and arguments[0] in COMMANDS else ""
-        context = getattr(error, "ctx", None)
-        path = f"{context.command_path}".removeprefix(PROGRAM) if context else command  # of a command in a group
+        of = getattr(error, "ctx", None)
+        path = command if of is None else str(of.command_path).removeprefix(PROGRAM)  # of a command in a group, too
         said = error.format_message().rstrip(".").replace("Value error, ", "")
         see = f"{' See' if said.endswith('?') else ': see'} '{PROGRAM}{path} --help'"
         return fail(f"{command}: {said}{see}", EXIT_CONFIGURATION, as_json="--json" in arguments)

@@ -325,11 +325,12 @@ async def test_every_state_is_drawn_and_hostile_text_stays_text(tmp_path: Path) 
                   timeline.draw(overview, Date.now());
                   const odd = [...document.querySelectorAll("main *")].filter((node) => node.onerror || node.tagName === "IMG");
                   const text = document.body.innerText;
+                  const durable = document.getElementById("durable").innerText;
                   const advises = !document.getElementById("advice").hidden;
                   const isOdd = /undefined|NaN|\\[object/.test(text);
-                  return [sections.title(overview), odd.length, isOdd, document.images.length, advises];
+                  return [sections.title(overview), odd.length, isOdd, document.images.length, advises, durable];
                 }})()"""
             )
             trouble = number % 2 == 1  # of settings nothing is said once the pod is ending
-            assert drawn[1:] == [0, False, 1, trouble], drawn
+            assert drawn[1:] == [0, False, 1, trouble, "not known yet" if trouble else "final"], drawn
         assert page.faults == []

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from sidecar.core.commit.training_line import Committed, present_line
 from trainer_hook.contract import Node
 
+_ONE_NEWER = "a newer one is committed and was seen whole"
 TURN_S = 30.0
 """Seconds between two nodes' turns of retention: longer than a commit takes to settle, so that the next finds nothing to do."""
 
@@ -124,7 +125,11 @@ def plan_store_deletion(
         if commit.name in protected:
             plan.kept.append(Deletion(commit.name, protected[commit.name]))
         elif came_later >= keep_newest:
-            plan.deletions.append(Deletion(commit.name, f"{keep_newest} newer are committed and were seen whole"))
+            plan.deletions.append(
+                Deletion(
+                    commit.name, f"{keep_newest} newer are committed and were seen whole" if keep_newest > 1 else _ONE_NEWER
+                )
+            )
         else:
             plan.kept.append(Deletion(commit.name, _why_kept(commit, line, len(newer), keep_newest)))
     return plan

@@ -95,7 +95,7 @@ audit: .tools/.installed  ## known vulnerabilities of what the locks name (CKPT_
 
 lock:  ## versions and hashes that images and releases install (UPGRADE=1: also newer ones that pyproject.toml and constraints.txt allow)
 	@test -x $(TOOLS)/uv || $(MAKE) .tools/.installed
-	$(COMPILE) --extra sidecar -o requirements-sidecar.lock pyproject.toml
+	$(COMPILE) --extra sidecar --extra otel -o requirements-sidecar.lock pyproject.toml
 	$(COMPILE) --group build -o requirements-build.lock
 	$(COMPILE) --group build --group tools -o requirements-tools.lock
 

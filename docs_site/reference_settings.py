@@ -24,6 +24,8 @@ _TAIL = """
 Runs resume from their own prefix. A checkpoint that another system wrote is brought to a new prefix once
 ([OPERATIONS.md](../OPERATIONS.md#from-the-kubeflow-sdks-s3-checkpoints)).
 
+`OTEL_EXPORTER_OTLP_ENDPOINT` says where [traces](metrics.md#traces) of checkpoints go; other `OTEL_*` apply, too.
+
 ## Credentials and the store's address
 
 As in botocore: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_PROFILE`, a service account's role

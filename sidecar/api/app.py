@@ -104,7 +104,11 @@ async def checkpoint(services: Running, name: str) -> models.Checkpoint:
         return views.local_checkpoint(tracked)
     for stored in await _stored(services, only=name):
         return stored
-    raise Problem(404, "No such checkpoint", f"{name} is neither on the volume nor committed in the store; see /v1/checkpoints")
+    raise Problem(
+        404,
+        "No such checkpoint",
+        f"{name} is neither on the volume nor committed in the store: ls, or /v1/checkpoints, lists those that are",
+    )
 
 
 @calls.post(

@@ -18,6 +18,20 @@ This page is made of the code: `python -m sidecar.api.metrics_reference > docs/m
 | --- | --- | --- | --- |
 """
 
+_TRACES = """
+## Traces
+
+With the extra `otel` (`pip install 'checkpoint-sidecar[sidecar,otel]'`, or an image built with `--build-arg
+EXTRAS=sidecar,otel`) and `OTEL_EXPORTER_OTLP_ENDPOINT` in the sidecar's environment, each checkpoint that the sidecar uploads
+is one OpenTelemetry trace: the span `checkpoint` and its parts `save`, `scan` (from the marker until the sidecar has examined
+it), `upload` and `commit`, with `checkpoint.name`, `.step`, `.size_bytes`, `.files`, `.save_reason`, `.attempt`, `.outcome` and
+`node.index`. A checkpoint that was lost or given up is an error with its reason. What a pod sends last leaves before it ends.
+
+The other standard variables apply, too: `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`,
+`OTEL_SDK_DISABLED`, … Only `http/protobuf` is spoken. Without the endpoint nothing is loaded, and a receiver that is away
+disturbs nothing.
+"""
+
 
 def reference() -> str:
     """Return the reference as Markdown."""
@@ -38,7 +52,7 @@ How long nine of ten saves of a namespace take, at most:
 ```
 histogram_quantile(0.9, sum by (le) (rate({PREFIX}save_seconds_bucket{{namespace="team-a"}}[1h])))
 ```
-"""
+{_TRACES}"""
 
 
 def _bounds(bounds_s: tuple[float, ...]) -> str:

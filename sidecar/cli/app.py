@@ -50,6 +50,7 @@ def invoke(arguments: Sequence[str]) -> int:
         return _complete()
     # Not app(): that would end the process and install an exception hook.
     group = typer.main.get_command(application(arguments[0] if arguments else ""))
+    arguments = arguments or ["--help"]
     try:
         with group.make_context(PROGRAM, list(arguments)) as context:
             return int(group.invoke(context) or 0)
@@ -57,8 +58,11 @@ def invoke(arguments: Sequence[str]) -> int:
         return ended.exit_code
     except TyperException as error:
         command = f" {arguments[0]}" if arguments and arguments[0] in COMMANDS else ""
-        said = error.format_message().rstrip(".")
-        return fail(f"{command}: {said}: see '{PROGRAM}{command} --help'", EXIT_CONFIGURATION, as_json="--json" in arguments)
+        of = getattr(error, "ctx", None)
+        path = command if of is None else str(of.command_path).removeprefix(PROGRAM)  # of a command in a group, too
+        said = error.format_message().rstrip(".").replace("Value error, ", "")
+        see = f"{' See' if said.endswith('?') else ': see'} '{PROGRAM}{path} --help'"
+        return fail(f"{command}: {said}{see}", EXIT_CONFIGURATION, as_json="--json" in arguments)
 
 
 def _complete() -> int:

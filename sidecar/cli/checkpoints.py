@@ -11,8 +11,8 @@ import typer
 from sidecar.cli import direct, progress
 from sidecar.cli.client import Client
 from sidecar.cli.options import Json, TimeoutS, store_address
-from sidecar.cli.output import print_answer
-from sidecar.cli.render import fields_text, resume_text
+from sidecar.cli.output import print_answer, print_path
+from sidecar.cli.render import checkpoint_text
 from sidecar.core.format.checkpoint_address import is_address, named_checkpoint
 from sidecar.core.lifecycle.exit_codes import EXIT_FAILED, EXIT_NOTHING
 from sidecar.errors import ConfigurationError
@@ -29,7 +29,10 @@ def ls(
     long: Annotated[bool, typer.Option("--long", "-l", help="also read the commits of a store")] = False,
     as_json: Json = False,
 ) -> int:
-    """List the checkpoints of the running sidecar, or those of a store, or the runs below it."""
+    """List the checkpoints of the running sidecar, or of a store.
+
+    Of a store's folder above runs, the runs are listed.
+    """
     if store is None:
         if newest is not None or long:
             raise ConfigurationError("--newest and --long are for a store: checkpoint-sidecar ls s3://bucket/prefix")
@@ -53,7 +56,7 @@ def show(
 
         return show_stored(address, as_json=as_json)
     answer = Client(timeout_s=60).get(f"/v1/checkpoints/{quote(named_checkpoint(checkpoint), safe='')}")
-    print_answer(answer, fields_text, as_json=as_json)
+    print_answer(answer, checkpoint_text, as_json=as_json)
     return 0
 
 
@@ -62,7 +65,10 @@ def resume(
     timeout_s: TimeoutS = 600.0,
     as_json: Json = False,
 ) -> int:
-    """Bring a committed checkpoint back to the volume and print its path; exit code 5 when there is none."""
+    """Bring a checkpoint back to the volume and print its path.
+
+    The path is all that is on standard output. Exit code 5: there is no committed checkpoint.
+    """
     client = Client(timeout_s=70)
     answer = client.post("/v1/resume", {"checkpoint": named_checkpoint(checkpoint), "asked_by": "person"})
     until_s = time.monotonic() + timeout_s
@@ -70,5 +76,6 @@ def resume(
         while answer["state"] in ("choosing", "downloading") and (left_s := until_s - time.monotonic()) > 0:
             on_progress(answer["checkpoint"] or answer["state"], answer["done_bytes"], answer["total_bytes"])
             answer = client.get(f"/v1/resume/{answer['id']}?wait_s={min(RESUME_POLL_S, left_s):.3f}")
-    print_answer(answer, resume_text, as_json=as_json)
-    return {"ready": 0, "none": EXIT_NOTHING}.get(answer["state"], EXIT_FAILED)
+    code = {"ready": 0, "none": EXIT_NOTHING}.get(answer["state"], EXIT_FAILED)
+    why_not = "nothing to resume from" if code == EXIT_NOTHING else f"{answer['state']}: {answer['detail']}"
+    return print_path(answer, "resume", why_not=why_not, code=code, as_json=as_json)

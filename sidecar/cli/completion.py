@@ -11,6 +11,9 @@ from sidecar.cli.output import COMPLETE, PROGRAM
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="the shell")]) -> int:
-    """Print a shell's completion: source <(checkpoint-sidecar completion bash)."""
+    """Print a shell's completion.
+
+    To use it: source <(checkpoint-sidecar completion bash)
+    """
     print(get_completion_script(prog_name=PROGRAM, complete_var=COMPLETE, shell=shell))
     return 0

@@ -19,7 +19,7 @@ def demo(
     folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="emptied first")] = Path(".demo"),
     as_json: Json = False,
 ) -> int:
-    """A training run loses its pod and its volume, and resumes exactly."""
+    """A training run loses pod and volume, and resumes exactly."""
     scenario = Path("examples/demo/__main__.py")
     if not scenario.is_file():
         raise ConfigurationError("examples/demo is not here: run 'make demo' in the repository")

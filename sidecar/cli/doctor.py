@@ -18,7 +18,7 @@ from sidecar.cli import progress
 from sidecar.cli.estimate import Size, parsed, positive_s, size_bytes
 from sidecar.cli.options import Json, store_address
 from sidecar.cli.output import print_answer
-from sidecar.cli.render import table
+from sidecar.cli.render import counted, table
 from sidecar.core.format.durations import duration_s
 from sidecar.core.format.plain_text import plain_text
 from sidecar.core.planning.findings import Finding, exit_code_of, failure
@@ -54,7 +54,10 @@ def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="warnings end with exit code 2, too")] = False,
     as_json: Json = False,
 ) -> int:
-    """Examine store, volume and grace period before a run; leaves nothing behind. Exit code 0: no failures."""
+    """Examine store, volume and grace period before a run.
+
+    Leaves nothing behind. Exit code 0: no failures.
+    """
     planned = _Run(
         None if size is None else parsed("--size", size, size_bytes),
         None if save is None else parsed("--save", save, duration_s),
@@ -164,4 +167,4 @@ def _text(answer: dict[str, Any]) -> str:
     if steps:
         lines += ["", "next steps:", *(f"  {step}" for step in steps)]
     failures, warnings = (sum(f["severity"] == severity for f in found) for severity in ("failure", "warning"))
-    return "\n".join([*lines, "", f"{failures} failures, {warnings} warnings"])
+    return "\n".join([*lines, "", f"{counted(failures, 'failure')}, {counted(warnings, 'warning')}"])

@@ -16,7 +16,7 @@ from sidecar.volume.hook_install import NotInstalled, install
 def install_hook(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="such as a folder on the shared volume")], as_json: Json = False
 ) -> int:
-    """Copy the trainer's side into a folder, to be used by PYTHONPATH alone."""
+    """Copy the trainer's side into a folder, for PYTHONPATH."""
     try:
         done = install(folder.absolute())
     except NotInstalled as error:

@@ -13,6 +13,7 @@ from sidecar.core.lifecycle.exit_codes import (
     EXIT_CONFIGURATION,
     EXIT_DAMAGED,
     EXIT_FAILED,
+    EXIT_INTERRUPTED,
     EXIT_NOTHING,
     EXIT_REFUSED,
     EXIT_UNREACHABLE,
@@ -43,7 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(f"{said}: {error}", EXIT_FAILED if name == "probe" else exit_code(error), as_json=as_json)
     except ModuleNotFoundError as error:
         return fail(f"{said}: {not_installed(error, name)}", EXIT_CONFIGURATION, as_json=as_json)
-    except (KeyboardInterrupt, BrokenPipeError):
+    except KeyboardInterrupt:
+        if name not in ("pull", "push"):
+            return EXIT_INTERRUPTED
+        return fail(f"{said}: interrupted: the same command continues", EXIT_INTERRUPTED, as_json=as_json)
+    except BrokenPipeError:
         return EXIT_FAILED
 
 

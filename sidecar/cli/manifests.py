@@ -64,7 +64,7 @@ def webhook(
     ),
     tls_key: Annotated[Path, typer.Option("--tls-key", metavar="FILE", help="its private key")] = Path("/tls/tls.key"),
 ) -> int:
-    """Serve the same as a mutating admission webhook."""
+    """Put the sidecar into pods: a mutating admission webhook."""
     from sidecar.kubernetes.webhook.server import run
 
     run(host=host, port=port, tls_cert=tls_cert, tls_key=tls_key)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sidecar.core.format.checkpoint_address import Address, parse_address
+from sidecar.core.format.checkpoint_address import Address, misnamed, parse_address
 from sidecar.core.format.durations import duration_s
 from sidecar.errors import ConfigurationError
 from trainer_hook.contract import ContractError
@@ -48,5 +48,6 @@ def checkpoint_address(text: str) -> tuple[str, str]:
     """
     address = store_address(text)
     if address.checkpoint is None:
-        raise ConfigurationError(f"{text} names no checkpoint: add its name, such as {text.rstrip('/')}/checkpoint-40")
+        hint = misnamed(text) or f": add its name, such as {text.rstrip('/')}/checkpoint-40"
+        raise ConfigurationError(f"{text} names no checkpoint{hint}")
     return address.store, address.checkpoint

@@ -23,6 +23,26 @@ def print_answer(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> N
         print(shown, flush=True)
 
 
+def print_path(answer: dict[str, Any], command: str, *, why_not: str, code: int, as_json: bool) -> int:
+    """Print the outcome of a resume or a pull: the path alone on standard output, all else on standard error.
+
+    Args:
+        answer: Has ``path`` and ``passed_over``, the latter with ``checkpoint`` and ``reason``.
+        command: The command's name.
+        why_not: Why there is no path.
+        code: The exit code, which is returned.
+        as_json: Print the answer for programs, with ``error`` and ``exit_code`` unless the code is 0.
+    """
+    if as_json:
+        print(json.dumps(answer | ({"error": f"{command}: {why_not}", "exit_code": code} if code else {})), flush=True)
+    elif not code:
+        print(answer["path"], flush=True)
+    lines = [f"passed over {passed['checkpoint']}: {passed['reason']}" for passed in answer["passed_over"]]
+    for line in [*lines, *([why_not] if code else [])]:
+        print(f"{PROGRAM} {command}: {plain_text(line)}", file=sys.stderr, flush=True)
+    return code
+
+
 def redraw(text: str) -> None:
     """Replace what the terminal shows by a text, without flicker: each line is overwritten, and the rest is cleared."""
     lines = "".join(f"{line}\x1b[K\n" for line in text.splitlines())

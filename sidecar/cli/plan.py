@@ -11,7 +11,7 @@ from sidecar.cli.plan_time import grace, interval
 plan = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Calculate what a run needs: storage, save interval, grace period, cost.",
+    help="Calculate storage, save interval, grace period or cost.",
 )
 for _command in (storage, interval, grace, cost):
     plan.command()(_command)

@@ -75,19 +75,9 @@ class _Lines:
 def _bars(*, counts: bool) -> Iterator[OnProgress]:
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+    from rich.progress import Progress
 
-    amounts = [MofNCompleteColumn()] if counts else [DownloadColumn(binary_units=True), TransferSpeedColumn()]
-    columns = [TextColumn("{task.description}"), BarColumn(), *amounts, TimeRemainingColumn()]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*_columns(counts=counts), console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, Any] = {}
 
         def on_progress(what: str, done: int, total: int) -> None:
@@ -101,3 +91,30 @@ def _bars(*, counts: bool) -> Iterator[OnProgress]:
             progress.update(tasks[what], completed=done, total=total or None)
 
         yield on_progress
+
+
+def _columns(*, counts: bool) -> list[Any]:
+    """Return the columns of a bar; amount, rate and time are empty while the total is not known."""
+    from rich.console import RenderableType
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.text import Text
+
+    class WhileKnown(ProgressColumn):
+        def __init__(self, column: ProgressColumn) -> None:
+            super().__init__()
+            self._column = column
+
+        def render(self, task: Task) -> RenderableType:
+            return Text() if task.total is None else self._column(task)
+
+    amounts = [MofNCompleteColumn()] if counts else [DownloadColumn(binary_units=True), TransferSpeedColumn()]
+    return [TextColumn("{task.description}"), BarColumn(), *map(WhileKnown, [*amounts, TimeRemainingColumn()])]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from shutil import get_terminal_size
 from typing import Any
 
+_LEAST_WRAPPED = 20
+"""Narrowest column, in characters, in which sentences are wrapped."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -19,12 +22,21 @@ def size_text(size_bytes: float | None) -> str:
     return f"{amount:.3g} {_UNITS[unit]}"
 
 
+def counted(number: int, thing: str) -> str:
+    """Return ``1 file``, ``2 files``."""
+    return f"{number} {thing}{'' if number == 1 else 's'}"
+
+
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Return rows aligned under their header: in colour and fitted to a terminal, plain and as wide as they are elsewhere."""
-    # A base install has no rich.
-    if sys.stdout.isatty() and find_spec("rich"):
-        return _fitted(header, rows)
+    """Return rows aligned under their header: in colour and fitted to a terminal, plain and as wide as they are elsewhere.
+
+    A terminal too narrow for all columns but the last gets the latter, and wraps the lines: nothing is cut off.
+    """
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    least = sum(widths[:-1]) + 2 * (len(widths) - 1) + min(widths[-1], _LEAST_WRAPPED)
+    # A base install has no rich.
+    if sys.stdout.isatty() and least <= get_terminal_size().columns and find_spec("rich"):
+        return _fitted(header, rows)
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]
     )
@@ -50,15 +62,15 @@ def _fitted(header: list[str], rows: list[list[str]]) -> str:
 def status_text(status: dict[str, Any]) -> str:
     """Return ``/v1/status`` for people."""
     risk, store, trainer = status["at_risk"], status["store"], status["trainer"]
-    rate = status["throughput_bytes_per_s"]
+    rates = [rate for rate in (status["throughput_bytes_per_s"], status["bandwidth_limit_bytes_per_s"]) if rate]
     lines = [
         f"phase      {status['phase']}",
         f"store      {store['url']}  " + (f"degraded: {status['degraded_reason']}" if status["degraded"] else _reached(store)),
         f"trainer    {trainer['state'] or 'no hook'}, {trainer['ranks']} ranks alive, step {_known(trainer['step'])}",
         f"durable    step {_known(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
         f"{_known(risk['steps_at_risk'])} steps",
-        f"if told    durable after {_seconds(risk['predicted_durable_s'])}: save {_seconds(risk['predicted_save_s'])}, "
-        f"upload {_seconds(risk['predicted_flush_s'])} at {size_text(rate)}/s",
+        f"SIGTERM    durable after {_seconds(risk['predicted_durable_s'])}: save {_seconds(risk['predicted_save_s'])}, "
+        f"upload {_seconds(risk['predicted_flush_s'])} at {size_text(min(rates, default=None))}/s",
         f"volume     {size_text(status['volume']['free_bytes'])} of {size_text(status['volume']['total_bytes'])} free",
     ]
     if status["termination"]:
@@ -95,19 +107,17 @@ def checkpoints_text(answer: dict[str, Any]) -> str:
     return table(["CHECKPOINT", "STATE", "VOLUME", "STORE", "SIZE", "SAVED", "WHY"], rows) if rows else "no checkpoints"
 
 
-def fields_text(answer: dict[str, Any]) -> str:
-    """Return one object, a line per field."""
-    width = max(len(key) for key in answer)
-    return "\n".join(f"{key.ljust(width)}  {_known(value)}" for key, value in answer.items())
+def checkpoint_text(answer: dict[str, Any]) -> str:
+    """Return ``/v1/checkpoints/NAME``, a line per field that has a value."""
+    known = {key: value for key, value in answer.items() if value is not None}
+    width = max(len(key) for key in known)
+    return "\n".join(f"{key.ljust(width)}  {_field(key, value)}" for key, value in known.items())
 
 
-def resume_text(answer: dict[str, Any]) -> str:
-    """Return the outcome of a resume."""
-    passed = [f"passed over {p['checkpoint']}: {p['reason']}" for p in answer["passed_over"]]
-    outcome = answer["path"] or {"none": "nothing to resume from"}.get(
-        answer["state"], f"{answer['state']}: {answer['detail']}"
-    )
-    return "\n".join([*passed, outcome])
+def _field(key: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return size_text(value) if key.endswith("_bytes") else str(value)
 
 
 def save_text(answer: dict[str, Any]) -> str:
@@ -127,7 +137,12 @@ def _known(value: Any) -> str:
 
 
 def _seconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds:.1f} s"
+    if seconds is None:
+        return "–"
+    if seconds < 100:
+        return f"{seconds:.1f} s"
+    minutes, hours = divmod(round(seconds), 60), divmod(round(seconds / 60), 60)
+    return f"{minutes[0]} min {minutes[1]} s" if seconds < 3600 else f"{hours[0]} h {hours[1]} min"
 
 
 def _share(transfer: dict[str, Any]) -> str:

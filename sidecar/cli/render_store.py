@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sidecar.cli.render import size_text, table
+from sidecar.cli.render import counted, size_text, table
 from sidecar.core.format.plain_text import plain_text
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def verification_text(answer: dict[str, Any]) -> str:
     for checked in answer["checkpoints"]:
         name = plain_text(checked["checkpoint"])
         if not checked["problems"]:
-            lines.append(f"{name}: verified, {how}: {checked['files']} files, {size_text(checked['size_bytes'])}")
+            lines.append(f"{name}: verified, {how}: {counted(checked['files'], 'file')}, {size_text(checked['size_bytes'])}")
         lines += [f"{name}: {plain_text(problem['problem'])}" for problem in checked["problems"]]
     return "\n".join(lines)
 

@@ -12,9 +12,10 @@ import typer
 
 from sidecar.cli import progress
 from sidecar.cli.client import Client, Refused, Unreachable
+from sidecar.cli.estimate import parsed, size_bytes
 from sidecar.cli.options import Json, TimeoutS
 from sidecar.cli.output import fail, print_answer
-from sidecar.cli.render import save_text
+from sidecar.cli.render import save_text, size_text
 from sidecar.core.lifecycle.exit_codes import EXIT_GIVEN_UP
 
 PROGRESS_S = 1.0
@@ -22,7 +23,10 @@ PROGRESS_S = 1.0
 
 
 def flush(timeout_s: TimeoutS = 30.0, as_json: Json = False) -> int:
-    """Wait until all that is finished is durable; exit code 3 when it is not in time."""
+    """Wait until all finished checkpoints are durable.
+
+    Exit code 3: they are not in time.
+    """
     try:
         with progress.shown("flush") as on_progress, ThreadPoolExecutor(1) as threads:
             asked = threads.submit(Client(timeout_s=timeout_s + 10).post, "/v1/flush", {"timeout_s": timeout_s})
@@ -52,7 +56,10 @@ def save(
     timeout_s: TimeoutS = 600.0,
     as_json: Json = False,
 ) -> int:
-    """Ask the trainer to save now, and wait until that is durable; exit code 3 when it is not in time."""
+    """Make the trainer save now, and wait until that is durable.
+
+    Exit code 3: it is not in time.
+    """
     client, said = Client(timeout_s=30), ""
     until_s = time.monotonic() + (0 if no_wait else timeout_s)
     answer = client.post("/v1/save", {"stop": stop})
@@ -65,9 +72,10 @@ def save(
     return 0 if no_wait or answer["state"] == "durable" else EXIT_GIVEN_UP
 
 
-def limit(rate: Annotated[str, typer.Argument(help="such as 200MB/s, or none")], as_json: Json = False) -> int:
+def limit(rate: Annotated[str, typer.Argument(metavar="RATE", help="such as 200MB/s, or none")], as_json: Json = False) -> int:
     """Change the bandwidth limit of the running sidecar at once."""
-    answer = Client().post("/v1/bandwidth", {"limit": None if rate == "none" else rate})
-    text = f"limit of all uploads, bytes per second: {answer['limit_bytes_per_s'] or 'none'}"
-    print_answer(answer, lambda _: text, as_json=as_json)
+    wanted = None if rate == "none" else parsed("RATE", rate, size_bytes)
+    answer = Client().post("/v1/bandwidth", {"limit": wanted})
+    per_s = answer["limit_bytes_per_s"]
+    print_answer(answer, lambda _: f"uploads: {f'at most {size_text(per_s)}/s' if per_s else 'no limit'}", as_json=as_json)
     return 0

@@ -12,7 +12,7 @@ import typer
 from sidecar.cli import progress
 from sidecar.cli.options import CheckpointAddress, Json, StoreAddress, WhileLive, Yes, checkpoint_address, store_address
 from sidecar.cli.output import PROGRAM, print_answer
-from sidecar.cli.render import size_text
+from sidecar.cli.render import counted, size_text
 from sidecar.cli.render_store import plan_text, quarantine_text, verification_text
 from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.exit_codes import EXIT_DAMAGED
@@ -29,7 +29,10 @@ def verify(
     every: Annotated[bool, typer.Option("--all", help="all committed checkpoints of the prefix")] = False,
     as_json: Json = False,
 ) -> int:
-    """Read a checkpoint in a store and compare every byte; exit code 8 when it is damaged. Changes nothing."""
+    """Compare every byte of a checkpoint in a store.
+
+    Changes nothing. Exit code 8: it is damaged.
+    """
     from sidecar.cli.session import run_in_store
     from sidecar.standalone.checking import verified
 
@@ -47,7 +50,10 @@ def verify(
 
 
 def rm(checkpoint: CheckpointAddress, yes: Yes = False, while_live: WhileLive = False, as_json: Json = False) -> int:
-    """Delete a checkpoint in a store: the commit first, so that no half of it reads as whole."""
+    """Delete a checkpoint in a store.
+
+    Its commit goes first, so that no half of it reads as whole.
+    """
     from sidecar.cli.session import run_in_store
     from sidecar.standalone.removal import remove
 
@@ -64,7 +70,7 @@ def rm(checkpoint: CheckpointAddress, yes: Yes = False, while_live: WhileLive = 
     removed = run_in_store("rm", store, work)
     print_answer(
         {"store": store, **asdict(removed)},
-        lambda a: f"deleted {plain_text(a['name'])}: {a['objects']} files, {size_text(a['size_bytes'])}",
+        lambda a: f"deleted {plain_text(a['name'])}: {counted(a['objects'], 'file')}, {size_text(a['size_bytes'])}",
         as_json=as_json,
     )
     return 0
@@ -81,7 +87,10 @@ def prune(
     while_live: WhileLive = False,
     as_json: Json = False,
 ) -> int:
-    """Delete old checkpoints of a store by the rule of CKPT_KEEP_STORE."""
+    """Delete the old checkpoints of a store.
+
+    By the rule of CKPT_KEEP_STORE and CKPT_KEEP_EVERY_STEPS.
+    """
     from sidecar.cli.session import run_in_store
     from sidecar.standalone.removal import Pruner, Pruning
 
@@ -96,7 +105,7 @@ def prune(
         if dry_run or not pruning.planned:
             return pruning
         on_progress("", 0, 0)
-        _confirm("prune", f"delete {len(pruning.planned)} checkpoints of {session.store.url}?", yes=yes)
+        _confirm("prune", f"delete {counted(len(pruning.planned), 'checkpoint')} of {session.store.url}?", yes=yes)
         return await pruner.carry_out(found, pruning)
 
     pruning = run_in_store("prune", address.store, work, counts=True)
@@ -107,7 +116,7 @@ def prune(
 quarantine = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="List or release commits in a store that failed verification.",
+    help="List or release checkpoints that failed verification.",
 )
 
 

@@ -15,9 +15,10 @@ import typer
 
 from sidecar.cli import progress
 from sidecar.cli.options import CheckpointAddress, Json, StoreAddress, store_address
-from sidecar.cli.output import print_answer
-from sidecar.cli.render import size_text
+from sidecar.cli.output import print_answer, print_path
+from sidecar.cli.render import counted, size_text
 from sidecar.cli.store_care import ask_holder
+from sidecar.core.format.checkpoint_address import Address, misnamed
 from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.exit_codes import EXIT_DAMAGED, EXIT_FAILED, EXIT_GIVEN_UP, EXIT_NOTHING
 from sidecar.errors import ConfigurationError, NothingFound, RequestRefused
@@ -37,7 +38,10 @@ def pull(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Download a checkpoint of a store and verify every byte; repeat the command after an interruption."""
+    """Download a checkpoint of a store and verify every byte.
+
+    Its path is all that is on standard output. After an interruption the same command continues.
+    """
     from sidecar.cli.session import run_in_store
     from sidecar.standalone.pulling import Puller, Wanted
 
@@ -48,19 +52,21 @@ def pull(
         return await Puller(session, folder.absolute()).pull(wanted, on_progress)
 
     pulled = run_in_store("pull", address.store, work)
-    print_answer({"store": address.store, **asdict(pulled)}, _pulled_text, as_json=as_json)
+    answer = {"store": address.store, **asdict(pulled)}
+    return print_path(answer, "pull", why_not=_why_not(pulled, checkpoint), code=_exit_code(pulled, address), as_json=as_json)
+
+
+def _exit_code(pulled: Pulled, address: Address) -> int:
     if pulled.state.value == "none":
         is_damaged = address.checkpoint is not None and not any("not committed" in p.reason for p in pulled.passed_over)
         return EXIT_DAMAGED if is_damaged and pulled.passed_over else EXIT_NOTHING
     return 0 if pulled.state.value == "ready" else EXIT_FAILED
 
 
-def _pulled_text(answer: dict[str, Any]) -> str:
-    lines = [f"passed over {p['checkpoint']}: {plain_text(p['reason'])}" for p in answer["passed_over"]]
-    if answer["path"]:
-        return "\n".join([*lines, answer["path"]])
-    failed = f"failed: {plain_text(answer['detail'] or '')}"
-    return "\n".join([*lines, "nothing to resume from" if answer["state"] == "none" else failed])
+def _why_not(pulled: Pulled, address: str) -> str:
+    if pulled.state.value == "none":
+        return "nothing to resume from" if pulled.passed_over else f"{address}: no checkpoint is committed{misnamed(address)}"
+    return pulled.detail or "failed"
 
 
 def push(
@@ -69,7 +75,10 @@ def push(
     replace: Annotated[bool, typer.Option("--replace", help="replace another checkpoint of the same name")] = False,
     as_json: Json = False,
 ) -> int:
-    """Upload checkpoints of any program to a store, verify and commit them; repeat the command after an interruption."""
+    """Upload a checkpoint directory of any program to a store.
+
+    It is verified and committed. After an interruption the same command continues.
+    """
     from sidecar.cli.session import run_in_store
     from sidecar.lifecycle.idle_prefix import IdlePrefix
     from sidecar.standalone.directory import SourceDirectory, checkpoints_in
@@ -109,7 +118,7 @@ def push(
 def _pushed_text(answer: dict[str, Any]) -> str:
     lines = [f"passed over {p['checkpoint']}: {plain_text(p['reason'])}" for p in answer["passed_over"]]
     for each in answer["pushed"]:
-        amount = f"{each['files']} files, {size_text(each['size_bytes'])}"
+        amount = f"{counted(each['files'], 'file')}, {size_text(each['size_bytes'])}"
         if each["state"] == "committed":
             lines.append(f"{each['checkpoint']}: {'committed' if each['is_new'] else 'already committed'}: {amount}")
         else:

@@ -17,7 +17,7 @@ from sidecar.cli.render_store import (
     runs_text,
 )
 from sidecar.cli.session import run_in_store
-from sidecar.core.format.checkpoint_address import Address
+from sidecar.core.format.checkpoint_address import Address, misnamed
 from sidecar.errors import NothingFound
 from sidecar.repository.verification import Verifier
 from sidecar.standalone.listing import Listing
@@ -49,7 +49,7 @@ def list_store(address: Address, *, newest: int | None, is_long: bool, as_json: 
     with _few_collections():
         answer = run_in_store("ls", address.store, work, counts=True)
     if not answer.get("checkpoints") and not answer.get("runs"):
-        raise NothingFound(f"{answer['store']}: no checkpoints, and no runs below it")
+        raise NothingFound(f"{answer['store']}: no checkpoints, and no runs below it{misnamed(answer['store'])}")
     print_answer(answer, runs_text if "runs" in answer else listing_text, as_json=as_json)
     return 0
 

@@ -24,7 +24,7 @@ from sidecar.catalog.events import rounded
 from sidecar.catalog.scanner import SETTLE_S
 from sidecar.core.lifecycle.phases import Phase, longest_release_s
 from sidecar.core.lifecycle.states import State
-from sidecar.daemon import exit_report
+from sidecar.daemon import exit_report, tracing
 from sidecar.daemon.phase_control import PhaseControl
 from sidecar.daemon.services import Services
 from sidecar.daemon.settings import Settings
@@ -57,6 +57,9 @@ class Daemon:
         self.services = Services(settings, store)
         self.services.executor.on_hurry = store.hurry
         self.services.termination.observe(self._on_notice)
+        self._tracing = tracing.begin(os.environ, pod=settings.pod, node=settings.node)
+        if self._tracing is not None:
+            self.services.events.observe(self._tracing.happened)
         self._phase_control = PhaseControl(self.services)
         self._is_announced = False
         """The log says that the pod is terminating."""
@@ -230,7 +233,10 @@ class Daemon:
         services.state.ended.set()
         services.resume_service.close()
         release_s = longest_release_s(services.termination.kill_in_s(), cut_short=services.termination.sigterms > 1)
-        await asyncio.gather(exit_report.write_in_time(services.volume, report), services.lease.release_within(release_s))
+        ends = [exit_report.write_in_time(services.volume, report), services.lease.release_within(release_s)]
+        if self._tracing is not None:
+            ends.append(self._tracing.end(within_s=release_s))
+        await asyncio.gather(*ends)
         return int(report["exit_code"])
 
     def _give_up_pending(self) -> None:

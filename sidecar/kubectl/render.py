@@ -31,7 +31,7 @@ def _facts(title: str, status: JobStatus) -> list[str]:
         f"job        {plain_text(title)}, {status.pods_answering} of {status.pods_wanted} sidecars answer",
         f"trainer    step {_known(status.trained_step)}",
         f"durable    step {_known(status.durable_step)}, {risk}",
-        f"if told    durable after {_seconds(status.predicted_durable_s)}: {fits[status.fits_grace]}",
+        f"SIGTERM    durable after {_seconds(status.predicted_durable_s)}: {fits[status.fits_grace]}",
     ]
     if status.pending_bytes:
         lines.append(f"uploading  {size_text(status.sent_bytes)} of {size_text(status.pending_bytes)}")

@@ -13,6 +13,7 @@ from sidecar.core.commit.commit_roster import has_bundle
 from sidecar.core.commit.resume import check_manifest, check_node_set, check_paths, newest_first, unlike_listing
 from sidecar.core.commit.summary import StoredState, summaries
 from sidecar.core.format import checksum, keys
+from sidecar.core.format.checkpoint_address import misnamed
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_manifest, decode_quarantined
 from sidecar.core.schedule.parts import part_ranges, range_bytes
 from sidecar.errors import ArchivedObject, CorruptObject, NotFound, NothingFound
@@ -133,7 +134,7 @@ class Verifier(Documents):
         for name in await self.committed():
             if await self._is_committed(name):
                 return name
-        raise NothingFound(f"{self._store.url}: no checkpoint is committed")
+        raise NothingFound(f"{self._store.url}: no checkpoint is committed{misnamed(self._store.url)}")
 
     async def _is_committed(self, name: str) -> bool:
         key = keys.commit(name)

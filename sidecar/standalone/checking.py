@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sidecar.core.commit.summary import StoredState
+from sidecar.core.format.checkpoint_address import misnamed
 from sidecar.errors import NothingFound
 from sidecar.repository.verification import Examined, Verifier
 from sidecar.standalone.session import StoreSession
@@ -44,7 +45,7 @@ async def verified(
         if not every:
             break
     if not found:
-        raise NothingFound(f"{session.store.url}: no checkpoint is committed")
+        raise NothingFound(f"{session.store.url}: no checkpoint is committed{misnamed(session.store.url)}")
     return found
 
 

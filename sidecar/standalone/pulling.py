@@ -29,6 +29,7 @@ from trainer_hook.contract import SYSTEM_DIR, ContractError, Node
 OURS = f"{SYSTEM_DIR}/pull"
 """Shows that the folder's system directory was made by a pull, which removes it at the end."""
 
+_NONE_NOW = "no committed checkpoint can be pulled now; the same command tries again"
 OnBytes = Callable[[str, int, int], None]
 """Called with the checkpoint, the bytes that are there, and all bytes."""
 
@@ -90,8 +91,14 @@ class Puller:
             ConfigurationError: The folder cannot be made, or the ranks are not those of the checkpoint.
             StoreError: A request failed.
         """
-        with opened(self._prepare()):
-            return await self._pull(wanted, on_bytes)
+        is_new = not (self._volume / SYSTEM_DIR).is_folder()
+        with opened(self._prepare(is_new=is_new)):
+            try:
+                return await self._pull(wanted, on_bytes)
+            except ConfigurationError:
+                if is_new:  # else it may hold what an interrupted pull left
+                    self._clean_up()
+                raise
 
     async def _pull(self, wanted: Wanted, on_bytes: OnBytes) -> Pulled:
         names = [wanted.checkpoint] if wanted.checkpoint else await self._names()
@@ -110,7 +117,14 @@ class Puller:
             state = ResumeState.FAILED if whole else ResumeState.NONE
             if state is ResumeState.NONE:
                 self._clean_up()
-            return Pulled(state, None, None, False, tuple(passed), "none can be had now" if whole else None)
+            return Pulled(
+                state,
+                None,
+                None,
+                False,
+                tuple(passed),
+                _NONE_NOW if whole else None,
+            )
         if status.state in (ResumeState.READY, ResumeState.NONE):
             self._clean_up()
         is_downloaded = status.source == "store"
@@ -167,11 +181,10 @@ class Puller:
             raise ConfigurationError(f"--node={index}: {name} was saved by {len(commit.manifests)} nodes, numbered from 0")
         return Node(index, len(commit.manifests)), share
 
-    def _prepare(self) -> int:
+    def _prepare(self, *, is_new: bool) -> int:
         """Make the folder, and return the descriptor of its lock."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            is_new = not (self._volume / SYSTEM_DIR).is_folder()
             self._volume.prepare()
             if is_new:
                 (self._volume / OURS).publish(b"")

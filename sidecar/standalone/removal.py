@@ -11,6 +11,7 @@ from sidecar.catalog.events import Events
 from sidecar.core.commit.retention import Deletion
 from sidecar.core.commit.summary import StoredState
 from sidecar.core.format import keys
+from sidecar.core.format.checkpoint_address import misnamed
 from sidecar.errors import NothingFound, RequestRefused
 from sidecar.repository.verification import Examined, Verifier
 from sidecar.retention.store_retention import SETTLED_S, RetentionPlan, StoreRetention
@@ -151,7 +152,7 @@ class Pruner:
             await asyncio.sleep(found.again_s)
             found = await self._retention.plan()
         if not found.committed:
-            raise NothingFound(f"{self._url}: no checkpoint is committed")
+            raise NothingFound(f"{self._url}: no checkpoint is committed{misnamed(self._url)}")
         return found, Pruning(_by_step([*found.plan.retained, *found.plan.kept], found), _reasons(found.plan.deletions))
 
     async def carry_out(self, found: RetentionPlan, pruning: Pruning) -> Pruning:

@@ -133,7 +133,8 @@ class _Observer(TransferObserver):
         self._context.flush.arrived(self._name, sent_bytes - self.arrived_bytes)
         self.arrived_bytes = sent_bytes
         if self._tracked is not None:
-            self._tracked.sent_bytes = sent_bytes
+            checkpoint = self._tracked.checkpoint  # parts that are sent again count twice as sent, once as progress
+            self._tracked.sent_bytes = min(sent_bytes, checkpoint.size_bytes) if checkpoint else sent_bytes
 
     def changed(self) -> None:
         self._context.news.set()

@@ -59,7 +59,6 @@ def test_flags_that_are_not_known_and_abbreviations_are_refused_in_one_line(
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["stat"],
         ["show"],
         ["show", "a", "b"],
@@ -152,13 +151,13 @@ def _cpu_s(command: list[str], environ: dict[str, str]) -> float:
 def test_ctrl_c_and_a_closed_pipe_end_a_command_quietly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for raised in (KeyboardInterrupt, BrokenPipeError):
+    for raised, code in ((KeyboardInterrupt, 130), (BrokenPipeError, 1)):
 
         def ends(*_: Any, raised: type[BaseException] = raised, **__: Any) -> int:
             raise raised
 
         monkeypatch.setattr(direct, "status", ends)
-        assert main(["status", "--watch"]) == 1
+        assert main(["status", "--watch"]) == code
     assert capsys.readouterr() == ("", "")
 
 
@@ -171,3 +170,38 @@ def test_an_error_of_the_client_is_the_same_through_typer(
     monkeypatch.setattr(direct, "status", ends)
     assert main(["status", "--watch"]) == 6
     assert capsys.readouterr().err == "checkpoint-sidecar status: no sidecar answers\n"
+
+
+def test_each_command_says_in_one_whole_line_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([]) == 0
+    said = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    assert len(said) == len(COMMANDS)
+    assert [line for line in said if not line.endswith(".") or line.endswith("...")] == []
+
+
+@pytest.mark.parametrize("rate", ["200MBs", "0", "fast"])
+def test_a_rate_that_is_none_is_told_before_the_sidecar_is_asked(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["limit", rate]) == 2
+    assert f"RATE='{rate}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["statsu"], ": No such command 'statsu'. Did you mean 'status'? See 'checkpoint-sidecar --help'"),
+        (["plan", "storag"], " plan: No such command 'storag'. Did you mean 'storage'? See 'checkpoint-sidecar plan --help'"),
+        (
+            ["plan", "storage", "--strategy", "dpp"],
+            " plan: Invalid value for '--strategy': 'dpp' is not one of 'ddp', 'fsdp', 'zero3-lora': "
+            "see 'checkpoint-sidecar plan storage --help'",
+        ),
+    ],
+)
+def test_what_is_misspelt_is_answered_with_the_next_step(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"checkpoint-sidecar{said}\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import threading
 import time
@@ -115,12 +116,20 @@ def test_resume_tells_nothing_to_resume_from_apart(
 
         def post(self, _: str, body: Any) -> Any:
             asked.append(body["checkpoint"])
-            return {"state": state, "path": None, "passed_over": [], "detail": "d"}
+            path = "/volume/checkpoint-40" if state == "ready" else None
+            passed = [{"checkpoint": "checkpoint-50", "reason": "damaged"}]
+            return {"state": state, "path": path, "passed_over": passed, "detail": "d"}
 
     monkeypatch.setattr(checkpoints, "Client", Answers)
     assert main(["resume", "40", "--timeout", "2m"]) == code
     assert asked == ["checkpoint-40"]
-    assert capsys.readouterr().out
+    said = capsys.readouterr()
+    assert said.out == ("" if code else "/volume/checkpoint-40\n")  # for $(checkpoint-sidecar resume)
+    assert "passed over checkpoint-50: damaged\n" in said.err
+    assert main(["resume", "40", "--json"]) == code
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["state"], answer.get("exit_code", 0)) == (state, code)
+    assert ("error" in answer) is bool(code)
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_a_directory_of_somebody_else_in_the_way_stays(local: Person, out: Path,
     mine = checkpoint(tmp_path / "mine", 10, {"notes.txt": b"mine"})
     (mine / ".complete").write_bytes(b"")
     assert local.run("pull", local.at("checkpoint-10"), str(tmp_path / "mine")) == 1
-    assert "in the way" in local.out
+    assert "in the way" in local.err
     assert files_of(mine) == {"notes.txt": b"mine"}
 
 

@@ -18,7 +18,7 @@ import boto3
 import pytest
 
 from sidecar.core.format import keys
-from sidecar.core.planning.store_diagnosis import Operation
+from sidecar.core.planning.store_diagnosis import NEEDS, Operation
 from sidecar.standalone import transfer_rate
 from sidecar.store.slice import FileSlice, OpenGate
 from tests import servers
@@ -62,7 +62,7 @@ def test_a_sound_store_and_volume_pass_and_nothing_is_left(person: Person, tmp_p
 def test_for_people_each_next_step_is_below_the_table(local: Person, tmp_path: Path) -> None:
     assert local.run("doctor", local.url, "--volume", str(tmp_path / "none")) == 2
     assert "volume: mount it in this container, or correct CKPT_DIR" in local.out
-    assert local.out.endswith("1 failures, 0 warnings\n")
+    assert local.out.endswith("1 failure, 0 warnings\n")
 
 
 def test_a_grace_period_that_is_too_short_is_named_and_fails_only_when_asked(local: Person) -> None:
@@ -214,6 +214,58 @@ def test_a_real_server_that_denies_one_permission(
     assert found[f"permission:{denied}"]["severity"] == "failure"
     assert action in found[f"permission:{denied}"]["next_step"]
     assert leftovers(person) == []
+
+
+ACTIONS = [
+    ("s3:ListBucket", Operation.LIST),
+    ("s3:DeleteObject", Operation.DELETE),
+    ("s3:PutObject", Operation.PUT),
+    ("s3:GetObject", Operation.GET),
+    ("s3:ListMultipartUploadParts", Operation.LIST_PARTS),
+    ("s3:ListBucketMultipartUploads", Operation.LIST_UPLOADS),
+    ("s3:AbortMultipartUpload", Operation.ABORT),
+]
+
+
+@pytest.mark.minio
+@pytest.mark.parametrize(("action", "denied"), ACTIONS)
+def test_a_user_of_minio_who_lacks_one_permission(
+    person_of: Callable[[str], Person], monkeypatch: pytest.MonkeyPatch, action: str, denied: Operation
+) -> None:
+    person = person_of("minio")
+    is_vital = NEEDS[denied].is_vital
+    with monkeypatch.context() as patched:
+        for name, value in user_without(action, str(person.endpoint)).items():
+            patched.setenv(name, value)
+        found = by_check(person.json("doctor", person.url, code=2 if is_vital else 0))
+    finding = found[f"permission:{denied.value}"]
+    assert (finding["severity"], action in finding["next_step"]) == ("failure" if is_vital else "warning", True)
+    others = {name for name, each in found.items() if each["severity"] == "failure"} - {f"permission:{denied.value}"}
+    assert others == set()
+    assert leftovers(person) == []
+
+
+def user_without(action: str, endpoint: str) -> dict[str, str]:
+    """Return the credentials of a user of MinIO who may do everything but one action."""
+    client = boto3.client(
+        "sts",
+        endpoint_url=endpoint,
+        aws_access_key_id=servers.ACCESS_KEY,
+        aws_secret_access_key=servers.SECRET_KEY,
+        region_name=servers.REGION,
+    )
+    statements = [
+        {"Effect": effect, "Action": [what], "Resource": ["arn:aws:s3:::*"]}
+        for effect, what in (("Allow", "s3:*"), ("Deny", action))
+    ]
+    policy = json.dumps({"Version": "2012-10-17", "Statement": statements})
+    user = client.assume_role(RoleArn="arn:aws:iam::1:role/any", RoleSessionName="doctor", Policy=policy)["Credentials"]
+    client.close()
+    return {
+        "AWS_ACCESS_KEY_ID": user["AccessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": user["SecretAccessKey"],
+        "AWS_SESSION_TOKEN": user["SessionToken"],
+    }
 
 
 def _listens_to_sigint() -> None:

@@ -60,14 +60,15 @@ function drawAnswer(overview) {
   text(at("headline"), headline);
   texts(at("reasons"), reasons);
   show(at("reasons"), reasons.length > 0);
-  const advice = overview.degraded_reason ?? overview.lease.reason ?? overview.at_risk.advice;
+  // Once the pod is ending, it is too late for advice on settings.
+  const advice = overview.degraded_reason ?? overview.lease.reason ?? (overview.termination === null ? overview.at_risk.advice : null);
   text(at("advice"), advice ? advice[0].toUpperCase() + advice.slice(1) : "");
   show(at("advice"), Boolean(advice));
 }
 
 function drawDurable(overview, nowMs) {
   const { durable } = overview;
-  text(at("durable"), durable === null ? "nothing yet" : durable.step === null ? durable.name : `Step ${count(durable.step)}`);
+  text(at("durable"), durable === null ? nothingDurable(overview.earlier.state) : durable.step === null ? durable.name : `Step ${count(durable.step)}`);
   if (durable === null) {
     text(at("durable-more"), "");
     return;
@@ -75,6 +76,10 @@ function drawDurable(overview, nowMs) {
   const created = epochMs(durable.created_at);
   const saved = created === null ? "" : `saved ${ago((nowMs - created) / 1000)}`;
   text(at("durable-more"), [saved, durable.by_this_pod ? "" : "by an earlier pod"].filter(Boolean).join(", "));
+}
+
+function nothingDurable(state) {
+  return state === "read" ? "nothing yet" : "not known yet"; // the store may hold checkpoints of earlier pods
 }
 
 function drawCosts(overview, elapsedS) {
@@ -204,9 +209,10 @@ function drawUploads(overview, nowMs) {
     if (samples.length > MOST_SAMPLES) samples.shift();
   }
   lastSample = { at: nowMs, sent: transfers.sent_bytes };
-  text(at("rate"), transfers.throughput_bytes_per_s === null ? "not measured" : rate(transfers.throughput_bytes_per_s));
-  const limit = transfers.limit_bytes_per_s;
-  text(at("rate-more"), limit === null ? "while sending" : `while sending, limit ${rate(limit)}`);
+  const isMeasured = transfers.throughput_bytes_per_s !== null;
+  text(at("rate"), isMeasured ? rate(transfers.throughput_bytes_per_s) : "not measured");
+  const limit = transfers.limit_bytes_per_s === null ? "" : `limit ${rate(transfers.limit_bytes_per_s)}`;
+  text(at("rate-more"), [isMeasured ? "while sending" : "yet", limit].filter(Boolean).join(", "));
   text(at("sent"), bytes(transfers.sent_bytes));
   text(at("concurrency"), count(transfers.concurrency));
   text(at("retries"), count(transfers.retries));

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from sidecar.core.commit.training_line import Committed, present_line
 from trainer_hook.contract import Node
 
+_ONE_NEWER = "a newer one is committed and was seen whole"
 TURN_S = 30.0
 """Seconds between two nodes' turns of retention: longer than a commit takes to settle, so that the next finds nothing to do."""
 
@@ -114,10 +115,11 @@ def plan_store_deletion(
     counted = [commit for commit in steps if commit.name in on_line and commit.name in whole]
     plan = StorePlan([], [])
     newest = {commit.name for commit in (*steps[-keep_newest:], *counted[-keep_newest:])}
+    among_newest = f"one of the {keep_newest} newest" if keep_newest > 1 else "the newest"
     for commit in steps:
         is_newest = commit.name in newest
         if is_newest or _stays_for_ever(commit.step, keep_every_steps):
-            reason = f"one of the {keep_newest} newest" if is_newest else f"a multiple of {keep_every_steps} steps"
+            reason = among_newest if is_newest else f"a multiple of {keep_every_steps} steps"
             plan.retained.append(Deletion(commit.name, reason))
             continue
         newer = [other for other in counted if other.step > commit.step]
@@ -125,7 +127,11 @@ def plan_store_deletion(
         if commit.name in protected:
             plan.kept.append(Deletion(commit.name, protected[commit.name]))
         elif came_later >= keep_newest:
-            plan.deletions.append(Deletion(commit.name, f"{keep_newest} newer are committed and were seen whole"))
+            plan.deletions.append(
+                Deletion(
+                    commit.name, f"{keep_newest} newer are committed and were seen whole" if keep_newest > 1 else _ONE_NEWER
+                )
+            )
         else:
             plan.kept.append(Deletion(commit.name, _why_kept(commit, on_line, len(newer), keep_newest)))
     return plan
@@ -133,9 +139,9 @@ def plan_store_deletion(
 
 def _why_kept(commit: Committed, line: Collection[str], newer: int, keep_newest: int) -> str:
     if newer >= keep_newest:
-        return f"it was committed after the {newer} higher steps"
-    left = "" if commit.name in line else "the run went back behind it, and "
-    return f"{left}only {newer} of the {keep_newest} newer ones that are kept are of the present line and were seen whole"
+        return "it was committed later than higher steps: it stays until further ones are committed"
+    left = "" if commit.name in line else "a lower step was committed later, so the run went back; "
+    return f"{left}{newer} of {keep_newest} higher steps of the present line were seen whole"
 
 
 def _came_no_earlier(commit: Committed, other: Committed) -> bool:

@@ -36,6 +36,16 @@ def parse_address(text: str) -> Address:
     return Address(text)
 
 
+def misnamed(text: str) -> str:
+    """Return what is wrong with the end of an address that names no checkpoint, to be added to a sentence; often nothing."""
+    above, _, last = text.rstrip("/").rpartition("/")
+    if (name := named_checkpoint(last)) != last:
+        return f"; did you mean {above}/{name}?"
+    if last.lower().startswith("checkpoint"):
+        return f"; {last!r} is no checkpoint's name: checkpoint-<step>, or final"
+    return ""
+
+
 def named_checkpoint(text: str) -> str:
     """Return the name of a checkpoint that a person gave as its name, or as its step alone."""
     is_step = text.isascii() and text.isdigit() and len(text) <= 18

@@ -20,3 +20,5 @@ EXIT_REFUSED = 7
 """The command was refused: it would harm a live run or a checkpoint, or the sidecar answered with an error."""
 EXIT_DAMAGED = 8
 """A checkpoint in the store failed verification."""
+EXIT_INTERRUPTED = 130
+"""A person interrupted the command (SIGINT), as shells count it."""

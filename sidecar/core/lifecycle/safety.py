@@ -137,7 +137,7 @@ def _calm(facts: Facts) -> tuple[Level, str]:
         )
         return (Level.SAFE if facts.sees_trainer else Level.UNKNOWN), f"Nobody trains; {what}"
     if not facts.sees_trainer:
-        what = "nothing is durable yet" if facts.durable_step is None else f"step {facts.durable_step} is durable"
+        what = "nothing of this pod is durable yet" if facts.durable_step is None else f"step {facts.durable_step} is durable"
         return Level.UNKNOWN, f"No hook is seen, so nothing is saved at SIGTERM; {what}"
     if facts.fits_grace is None:
         what = (

@@ -21,7 +21,7 @@ from botocore.exceptions import NoCredentialsError, PartialCredentialsError
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
-from sidecar.errors import AccessRefused, StoreUnavailable
+from sidecar.errors import AccessRefused, StoreUnavailable, UntrustedStore
 from sidecar.store.http.wire import Wire
 from sidecar.store.s3.bodies import BodyRequests, WireRequests
 from sidecar.store.s3.control import Control
@@ -295,7 +295,14 @@ def _tls(options: S3Options) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         return context
-    return ssl.create_default_context(cafile=str(trusted or os.environ.get("AWS_CA_BUNDLE") or get_cert_path(True)))
+    bundle = str(trusted or os.environ.get("AWS_CA_BUNDLE") or get_cert_path(True))
+    try:
+        return ssl.create_default_context(cafile=bundle)
+    except OSError as error:  # SSLError is one
+        variable = "CKPT_CA_BUNDLE" if trusted else "AWS_CA_BUNDLE"
+        raise UntrustedStore(
+            f"{bundle}: no certificates can be read from it ({error.strerror or error}): correct {variable}"
+        ) from None
 
 
 @functools.lru_cache

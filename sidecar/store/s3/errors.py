@@ -37,7 +37,7 @@ from sidecar.errors import (
 from sidecar.store.s3.answers import IncompleteDocument
 
 _REFUSALS = {
-    "NoSuchBucket": "the bucket does not exist: create it, or correct CKPT_STORE or AWS_S3_ENDPOINT",
+    "NoSuchBucket": "the bucket does not exist: create it, or correct its name or AWS_S3_ENDPOINT",
     "InvalidAccessKeyId": "the store does not know this access key: correct AWS_ACCESS_KEY_ID or AWS_S3_ENDPOINT",
     "SignatureDoesNotMatch": "the secret key is wrong: correct AWS_SECRET_ACCESS_KEY",
     "InvalidBucketName": "the bucket's name is not valid: correct CKPT_STORE",
@@ -218,8 +218,20 @@ def from_transport(name: str, error: Exception) -> StoreError:
             f"{name}: what answers does not speak S3 ({_short(cause)}): "
             "does AWS_S3_ENDPOINT name an S3 server, and does it say http where that speaks https?"
         )
+    if isinstance(error, boto.EndpointConnectionError):
+        hint = "check AWS_S3_ENDPOINT, DNS and the network"
+        return StoreUnavailable(f"{name}: {_origin(error)} does not answer ({_short(cause)}): {hint}; it is tried again")
     why = _short(error) if cause is error else f"{_short(error)} {_short(cause)}"
     return StoreUnavailable(f"{name}: the store does not answer ({why}); it is tried again")
+
+
+def _origin(error: boto.EndpointConnectionError) -> str:
+    """Return scheme and host of the request: its query may hold secrets."""
+    with suppress(ValueError):
+        asked = urlsplit(str(error.kwargs.get("endpoint_url", "")))
+        if asked.scheme and asked.netloc:
+            return f"{asked.scheme}://{asked.netloc[:200]}"
+    return "the store"
 
 
 def _root(error: BaseException) -> BaseException:

@@ -178,7 +178,7 @@ class S3Store:
                 yield folder.removeprefix(self._root + prefix).rstrip("/")
 
     def _pages(self, prefix: str, *, delimiter: str = "") -> Iterator[Page]:
-        with self._translated(prefix or self.url):
+        with self._translated(prefix.rpartition("/")[0] or self.url):
             yield from self._clients.pages(Control.pages, self._root + prefix, delimiter=delimiter)
 
     def delete(self, keys: Iterable[str]) -> None:  # noqa: D102

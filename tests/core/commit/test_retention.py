@@ -224,9 +224,7 @@ def test_what_is_damaged_never_counts_and_goes_no_sooner_than_an_older_good_one(
     assert plan_of(whole_but(commits, 400), 2) == StorePlan([], [])
     one = plan_of(whole_but(commits, 300, 400), 2)
     assert not one.deletions
-    assert [kept.reason for kept in one.kept] == [
-        "only 1 of the 2 newer ones that are kept are of the present line and were seen whole"
-    ]
+    assert [kept.reason for kept in one.kept] == ["1 of 2 higher steps of the present line were seen whole"]
     two = plan_of(whole_but([*commits, *of_line(420)], 400), 2)
     assert names(two.deletions) == {"checkpoint-300", "checkpoint-400"}
 
@@ -239,7 +237,7 @@ def test_steps_beyond_the_one_that_a_run_went_back_to_push_nothing_out_and_go_on
     assert names(plan.deletions) == {"checkpoint-200", "checkpoint-300"}
     kept = {d.name: d.reason for d in plan_of(whole_but(left_behind + of_line(210, 420, attempt="b", at_s=1000)), 2).kept}
     assert set(kept) == {"checkpoint-300"}
-    assert kept["checkpoint-300"].startswith("the run went back behind it, and only 1 of the 2 newer ones")
+    assert kept["checkpoint-300"].startswith("a lower step was committed later, so the run went back; 1 of 2 higher steps")
 
 
 def test_what_was_committed_while_this_node_looked_on_goes_for_nothing_that_was_there_before() -> None:
@@ -247,7 +245,8 @@ def test_what_was_committed_while_this_node_looked_on_goes_for_nothing_that_was_
     there, then = of_line(300, 400), of_line(210, seen_s=60.0)
     nothing_tells = [replace(commit, created_at=None) for commit in there + then]
     plan = plan_of(whole_but(nothing_tells), 2)
-    assert (plan.deletions, plan.kept) == ([], [Deletion("checkpoint-210", "it was committed after the 2 higher steps")])
+    stays = "it was committed later than higher steps: it stays until further ones are committed"
+    assert (plan.deletions, plan.kept) == ([], [Deletion("checkpoint-210", stays)])
 
 
 def test_nodes_take_turns() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.format.checkpoint_address import Address, is_address, named_checkpoint, parse_address
+from sidecar.core.format.checkpoint_address import Address, is_address, misnamed, named_checkpoint, parse_address
 from trainer_hook.contract import ContractError
 
 
@@ -48,3 +48,16 @@ def test_a_step_alone_is_a_name(text: str, name: str) -> None:
 )
 def test_an_address_has_a_scheme(text: str, expected: bool) -> None:
     assert is_address(text) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("s3://b/run/30", "; did you mean s3://b/run/checkpoint-30?"),
+        ("s3://b/run/checkpoint-3O", "; 'checkpoint-3O' is no checkpoint's name: checkpoint-<step>, or final"),
+        ("s3://b/run/", ""),
+        ("s3://b/run", ""),
+    ],
+)
+def test_what_is_wrong_with_the_end_of_an_address_is_said(text: str, hint: str) -> None:
+    assert misnamed(text) == hint

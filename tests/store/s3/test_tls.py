@@ -29,6 +29,26 @@ def test_an_unknown_certificate_is_refused_until_it_is_trusted(opener: Opener, m
         assert trusting.put("k", b"x").size_bytes == 1
 
 
+@pytest.mark.parametrize("content", [None, b"no certificate"])
+@pytest.mark.parametrize("variable", ["CKPT_CA_BUNDLE", "AWS_CA_BUNDLE"])
+def test_a_bundle_that_cannot_be_read_is_named(
+    opener: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, content: bytes | None
+) -> None:
+    bundle = tmp_path / "ca.pem"
+    if content is not None:
+        bundle.write_bytes(content)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(bundle))
+    options = {"ca_bundle": bundle} if variable == "CKPT_CA_BUNDLE" else {}
+    with pytest.raises(AccessRefused, match=rf"{bundle}: no certificates can be read.*correct {variable}"):
+        opener("https://127.0.0.1:1", **options).probe()
+
+
+def test_an_endpoint_that_does_not_answer_is_named_without_the_request(opener: Opener) -> None:
+    with pytest.raises(StoreUnavailable, match=r"http://127.0.0.1:1 does not answer.*check AWS_S3_ENDPOINT") as raised:
+        opener("http://127.0.0.1:1").probe()
+    assert "list-type" not in str(raised.value)
+
+
 @pytest.mark.parametrize(("from_days", "to_days"), [(1, 30), (-30, -1)], ids=["not yet valid", "expired"])
 def test_a_certificate_that_is_not_valid_by_this_clock_is_tried_again(
     opener: Opener, tmp_path: Path, from_days: int, to_days: int

@@ -15,7 +15,7 @@ from sidecar.core.commit.commit_roster import has_bundle
 from sidecar.core.commit.damage import FULL_PATIENCE_S, SHORT_PATIENCE_S, is_content_of
 from sidecar.core.commit.resume import check_listing, check_manifest, check_node_set, check_paths, files_for, unlike_listing
 from sidecar.core.format import checksum, keys
-from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
+from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_all, decode_commit
 from sidecar.core.format.obstacles import same_but_for_case, unstorable
 from sidecar.core.format.rank_layout import Share, left_out
 from sidecar.daemon.tasks import first_error
@@ -23,7 +23,7 @@ from sidecar.download.partial_file import holds
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import check_not_quarantined
 from sidecar.download.range_fetcher import RangeFetcher
-from sidecar.errors import CorruptObject, NotFound, Stopped, StoreError
+from sidecar.errors import CorruptObject, NotFound, OversizedDocument, Stopped, StoreError
 from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store, Stored
 from sidecar.transfer.executor import CORRUPT_TRIES, StoreExecutor
@@ -134,14 +134,19 @@ class Downloader:
             Unproven: A document or the listing received differs from the recorded one.
             ContractError: A document or object is missing, or provably differs from the recorded one in the store.
         """
-        raw, sizes = await asyncio.gather(self._manifests(commit), self._executor.persistently(self._sizes, commit.name))
+        try:
+            raw, sizes = await asyncio.gather(self._manifests(commit), self._executor.persistently(self._sizes, commit.name))
+        except OversizedDocument as error:
+            if await self._holds_commit(commit, commit_crc):
+                raise
+            raise Unproven(str(error)) from None
         await check_not_quarantined(commit.name, commit_crc, sizes, self._store, self._executor)
         try:
             for entry, read in zip(commit.manifests, raw, strict=True):
                 if read is None:
                     raise ContractError(f"{entry.key}: missing in the store")
                 check_manifest(entry, read)
-            manifests = [decode_manifest(r or b"", key=entry.key) for r, entry in zip(raw, commit.manifests, strict=True)]
+            manifests = decode_all((entry.key, r or b"") for r, entry in zip(raw, commit.manifests, strict=True))
             check_node_set(commit, manifests)
             check_paths(commit, (entry for manifest in manifests for entry in manifest.files))
         except ContractError as error:
@@ -163,12 +168,7 @@ class Downloader:
 
     async def _hold(self, commit: Commit, commit_crc: str, raw: Sequence[bytes | None]) -> bool:
         """Whether the store provably holds the commit as it was read, and each manifest that does not match the commit."""
-        key = keys.commit(commit.name)
-        try:
-            again = await self._executor.persistently(self._store.get, key)
-        except NotFound:
-            return False
-        if checksum.to_text(checksum.checksum(again)) != commit_crc or not await self._holds(key, again):
+        if not await self._holds_commit(commit, commit_crc):
             return False
         for entry, read in zip(commit.manifests, raw, strict=True):
             if read is None:
@@ -177,6 +177,15 @@ class Downloader:
             elif not _fits(entry, read) and not await self._holds(entry.key, read):
                 return False
         return True
+
+    async def _holds_commit(self, commit: Commit, commit_crc: str) -> bool:
+        """Whether the store provably holds the commit as it was read."""
+        key = keys.commit(commit.name)
+        try:
+            again = await self._executor.persistently(self._store.get, key)
+        except NotFound:
+            return False
+        return checksum.to_text(checksum.checksum(again)) == commit_crc and await self._holds(key, again)
 
     async def _holds(self, key: str, raw: bytes) -> bool:
         """Whether the store provably holds these bytes under a key."""
@@ -218,7 +227,7 @@ class Downloader:
         raw = b""
         for _ in range(CORRUPT_TRIES):
             try:
-                raw = await self._executor.persistently(self._store.get, entry.key)
+                raw = await self._executor.persistently(lambda: self._store.get(entry.key, most_bytes=entry.size_bytes))
             except NotFound:
                 return None
             if _fits(entry, raw):

@@ -29,7 +29,7 @@ from sidecar.core.commit.commit_roster import POLL_S, CommitTurn, groups, has_bu
 from sidecar.core.format import keys
 from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
-from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Commit, Manifest, decode_manifest, encode
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Commit, Manifest, decode_manifest, encode, too_large
 from sidecar.errors import AlreadyExists, CheckpointRejected, NotFound, Stopped
 from sidecar.repository.documents import StoredCommit, named_in
 from sidecar.store.protocol import Store
@@ -305,6 +305,8 @@ class Committer(Revocation):
                 return await self._later_attempt(checkpoint, listing) or decision
             return decision
         commit = commit_of(manifests, raw, committed_at=rfc3339(self._epoch()), epoch=self.epoch_of(checkpoint))
+        if (why := too_large(commit)) is not None:
+            return Wait(why)
         if has_bundle(node.count):
             await poll.collector.write_digest(keys.all_manifests(name, attempt), reads)
         try:

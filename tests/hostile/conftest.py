@@ -1,0 +1,3 @@
+from tests.process.conftest import minio_server, moto_server, place, rgw_server
+
+__all__ = ["minio_server", "moto_server", "place", "rgw_server"]

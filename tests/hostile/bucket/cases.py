@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.hostile.bucket.forged import Forged, crc, repeat, replacing
+from tests.hostile.bucket.forged import Forged, crc, repeated, replacing
 
 DEEP = b"[" * 100_000
 MOST_DOCUMENT_BYTES = 32 << 20
@@ -219,17 +219,17 @@ def _as_large_as_allowed(step: Forged, _: bytes) -> bytes:
     file = b'{"path":"f%d","key":"' + step.name.encode() + b'/f","size_bytes":1,"crc64nvme":"0123456789abcdef"}'
     head = b'{"format":1,"name":"%s","step":%d,"attempt":"a","created_at":"%s","meta":{},"node":{"index":0,"count":1},"files":['
     head %= step.name.encode(), step.step, step.manifest["created_at"].encode()
-    return repeat((MOST_DOCUMENT_BYTES - 1000) // 101, file, around=(head, b"]}"))
+    return repeated((MOST_DOCUMENT_BYTES - 1000) // 101, file, around=(head, b"]}"))
 
 
 def _a_million_manifests(step: Forged, _: bytes) -> bytes:
     entry = b'{"key":"' + step.manifest_key.encode() + b'","size_bytes":%d,"crc64nvme":"0123456789abcdef"}'
-    return repeat(1_000_000, entry, around=(b'{"format":1,"name":"%s","attempt":"a","manifests":[' % step.name.encode(), b"]}"))
+    return repeated(1_000_000, entry, around=(b'{"format":1,"name":"%s","attempt":"a","manifests":[' % step.name.encode(), b"]}"))
 
 
 def _a_million_files(step: Forged, _: bytes) -> bytes:
     file = b'{"path":"%d","key":"' + step.name.encode() + b'/f","size_bytes":1,"crc64nvme":"0123456789abcdef"}'
-    return repeat(1_000_000, file, around=(b'{"files":[', b"]}"))
+    return repeated(1_000_000, file, around=(b'{"files":[', b"]}"))
 
 
 LARGE_CASES = [

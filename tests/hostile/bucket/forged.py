@@ -96,6 +96,6 @@ def replacing(old: bytes, new: bytes) -> Raw:
     return change
 
 
-def repeat(entries: int, entry: bytes, *, around: tuple[bytes, bytes]) -> Raw:
-    """Return a document with so many entries in place of the one that it has."""
-    return lambda raw: around[0] + b",".join(entry % n for n in range(entries)) + around[1]
+def repeated(entries: int, entry: bytes, *, around: tuple[bytes, bytes]) -> bytes:
+    """Return a document with so many entries, each with its number."""
+    return around[0] + b",".join(entry % n for n in range(entries)) + around[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from sidecar.errors import CorruptObject, NotFound, OversizedDocument, Stopped, 
 from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store, Stored
 from sidecar.transfer.executor import CORRUPT_TRIES, StoreExecutor
+from sidecar.volume.files import FULL
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import (
@@ -262,7 +264,8 @@ class Downloader:
             ArchivedObject: An object is in an archive tier.
             UnreadableObject: A file arrives damaged repeatedly, although the store's metadata are right.
             CheckpointChanged: The trainer wrote a checkpoint of this name meanwhile; it stays.
-            OSError: The volume is full or not writable, or cannot hold these names; the bytes downloaded are kept.
+            OSError: The volume is not writable, or cannot hold these names; the bytes downloaded are kept. ``ENOSPC``: it is
+                full; they are deleted, because the trainer needs the space.
         """
         incoming = self._volume.incoming / offer.name
         replacing = self._volume.fingerprint(offer.name)
@@ -270,6 +273,7 @@ class Downloader:
         if why := unstorable(entry.path for entry in entries):
             raise OSError(errno.ENAMETOOLONG, why)
         self._drop_others(incoming, entries)
+        self._require_space(incoming, entries)
         progress = _DownloadProgress(sum(entry.size_bytes for entry in entries), on_progress)
 
         async def on_damage(entry: FileEntry, error: CorruptObject | NotFound) -> None:
@@ -279,7 +283,11 @@ class Downloader:
         try:
             await fetching.fetch(entries, incoming)
         except* (StoreError, OSError, Stopped) as group:
-            raise first_error(group) from None
+            error = first_error(group)
+            if isinstance(error, OSError) and error.errno in FULL:
+                await fetching.end()
+                await asyncio.to_thread(self._give_space_back, incoming)
+            raise error from None
         finally:
             await fetching.end()
         await asyncio.to_thread(_check_apart, incoming, entries)
@@ -295,6 +303,25 @@ class Downloader:
         for path, status in [*incoming.walk(lenient=True)]:
             if path not in (folders if stat.S_ISDIR(status.st_mode) else wanted):
                 (incoming / path).discard()
+
+    def _require_space(self, incoming: Place, entries: Sequence[FileEntry]) -> None:
+        """Check that the volume has space for what is missing, before the download takes it from the trainer.
+
+        Raises:
+            OSError: ``ENOSPC``: it has not; what was downloaded before is deleted.
+        """
+        places = (incoming, self._volume.incoming / PARTIAL)
+        there_bytes = sum(status.st_blocks * 512 for place in places for _, status in place.walk(lenient=True))
+        missing_bytes = sum(entry.size_bytes for entry in entries) - there_bytes
+        free_bytes = self._volume.free_bytes()
+        if missing_bytes > free_bytes and self._volume.total_bytes():  # 0: a file system that does not tell
+            self._give_space_back(incoming)
+            text = f"{os.strerror(errno.ENOSPC)} ({missing_bytes} bytes are to be downloaded, {free_bytes} are free)"
+            raise OSError(errno.ENOSPC, text, str(self._volume.root))
+
+    def _give_space_back(self, incoming: Place) -> None:
+        for place in (incoming, self._volume.incoming / PARTIAL):
+            place.discard()
 
     def _publish(self, offer: Offer, node: Node, incoming: Place, replacing: tuple[int, float, str | None] | None) -> Path:
         (self._volume.incoming / PARTIAL).discard()

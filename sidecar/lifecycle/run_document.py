@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sidecar.core.format import keys
+from sidecar.core.lifecycle.fencing import MOST_EPOCH
 from sidecar.core.lifecycle.prefix_ownership import Ownership, Run, belongs
 from sidecar.errors import AlreadyExists, ConfigurationError, NotFound, OversizedDocument, UnreadableRun
 from sidecar.store.protocol import Store
@@ -75,6 +76,7 @@ def read(store: Store, below: str = "") -> Run:
 def _parsed(fields: dict[str, Any]) -> Run:
     job, holder = fields.get("job"), fields.get("holder")
     ends_in_s, beat_s = fields.get("ends_in_s"), fields.get("beat_s")
+    epoch = int(fields.get("epoch", 0))
     return Run(
         run_id=str(fields["run_id"]),
         job=job and str(job),
@@ -82,7 +84,7 @@ def _parsed(fields: dict[str, Any]) -> Run:
         beat=int(fields.get("beat", 0)),
         ending=bool(fields.get("ending")),
         attempts=tuple(str(attempt) for attempt in fields.get("attempts", ())),
-        epoch=int(fields.get("epoch", 0)),
+        epoch=epoch if 0 <= epoch <= MOST_EPOCH else 0,  # its holder writes it again
         ends_in_s=None if ends_in_s is None else float(ends_in_s),
         beat_s=None if beat_s is None else float(beat_s),
     )

@@ -41,12 +41,15 @@ from trainer_hook.contract import (
     Marker,
     Node,
     encode_marker,
+    is_checkpoint_name,
 )
 
 T = TypeVar("T")
 PARTIAL = "partial"
 """Folder below ``.ckpt/incoming`` for incomplete files."""
 
+MOST_OBJECTS = 500_000
+"""Maximum number of objects below a checkpoint that is resumed: more than its files and documents."""
 LISTING_PAGE = 1000
 """Number of keys in one page of an S3 listing."""
 
@@ -104,8 +107,8 @@ class Downloader:
         return [stored.key.partition("/")[0] for stored in keys_of_steps if "/" in stored.key]
 
     async def list_folders(self) -> list[str]:
-        """Return the names of all folders in the store, also of uncommitted checkpoints and of other content."""
-        return await self._executor.persistently(lambda: list(self._store.list_folders()))
+        """Return the names of all checkpoints in the store, also of uncommitted ones. Other folders take time, no memory."""
+        return await self._executor.persistently(lambda: list(filter(is_checkpoint_name, self._store.list_folders())))
 
     async def commit(self, name: str) -> tuple[Commit, str] | None:
         """Return a checkpoint's commit and its checksum, or ``None`` if it is not committed.
@@ -142,6 +145,8 @@ class Downloader:
             if await self._holds_commit(commit, commit_crc):
                 raise
             raise Unproven(str(error)) from None
+        if len(sizes) > MOST_OBJECTS:
+            raise Unproven(f"{commit.name}: the store lists more than {MOST_OBJECTS} objects below it: delete what is not its own")
         await check_not_quarantined(commit.name, commit_crc, sizes, self._store, self._executor)
         try:
             for entry, read in zip(commit.manifests, raw, strict=True):
@@ -223,7 +228,8 @@ class Downloader:
         return raw
 
     def _sizes(self, name: str) -> dict[str, int]:
-        return {found.key: found.size_bytes for found in self._store.list(keys.folder(name))}
+        listed = islice(self._store.list(keys.folder(name)), MOST_OBJECTS + 1)
+        return {found.key: found.size_bytes for found in listed}
 
     async def _manifest(self, entry: ManifestEntry) -> bytes | None:
         raw = b""

@@ -146,7 +146,9 @@ class Downloader:
                 raise
             raise Unproven(str(error)) from None
         if len(sizes) > MOST_OBJECTS:
-            raise Unproven(f"{commit.name}: the store lists more than {MOST_OBJECTS} objects below it: delete what is not its own")
+            raise Unproven(
+                f"{commit.name}: the store lists more than {MOST_OBJECTS} objects below it: delete what is not its own"
+            )
         await check_not_quarantined(commit.name, commit_crc, sizes, self._store, self._executor)
         try:
             for entry, read in zip(commit.manifests, raw, strict=True):

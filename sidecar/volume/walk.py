@@ -47,9 +47,7 @@ def _examine(place: Place, name: str, refusals: Refusals) -> FoundCheckpoint:
     return FoundCheckpoint(name, *walk_files(place, refusals), marker)
 
 
-def walk_files(
-    place: Place, refusals: Refusals | None = None
-) -> tuple[tuple[FoundFile, ...], tuple[tuple[str, str], ...]]:
+def walk_files(place: Place, refusals: Refusals | None = None) -> tuple[tuple[FoundFile, ...], tuple[tuple[str, str], ...]]:
     """Return the regular files of a directory but for its marker, and its other entries with their kind; in order of path.
 
     Args:

@@ -15,9 +15,9 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format.obstacles import contradiction
 from trainer_hook.contract import (
     FORMAT,
-    ContractError,
     MARKER,
     SYSTEM_DIR,
+    ContractError,
     Marker,
     Node,
     check_id,
@@ -291,9 +291,7 @@ def decode_all(raw: Iterable[tuple[str, bytes]]) -> list[Manifest]:
 
 def _check_marker_fields(document: Manifest | Commit, key: str) -> None:
     """Check the fields that came from a marker: a download writes them into one again, which the trainer reads."""
-    marker = Marker(
-        reason=document.reason, created_at=document.created_at, world_size=document.world_size, meta=document.meta
-    )
+    marker = Marker(reason=document.reason, created_at=document.created_at, world_size=document.world_size, meta=document.meta)
     try:
         parse_marker(encode_marker(marker), name=document.name)
     except ContractError as error:

@@ -133,7 +133,10 @@ class ClaimState(Enum):
 
 
 def claims_among(listed: Iterable[tuple[str, str]]) -> list[Claim]:
-    """Return the claims among listed objects (key and time of the write), the highest last. Other keys are ignored, and epochs that are too high."""
+    """Return the claims among listed objects (key and time of the write), the highest last.
+
+    Other keys are ignored, as are epochs above ``MOST_EPOCH``.
+    """
     found = [(_CLAIM.fullmatch(key), modified) for key, modified in listed]
     claims = in_order(Claim(int(match[1]), match[2], modified) for match, modified in found if match)
     return [claim for claim in claims if claim.epoch <= MOST_EPOCH]

@@ -141,7 +141,10 @@ def test_fields_of_later_versions_are_ignored() -> None:
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a\x9bb"}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/" + "a" * 1011}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": KEY}]}, "a document and no file"),
-        ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/.ckpt/a1/node-00000-of-00001.json"}]}, "a document and no file"),
+        (
+            {"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/.ckpt/a1/node-00000-of-00001.json"}]},
+            "a document and no file",
+        ),
         ({"reason": "urgent"}, "reason is 'urgent'"),
         ({"created_at": "yesterday"}, "not an RFC 3339 timestamp"),
         ({"world_size": 0}, "world_size"),

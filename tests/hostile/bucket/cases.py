@@ -128,7 +128,15 @@ def with_unreadable_quarantine(step: Forged, raw: bytes) -> bytes:
 PLAIN = ["..", "../other", "a/../../other", "/etc/passwd", "a//b", "./a", "a/", "", "a\0b", "a\nb", "a\x1b[31mb", "a\x7fb"]
 RESERVED = [".ckpt", ".ckpt/token", ".ckpt/terminating", ".complete", ".complete/x"]
 FOREIGN = ["checkpoint-1/model", "run.json", "", "/etc/passwd", "../{name}/model", "{name}", "s3://other/{name}/model"]
-NOT_PLAIN = ["{name}/../checkpoint-1/model", "{name}//model", "{name}/", "{name}/a\0", "{name}/\n", "{name}/\x9b31m", "{name}/./m"]
+NOT_PLAIN = [
+    "{name}/../checkpoint-1/model",
+    "{name}//model",
+    "{name}/",
+    "{name}/a\0",
+    "{name}/\n",
+    "{name}/\x9b31m",
+    "{name}/./m",
+]
 PARTS = "{name}/.ckpt/a/"
 NO_MANIFEST = "which is no manifest of attempt a"
 
@@ -224,7 +232,9 @@ def _as_large_as_allowed(step: Forged, _: bytes) -> bytes:
 
 def _a_million_manifests(step: Forged, _: bytes) -> bytes:
     entry = b'{"key":"' + step.manifest_key.encode() + b'","size_bytes":%d,"crc64nvme":"0123456789abcdef"}'
-    return repeated(1_000_000, entry, around=(b'{"format":1,"name":"%s","attempt":"a","manifests":[' % step.name.encode(), b"]}"))
+    return repeated(
+        1_000_000, entry, around=(b'{"format":1,"name":"%s","attempt":"a","manifests":[' % step.name.encode(), b"]}")
+    )
 
 
 def _a_million_files(step: Forged, _: bytes) -> bytes:

@@ -43,7 +43,7 @@ def compressed() -> list[bytes]:
     return [head("200 OK", "Content-Encoding: gzip", f"Content-Length: {len(content)}") + content]
 
 
-DOCUMENT_LIES: dict[str, Callable[[], Iterable[bytes]]] = {
+BODIES: dict[str, Callable[[], Iterable[bytes]]] = {
     "endless": endless,
     "ten gigabytes": lambda: endless(f"Content-Length: {10 << 30}"),
     "endless chunks": endless_chunks,
@@ -73,14 +73,22 @@ def tells(liar: Liar, place: Place, tmp_path: Path, endpoint: str) -> None:
 
 
 @ON_MOTO
-@pytest.mark.parametrize("key", ["checkpoint-20/.complete", pytest.param("checkpoint-20/model", marks=SLOW)])
-@pytest.mark.parametrize("said", ["endless", *(pytest.param(said, marks=SLOW) for said in list(DOCUMENT_LIES)[1:])])
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ("endless", "checkpoint-20/.complete"),
+        pytest.param("ten gigabytes", "checkpoint-20/.complete", marks=SLOW),
+        pytest.param("endless chunks", "checkpoint-20/model", marks=SLOW),
+        pytest.param("a bomb", "checkpoint-20/model", marks=SLOW),
+        pytest.param("a bomb", "checkpoint-20/.ckpt/a/node-00000-of-00001.json", marks=SLOW),
+    ],
+)
 def test_a_body_without_an_end_takes_no_memory_and_no_step(said: str, key: str, place: Place, tmp_path: Path) -> None:
     for step in (10, 20):
         Forged(step).put(place.store)
     liar, is_asked = Liar(place.settings["AWS_S3_ENDPOINT"]), of_object(key)
     with liar.running() as endpoint:
-        liar.lie = lambda request: DOCUMENT_LIES[said]() if is_asked(request) else None
+        liar.lie = lambda request: BODIES[said]() if is_asked(request) else None
         tells(liar, place, tmp_path, endpoint)
 
 
@@ -100,11 +108,11 @@ def listing(prefix: str, name: str, number: int, *, token: str) -> Iterable[byte
 
 
 @ON_MOTO
-@pytest.mark.parametrize("repeats", [False, pytest.param(True, marks=SLOW)])
-@pytest.mark.parametrize("inside", ["", pytest.param("checkpoint-20/", marks=SLOW)])
-def test_a_listing_without_an_end_takes_no_memory_and_no_step(
-    inside: str, repeats: bool, place: Place, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("inside", "repeats"),
+    [("", False), pytest.param("", True, marks=SLOW), pytest.param("checkpoint-20/", False, marks=SLOW)],
+)
+def test_a_listing_without_an_end_takes_no_memory_and_no_step(inside: str, repeats: bool, place: Place, tmp_path: Path) -> None:
     for step in (10, 20):
         Forged(step).put(place.store)
     liar, numbers = Liar(place.settings["AWS_S3_ENDPOINT"]), itertools.count()
@@ -123,7 +131,8 @@ def test_a_listing_without_an_end_takes_no_memory_and_no_step(
 
 
 @ON_MOTO
-@pytest.mark.parametrize("status", ["301 Moved Permanently", pytest.param("307 Temporary Redirect", marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("status", ["301 Moved Permanently", "307 Temporary Redirect"])
 def test_a_redirect_leads_nowhere(status: str, place: Place, tmp_path: Path) -> None:
     """Whoever is there would get signed requests, and could answer with other weights."""
     for step in (10, 20):
@@ -131,7 +140,9 @@ def test_a_redirect_leads_nowhere(status: str, place: Place, tmp_path: Path) -> 
     liar, elsewhere = Liar(place.settings["AWS_S3_ENDPOINT"]), Proxy(place.settings["AWS_S3_ENDPOINT"])
     with elsewhere.running() as other, liar.running() as endpoint:
         liar.lie = lambda request: (
-            [head(status, f"Location: {other}{request.path}", "Content-Length: 0")] if "checkpoint-20/" in request.path else None
+            [head(status, f"Location: {other}{request.path}", "Content-Length: 0")]
+            if "checkpoint-20/" in request.path
+            else None
         )
         tells(liar, place, tmp_path, endpoint)
     assert elsewhere.seen == []

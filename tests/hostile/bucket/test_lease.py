@@ -1,4 +1,4 @@
-"""Forged documents of the lease: whoever writes to the bucket can make a pod wait or end, but never make it use a wrong step."""
+"""Forged documents of the lease: whoever writes to the bucket can make a pod wait or end, but not use a wrong step."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def test_forged_claims_and_runs_hold_no_pod_up(place: Place, tmp_path: Path) -> 
     assert all(place.read(key) == content for key, content in CLAIMS.items() if "arrived" not in key)
 
 
+@pytest.mark.slow
 @FILE_STORE
 def test_a_run_that_is_forged_while_a_pod_holds_the_prefix_is_written_again(place: Place, tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", place.settings) as running:
@@ -116,7 +117,9 @@ def test_a_claim_from_the_future_is_no_later_pod(place: Place, tmp_path: Path) -
 
 @pytest.mark.slow
 @FILE_STORE
-def test_a_pod_that_is_said_to_end_for_ever_is_waited_for_only_while_it_gives_signs_of_life(place: Place, tmp_path: Path) -> None:
+def test_a_pod_that_is_said_to_end_for_ever_is_waited_for_only_while_it_gives_signs_of_life(
+    place: Place, tmp_path: Path
+) -> None:
     """Of a holder that says nothing of its heartbeats 15 s of silence are enough."""
     put(place, {"run.json": run(holder="other", job="default/tests", ending=True, ends_in_s=1e18, beat=1)})
     with sidecar(tmp_path / "volume", place.settings) as running:

@@ -1,4 +1,4 @@
-"""A small volume on which a trainer saves faster than the link drains: what is given back, in which order, and what never is."""
+"""A small volume on which a trainer saves faster than the link drains: what is given back, in which order, and what is not."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_trainer_that_saves_faster_than_the_link_never_lacks_space_and_nothing
 
 
 @FILE_STORE
-@pytest.mark.parametrize("saves_before", [3, 0])
+@pytest.mark.parametrize("saves_before", [pytest.param(3, marks=pytest.mark.slow), 0])
 def test_at_the_notice_durable_checkpoints_make_way_for_the_last_one(
     saves_before: int, small: Path, place: Place, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +25,8 @@ from tests.hostile.trainer.test_odd_checkpoints import check_log
 from tests.process.conftest import Place
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 
-ATTACK_S = 3.0
-LONG_ATTACK_S = 15.0
+ATTACK_S = 2.0
+LONG_ATTACK_S = 12.0
 FILE_BYTES = 4 << 20
 
 

@@ -6,16 +6,13 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from tests.hostile.memory import most_memory_mib
 from tests.hostile.trainer.attacks import SECRET, outside_of, state_of, stored_with, token_of
-from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
+from tests.process.sidecar_process import Sidecar, contents, sidecar, until
 
 MARKER_BYTES = 1 << 20
 Write = Callable[[Path, Path], None]
@@ -80,10 +77,9 @@ def sparse(folder: Path, _: Path) -> None:
 
 def named(name: bytes) -> Write:
     def write(folder: Path, _: Path) -> None:
-        path = bytes(folder) + b"/" + name
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "wb") as file:  # noqa: PTH123 - a name in bytes
-            file.write(b"x")
+        path = folder / os.fsdecode(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
 
     return write
 
@@ -141,7 +137,9 @@ REJECTED = {
     "listed and missing": Odd("is not there", as_it_is, b'{"files": [{"path": "other", "size_bytes": 1}]}'),
     "listed twice": Odd("twice", as_it_is, b'{"files": [%s, %s]}' % ((b'{"path": "model", "size_bytes": 3}',) * 2)),
     "name that is no UTF-8": Odd("is not valid UTF-8", named(b"mo\xff\xfedel")),
-    "name with a line break": Odd("is not a plain path", named(b'x\n{"event": "checkpoint_committed", "checkpoint": "checkpoint-1"}')),
+    "name with a line break": Odd(
+        "is not a plain path", named(b'x\n{"event": "checkpoint_committed", "checkpoint": "checkpoint-1"}')
+    ),
     "name with an escape": Odd("is not a plain path", named(b"\x1b]0;owned\x07\x1b[2J\x1b[31mred")),
     "name of the system": Odd("is reserved", named(b".ckpt/token")),
     "deeper than a path": Odd("File name too long", deep),

@@ -305,8 +305,6 @@ class Committer(Revocation):
                 return await self._later_attempt(checkpoint, listing) or decision
             return decision
         commit = commit_of(manifests, raw, committed_at=rfc3339(self._epoch()), epoch=self.epoch_of(checkpoint))
-        if (why := too_large(commit)) is not None:
-            return Wait(why)
         if has_bundle(node.count):
             await poll.collector.write_digest(keys.all_manifests(name, attempt), reads)
         try:
@@ -334,6 +332,8 @@ class Committer(Revocation):
             if (why_not := await self.lease.why_not_commit(node, commit.attempt)) is not None:
                 raise _NotYet(why_not)
 
+        if (why := too_large(commit)) is not None:
+            raise _NotYet(why)
         if self._clock() - asked_s > HELD_S:
             await check()
         # Written last: without this object the step is invisible (I1).

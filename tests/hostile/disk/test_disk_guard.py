@@ -189,3 +189,23 @@ def test_a_resume_that_does_not_fit_fails_and_names_the_volume_and_fits_once_the
         again = running.resume("checkpoint-2")
         assert (again["state"], again["checkpoint"]) == ("ready", "checkpoint-2")
         assert contents(small / "checkpoint-2") == files
+
+
+@FILE_STORE
+def test_for_a_resume_durable_checkpoints_leave_the_volume_oldest_first(small: Path, place: Place, tmp_path: Path) -> None:
+    files = {f"model-{n}": os.urandom(4 * MIB) for n in range(4)}
+    with sidecar(tmp_path / "first", place.settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-20", files, {})
+        running.committed("checkpoint-20")
+    with sidecar(small, place.settings | {"CKPT_RESUME": "on-demand", "CKPT_KEEP_LOCAL": "9"}) as running:
+        running.ready()
+        for step in (1, 2, 3, 4):
+            write_checkpoint(small, f"checkpoint-{step}", {"model": os.urandom(SAVE_BYTES)}, {})
+            running.committed(f"checkpoint-{step}")
+        assert running.resume()["checkpoint"] == "checkpoint-20"
+        assert contents(small / "checkpoint-20") == files
+        [event] = running.events("resume_made_room")
+        assert event["deleted"] == ["checkpoint-1", "checkpoint-2"]
+        assert {path.name for path in small.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4", "checkpoint-20"}
+        assert check_order(running) == [1, 2]

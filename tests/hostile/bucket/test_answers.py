@@ -13,8 +13,7 @@ import pytest
 
 from tests.hostile.bucket.forged import Forged, content_of
 from tests.hostile.bucket.liar import Liar
-from tests.hostile.memory import most_memory_mib
-from tests.hostile.trainer.test_odd_checkpoints import check_log
+from tests.hostile.checks import check_log, most_memory_mib
 from tests.process.conftest import BUCKET, Place
 from tests.process.sidecar_process import contents, sidecar, until
 from tests.servers import Proxy, Request

@@ -11,7 +11,7 @@ import pytest
 
 from tests.hostile.bucket.cases import CASES, LARGE_CASES, Case
 from tests.hostile.bucket.forged import Forged, content_of
-from tests.hostile.memory import most_memory_mib
+from tests.hostile.checks import most_memory_mib
 from tests.process.conftest import Place
 from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
 from tests.servers import REAL_STORES

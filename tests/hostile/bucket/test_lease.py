@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.hostile.bucket.forged import Forged, content_of
-from tests.hostile.trainer.test_odd_checkpoints import check_log
+from tests.hostile.checks import check_log
 from tests.process.conftest import Place
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 

@@ -10,8 +10,7 @@ from unicodedata import normalize
 import pytest
 
 from tests.hostile.bucket.forged import Forged, content_of
-from tests.hostile.memory import most_memory_mib
-from tests.hostile.trainer.test_odd_checkpoints import check_log
+from tests.hostile.checks import check_log, most_memory_mib
 from tests.process.conftest import Place
 from tests.process.sidecar_process import contents, sidecar, write_checkpoint
 from tests.servers import REAL_STORES

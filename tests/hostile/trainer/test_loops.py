@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.memory import most_memory_mib
+from tests.hostile.checks import check_log, most_memory_mib
 from tests.hostile.trainer.attacks import (
     SECRET,
     exchange,
@@ -21,7 +21,6 @@ from tests.hostile.trainer.attacks import (
     stored_with,
     token_of,
 )
-from tests.hostile.trainer.test_odd_checkpoints import check_log
 from tests.process.conftest import Place
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import stat
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.hostile.memory import most_memory_mib
+from tests.hostile.checks import check_log, most_memory_mib
 from tests.hostile.trainer.attacks import SECRET, outside_of, state_of, stored_with, token_of
 from tests.process.sidecar_process import Sidecar, contents, sidecar, until
 
@@ -168,15 +167,6 @@ def write_odd(volume: Path, name: str, write: Write, outside: Path, marker: byte
     write(folder, outside)
     if not os.path.lexists(folder / ".complete"):
         (folder / ".complete").write_bytes(marker)
-
-
-def check_log(running: Sidecar) -> None:
-    """Check that each line is one event, and that nothing in it reaches a terminal as more than text."""
-    for line in running.log().splitlines():
-        assert line.isprintable(), line
-        assert isinstance(json.loads(line), dict)
-    assert not running.events("service_failed")
-    assert "Traceback" not in running.log()
 
 
 def test_each_odd_checkpoint_is_rejected_with_its_reason_and_the_others_are_committed(tmp_path: Path) -> None:

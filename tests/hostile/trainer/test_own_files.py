@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.hostile.checks import check_log
 from tests.hostile.trainer.attacks import SECRET, outside_of, state_of, stored_with, token_of
-from tests.hostile.trainer.test_odd_checkpoints import check_log
 from tests.process.conftest import Place
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.memory import most_memory_mib
-from tests.hostile.trainer.test_odd_checkpoints import check_log
+from tests.hostile.checks import check_log, most_memory_mib
 from tests.process.conftest import Place
-from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
+from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
 
 NOBODY = 65_532
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
@@ -37,7 +36,7 @@ def test_files_that_another_user_closed_are_named_and_the_others_are_committed(t
         write_checkpoint(volume, "checkpoint-4", {"model": b"own"}, {})
         running.committed("checkpoint-4")
         told = {"checkpoint-1", "checkpoint-2", "checkpoint-3"}
-        until(lambda: reasons(running) >= told or None, what=lambda: str(running.events()))
+        until(lambda: refused(running) >= told, what=lambda: str(running.events()))
         for text in (str(each) for each in running.call("GET", "/v1/checkpoints")["checkpoints"] if each["name"] in told):
             assert f"not readable for user {NOBODY}" in text
         (volume / "checkpoint-1/model").chmod(0o644)
@@ -47,12 +46,8 @@ def test_files_that_another_user_closed_are_named_and_the_others_are_committed(t
     check_log(running)
 
 
-def reasons(running: object) -> set[str]:
-    found = set()
-    for event in running.events():  # type: ignore[attr-defined]
-        if event["event"] in ("checkpoint_rejected", "checkpoint_lost"):
-            found.add(event["checkpoint"])
-    return found
+def refused(running: Sidecar) -> set[str]:
+    return {e["checkpoint"] for e in running.events() if e["event"] in ("checkpoint_rejected", "checkpoint_lost")}
 
 
 @pytest.fixture

@@ -223,7 +223,8 @@ class RequestWorker:
     async def _fetch_with_room(self, request: ResumeRequest, offer: Offer) -> None:
         """Fetch a checkpoint; if it does not fit, once more after durable ones have left the volume for it."""
         try:
-            return await self._fetch(request, offer)
+            await self._fetch(request, offer)
+            return
         except OSError as error:
             if error.errno not in FULL or self.make_room is None:
                 raise

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from unicodedata import normalize
 
 import pytest
 
+from sidecar.errors import StoreError
 from tests.hostile.bucket.forged import Forged, content_of
 from tests.hostile.checks import check_log, most_memory_mib
 from tests.process.conftest import Place
@@ -51,8 +53,14 @@ def junk() -> dict[str, bytes]:
 def test_the_one_step_among_thousands_of_other_objects_is_found(place: Place, tmp_path: Path) -> None:
     Forged(1).put(place.store)
     objects = junk()
+
+    def put(key: str) -> None:
+        # MinIO takes no key with an empty part.
+        with suppress(StoreError) if key in IN_NO_FOLDER else nullcontext():
+            place.store.put(key, objects[key])
+
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda item: place.store.put(*item), objects.items()))
+        list(threads.map(put, objects))
     with sidecar(tmp_path / "volume", place.settings) as running:
         answer = running.ready().resume()
         assert answer["checkpoint"] == "checkpoint-1"

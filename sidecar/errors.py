@@ -136,7 +136,7 @@ class OversizedDocument(StoreError, ContractError):
     """A foreign document in the store: it is not read, and counts as one that does not parse."""
 
     def __init__(self, key: str, *, most_bytes: int, size_bytes: int) -> None:
-        super().__init__(f"{key}: {size_bytes} bytes, and a document of this system has {most_bytes} at most: delete it")
+        super().__init__(f"{key}: {size_bytes} bytes, and this document has {most_bytes} at most: delete it")
         self.size_bytes = size_bytes
 
 

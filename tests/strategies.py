@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from sidecar.core.commit.commit import Object
 from sidecar.core.format import checksum, keys
-from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, NodeOf
+from sidecar.core.format.manifest import (
+    MAX_DOCUMENT_BYTES,
+    MAX_MANIFESTS_BYTES,
+    Commit,
+    FileEntry,
+    Manifest,
+    ManifestEntry,
+    NodeOf,
+)
 from sidecar.core.format.obstacles import contradiction
 from trainer_hook import contract
 from trainer_hook.contract import ListedFile, Marker, Node, TrainerState
@@ -201,7 +209,7 @@ def commits(draw: st.DrawFn) -> Commit:
         manifests=tuple(
             ManifestEntry(
                 key=keys.manifest(name, attempt, Node(index, count)),
-                size_bytes=draw(st.integers(0, 2**30)),
+                size_bytes=draw(st.integers(0, min(MAX_DOCUMENT_BYTES, MAX_MANIFESTS_BYTES // count))),
                 crc64nvme=draw(crcs),
             )
             for index in range(count)

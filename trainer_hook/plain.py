@@ -59,8 +59,15 @@ def save(step: int, write: Callable[[Path], Any]) -> bool:
     session = session_from_environment()
     if session is None:
         return False
-    saver = StepSaver(session, _Writer(write))
-    saved = saver.save(step, "jit" if session.stop.notice_at_s is not None else "periodic")
+    if (saving := _saving.get(session.pid)) is None:
+        writer = _Writer(write)
+        saving = _saving[session.pid] = writer, StepSaver(session, writer)
+    writer, saver = saving
+    writer.write_files = write
+    is_urgent = session.stop.notice_at_s is not None
+    if is_urgent:
+        saver.free_space()
+    saved = saver.save(step, "jit" if is_urgent else "periodic")
     if (monitor := _monitors.get(session.pid)) is not None:
         monitor.saved(step, ok=saved)
     session.last_step = step
@@ -94,8 +101,12 @@ _stopping: set[int] = set()
 
 class _Writer(StepWriter):
     def __init__(self, write: Callable[[Path], Any]) -> None:
-        self._write = write
+        self.write_files = write
 
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._write(folder)
+        self.write_files(folder)
+
+
+_saving: dict[int, tuple[_Writer, StepSaver]] = {}
+"""What saves, by process: it knows the size of the last checkpoint, and what it has warned of."""

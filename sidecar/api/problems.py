@@ -75,7 +75,8 @@ def install(app: FastAPI) -> None:
     async def on_invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        said = plain_text(f"{place}: {first['msg'].removeprefix('Value error, ')}")  # a field's name may be half a surrogate pair, which has no UTF-8
+        # A field's name may be half a surrogate pair, which has no UTF-8.
+        said = plain_text(f"{place}: {first['msg'].removeprefix('Value error, ')}")
         return answer(ProblemDocument(title="Invalid request", status=422, detail=f"{said}; see /openapi.json"))
 
     @app.exception_handler(HTTPException)

@@ -62,6 +62,7 @@ class Services:
         )
         self.resume_service: Final = self._resume_service()
         self.cleaner: Final = self._cleaner()
+        self.resume_service.makes_room_by(self.cleaner.make_room)
 
     def _resume_service(self) -> ResumeService:
         return ResumeService(

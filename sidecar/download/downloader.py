@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from sidecar.core.commit.commit_roster import has_bundle
 from sidecar.core.commit.damage import FULL_PATIENCE_S, SHORT_PATIENCE_S, is_content_of
 from sidecar.core.commit.resume import check_listing, check_manifest, check_node_set, check_paths, files_for, unlike_listing
 from sidecar.core.format import checksum, keys
-from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
+from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_all, decode_commit
 from sidecar.core.format.obstacles import same_but_for_case, unstorable
 from sidecar.core.format.rank_layout import Share, left_out
 from sidecar.daemon.tasks import first_error
@@ -23,10 +24,11 @@ from sidecar.download.partial_file import holds
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import check_not_quarantined
 from sidecar.download.range_fetcher import RangeFetcher
-from sidecar.errors import CorruptObject, NotFound, Stopped, StoreError
+from sidecar.errors import CorruptObject, NotFound, OversizedDocument, Stopped, StoreError
 from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store, Stored
 from sidecar.transfer.executor import CORRUPT_TRIES, StoreExecutor
+from sidecar.volume.files import FULL
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import (
@@ -39,12 +41,15 @@ from trainer_hook.contract import (
     Marker,
     Node,
     encode_marker,
+    is_checkpoint_name,
 )
 
 T = TypeVar("T")
 PARTIAL = "partial"
 """Folder below ``.ckpt/incoming`` for incomplete files."""
 
+MOST_OBJECTS = 500_000
+"""Maximum number of objects below a checkpoint that is resumed: more than its files and documents."""
 LISTING_PAGE = 1000
 """Number of keys in one page of an S3 listing."""
 
@@ -102,8 +107,8 @@ class Downloader:
         return [stored.key.partition("/")[0] for stored in keys_of_steps if "/" in stored.key]
 
     async def list_folders(self) -> list[str]:
-        """Return the names of all folders in the store, also of uncommitted checkpoints and of other content."""
-        return await self._executor.persistently(lambda: list(self._store.list_folders()))
+        """Return the names of all checkpoints in the store, also of uncommitted ones. Other folders take time, no memory."""
+        return await self._executor.persistently(lambda: list(filter(is_checkpoint_name, self._store.list_folders())))
 
     async def commit(self, name: str) -> tuple[Commit, str] | None:
         """Return a checkpoint's commit and its checksum, or ``None`` if it is not committed.
@@ -134,14 +139,23 @@ class Downloader:
             Unproven: A document or the listing received differs from the recorded one.
             ContractError: A document or object is missing, or provably differs from the recorded one in the store.
         """
-        raw, sizes = await asyncio.gather(self._manifests(commit), self._executor.persistently(self._sizes, commit.name))
+        try:
+            raw, sizes = await asyncio.gather(self._manifests(commit), self._executor.persistently(self._sizes, commit.name))
+        except OversizedDocument as error:
+            if await self._holds_commit(commit, commit_crc):
+                raise
+            raise Unproven(str(error)) from None
+        if len(sizes) > MOST_OBJECTS:
+            raise Unproven(
+                f"{commit.name}: the store lists more than {MOST_OBJECTS} objects below it: delete what is not its own"
+            )
         await check_not_quarantined(commit.name, commit_crc, sizes, self._store, self._executor)
         try:
             for entry, read in zip(commit.manifests, raw, strict=True):
                 if read is None:
                     raise ContractError(f"{entry.key}: missing in the store")
                 check_manifest(entry, read)
-            manifests = [decode_manifest(r or b"", key=entry.key) for r, entry in zip(raw, commit.manifests, strict=True)]
+            manifests = decode_all((entry.key, r or b"") for r, entry in zip(raw, commit.manifests, strict=True))
             check_node_set(commit, manifests)
             check_paths(commit, (entry for manifest in manifests for entry in manifest.files))
         except ContractError as error:
@@ -163,12 +177,7 @@ class Downloader:
 
     async def _hold(self, commit: Commit, commit_crc: str, raw: Sequence[bytes | None]) -> bool:
         """Whether the store provably holds the commit as it was read, and each manifest that does not match the commit."""
-        key = keys.commit(commit.name)
-        try:
-            again = await self._executor.persistently(self._store.get, key)
-        except NotFound:
-            return False
-        if checksum.to_text(checksum.checksum(again)) != commit_crc or not await self._holds(key, again):
+        if not await self._holds_commit(commit, commit_crc):
             return False
         for entry, read in zip(commit.manifests, raw, strict=True):
             if read is None:
@@ -177,6 +186,15 @@ class Downloader:
             elif not _fits(entry, read) and not await self._holds(entry.key, read):
                 return False
         return True
+
+    async def _holds_commit(self, commit: Commit, commit_crc: str) -> bool:
+        """Whether the store provably holds the commit as it was read."""
+        key = keys.commit(commit.name)
+        try:
+            again = await self._executor.persistently(self._store.get, key)
+        except NotFound:
+            return False
+        return checksum.to_text(checksum.checksum(again)) == commit_crc and await self._holds(key, again)
 
     async def _holds(self, key: str, raw: bytes) -> bool:
         """Whether the store provably holds these bytes under a key."""
@@ -212,13 +230,14 @@ class Downloader:
         return raw
 
     def _sizes(self, name: str) -> dict[str, int]:
-        return {found.key: found.size_bytes for found in self._store.list(keys.folder(name))}
+        listed = islice(self._store.list(keys.folder(name)), MOST_OBJECTS + 1)
+        return {found.key: found.size_bytes for found in listed}
 
     async def _manifest(self, entry: ManifestEntry) -> bytes | None:
         raw = b""
         for _ in range(CORRUPT_TRIES):
             try:
-                raw = await self._executor.persistently(self._store.get, entry.key)
+                raw = await self._executor.persistently(lambda: self._store.get(entry.key, most_bytes=entry.size_bytes))
             except NotFound:
                 return None
             if _fits(entry, raw):
@@ -253,7 +272,8 @@ class Downloader:
             ArchivedObject: An object is in an archive tier.
             UnreadableObject: A file arrives damaged repeatedly, although the store's metadata are right.
             CheckpointChanged: The trainer wrote a checkpoint of this name meanwhile; it stays.
-            OSError: The volume is full or not writable, or cannot hold these names; the bytes downloaded are kept.
+            OSError: The volume is not writable, or cannot hold these names; the bytes downloaded are kept. ``ENOSPC``: it is
+                full; they are deleted, because the trainer needs the space.
         """
         incoming = self._volume.incoming / offer.name
         replacing = self._volume.fingerprint(offer.name)
@@ -261,6 +281,7 @@ class Downloader:
         if why := unstorable(entry.path for entry in entries):
             raise OSError(errno.ENAMETOOLONG, why)
         self._drop_others(incoming, entries)
+        self._require_space(incoming, entries)
         progress = _DownloadProgress(sum(entry.size_bytes for entry in entries), on_progress)
 
         async def on_damage(entry: FileEntry, error: CorruptObject | NotFound) -> None:
@@ -270,7 +291,11 @@ class Downloader:
         try:
             await fetching.fetch(entries, incoming)
         except* (StoreError, OSError, Stopped) as group:
-            raise first_error(group) from None
+            error = first_error(group)
+            if isinstance(error, OSError) and error.errno in FULL:
+                await fetching.end()
+                await asyncio.to_thread(self._give_space_back, incoming)
+            raise error from None
         finally:
             await fetching.end()
         await asyncio.to_thread(_check_apart, incoming, entries)
@@ -286,6 +311,25 @@ class Downloader:
         for path, status in [*incoming.walk(lenient=True)]:
             if path not in (folders if stat.S_ISDIR(status.st_mode) else wanted):
                 (incoming / path).discard()
+
+    def _require_space(self, incoming: Place, entries: Sequence[FileEntry]) -> None:
+        """Check that the volume has space for what is missing, before the download takes it from the trainer.
+
+        Raises:
+            OSError: ``ENOSPC``: it has not; what was downloaded before is deleted.
+        """
+        places = (incoming, self._volume.incoming / PARTIAL)
+        there_bytes = sum(status.st_blocks * 512 for place in places for _, status in place.walk(lenient=True))
+        missing_bytes = sum(entry.size_bytes for entry in entries) - there_bytes
+        free_bytes = self._volume.free_bytes()
+        if missing_bytes > free_bytes and self._volume.total_bytes():  # 0: a file system that does not tell
+            self._give_space_back(incoming)
+            text = f"{os.strerror(errno.ENOSPC)} ({missing_bytes} bytes are to be downloaded, {free_bytes} are free)"
+            raise OSError(errno.ENOSPC, text, str(self._volume.root))
+
+    def _give_space_back(self, incoming: Place) -> None:
+        for place in (incoming, self._volume.incoming / PARTIAL):
+            place.discard()
 
     def _publish(self, offer: Offer, node: Node, incoming: Place, replacing: tuple[int, float, str | None] | None) -> Path:
         (self._volume.incoming / PARTIAL).discard()

@@ -21,6 +21,7 @@ from sidecar.download.request import LATEST, AskedBy, ResumeRequest, ResumeState
 from sidecar.errors import ArchivedObject, CheckpointChanged, CorruptObject, NotFound, UnreadableObject
 from sidecar.transfer.executor import awaited
 from sidecar.transfer.health import Health
+from sidecar.volume.files import FULL
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_RESTORED, ContractError, Node, step_of
 
@@ -72,6 +73,8 @@ class RequestWorker:
         self._local = LocalCopies(volume, catalog, reader)
         self._unreadable: set[str] = set()
         """Steps whose full patience was already spent."""
+        self.make_room: Callable[[int], Awaitable[list[str]]] | None = None
+        """Deletes durable checkpoints from the volume until so many bytes are free, and returns their names."""
 
     async def answer(self, request: ResumeRequest) -> None:
         """Work on a request until it has ended."""
@@ -189,7 +192,7 @@ class RequestWorker:
         """Return whether a checkpoint was downloaded, or was on the volume."""
         name = offer.name
         try:
-            await self._fetch(request, offer)
+            await self._fetch_with_room(request, offer)
         except CheckpointChanged as changed:
             why = _IN_THE_WAY[request.asked_by]
             self._pass_over(request, name, f"{changed.path} on the volume is in the way, {why}", may_be_whole=True)
@@ -216,6 +219,20 @@ class RequestWorker:
         at = error.filename if isinstance(error.filename, str) else ""
         is_in_its_place = f"{at}/".startswith((f"{name}/", f"{self._volume.root / name}/"))
         return obstacles.is_of_one_step(error.errno) or is_in_its_place
+
+    async def _fetch_with_room(self, request: ResumeRequest, offer: Offer) -> None:
+        """Fetch a checkpoint; if it does not fit, once more after durable ones have left the volume for it."""
+        try:
+            await self._fetch(request, offer)
+            return
+        except OSError as error:
+            if error.errno not in FULL or self.make_room is None:
+                raise
+            wanted_bytes = sum(entry.size_bytes for entry in offer.files(self._node))
+            if not (gone := await self.make_room(wanted_bytes)):
+                raise
+            log.info("resume_made_room", checkpoint=offer.name, deleted=gone, reason="durable, and it did not fit")
+        await self._fetch(request, offer)
 
     async def _fetch(self, request: ResumeRequest, offer: Offer) -> None:
         name, commit, reader = offer.name, offer.commit, await self._reader()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from sidecar.catalog.catalog import Catalog, Tracked
@@ -93,6 +94,10 @@ class ResumeService:
     def is_in_use(self, name: str) -> bool:
         """Whether a checkpoint is among ``in_use``."""
         return name in self.in_use()
+
+    def makes_room_by(self, make_room: Callable[[int], Awaitable[list[str]]]) -> None:
+        """Take the call that deletes durable checkpoints from the volume, for a download that does not fit."""
+        self._worker.make_room = make_room
 
     def opened(self, downloader: Downloader) -> None:
         """Start work on requests: the store is reachable, and the volume was scanned once."""

@@ -25,6 +25,7 @@ class LeaseDocuments:
         """Start without a run. ``age_s``: seconds since this pod's first sidecar process began."""
         self._store = store
         self._age_s = age_s
+        self.url = store.url
         self.run = Run("")
         """The run as it was read or written last."""
         self.is_missing = False

@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 
 from sidecar.core.lifecycle.fencing import (
+    MOST_EPOCH,
     TWO_AT_ONCE_HINT,
     Claim,
     ClaimState,
@@ -124,6 +125,8 @@ class TakeOver:
                 case _ if claims and await self._is_earlier_than(claims[-1]):
                     return None
             claim = next_claim(claims, me.id, known_epoch=run.epoch)
+            if claim.epoch > MOST_EPOCH:
+                raise UnreadableRun(f"{documents.url}/{claims[-1].key}")
             await self._executor.persistently(documents.put_claim, claim, me)
             claims = await self._claims_with(claim)
             if claim_state(claims, me.id) is ClaimState.HOLDER:

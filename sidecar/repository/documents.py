@@ -118,7 +118,7 @@ class Documents:
         """Return a manifest if it matches the commit, else ``None``. ``raw``: its bytes in the bundle; ``None``: not in it."""
         try:
             if raw is None:
-                raw = await self._executor.persistently(self._store.get, named.key)
+                raw = await self._executor.persistently(lambda: self._store.get(named.key, most_bytes=named.size_bytes))
             is_named = checksum.to_text(checksum.checksum(raw)) == named.crc64nvme
             return decode_manifest(raw, key=named.key) if is_named else None
         except (NotFound, ContractError):

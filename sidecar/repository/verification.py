@@ -203,7 +203,7 @@ class Verifier(Documents):
     async def _read_manifest(self, entry: ManifestEntry, raw: bytes | None) -> Manifest | Problem:
         try:
             if raw is None:
-                raw = await self._executor.persistently(self._store.get, entry.key)
+                raw = await self._executor.persistently(lambda: self._store.get(entry.key, most_bytes=entry.size_bytes))
             check_manifest(entry, raw)
             return decode_manifest(raw, key=entry.key)
         except NotFound:

@@ -245,7 +245,7 @@ class UploadJob:
             **self._upload_duration(),
         )
         journal = await self._versions.journal(checkpoint)
-        context.deduplicator.committed(journal.entries.values(), journal.first_crcs)
+        context.deduplicator.committed(list(journal.entries.values()), journal.first_crcs)
         await self._abort_uploads(journal)
         self._let_go()
 

@@ -29,6 +29,8 @@ LASTING = frozenset(
 """Errors that are a property of the file, such as a link or a socket. Every other one, such as too many open files or a
 stale handle, is trouble of a moment: it says nothing about the checkpoint, which is looked at again."""
 
+_SHOWN = 400
+"""Most characters of a path in a message, from its beginning and its end."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors of a full volume, whose files can still be read, sent and deleted."""
 
@@ -94,6 +96,7 @@ def read_regular(place: Place, *, max_bytes: int) -> tuple[bytes, os.stat_result
 
 def why_refused(path: str, error: OSError) -> str:
     """Return why a file on the volume cannot be used, and the remedy."""
+    path = path if len(path) <= _SHOWN else f"{path[: _SHOWN // 2]}…{path[-_SHOWN // 2 :]}"  # the reason is worth more
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"{path}: not readable for user {os.geteuid()}; run both containers as one user, or make it group-readable"
     if error.errno == errno.EXDEV:

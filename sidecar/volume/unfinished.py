@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from sidecar.core.format.found_checkpoint import FoundFile
 from sidecar.volume.files import has_only_grown, opened_as_seen
 from sidecar.volume.opener import Place
+from sidecar.volume.refusals import Refusals, has_holes
 from trainer_hook.contract import ContractError, check_path
 
 QUIET_S = 2.0
@@ -18,8 +19,6 @@ QUIET_S = 2.0
 QUIET_GROWING_S = 60.0
 """The same for a file that was seen growing: a writer that waited for the disk or the GPU continues, and the part sent as the
 end of the file would have to be sent again."""
-_BLOCK_BYTES = 512
-"""Unit of ``st_blocks``, whatever the file system's own. Source: stat(2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,9 @@ def list_files(
     """
     now_s = time.time()
     ended, being_written = [], []
+    refusals = Refusals(Place(folder.folder, ""))
     for found, status in folder.walk(lenient=True):
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(status.st_mode) or refusals.kind_of(status) is not None:
             continue
         try:
             path = check_path(found)
@@ -59,7 +59,7 @@ def list_files(
         was_closed = not quiet_only and closed_s is not None and closed_s >= status.st_mtime
         if is_quiet or was_closed:
             ended.append(file)
-        elif status.st_blocks * _BLOCK_BYTES >= status.st_size:  # otherwise it has holes: it is not written from its beginning
+        elif not has_holes(status):  # otherwise it is not written from its beginning
             being_written.append(file)
     return FilesSeen(_sorted(ended), _sorted(being_written))
 

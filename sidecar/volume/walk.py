@@ -10,6 +10,7 @@ from sidecar.core.format.found_checkpoint import FoundCheckpoint, FoundFile, Fou
 from sidecar.errors import CheckpointRejected
 from sidecar.volume.files import LASTING, read_regular, why_refused
 from sidecar.volume.opener import Place
+from sidecar.volume.refusals import Refusals
 from trainer_hook.contract import MARKER, MAX_MARKER_BYTES
 
 _KINDS = {
@@ -31,21 +32,27 @@ def examine(place: Place, name: str) -> FoundCheckpoint:
     """
     try:
         with place.held() as held:
-            return _examine(held / "", name)
+            return _examine(held / "", name, Refusals(Place(place.folder, "")))
     except OSError as error:
         if error.errno == errno.ENOENT or error.errno not in LASTING:
             raise
         raise CheckpointRejected(why_refused(str(error.filename or name), error)) from error
 
 
-def _examine(place: Place, name: str) -> FoundCheckpoint:
+def _examine(place: Place, name: str, refusals: Refusals) -> FoundCheckpoint:
     content, status = read_regular(place / MARKER, max_bytes=MAX_MARKER_BYTES + 1)
     marker = FoundMarker(content, signature(status), status.st_mtime_ns)
-    return FoundCheckpoint(name, *walk_files(place), marker)
+    if (kind := refusals.kind_of(status)) is not None:
+        raise CheckpointRejected(f"{MARKER} is a {kind}: write a file of its own")
+    return FoundCheckpoint(name, *walk_files(place, refusals), marker)
 
 
-def walk_files(place: Place) -> tuple[tuple[FoundFile, ...], tuple[tuple[str, str], ...]]:
+def walk_files(place: Place, refusals: Refusals | None = None) -> tuple[tuple[FoundFile, ...], tuple[tuple[str, str], ...]]:
     """Return the regular files of a directory but for its marker, and its other entries with their kind; in order of path.
+
+    Args:
+        place: The directory.
+        refusals: Regular files that count as other entries; ``None``: there are none.
 
     Raises:
         OSError: The directory is missing, or cannot be read.
@@ -54,7 +61,9 @@ def walk_files(place: Place) -> tuple[tuple[FoundFile, ...], tuple[tuple[str, st
     irregular: list[tuple[str, str]] = []
     for path, found in place.walk():
         if stat.S_ISREG(found.st_mode):
-            if path != MARKER:
+            if refusals is not None and (kind := refusals.kind_of(found)) is not None:
+                irregular.append((path, kind))
+            elif path != MARKER:
                 files.append(FoundFile(path, found.st_size, found.st_mtime_ns, found.st_ino))
         elif not stat.S_ISDIR(found.st_mode):
             irregular.append((path, _KINDS.get(stat.S_IFMT(found.st_mode), "special file")))

@@ -9,8 +9,8 @@ from typing import Any
 
 from sidecar.core.commit.resume import check_listing, check_manifest, check_node_set
 from sidecar.core.format import checksum, keys
-from sidecar.core.format.manifest import Commit, decode_commit, decode_manifest
-from sidecar.errors import AlreadyExists, NotFound
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Commit, decode_commit, decode_manifest
+from sidecar.errors import AlreadyExists, NotFound, OversizedDocument
 from sidecar.store.protocol import Stored
 from sidecar.upload.commit.overwrite_guard import VALID_S
 from sidecar.upload.commit.post_commit_check import AFTER_S
@@ -82,12 +82,14 @@ class AuditedStore(MemoryStore):
         shown = self._shown
         return iter([shown[key] for key in sorted([key for key in shown if key.startswith(prefix)])])
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         if key == COMMIT and not self.world.is_stray:
             self.read_s[self.world.acting] = self.world.now_s
         there = self._objects.get(key)
         if there is None:
             raise NotFound(key)
+        if len(there.content) > most_bytes:
+            raise OversizedDocument(key, most_bytes=most_bytes, size_bytes=len(there.content))
         return there.content
 
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:

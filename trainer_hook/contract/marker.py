@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer_hook.contract.names import (
+    DOWNLOAD_META_BYTES,
     FORMAT,
     MAX_MARKER_BYTES,
     MAX_META_BYTES,
     MAX_META_DEPTH,
     MAX_NODES,
+    META_RESTORED,
     REASONS,
     ContractError,
     check_id,
@@ -115,7 +117,8 @@ def _meta(fields: Mapping[str, Any]) -> dict[str, Any]:
         json.dumps(meta, ensure_ascii=False, allow_nan=False).encode()
     except ValueError as error:
         raise ContractError(f"meta holds what JSON cannot: {str(error)[:200]}") from None
-    if len(json.dumps(meta)) > MAX_META_BYTES:
+    # A download adds keys of its own to the meta of the checkpoint's writer.
+    if len(json.dumps(meta)) > MAX_META_BYTES + (DOWNLOAD_META_BYTES if META_RESTORED in meta else 0):
         raise ContractError(f"meta is larger than {MAX_META_BYTES} bytes")
     return meta
 

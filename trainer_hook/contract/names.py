@@ -29,6 +29,8 @@ PREEMPTED_EXIT_CODE = 143
 
 MAX_MARKER_BYTES = 1 << 20
 MAX_META_BYTES = 64 << 10
+DOWNLOAD_META_BYTES = 128
+"""Further bytes of ``meta`` in the marker of a downloaded checkpoint, for ``META_RESTORED`` and ``META_PARTIAL``."""
 MAX_META_DEPTH = 64
 """Nesting of objects and arrays in ``meta``; JSON parsers fail somewhere above a hundred."""
 MAX_NODES = 99_999

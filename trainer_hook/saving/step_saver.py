@@ -195,7 +195,12 @@ class StepSaver:
         return False
 
     def _expected_bytes(self) -> int:
-        return self._last_bytes or self._writer.expected_bytes()
+        """Return the estimated size of the next checkpoint; 0: unknown."""
+        return self._last_bytes or self._writer.expected_bytes() or self._newest_on_volume_bytes()
+
+    def _newest_on_volume_bytes(self) -> int:
+        steps = {step: c for c in finished_on(self._volume) if (step := contract.step_of(c.name)) is not None}
+        return sum(file.size_bytes for file in steps[max(steps)].marker.files or ()) if steps else 0
 
     def free_space(self) -> None:
         """Have durable checkpoints leave the volume for a save that is tried in any case."""

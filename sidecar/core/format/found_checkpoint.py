@@ -65,7 +65,7 @@ class FoundMarker:
 
 @dataclass(frozen=True, slots=True)
 class FoundCheckpoint:
-    """A directory with a checkpoint's name. ``irregular``: its entries that are neither file nor directory, with their kind."""
+    """A directory with a checkpoint's name. ``irregular``: its entries that are not taken, with their kind."""
 
     name: str
     files: tuple[FoundFile, ...]
@@ -147,7 +147,7 @@ def judge(found: FoundCheckpoint, identity: Identity) -> Finished:
     """
     marker = parse_marker(found.marker.content, name=found.name)
     for path, kind in found.irregular:
-        raise ContractError(f"{path!r} is a {kind}; only regular files inside the directory are taken")
+        raise ContractError(f"{path!r} is a {kind}; only regular files of its own are taken")
     files = _confirmed(found.files, marker)
     if (later := written_after(files, found.marker.mtime_ns)) is not None:
         raise ContractError(f"{later.path!r} was written after the marker: write the marker again")

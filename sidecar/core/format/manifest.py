@@ -5,6 +5,8 @@ Both are JSON, format 1. A document that does not validate is corrupt, and a cor
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -12,10 +14,31 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.obstacles import contradiction
 from sidecar.core.format.plain_text import plain_text
-from trainer_hook.contract import FORMAT, ContractError, Node, check_id, check_path, is_checkpoint_name, step_of
+from trainer_hook.contract import (
+    FORMAT,
+    MARKER,
+    SYSTEM_DIR,
+    ContractError,
+    Marker,
+    Node,
+    check_id,
+    check_path,
+    encode_marker,
+    is_checkpoint_name,
+    parse_marker,
+    step_of,
+)
 
 MAX_DOCUMENT_BYTES = 32 << 20
 """Maximum size of a document, for writers and readers: a manifest of 100,000 files, a commit of 99,999 nodes."""
+MAX_MANIFESTS_BYTES = 128 << 20
+"""Maximum size of all manifests of a commit together: a reader holds them in memory. 10,000 nodes with 40 files each."""
+MAX_FILES = 400_000
+"""Maximum number of files of a commit that a reader holds in memory."""
+MAX_KEY_BYTES = 1024
+"""Longest key of an object, UTF-8, with the prefix of ``CKPT_STORE``. Source: S3 user guide, "Naming Amazon S3 objects"."""
+_MANIFEST = re.compile(r"node-[0-9]{5}-of-[0-9]{5}\.json", re.ASCII)
+_NODE_FOLDER = re.compile(r"\.ckpt/[^/]+/node-[0-9]{5}/.+", re.DOTALL)
 
 
 def _checked_path(path: str) -> str:
@@ -223,12 +246,15 @@ def decode_manifest(raw: bytes, *, key: str) -> Manifest:
     """
     manifest = _decode(Manifest, raw, key)
     _check_step(manifest, key)
+    _check_marker_fields(manifest, key)
     folder = keys.folder(manifest.name)
     foreign = [entry.key for entry in manifest.files if not entry.key.startswith(folder)]
     if foreign:
         raise ContractError(f"{key}: names {foreign[0][:200]!r}, which lies outside {folder}")
     if odd := [entry.key for entry in manifest.files if not _is_plain(entry.key)]:
         raise ContractError(f"{key}: names {odd[0][:200]!r}, which is no plain key")
+    if reserved := [entry.key for entry in manifest.files if not _is_of_data(entry.key.removeprefix(folder))]:
+        raise ContractError(f"{key}: names {reserved[0][:200]!r}, which is a document and no file of the checkpoint")
     if len({entry.path for entry in manifest.files}) != len(manifest.files):
         raise ContractError(f"{key}: lists a path twice")
     if why := contradiction(entry.path for entry in manifest.files):
@@ -237,9 +263,16 @@ def decode_manifest(raw: bytes, *, key: str) -> Manifest:
 
 
 def _is_plain(key: str) -> bool:
-    """Whether a key is valid in every store. A folder store refuses others at every try."""
-    has_control = any(ord(c) < 32 or ord(c) == 127 for c in key)
-    return not has_control and all(part not in ("", ".", "..") for part in key.split("/"))
+    """Whether a key is valid in every store. Others are refused at every try."""
+    has_control = any(ord(c) < 32 or 127 <= ord(c) < 160 for c in key)
+    is_short = len(key.encode()) <= MAX_KEY_BYTES
+    return is_short and not has_control and all(part not in ("", ".", "..") for part in key.split("/"))
+
+
+def _is_of_data(inside: str) -> bool:
+    """Whether a key, relative to its checkpoint, is one that files have: not the commit, a manifest or another document."""
+    first = inside.partition("/")[0]
+    return first != MARKER and (first != SYSTEM_DIR or _NODE_FOLDER.fullmatch(inside) is not None)
 
 
 def decode_commit(raw: bytes, *, key: str) -> Commit:
@@ -252,10 +285,50 @@ def decode_commit(raw: bytes, *, key: str) -> Commit:
     if key != keys.commit(commit.name):
         raise ContractError(f"{key}: says that it is the commit of {commit.name}")
     _check_step(commit, key)
-    foreign = [entry.key for entry in commit.manifests if not entry.key.startswith(keys.manifests(commit.name, commit.attempt))]
-    if foreign:
-        raise ContractError(f"{key}: names {foreign[0][:200]!r}, which is no manifest of attempt {commit.attempt}")
+    _check_marker_fields(commit, key)
+    folder = keys.manifests(commit.name, commit.attempt)
+    for entry in commit.manifests:
+        if not (entry.key.startswith(folder) and _MANIFEST.fullmatch(entry.key.removeprefix(folder))):
+            raise ContractError(f"{key}: names {entry.key[:200]!r}, which is no manifest of attempt {commit.attempt}")
+        if entry.size_bytes > MAX_DOCUMENT_BYTES:
+            raise ContractError(f"{key}: {entry.key} has {entry.size_bytes} bytes, the maximum is {MAX_DOCUMENT_BYTES}")
+    if (why := too_large(commit)) is not None:
+        raise ContractError(f"{key}: {why}")
     return commit
+
+
+def too_large(commit: Commit) -> str | None:
+    """Return why no reader takes a commit with manifests of these sizes, or ``None``. It must not be written then."""
+    total_bytes = sum(entry.size_bytes for entry in commit.manifests)
+    if total_bytes <= MAX_MANIFESTS_BYTES:
+        return None
+    return f"its manifests have {total_bytes} bytes, the maximum is {MAX_MANIFESTS_BYTES}: save fewer and larger files"
+
+
+def decode_all(raw: Iterable[tuple[str, bytes]]) -> list[Manifest]:
+    """Read the manifests of a commit, given with their keys.
+
+    Raises:
+        ContractError: One of them is not a manifest, or all together have more than ``MAX_FILES`` files.
+    """
+    manifests, files = [], 0
+    for key, content in raw:
+        manifests.append(decode_manifest(content, key=key))
+        files += len(manifests[-1].files)
+        if files > MAX_FILES:
+            raise ContractError(f"{key}: with it the checkpoint has {files} files, the maximum is {MAX_FILES}")
+    return manifests
+
+
+def _check_marker_fields(document: Manifest | Commit, key: str) -> None:
+    """Check the fields that came from a marker: a download writes them into one again, which the trainer reads."""
+    marker = Marker(reason=document.reason, created_at=document.created_at, world_size=document.world_size, meta=document.meta)
+    try:
+        parse_marker(encode_marker(marker), name=document.name)
+    except ContractError as error:
+        raise ContractError(f"{key}: {error}") from None
+    except (ValueError, RecursionError) as error:  # NaN, Infinity
+        raise ContractError(f"{key}: meta holds what JSON cannot: {str(error)[:200]}") from None
 
 
 def _check_step(document: Manifest | Commit, key: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Iterable
+from unicodedata import normalize
 
 MAX_NAME_BYTES = 255
 """Longest name of a single file or directory. Source: path_resolution(7), NAME_MAX."""
@@ -74,7 +75,12 @@ def unstorable(paths: Iterable[str]) -> str | None:
 
 
 def same_but_for_case(paths: Iterable[str]) -> list[str]:
-    """Return the paths that collide on a case-insensitive volume."""
+    """Return the paths that collide on a volume that ignores case, or the Unicode form of a letter with an accent."""
     ordered = list(paths)
-    count = Counter(path.casefold() for path in ordered)
-    return [path for path in ordered if count[path.casefold()] > 1]
+    count = Counter(map(_folded, ordered))
+    return [path for path in ordered if count[_folded(path)] > 1]
+
+
+def _folded(path: str) -> str:
+    """Return what file systems compare that ignore case and Unicode forms. Source: Unicode standard, D145."""
+    return path if path.isascii() and path.islower() else normalize("NFD", normalize("NFD", path).casefold())

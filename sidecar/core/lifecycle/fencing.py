@@ -105,8 +105,12 @@ def decode_claim(raw: bytes) -> Claimed:
     return Claimed(holder if isinstance(holder, str) else None, age_s)
 
 
-_MOST_KNOWN_EPOCH = 10**7
-"""Epoch from which ``run.json`` is not believed: a claim's key has eight digits."""
+MOST_EPOCH = 10**7
+"""Highest epoch that is believed, of a claim or in ``run.json``: no prefix is taken over that often. A key has eight digits."""
+LONGEST_ENDING_S = 86_400.0
+"""Longest grace period, which the settings allow: for no longer is a terminating holder waited for."""
+LONGEST_BEAT_S = 300.0
+"""Longest interval of a terminating holder's signs of life that is believed: the slowest store is faster."""
 
 
 TWO_AT_ONCE_HINT = (
@@ -128,9 +132,13 @@ class ClaimState(Enum):
 
 
 def claims_among(listed: Iterable[tuple[str, str]]) -> list[Claim]:
-    """Return the claims among listed objects (key and time of the write), the highest last. Other keys are ignored."""
+    """Return the claims among listed objects (key and time of the write), the highest last.
+
+    Other keys are ignored, as are epochs above ``MOST_EPOCH``.
+    """
     found = [(_CLAIM.fullmatch(key), modified) for key, modified in listed]
-    return in_order(Claim(int(match[1]), match[2], modified) for match, modified in found if match)
+    claims = in_order(Claim(int(match[1]), match[2], modified) for match, modified in found if match)
+    return [claim for claim in claims if claim.epoch <= MOST_EPOCH]
 
 
 def in_order(claims: Iterable[Claim]) -> list[Claim]:
@@ -219,7 +227,7 @@ def next_claim(claims: Iterable[Claim], holder_id: str, *, known_epoch: int = 0)
         holder_id: Of the pod.
         known_epoch: The epoch in ``run.json``, which counts where claims were deleted, for example by a lifecycle rule.
     """
-    known_epoch = known_epoch if 0 <= known_epoch < _MOST_KNOWN_EPOCH else 0
+    known_epoch = known_epoch if 0 <= known_epoch < MOST_EPOCH else 0
     return Claim(max(known_epoch, *(claim.epoch for claim in claims), 0) + 1, holder_id)
 
 
@@ -236,7 +244,7 @@ def ending_silence_s(beat_s: float | None, *, look_s: float) -> float:
         beat_s: Longest time between two of its signs of life, as it says itself; ``None``: unknown.
         look_s: Longest time of this pod's own looks. Both are long if the store is slow.
     """
-    return max(ENDING_SILENCE_S, 3 * (beat_s or 0.0) + 2 * look_s)
+    return max(ENDING_SILENCE_S, 3 * min(beat_s or 0.0, LONGEST_BEAT_S) + 2 * look_s)
 
 
 def waits_for_ending(first: Run, now: Run, *, me: str, watched_s: float, silent_s: float, look_s: float = 0.0) -> bool:
@@ -253,4 +261,4 @@ def waits_for_ending(first: Run, now: Run, *, me: str, watched_s: float, silent_
     if not now.ending or now.holder in (None, me) or now.ends_in_s is None:
         return False
     known_s = first.ends_in_s if first.holder == now.holder and first.ends_in_s is not None else now.ends_in_s
-    return watched_s < known_s and silent_s < ending_silence_s(now.beat_s, look_s=look_s)
+    return watched_s < min(known_s, LONGEST_ENDING_S) and silent_s < ending_silence_s(now.beat_s, look_s=look_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from sidecar.core.lifecycle.fencing import MOST_EPOCH
 from sidecar.core.lifecycle.prefix_ownership import Run
 from trainer_hook.contract import FORMAT, ContractError, encode_json
 from trainer_hook.contract.typed_json import expect_format, integer, json_object, seconds, typed
@@ -30,6 +31,7 @@ def decode_run(raw: bytes) -> Run:
         raise ContractError("run.json has no run_id")
     if not all(isinstance(attempt, str) for attempt in attempts):
         raise ContractError("attempts must be a list of text")
+    epoch = integer(fields, "epoch") or 0
     return Run(
         run_id=run_id,
         job=typed(fields, "job", str) or None,
@@ -37,7 +39,7 @@ def decode_run(raw: bytes) -> Run:
         beat=integer(fields, "beat") or 0,
         ending=bool(typed(fields, "ending", bool)),
         attempts=tuple(attempts),
-        epoch=integer(fields, "epoch") or 0,
+        epoch=epoch if 0 <= epoch <= MOST_EPOCH else 0,  # its holder writes it again
         ends_in_s=seconds(fields, "ends_in_s"),
         beat_s=seconds(fields, "beat_s"),
     )

@@ -26,12 +26,14 @@ _NEXT_STEP = {
 
 @contextmanager
 def translated(name: str) -> Iterator[None]:
-    """Translate ``OSError`` into ``StoreError``; a missing file is ``NotFound``."""
+    """Translate ``OSError`` of a read into ``StoreError``; a missing file is ``NotFound``, as is one whose name is too long."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise NotFound(name) from None
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise NotFound(name) from None
         raise _meaning(name, error) from error
 
 

@@ -29,7 +29,7 @@ from sidecar.core.commit.commit_roster import POLL_S, CommitTurn, groups, has_bu
 from sidecar.core.format import keys
 from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
-from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Commit, Manifest, decode_manifest, encode
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Commit, Manifest, decode_manifest, encode, too_large
 from sidecar.errors import AlreadyExists, CheckpointRejected, NotFound, Stopped
 from sidecar.repository.documents import StoredCommit, named_in
 from sidecar.store.protocol import Store
@@ -332,6 +332,8 @@ class Committer(Revocation):
             if (why_not := await self.lease.why_not_commit(node, commit.attempt)) is not None:
                 raise _NotYet(why_not)
 
+        if (why := too_large(commit)) is not None:
+            raise _NotYet(why)
         if self._clock() - asked_s > HELD_S:
             await check()
         # Written last: without this object the step is invisible (I1).

@@ -101,8 +101,7 @@ class FileTransfer:
 
     def sent_bytes(self) -> int:
         """Return the number of bytes of the checkpoint in the store."""
-        whole = sum(entry.size_bytes for entry in self.journal.entries.values())
-        return whole + sum(progress.sent_bytes for progress in self.journal.uploads.values())
+        return self.journal.sent_bytes
 
     @property
     def has_more(self) -> bool:

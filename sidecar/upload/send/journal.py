@@ -62,6 +62,8 @@ class FileProgress:
 class Journal:
     """Progress of one version of a checkpoint. Written from the event loop and from worker threads.
 
+    Threads add complete files: other code copies ``entries`` or ``stamps`` before it goes through them.
+
     Args:
         place: The file. Its name begins with the checkpoint's, followed by ``@``: only objects of that checkpoint are valid.
     """
@@ -76,6 +78,8 @@ class Journal:
         """Whether the last line has no line end."""
         self.entries: dict[str, FileEntry] = {}
         """Complete files in the store, by path."""
+        self._whole_bytes = 0
+        """Sum of their sizes."""
         self.uploads: dict[str, FileProgress] = {}
         """Multipart uploads of incomplete files, by path."""
         self.void: list[FileProgress] = []
@@ -87,6 +91,11 @@ class Journal:
         self.unconfirmed: set[str] = set()
         """Files of an early upload that were not yet compared with their finished version."""
         self._read()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Number of bytes in the store: of complete files, and of finished parts of others."""
+        return self._whole_bytes + sum(progress.sent_bytes for progress in self.uploads.copy().values())
 
     def _read(self) -> None:
         name, refused, reason = self.place.name.partition("@")[0], 0, ""
@@ -123,6 +132,7 @@ class Journal:
             case FileChange(event="dropped"):
                 if line.path in self.uploads:
                     self.void.append(self.uploads[line.path])
+                self._whole_bytes -= self._size_of(line.path)
                 for known in (self.entries, self.uploads, self.stamps, self.first_crcs):
                     known.pop(line.path, None)
                 self.unconfirmed.discard(line.path)
@@ -133,11 +143,15 @@ class Journal:
 
     def _remember(self, line: FileStored) -> None:
         path = line.entry.path
+        self._whole_bytes += line.entry.size_bytes - self._size_of(path)
         self.entries[path] = line.entry
         self.stamps[path] = line.stamp
         if line.first_crc is not None:
             self.first_crcs[path] = line.first_crc
         self.uploads.pop(path, None)
+
+    def _size_of(self, path: str) -> int:
+        return self.entries[path].size_bytes if path in self.entries else 0
 
     def _append(self, *lines: Line) -> None:
         with self._lock:
@@ -195,7 +209,7 @@ class Journal:
             Multipart uploads that will not be continued, to be aborted.
         """
         ours = {file.path: file for file in files if file.path not in self.stamps}
-        for path in early.stamps:
+        for path in list(early.stamps):
             if path not in ours or not early.is_of(ours[path]):
                 continue
             stamp = ours[path].stamp
@@ -223,7 +237,7 @@ class Journal:
 
     def growing(self) -> set[str]:
         """Return the paths of files that were sent while they were being written."""
-        return {path for path in self.uploads if is_growing(self.stamps[path])}
+        return {path for path in self.uploads.copy() if is_growing(self.stamps[path])}
 
     def grown(self, file: FoundFile) -> None:
         """Record that a file that was sent while it was being written is complete."""

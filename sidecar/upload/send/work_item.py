@@ -115,7 +115,8 @@ class WorkItems:
         """Return the next item of the kinds that are allowed now; ``None``: there is none."""
         for items, allowed in ((self._local, local), (self._large, large), (self._small, small)):
             if items and allowed:
-                return items.popleft()
+                with contextlib.suppress(IndexError):  # a thread has just taken the last small one
+                    return items.popleft()
         return None
 
     def take_small(self) -> WorkItem | None:

@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.format import checksum, keys
+from sidecar.core.format import manifest as manifest_module
 from sidecar.core.format.manifest import (
+    MAX_DOCUMENT_BYTES,
     Commit,
     FileEntry,
     Manifest,
     ManifestBundle,
     Quarantined,
+    decode_all,
     decode_commit,
     decode_digest,
     decode_manifest,
@@ -25,6 +28,7 @@ from tests.outcome import outcome
 from trainer_hook.contract import MAX_META_DEPTH, MAX_NODES, ContractError, Marker, encode_marker, parse_marker
 
 KEY = "checkpoint-20/.complete"
+MANIFESTS = "checkpoint-20/.ckpt/a1/"
 
 MANIFEST: dict[str, Any] = {
     "format": 1,
@@ -134,6 +138,18 @@ def test_fields_of_later_versions_are_ignored() -> None:
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a//b"}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/../a"}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a\0b"}]}, "no plain key"),
+        ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a\x9bb"}]}, "no plain key"),
+        ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/" + "a" * 1011}]}, "no plain key"),
+        ({"files": [MANIFEST["files"][0] | {"key": KEY}]}, "a document and no file"),
+        (
+            {"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/.ckpt/a1/node-00000-of-00001.json"}]},
+            "a document and no file",
+        ),
+        ({"reason": "urgent"}, "reason is 'urgent'"),
+        ({"created_at": "yesterday"}, "not an RFC 3339 timestamp"),
+        ({"world_size": 0}, "world_size"),
+        ({"meta": {"loss": float("inf")}}, "meta holds what JSON cannot"),
+        ({"meta": {"loss": "x" * 70_000}}, "meta is larger than"),
         ({"files": [MANIFEST["files"][0] | {"path": "../a"}]}, "files.0.path"),
         ({"files": [MANIFEST["files"][0] | {"path": ".complete"}]}, "files.0.path"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-200/a"}]}, "outside checkpoint-20/"),
@@ -171,10 +187,22 @@ def test_a_manifest_without_a_needed_field_is_refused(name: str) -> None:
         ({"manifests": [COMMIT["manifests"][0] | {"key": OTHER_STEP}]}, "no manifest"),
         ({"manifests": [COMMIT["manifests"][0] | {"crc64nvme": 7}]}, "manifests.0.crc64nvme"),
         ({"attempt": "a2"}, "no manifest of attempt a2"),
+        ({"manifests": [COMMIT["manifests"][0] | {"key": f"{MANIFESTS}x.json"}]}, "no manifest of attempt a1"),
+        ({"manifests": [COMMIT["manifests"][0] | {"key": f"{MANIFESTS}../a1/node-00000-of-00001.json"}]}, "no manifest of"),
+        ({"manifests": [COMMIT["manifests"][0] | {"size_bytes": MAX_DOCUMENT_BYTES + 1}]}, "the maximum is 33554432"),
+        ({"manifests": [COMMIT["manifests"][0] | {"size_bytes": MAX_DOCUMENT_BYTES}] * 5}, "the maximum is 134217728"),
     ],
 )
 def test_a_commit_with_a_wrong_field_is_refused_and_the_field_named(changed: dict[str, Any], named: str) -> None:
     assert named in commit_refusal(**changed)
+
+
+def test_all_files_of_a_checkpoint_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = json.dumps(MANIFEST).encode()
+    monkeypatch.setattr(manifest_module, "MAX_FILES", 2 * len(MANIFEST["files"]))
+    assert len(decode_all([("k", raw)] * 2)) == 2
+    with pytest.raises(ContractError, match="k3: with it the checkpoint has 3 files, the maximum is 2"):
+        decode_all([("k1", raw), ("k2", raw), ("k3", raw)])
 
 
 def test_a_commit_under_another_checkpoints_name_is_refused() -> None:

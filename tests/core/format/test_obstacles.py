@@ -32,6 +32,13 @@ def test_paths_that_differ_in_case_alone_are_found() -> None:
     assert same_but_for_case(["A/x", "a/x", "a/y", "b"]) == ["A/x", "a/x"]
 
 
+def test_paths_that_differ_in_their_unicode_form_alone_are_found() -> None:
+    composed, decomposed = "caf\u00e9", "cafe\u0301"
+    assert same_but_for_case([composed, "cafe", decomposed]) == [composed, decomposed]
+    assert same_but_for_case([composed.upper(), decomposed]) == [composed.upper(), decomposed]
+    assert same_but_for_case(["\u212bngstrom", "\u00e5ngstrom"]) == ["\u212bngstrom", "\u00e5ngstrom"]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE, None])
 def test_trouble_of_the_volume_concerns_every_step(number: int | None) -> None:
     assert not is_of_one_step(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from sidecar.core.lifecycle.fencing import (
     ENDING_SILENCE_S,
     KEPT_CLAIMS,
     MOST_CLAIMS,
+    MOST_EPOCH,
     START_TOLERANCE_S,
     TURNS,
     TURNS_WITHIN_S,
@@ -258,3 +260,20 @@ def test_a_pod_is_of_a_run_by_the_name_of_its_job_or_of_the_run() -> None:
     assert not pod.is_of(Run("r", job="team/other"))
     assert not replace(pod, job=None).is_of(Run("r"))
     assert replace(pod, job=None, run_id="r").is_of(Run("r", job="team/other"))
+
+
+def test_epochs_that_no_prefix_reaches_are_not_believed() -> None:
+    known, holder = Claim(MOST_EPOCH, "0" * 16), "1" * 16
+    assert claims_among([(known.key, ""), (Claim(MOST_EPOCH + 1, holder).key, ""), (Claim(99_999_999, holder).key, "")]) == [
+        known
+    ]
+    assert next_claim([], holder, known_epoch=MOST_EPOCH).epoch == 1
+    assert next_claim([known], holder).epoch == MOST_EPOCH + 1, "the caller refuses it"
+
+
+def test_a_holder_that_says_it_ends_for_ever_is_waited_for_a_day_at_most() -> None:
+    for ends_in_s, beat_s in ((1e18, 1e18), (math.inf, math.inf), (1e18, None)):
+        run = Run("run", holder="other", ending=True, ends_in_s=ends_in_s, beat_s=beat_s)
+        assert waits_for_ending(run, run, me="me", watched_s=0.0, silent_s=0.0)
+        assert not waits_for_ending(run, run, me="me", watched_s=86_400.0, silent_s=0.0)
+        assert not waits_for_ending(run, run, me="me", watched_s=1000.0, silent_s=901.0)

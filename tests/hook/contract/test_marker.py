@@ -14,6 +14,8 @@ from trainer_hook.contract import (
     MAX_META_BYTES,
     MAX_META_DEPTH,
     MAX_NODES,
+    META_PARTIAL,
+    META_RESTORED,
     REASONS,
     ContractError,
     ListedFile,
@@ -196,6 +198,9 @@ def test_meta_of_64_kibibytes_is_read_and_one_byte_more_is_not() -> None:
     largest = {"a": "x" * (MAX_META_BYTES - len('{"a": ""}'))}
     assert parse(json.dumps({"meta": largest})).meta == largest
     assert "meta" in refusal({"meta": {"a": largest["a"] + "x"}})
+    downloaded = largest | {META_RESTORED: "0123456789abcdef", META_PARTIAL: 99_999}
+    assert parse(json.dumps({"meta": downloaded})).meta == downloaded
+    assert "meta" in refusal({"meta": largest | {META_RESTORED: "x" * 200}})
 
 
 def nested(levels: int) -> dict[str, Any]:

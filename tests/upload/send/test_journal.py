@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -175,3 +176,22 @@ def test_an_unfinished_file_is_opened_only_as_the_one_that_was_seen(tmp_path: Pa
     (tmp_path / "model").unlink()
     with pytest.raises(CheckpointRejected), source.open("model"):
         pass
+
+
+def test_bytes_are_counted_while_threads_add_files(tmp_path: Path) -> None:
+    journal, threads = Journal(place(tmp_path)), []
+    for first in range(4):
+        paths = [f"{first}-{n}" for n in range(3000)]
+        threads.append(threading.Thread(target=lambda p=paths: [journal.stored(entry(x), stamp="s", first_crc=1) for x in p]))
+    for thread in threads:
+        thread.start()
+    seen = [0]
+    while any(thread.is_alive() for thread in threads):
+        seen.append(journal.sent_bytes)
+    assert seen == sorted(seen)
+    assert journal.sent_bytes == Journal(place(tmp_path)).sent_bytes == 4 * 3000 * 10
+    journal.dropped("0-0")
+    journal.stored(entry("0-1"), stamp="s", first_crc=1)
+    journal.begun("half", "s", upload_id="u", key="checkpoint-1/half", part_bytes=5)
+    journal.part("half", Part(1, 5, "etag"), crc=3)
+    assert journal.sent_bytes == Journal(place(tmp_path)).sent_bytes == 4 * 3000 * 10 - 10 + 5

@@ -1,0 +1,211 @@
+"""A small volume on which a trainer saves faster than the link drains: what is given back, in which order, and what is not."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hook.job import Training, popen
+from tests.process.conftest import Place
+from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
+
+SAVES = Path(__file__).with_name("saves.py")
+MIB = 1 << 20
+VOLUME_BYTES = 24 * MIB
+SAVE_BYTES = 3 * MIB
+SLOW = {"CKPT_BANDWIDTH_LIMIT": "6MB/s", "CKPT_KEEP_LOCAL": "4", "CKPT_GRACE_SECONDS": "60"}
+FILE_STORE = pytest.mark.parametrize("place", ["file"], indirect=True)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A volume of its own, in memory."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES}", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mounting, check=False, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def trainer(running: Sidecar, *arguments: Any, **more: str) -> Iterator[Training]:
+    """Run the script under the hook."""
+    settings = {"CKPT_API_PORT": str(running.port), "CKPT_GRACE_SECONDS": "60"} | more
+    begun = Training([sys.executable, str(SAVES), *map(str, arguments)], running.volume, settings, start=popen)
+    try:
+        yield begun
+    finally:
+        if begun.process.poll() is None:
+            begun.process.kill()
+            begun.process.wait()
+
+
+def steps(training: Training, word: str) -> list[int]:
+    return [int(step) for step in re.findall(rf"^{word} (\d+)$", training.log(), re.MULTILINE)]
+
+
+def check_no_lack_of_space(training: Training) -> None:
+    log = training.log()
+    for text in ("No space left", "could not be saved", "Traceback"):
+        assert text not in log, log
+
+
+def check_order(running: Sidecar) -> list[int]:
+    """Check that each deletion on the volume is of a durable checkpoint, the oldest there. Return the deleted steps."""
+    durable: set[int] = set()
+    deleted = []
+    for event in running.events():
+        step = int(str(event.get("checkpoint", "-0")).rpartition("-")[2] or 0)
+        if event["event"] == "checkpoint_committed":
+            durable.add(step)
+        elif event["event"] == "local_checkpoint_deleted":
+            assert step in durable, f"{step} was not durable: {event}"
+            assert step == min(durable), f"{step} went before {sorted(durable)}"
+            durable.remove(step)
+            deleted.append(step)
+    return deleted
+
+
+@FILE_STORE
+def test_a_trainer_that_saves_faster_than_the_link_never_lacks_space_and_nothing_undurable_goes(
+    small: Path, place: Place, tmp_path: Path
+) -> None:
+    with sidecar(small, place.settings | SLOW) as running:
+        running.ready()
+        with trainer(running, 12, SAVE_BYTES, 0.1) as training:
+            assert training.wait() == 0, training.log()
+            check_no_lack_of_space(training)
+        saved, skipped = steps(training, "saved"), steps(training, "skipped")
+        assert len(saved) == 12, "more than fit at once"
+        assert skipped, "more than the link took"
+        assert "saves are skipped" in training.log()
+        assert "freed space on the volume" in training.log()
+        assert running.terminate() == 0
+        assert check_order(running) != []
+        kept = {event["checkpoint"] for event in running.events("checkpoint_committed")}
+        assert kept == {f"checkpoint-{step}" for step in saved}, "all that was finished is durable"
+        assert not running.events("service_failed")
+    for step in saved:
+        assert (tmp_path / f"store/checkpoint-{step}/.complete").exists()
+        assert (tmp_path / f"store/checkpoint-{step}/model").stat().st_size == SAVE_BYTES
+
+
+@FILE_STORE
+@pytest.mark.parametrize("saves_before", [pytest.param(3, marks=pytest.mark.slow), 0])
+def test_at_the_notice_durable_checkpoints_make_way_for_the_last_one(
+    saves_before: int, small: Path, place: Place, tmp_path: Path
+) -> None:
+    """The sidecar would keep all. They fill the volume when SIGTERM comes, also to a process that has saved nothing yet."""
+    with sidecar(small, place.settings | {"CKPT_KEEP_LOCAL": "9", "CKPT_GRACE_SECONDS": "60"}) as running:
+        running.ready()
+        for step in range(1, 8 - saves_before):
+            write_checkpoint(small, f"checkpoint-{step}", {"model": os.urandom(SAVE_BYTES)}, listed("model", SAVE_BYTES))
+            running.committed(f"checkpoint-{step}")
+        with trainer(running, saves_before + 1, SAVE_BYTES, 1.0) as training:
+            training.said(f"saved {7}" if saves_before else "resumed 7")
+            for step in steps(training, "saved"):
+                running.committed(f"checkpoint-{step}")
+            assert free_bytes(small) < SAVE_BYTES + MIB
+            assert training.terminate() == 143, training.log()
+            check_no_lack_of_space(training)
+        [last] = steps(training, "saved")[saves_before:]
+        running.committed(f"checkpoint-{last}")
+        assert running.wait() == 0 if running.process.poll() is not None else running.terminate() == 0
+        assert check_order(running)[0] == 1
+
+
+def listed(path: str, size_bytes: int) -> dict[str, Any]:
+    return {"files": [{"path": path, "size_bytes": size_bytes}]}
+
+
+def free_bytes(volume: Path) -> int:
+    space = os.statvfs(volume)
+    return space.f_bavail * space.f_frsize
+
+
+@FILE_STORE
+def test_room_is_made_of_durable_checkpoints_alone_oldest_first(small: Path, place: Place) -> None:
+    with sidecar(small, place.settings | {"CKPT_KEEP_LOCAL": "9", "CKPT_GRACE_SECONDS": "30"}) as running:
+        running.ready()
+        for step in (1, 2, 3):
+            write_checkpoint(small, f"checkpoint-{step}", {"model": os.urandom(SAVE_BYTES)}, {})
+            running.committed(f"checkpoint-{step}")
+        own = {"meta": {"owner": "script"}}
+        write_checkpoint(small, "checkpoint-4", {"model": os.urandom(SAVE_BYTES)}, own)
+        running.committed("checkpoint-4")
+        running.call("POST", "/v1/bandwidth", {"limit": "100KB/s"})
+        write_checkpoint(small, "checkpoint-5", {"model": os.urandom(SAVE_BYTES)}, {})
+        write_checkpoint(small, "checkpoint-6", {"model": os.urandom(SAVE_BYTES)}, {})
+        until(lambda: len(running.status()["queue"]) == 2)
+        one = running.call("POST", "/v1/room", {"bytes": free_bytes(small) + MIB})
+        assert one["deleted"] == ["checkpoint-1"]
+        assert one["free_bytes"] == free_bytes(small)
+        all_ = running.call("POST", "/v1/room", {"bytes": VOLUME_BYTES})
+        assert all_["deleted"] == ["checkpoint-2", "checkpoint-3"], "not the script's own, and nothing undurable"
+        assert running.call("POST", "/v1/room", {"bytes": 1 << 62})["deleted"] == []
+        for nonsense in (-1, 1e400, None, "x"):
+            assert running.call("POST", "/v1/room", {"bytes": nonsense})["http_status"] in (400, 422)
+        assert {path.name for path in small.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-5", "checkpoint-6"}
+        running.call("POST", "/v1/bandwidth", {"limit": None})
+        running.committed("checkpoint-6")
+        running.committed("checkpoint-5")
+        assert running.terminate() == 0
+    assert check_order(running) == [1, 2, 3]
+
+
+@FILE_STORE
+def test_a_resume_that_does_not_fit_fails_and_names_the_volume_and_fits_once_there_is_space(
+    small: Path, place: Place, tmp_path: Path
+) -> None:
+    files = {f"model-{n}": os.urandom(4 * MIB) for n in range(4)}
+    with sidecar(tmp_path / "first", place.settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-1", {"model": b"small"}, {})
+        running.committed("checkpoint-1")
+        write_checkpoint(running.volume, "checkpoint-2", files, {})
+        running.committed("checkpoint-2")
+    (small / "other").write_bytes(bytes(12 * MIB))
+    with sidecar(small, place.settings | {"CKPT_RESUME": "on-demand"}) as running:
+        answer = running.ready().resume()
+        assert answer["state"] == "failed", "an older step is not taken silently because a disk is full"
+        assert answer["detail"].startswith("checkpoint-2: No space left on device (16777216 bytes are to be downloaded, ")
+        assert "free space on the volume or make it larger" in answer["detail"]
+        assert free_bytes(small) > 8 * MIB, "the space is the trainer's"
+        assert not list(small.glob("checkpoint-*"))
+        write_checkpoint(small, "checkpoint-3", {"model": b"also small"}, {})
+        running.committed("checkpoint-3")  # it lives, and what fits is sent
+        (small / "checkpoint-3/.complete").unlink()
+        (small / "other").unlink()
+        again = running.resume("checkpoint-2")
+        assert (again["state"], again["checkpoint"]) == ("ready", "checkpoint-2")
+        assert contents(small / "checkpoint-2") == files
+
+
+@FILE_STORE
+def test_for_a_resume_durable_checkpoints_leave_the_volume_oldest_first(small: Path, place: Place, tmp_path: Path) -> None:
+    files = {f"model-{n}": os.urandom(4 * MIB) for n in range(4)}
+    with sidecar(tmp_path / "first", place.settings) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-20", files, {})
+        running.committed("checkpoint-20")
+    with sidecar(small, place.settings | {"CKPT_RESUME": "on-demand", "CKPT_KEEP_LOCAL": "9"}) as running:
+        running.ready()
+        for step in (1, 2, 3, 4):
+            write_checkpoint(small, f"checkpoint-{step}", {"model": os.urandom(SAVE_BYTES)}, {})
+            running.committed(f"checkpoint-{step}")
+        assert running.resume()["checkpoint"] == "checkpoint-20"
+        assert contents(small / "checkpoint-20") == files
+        [event] = running.events("resume_made_room")
+        assert event["deleted"] == ["checkpoint-1", "checkpoint-2"]
+        assert {path.name for path in small.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4", "checkpoint-20"}
+        assert check_order(running) == [1, 2]

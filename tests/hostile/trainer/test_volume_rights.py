@@ -1,0 +1,129 @@
+"""Files that the sidecar's user may not read, link or delete, and checkpoints of extreme shape."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.checks import check_log, most_memory_mib
+from tests.process.conftest import Place
+from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
+
+NOBODY = 65_532
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
+MANY = 100_000
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root runs a sidecar as another user")
+def test_files_that_another_user_closed_are_named_and_the_others_are_committed(tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(folder.stat().st_mode | 0o755)
+    volume, store = tmp_path / "volume", tmp_path / "store"
+    for folder in (volume, store):
+        folder.mkdir()
+        folder.chmod(0o777)
+    with sidecar(volume, {"CKPT_STORE": f"file://{store}"}, within=AS_NOBODY) as running:
+        running.ready()
+        for name, path in (("checkpoint-1", "model"), ("checkpoint-2", "deep"), ("checkpoint-3", ".complete")):
+            folder = write_checkpoint(volume, name, {"model": b"own", "deep/model": b"own"}, {})
+            (folder / path).chmod(0)
+        write_checkpoint(volume, "checkpoint-4", {"model": b"own"}, {})
+        running.committed("checkpoint-4")
+        told = {"checkpoint-1", "checkpoint-2", "checkpoint-3"}
+        until(lambda: refused(running) >= told, what=lambda: str(running.events()))
+        for text in (str(each) for each in running.call("GET", "/v1/checkpoints")["checkpoints"] if each["name"] in told):
+            assert f"not readable for user {NOBODY}" in text
+        (volume / "checkpoint-1/model").chmod(0o644)
+        (volume / "checkpoint-1/.complete").unlink()
+        (volume / "checkpoint-1/.complete").write_text("{}")  # repaired, as the reason says
+        running.committed("checkpoint-1")
+    check_log(running)
+
+
+def refused(running: Sidecar) -> set[str]:
+    return {e["checkpoint"] for e in running.events() if e["event"] in ("checkpoint_rejected", "checkpoint_lost")}
+
+
+@pytest.fixture
+def immutable() -> Iterator[list[Path]]:
+    """Files to release at the end."""
+    files: list[Path] = []
+    yield files
+    for file in files:
+        with suppress(FileNotFoundError):
+            subprocess.run(["chattr", "-i", file], check=False, capture_output=True)
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_a_file_that_cannot_be_linked_or_deleted_is_committed_and_disturbs_nothing(
+    immutable: list[Path], place: Place, tmp_path: Path
+) -> None:
+    volume = tmp_path / "volume"
+    with sidecar(volume, place.settings | {"CKPT_KEEP_LOCAL": "1"}) as running:
+        running.ready()
+        folder = write_checkpoint(volume, "checkpoint-1", {"model": b"own", "z": b"z"}, {})
+        (folder / ".complete").unlink()
+        immutable.append(folder / "model")
+        if subprocess.run(["chattr", "+i", folder / "model"], check=False, capture_output=True).returncode:
+            pytest.skip("chattr +i needs root and a file system that has it")
+        (folder / ".complete").write_text("{}")
+        running.committed("checkpoint-1")
+        for step in (2, 3, 4):
+            write_checkpoint(volume, f"checkpoint-{step}", {"model": b"own"}, {})
+            running.committed(f"checkpoint-{step}")
+        until(lambda: not (volume / "checkpoint-2").exists() and not (volume / "checkpoint-3").exists())
+        assert running.terminate() == 0
+    check_log(running)
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_a_checkpoint_that_is_renamed_under_way_is_committed_with_its_own_content(place: Place, tmp_path: Path) -> None:
+    volume, store = tmp_path / "volume", tmp_path / "store"
+    with sidecar(volume, place.settings | {"CKPT_BANDWIDTH_LIMIT": "2MB/s"}) as running:
+        running.ready()
+        first = {"model": os.urandom(2 << 20), "deep/model": b"first"}
+        second = {"model": os.urandom(2 << 20), "deep/model": b"second"}
+        write_checkpoint(volume, "checkpoint-5", first, {})
+        until(lambda: any(each["sent_bytes"] > 0 for each in running.status()["queue"]))
+        (volume / "checkpoint-5").rename(volume / "checkpoint-7")
+        write_checkpoint(volume, "checkpoint-5", second, {})
+        running.call("POST", "/v1/bandwidth", {"limit": None})
+        running.committed("checkpoint-7")
+        until(lambda: running.call("GET", "/v1/checkpoints/checkpoint-5").get("state") == "committed")
+        until(lambda: not running.status()["queue"])
+        assert running.terminate() == 0
+    for name, wanted in (("checkpoint-5", second), ("checkpoint-7", first)):
+        assert {path: c for path, c in contents(store / name).items() if not path.startswith(".ckpt/")} == wanted
+    check_log(running)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_a_hundred_thousand_files_hold_no_other_checkpoint_up(place: Place, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    with sidecar(volume, place.settings | {"CKPT_GRACE_SECONDS": "5"}) as running:
+        running.ready()
+        large = volume / "checkpoint-1"
+        for number in range(MANY):
+            if number % 1000 == 0:
+                (large / str(number // 1000)).mkdir(parents=True)
+            (large / str(number // 1000) / str(number)).touch()
+        (large / ".complete").write_text("{}")
+        for step in (2, 3):
+            write_checkpoint(volume, f"checkpoint-{step}", {"model": b"own"}, {})
+            running.committed(f"checkpoint-{step}")
+        until(lambda: running.call("GET", "/v1/checkpoints/checkpoint-1").get("state") == "uploading")
+        assert running.status()["http_status"] == 200
+        write_checkpoint(volume, "checkpoint-4", {"model": b"own"}, {})
+        running.committed("checkpoint-4")
+        assert most_memory_mib(running) < 400
+        code = running.terminate(timeout_s=20)
+        assert code in (0, 3)
+        assert "checkpoint-4" in running.report["durable"]
+    check_log(running)

@@ -79,3 +79,10 @@ def test_a_minute_of_damage_is_sat_out_with_few_reads() -> None:
 def test_slow_reads_are_repeated_all_the_same() -> None:
     assert not is_patience_over(reads=LEAST_READS - 1, since_first_s=1e6, patience_s=SHORT_PATIENCE_S)
     assert is_patience_over(reads=LEAST_READS, since_first_s=1e6, patience_s=SHORT_PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("reads", "wait_s"), [(0, 0.5), (1, 0.5), (2, 1.0), (3, 2.0), (4, 4.0), (5, 8.0), (6, 8.0), (10_000, 8.0)]
+)
+def test_the_pause_between_reads_doubles_up_to_eight_seconds(reads: int, wait_s: float) -> None:
+    assert pause_s(reads) == wait_s

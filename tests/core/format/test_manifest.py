@@ -88,7 +88,7 @@ def test_a_request_to_upload_again_names_objects_of_its_files_only() -> None:
         ("b", "checkpoint-20/.ckpt/a1/node-0001/b"),
         ("b", "checkpoint-20/.ckpt/../a1/node-00001/b"),
     ]:
-        with pytest.raises(ContractError, match="^k: .* is no object of"):
+        with pytest.raises(ContractError, match="is no object of"):
             decode_reupload_request(reuploads({path: target}), key="k", name="checkpoint-20")
     for malformed in ([], {"a": 1}, {"../a": "checkpoint-20/a"}, None):
         with pytest.raises(ContractError):

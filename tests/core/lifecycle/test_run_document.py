@@ -48,6 +48,7 @@ def test_fields_with_their_default_value_are_not_written() -> None:
     [
         ({}, "run_id"),
         ({"run_id": 3}, "run_id"),
+        ({"run_id": ""}, "run_id"),
         ({"run_id": "r", "format": 2}, "format"),
         ({"run_id": "r", "job": ["j"]}, "job"),
         ({"run_id": "r", "holder": {}}, "holder"),

@@ -86,3 +86,12 @@ def test_slow_reads_are_repeated_all_the_same() -> None:
 )
 def test_the_pause_between_reads_doubles_up_to_eight_seconds(reads: int, wait_s: float) -> None:
     assert pause_s(reads) == wait_s
+
+
+def test_the_last_two_reads_decide_and_patience_ends_on_time() -> None:
+    def is_bad(*came: str) -> bool:
+        return is_known_bad(size_bytes=5, etags={"e"}, there=(5, "other"), came=came)
+
+    assert is_bad("a", "b", "c", "c")
+    assert not is_bad("a", "c", "c", "b")
+    assert is_patience_over(reads=LEAST_READS, since_first_s=SHORT_PATIENCE_S, patience_s=SHORT_PATIENCE_S)

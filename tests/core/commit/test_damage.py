@@ -95,3 +95,9 @@ def test_the_last_two_reads_decide_and_patience_ends_on_time() -> None:
     assert is_bad("a", "b", "c", "c")
     assert not is_bad("a", "c", "c", "b")
     assert is_patience_over(reads=LEAST_READS, since_first_s=SHORT_PATIENCE_S, patience_s=SHORT_PATIENCE_S)
+
+
+def test_content_of_another_length_is_not_the_recorded_one() -> None:
+    etag = hashlib.md5(b"x", usedforsecurity=False).hexdigest()
+    assert is_content_of(b"x", size_bytes=1, etag=etag)
+    assert not is_content_of(b"x", size_bytes=2, etag=etag)

@@ -24,11 +24,15 @@ TOOLS  := .tools/bin
 # A lock has the hashes of all files of a version, and names no index. -c: the versions that the tests run with.
 COMPILE := $(TOOLS)/uv pip compile --quiet --universal --generate-hashes --python-version 3.11 --annotation-style line \
 	--custom-compile-command 'make lock' -c constraints.txt $(if $(UPGRADE),--upgrade)
+# Of make fuzz: of each target. Of make mutants: of all.
+SECONDS ?= 60
+TARGETS ?= all
+MODULES ?=
 
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage dist lock sbom audit test-dist test-oldest docs reference plots pictures
+.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage dist lock sbom audit test-dist test-oldest docs reference plots fuzz mutants
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +53,12 @@ simulate: $(VENV)/.trainer  ## check the invariants in 100,000 simulated schedul
 
 campaign: $(VENV)/.trainer  ## real sidecars, pods and stores through faults that seeds choose (RUNS=, FIRST=, STORE=rgw,minio,moto,file; CONTRIBUTING.md)
 	$(BIN)/python -m tests.campaign run $(FIRST):$$(($(FIRST) + $(RUNS))) --at-once $(AT_ONCE) $(if $(filter s3,$(STORE)),,--store $(STORE)) $(CAMPAIGN_ARGS)
+
+fuzz: $(VENV)/.trainer  ## fuzz what parses documents, answers, settings, manifests and calls (SECONDS= of each, TARGETS=; x86-64; CONTRIBUTING.md)
+	$(BIN)/python -m tests.fuzz $(TARGETS) --seconds $(SECONDS) $(FUZZ_ARGS)
+
+mutants: $(VENV)/.trainer  ## change decisions of sidecar/core one at a time: a test must fail (SECONDS=600, MODULES='commit schedule.flush'; CONTRIBUTING.md)
+	$(BIN)/python -m tests.mutants $(MODULES) --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(MUTANTS_ARGS)
 
 coverage: $(VENV)/.trainer  ## branch coverage of the decisions (sidecar/core) and of the contract, by their own tests
 	$(BIN)/python -m coverage run --branch --source=sidecar/core,trainer_hook/contract -m pytest tests/core tests/hook/contract

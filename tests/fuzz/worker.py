@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import sys
@@ -42,8 +43,19 @@ def main() -> None:
     others = [module for package in packages for module in _modules(package) if not module.startswith(prefixes)]
     with atheris.instrument_imports(include=packages, exclude=others, enable_loader_override=False):
         target = targets.target(name)
+
+    def check(raw: bytes) -> None:
+        try:
+            target.check(raw)
+        except BaseException:
+            # Here and not by libFuzzer, which sometimes ends before it has written it.
+            path = targets.CORPUS / name / f"crash-{hashlib.sha1(raw, usedforsecurity=False).hexdigest()[:16]}"
+            path.write_bytes(raw)
+            print(f"Test unit written to {path}", flush=True)
+            raise
+
     options = {"custom_mutator": _mutate_json} if target.is_json else {}
-    atheris.Setup([sys.argv[0], *sys.argv[2:], f"-max_len={target.most_bytes}"], target.check, **options)
+    atheris.Setup([sys.argv[0], *sys.argv[2:], f"-max_len={target.most_bytes}"], check, **options)
     atheris.Fuzz()
 
 

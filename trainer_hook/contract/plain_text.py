@@ -9,7 +9,8 @@ MOST_CHARACTERS = 2000
 def plain_text(text: str) -> str:
     """Return text that can be encoded and displayed: invalid UTF-8 and control characters are escaped, long text is cut."""
     shown = "".join(_shown(character) for character in text[:MOST_CHARACTERS])
-    return shown if len(text) <= MOST_CHARACTERS else f"{shown}…"
+    is_whole = len(text) <= MOST_CHARACTERS and len(shown) <= MOST_CHARACTERS  # an escaped character has up to six
+    return shown if is_whole else f"{shown[:MOST_CHARACTERS]}…"
 
 
 def _shown(character: str) -> str:

@@ -27,7 +27,7 @@ def decode_run(raw: bytes) -> Run:
     fields = json_object(raw, what="run.json")
     expect_format(fields)
     run_id, attempts = typed(fields, "run_id", str), typed(fields, "attempts", list) or []
-    if run_id is None:
+    if not run_id:
         raise ContractError("run.json has no run_id")
     if not all(isinstance(attempt, str) for attempt in attempts):
         raise ContractError("attempts must be a list of text")

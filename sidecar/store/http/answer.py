@@ -82,7 +82,7 @@ class OpenAnswer:
         if text is None:
             return None
         # Repeated Content-Length headers are accepted if they agree.
-        length, *others = {part.strip() for part in text.split(",")}
+        length, *others = {part.strip(" \t") for part in text.split(",")}
         if others or not (length.isascii() and length.isdigit()) or len(length) > MAX_LENGTH_DIGITS:
             raise HTTPException(f"Content-Length: {text[:50]}")
         return int(length)

@@ -79,3 +79,25 @@ def test_a_minute_of_damage_is_sat_out_with_few_reads() -> None:
 def test_slow_reads_are_repeated_all_the_same() -> None:
     assert not is_patience_over(reads=LEAST_READS - 1, since_first_s=1e6, patience_s=SHORT_PATIENCE_S)
     assert is_patience_over(reads=LEAST_READS, since_first_s=1e6, patience_s=SHORT_PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("reads", "wait_s"), [(0, 0.5), (1, 0.5), (2, 1.0), (3, 2.0), (4, 4.0), (5, 8.0), (6, 8.0), (10_000, 8.0)]
+)
+def test_the_pause_between_reads_doubles_up_to_eight_seconds(reads: int, wait_s: float) -> None:
+    assert pause_s(reads) == wait_s
+
+
+def test_the_last_two_reads_decide_and_patience_ends_on_time() -> None:
+    def is_bad(*came: str) -> bool:
+        return is_known_bad(size_bytes=5, etags={"e"}, there=(5, "other"), came=came)
+
+    assert is_bad("a", "b", "c", "c")
+    assert not is_bad("a", "c", "c", "b")
+    assert is_patience_over(reads=LEAST_READS, since_first_s=SHORT_PATIENCE_S, patience_s=SHORT_PATIENCE_S)
+
+
+def test_content_of_another_length_is_not_the_recorded_one() -> None:
+    etag = hashlib.md5(b"x", usedforsecurity=False).hexdigest()
+    assert is_content_of(b"x", size_bytes=1, etag=etag)
+    assert not is_content_of(b"x", size_bytes=2, etag=etag)

@@ -21,6 +21,7 @@ from sidecar.core.format.manifest import (
     decode_digest,
     decode_manifest,
     decode_quarantined,
+    decode_reupload_request,
     encode,
 )
 from tests import strategies
@@ -71,6 +72,31 @@ def test_a_manifest_that_is_written_reads_as_itself(manifest: Manifest) -> None:
 def test_a_commit_that_is_written_reads_as_itself(commit: Commit) -> None:
     assert decode_commit(encode(commit), key=keys.commit(commit.name)) == commit
     assert encode(decode_commit(encode(commit), key=keys.commit(commit.name))) == encode(commit)
+
+
+def reuploads(files: Any) -> bytes:
+    return json.dumps({"format": 1, "nodes": {"1": {"etag": "e", "files": files}}}).encode()
+
+
+def test_a_request_to_upload_again_names_objects_of_its_files_only() -> None:
+    files = {"a": "checkpoint-20/a", "d/b": "checkpoint-20/.ckpt/a1/node-00001/d/b"}
+    request = decode_reupload_request(reuploads(files), key="k", name="checkpoint-20")
+    assert request.nodes["1"].files == files
+    assert decode_reupload_request(encode(request), key="k", name="checkpoint-20") == request
+    for path, target in [
+        ("a", "run.json"),
+        ("a", "checkpoint-30/a"),
+        ("a", "checkpoint-20/b"),
+        ("a", "checkpoint-20/.complete"),
+        ("b", "checkpoint-20/.ckpt/a1/node-00001/d/b"),
+        ("b", "checkpoint-20/.ckpt/a1/node-0001/b"),
+        ("b", "checkpoint-20/.ckpt/../a1/node-00001/b"),
+    ]:
+        with pytest.raises(ContractError, match="is no object of"):
+            decode_reupload_request(reuploads({path: target}), key="k", name="checkpoint-20")
+    for malformed in ([], {"a": 1}, {"../a": "checkpoint-20/a"}, None):
+        with pytest.raises(ContractError):
+            decode_reupload_request(reuploads(malformed), key="k", name="checkpoint-20")
 
 
 @given(strategies.hostile(strategies.manifests().map(encode)))

@@ -28,3 +28,7 @@ def test_what_can_be_shown_stays_and_doing_it_again_changes_nothing(text: str) -
 
 def test_a_long_text_is_cut() -> None:
     assert plain_text("x" * 900_000) == "x" * MOST_CHARACTERS + "…"
+
+
+def test_the_limit_is_that_of_the_escaped_text() -> None:
+    assert len(plain_text("\ud800" * (MOST_CHARACTERS - 1))) == MOST_CHARACTERS + 1

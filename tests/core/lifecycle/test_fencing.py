@@ -130,6 +130,13 @@ def test_any_bytes_of_a_claim_give_an_age_or_none(raw: bytes) -> None:
     assert age_s is None or 0 <= age_s < float("inf")
 
 
+def test_an_age_beyond_a_float_is_unknown_and_the_holder_is_known_all_the_same() -> None:
+    claimed = decode_claim(json.dumps({"holder": "pod-1", "age_s": 10**400}).encode())
+    assert (claimed.holder, claimed.age_s) == ("pod-1", None)
+    claimed = decode_claim(b'{"holder": 3, "age_s": 2.5}')
+    assert (claimed.holder, claimed.age_s) == (None, 2.5)
+
+
 def at(epoch_s: float) -> str:
     return f"{round(epoch_s * 1e9):020}"
 

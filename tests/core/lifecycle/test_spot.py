@@ -77,7 +77,9 @@ def test_any_bytes_are_a_notice_or_none(raw: bytes) -> None:
     assert aws_rebalance(raw) is None or isinstance(aws_rebalance(raw), str)
 
 
-@pytest.mark.parametrize("raw", [b"", b"FALSE", b"<html>", b"404 - Not Found", b"[]", b'{"Events": 3}', b'{"Events": [3]}'])
+@pytest.mark.parametrize(
+    "raw", [b"", b"FALSE", b"<html>", b"404 - Not Found", b"[]", b'{"Events": 3}', b'{"Events": [3]}', b"[" * 100_000]
+)
 def test_what_others_answer_at_that_address_is_no_notice(raw: bytes) -> None:
     assert aws_action(raw, now_s=NOW_S) is None
     assert gcp_preempted(raw) is None

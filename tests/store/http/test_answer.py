@@ -118,12 +118,30 @@ def test_what_has_no_body_is_not_waited_for(status: bytes, method: str) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", HTTPException),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", HTTPException),
         (b"HTTP/1.1 102 Processing\r\n\r\n" * (MAX_INTERIM_ANSWERS + 1) + b"HTTP/1.1 200 OK\r\n\r\n", HTTPException),
+        (b"HTTP/1.1  200 OK\r\n\r\n", BadStatusLine),
+        (b"HTTP/1.1 200 O\x00K\r\n\r\n", BadStatusLine),
+        (b"HTTP/1.1 200 OK\r\nno header\r\n\r\n", HTTPException),
+        (b"HTTP/1.1 200 OK\r\nContent-Length : 3\r\n\r\n", HTTPException),
+        (b"HTTP/1.1 200 OK\r\n folded: first\r\n\r\n", HTTPException),
+        (b"HTTP/1.1 200 OK\r\nETag: a\x0bb\r\n\r\n", HTTPException),
+        (b"HTTP/1.1 200 OK\r\nETag: a\r\r\n\r\n", HTTPException),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n", HTTPException),
     ],
 )
 def test_what_is_no_answer_is_named(raw: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
         head_of(raw)
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [b"3\nabc\r\n0\r\n\r\n", b"3\r\nabc\n0\r\n\r\n", b"3 ;x\r\nabc\r\n0\r\n\r\n", b"3\r\nabc\r\n0\r\nno trailer\r\n\r\n"],
+)
+def test_chunks_that_another_program_reads_differently_are_refused(chunks: bytes) -> None:
+    answer = head_of(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)
+    with pytest.raises(HTTPException):
+        answer.read()
+    assert not answer.leaves_connection_usable
 
 
 STATUS_LINES = st.sampled_from(

@@ -16,11 +16,13 @@ RUNS   ?= 100
 # Of make campaign: most of a run is waiting.
 AT_ONCE ?= 6
 FIRST  ?= 0
+# Of make soak.
+MINUTES ?= 20
 
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage
+.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-growth bench-webhook bench-all bench-peers clean simulate campaign soak coverage
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +43,9 @@ simulate: $(VENV)/.trainer  ## check the invariants in 100,000 simulated schedul
 
 campaign: $(VENV)/.trainer  ## real sidecars, pods and stores through faults that seeds choose (RUNS=, FIRST=, STORE=rgw,minio,moto,file; CONTRIBUTING.md)
 	$(BIN)/python -m tests.campaign run $(FIRST):$$(($(FIRST) + $(RUNS))) --at-once $(AT_ONCE) $(if $(filter s3,$(STORE)),,--store $(STORE)) $(CAMPAIGN_ARGS)
+
+soak: $(VENV)/.trainer  ## a checkpoint a second through a flaky store for 20 minutes; fails where anything grows (MINUTES=, STORE=moto|minio|rgw|file)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --store $(if $(filter s3,$(STORE)),moto,$(STORE)) $(SOAK_ARGS)
 
 coverage: $(VENV)/.trainer  ## branch coverage of the decisions (sidecar/core) and of the contract, by their own tests
 	$(BIN)/python -m coverage run --branch --source=sidecar/core,trainer_hook/contract -m pytest tests/core tests/hook/contract
@@ -77,6 +82,9 @@ bench: $(VENV)/.trainer  ## CPU, memory and time of transfers, beside peers and 
 
 bench-scale: $(VENV)/.trainer  ## requests, bytes, seconds and dollars of a commit by 1 to 10,000 nodes (simulated, two minutes)
 	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
+
+bench-growth: $(VENV)/.trainer  ## start, resume decision, and cost of a commit with 5,000 checkpoints in the store (BENCH_ARGS='--store rgw --checkpoints 0,50000')
+	$(BIN)/python -m benchmarks.growth $(BENCH_ARGS)
 
 bench-all: $(VENV)/.trainer bench-peers  ## bench with TLS, Ceph RGW and a shaped link (root), and the slowdown of training beside uploads
 	$(BIN)/python -m benchmarks.transfer --store sink,sink-tls,rgw,link --work big,four,small,hf $(BENCH_ARGS)

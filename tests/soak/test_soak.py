@@ -45,7 +45,7 @@ def test_a_process_that_leaks_exceeds_the_bounds(tmp_path: Path) -> None:
             taken = []
             for number in range(9):
                 count = len(list(tmp_path.iterdir()))
-                until(lambda count=count: len(list(tmp_path.iterdir())) > count + 4)
+                until(lambda count=count: len(list(tmp_path.iterdir())) > count + 6)
                 found = samples.of_memory(leaking.pid) | samples.of_descriptors(leaking.pid) | samples.of_processor(leaking.pid)
                 taken.append((float(number), found))
         finally:

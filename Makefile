@@ -28,11 +28,13 @@ COMPILE := $(TOOLS)/uv pip compile --quiet --universal --generate-hashes --pytho
 SECONDS ?= 60
 TARGETS ?= all
 MODULES ?=
+# Of make soak.
+MINUTES ?= 20
 
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage dist lock sbom audit test-dist test-oldest docs reference plots fuzz mutants
+.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage dist lock sbom audit test-dist test-oldest docs reference plots fuzz mutants bench-growth soak
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +61,8 @@ fuzz: $(VENV)/.trainer  ## fuzz what parses documents, answers, settings, manife
 
 mutants: $(VENV)/.trainer  ## change decisions of sidecar/core one at a time: a test must fail (SECONDS=600, MODULES='commit schedule.flush'; CONTRIBUTING.md)
 	$(BIN)/python -m tests.mutants $(MODULES) --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(MUTANTS_ARGS)
+soak: $(VENV)/.trainer  ## a checkpoint a second through a flaky store for 20 minutes; fails where anything grows (MINUTES=, STORE=moto|minio|rgw|file)
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) --store $(if $(filter s3,$(STORE)),moto,$(STORE)) $(SOAK_ARGS)
 
 coverage: $(VENV)/.trainer  ## branch coverage of the decisions (sidecar/core) and of the contract, by their own tests
 	$(BIN)/python -m coverage run --branch --source=sidecar/core,trainer_hook/contract -m pytest tests/core tests/hook/contract
@@ -127,6 +131,9 @@ bench: $(VENV)/.trainer  ## CPU, memory and time of transfers, beside peers and 
 
 bench-scale: $(VENV)/.trainer  ## requests, bytes, seconds and dollars of a commit by 1 to 10,000 nodes (simulated, two minutes)
 	$(BIN)/python -m benchmarks.scale $(BENCH_ARGS)
+
+bench-growth: $(VENV)/.trainer  ## start, resume decision, and cost of a commit with 5,000 checkpoints in the store (BENCH_ARGS='--store rgw --checkpoints 0,50000')
+	$(BIN)/python -m benchmarks.growth $(BENCH_ARGS)
 
 bench-all: $(VENV)/.trainer bench-peers  ## bench with TLS, Ceph RGW and a shaped link (root), and the slowdown of training beside uploads
 	$(BIN)/python -m benchmarks.transfer --store sink,sink-tls,rgw,link --work big,four,small,hf $(BENCH_ARGS)

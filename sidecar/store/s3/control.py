@@ -31,6 +31,11 @@ COPY_BYTES = 5 << 30
 """Maximum size of a copy in one request. Source: S3 API reference, "CopyObject"."""
 COPY_PART_BYTES = 512 << 20
 COPIES_AT_ONCE = 4
+_ALONE = re.compile(
+    "[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"  # no document can name it (XML 1.0, section 2.2)
+    "|(?:^|/)[.]{0,2}(?:/|$)"  # MinIO shortens such a path in a document, and deletes the object there
+)
+"""Keys that are deleted one by one, not by the document of many."""
 _ENCODED = re.compile(r"(?:[\w.~*/!$'()|-]|%[0-9A-Fa-f]{2})*", re.ASCII)
 """What URL encoding leaves of a key, by an encoder that does not use ``+`` for a space."""
 _MARKERS = {
@@ -104,7 +109,11 @@ class Control:
 
     async def delete(self, keys: Sequence[str]) -> list[tuple[str, str]]:
         """Delete up to 1,000 objects; return the keys of those that were not deleted, each with the store's code."""
-        named = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+        for key in filter(_ALONE.search, keys):
+            await self._ask("delete_object", Key=key)
+        if not (named_keys := [key for key in keys if not _ALONE.search(key)]):
+            return []
+        named = {"Objects": [{"Key": key} for key in named_keys], "Quiet": True}
         failed = (await self._ask("delete_objects", Delete=named)).get("Errors", ())
         return [(error.get("Key", ""), error.get("Code", "")) for error in failed if error.get("Code") != "NoSuchKey"]
 

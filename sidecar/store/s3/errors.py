@@ -72,6 +72,7 @@ _PERMISSIONS = {
     "AbortMultipartUpload": "s3:AbortMultipartUpload",
     "ListMultipartUploads": "s3:ListBucketMultipartUploads",
     "ListParts": "s3:ListMultipartUploadParts",
+    "DeleteObject": "s3:DeleteObject",
     "DeleteObjects": "s3:DeleteObject",
 }
 _CORRUPT = frozenset(

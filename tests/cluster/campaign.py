@@ -119,7 +119,8 @@ class Campaign:
         name = f"run-{act.node}"
         pod = self._story.namespace.watch.pods.get(name, {})
         node = pod.get("spec", {}).get("nodeName")
-        self._acted_s = time.time()
+        if act.kind != "sidecar killed":  # after which training goes on
+            self._acted_s = time.time()
         self.note(f"{act.kind}: {name} on {node}")
         if act.kind == "deleted":
             self._story.namespace.delete_pod(name, "--ignore-not-found")
@@ -127,8 +128,10 @@ class Campaign:
             self._story.namespace.delete_pod(name, "--ignore-not-found", "--grace-period=1")
         elif act.kind == "sidecar killed":
             self._kill_sidecar(name)
-        elif node is not None and act.kind == "drained":
+        elif node is not None and act.kind == "drained" and not self._lost:
             self._drain(node)
+        elif act.kind == "drained":  # to nowhere
+            self._story.namespace.delete_pod(name, "--ignore-not-found")
         elif node is not None and act.kind == "lost":
             self._lose(node)
 
@@ -141,14 +144,11 @@ class Campaign:
             self._story.namespace.kubectl("exec", pod, "-c", "trainer", "--", "python3", "-c", kill, timeout_s=20)
 
     def _drain(self, node: str) -> None:
-        others = [each for each in _schedulable() if each != node]
         try:
-            if others:
-                options = ["--pod-selector=app=run", "--delete-emptydir-data", "--ignore-daemonsets", "--timeout=60s"]
-                kubectl("drain", node, *options)
+            options = ["--pod-selector=app=run", "--delete-emptydir-data", "--ignore-daemonsets", "--timeout=60s"]
+            kubectl("drain", node, *options)
         finally:
-            if others:
-                kubectl("uncordon", node)
+            kubectl("uncordon", node)
 
     def _on(self, node: str) -> list[str]:
         living = self._story.namespace.living()
@@ -224,7 +224,7 @@ class Campaign:
         for life in self._story.sidecars():
             for report in life.events("exit_report"):
                 if report["exit_code"] == 0:
-                    saved = max(self._saved_by(life.pod, before_s=life.at_s[-1]), default=0)
+                    saved = max(self._saved_by(life.uid), default=0)
                     assert saved <= max(committed), f"{life.pod} ended with 0, {saved} is not durable\n{self.report()}"
         said = [line for life in list(self._story.namespace.watch.lives.values()) for line in life.lines]
         wrong = [line for line in said if "Traceback" in line or "WRONG RESUME" in line]
@@ -245,14 +245,9 @@ class Campaign:
         assert committed
         return committed
 
-    def _saved_by(self, pod: str, *, before_s: float) -> list[int]:
-        lines = [line for life in self._trainers() if life.pod == pod for line in life.lines]
-        return [int(match[2]) for match in filter(None, map(_SAVED.match, lines)) if float(match[1]) < before_s]
-
-
-def _schedulable() -> list[str]:
-    found = kubectl("get", "nodes", "--field-selector=spec.unschedulable=false", "-o", "name")
-    return [line.removeprefix("node/") for line in found.split()]
+    def _saved_by(self, uid: str) -> list[int]:
+        lines = [line for life in self._trainers() if life.uid == uid for line in life.lines]
+        return [int(match[2]) for match in filter(None, map(_SAVED.match, lines))]
 
 
 def seeds() -> range:

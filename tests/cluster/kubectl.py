@@ -60,6 +60,8 @@ class Life:
     pod: str
     container: str
     restart: int
+    uid: str = ""
+    """The pod's: a StatefulSet gives the same name to the next one."""
     lines: list[str] = field(default_factory=list)
     at_s: list[float] = field(default_factory=list)
     """When each line was said, by the clock of its node."""
@@ -98,6 +100,7 @@ class Watch:
         self.changes: list[tuple[float, str, Object]] = []
         """Seconds (this machine's clock), ADDED, MODIFIED or DELETED, and the pod."""
         self.lives: dict[tuple[str, str, int], Life] = {}
+        """By the pod's UID, container and restart."""
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[str]] = set()
         self._closed = False
@@ -145,15 +148,17 @@ class Watch:
         self.changes.append((time.time(), kind, pod))
         if kind == "DELETED":
             self.gone_at_s[name] = time.time()
+        elif kind == "ADDED":
+            self.gone_at_s.pop(name, None)
         status = pod.get("status", {})
         for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
             restart = container["restartCount"]
             # A container that waits for its restart has ended: with its count, there is nothing more to follow.
             if "waiting" not in container["state"]:
-                self._follow(Life(name, container["name"], restart))
+                self._follow(Life(name, container["name"], restart, pod["metadata"]["uid"]))
 
     def _follow(self, life: Life) -> None:
-        key = (life.pod, life.container, life.restart)
+        key = (life.uid, life.container, life.restart)
         if key not in self.lives:
             self.lives[key] = life
             self._start(self._read_log, life)

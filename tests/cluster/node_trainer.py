@@ -233,7 +233,7 @@ class Node:
         for path, raw in files.items():
             (folder / f"{path}.tmp").write_bytes(raw)
             (folder / f"{path}.tmp").rename(folder / path)
-        marker = {"format": 1, "step": step, "attempt": attempt, "save_id": uuid.uuid4().hex, "reason": reason}
+        marker = {"format": 1, "step": step, "attempt": attempt, "save_id": f"{attempt}-{step}", "reason": reason}
         marker |= {"created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "world_size": self.count}
         marker["files"] = [{"path": path, "size_bytes": len(raw)} for path, raw in files.items()]
         (folder / ".complete.tmp").write_text(json.dumps(marker))

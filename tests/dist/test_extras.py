@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.conftest import PIP, ROOT, TOOLS, Built, done, run
+from tests.dist.conftest import PIP, ROOT, TOOLS, Built, done, run, working_copy
 from tests.hook.job import plain_environ
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
@@ -138,7 +138,7 @@ def test_every_locked_package_has_a_wheel(index: None, python: str, machine: str
 
 
 def test_the_locks_are_what_make_lock_makes(index: None, tmp_path: Path) -> None:
-    names = done("git", "ls-files", "--cached", "--others", "--exclude-standard", "requirements-*.lock", cwd=ROOT).split()
+    names = working_copy("requirements-*.lock")
     before = {name: (ROOT / name).read_bytes() for name in names}
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "trainer_hook/__init__.py", *names):
         (tmp_path / name).parent.mkdir(exist_ok=True)

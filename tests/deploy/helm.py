@@ -32,14 +32,20 @@ def helm(*arguments: str | Path, given: str | None = None) -> subprocess.Complet
 
 
 def rendered(
-    values: dict[str, Any], *options: str, release: str = "run", namespace: str = "checkpoint-sidecar"
+    values: dict[str, Any],
+    *options: str,
+    release: str = "run",
+    namespace: str = "checkpoint-sidecar",
+    kubernetes: str = "1.34.0",
 ) -> list[dict[str, Any]]:
     """Return the documents that the chart makes of some values.
 
     Raises:
         ValueError: Helm refuses them; the text is what it said.
     """
-    done = helm("template", release, CHART, "--namespace", namespace, "--values", "-", *options, given=json.dumps(values))
+    # A helm that was not built by its own makefile takes the oldest Kubernetes it knows.
+    where = ["--namespace", namespace, "--kube-version", kubernetes]
+    done = helm("template", release, CHART, *where, "--values", "-", *options, given=json.dumps(values))
     if done.returncode:
         raise ValueError(done.stderr)
     return documents(done.stdout)

@@ -201,6 +201,12 @@ def test_a_value_that_is_wrong_is_refused(values: dict[str, Any]) -> None:
         helm.rendered(values)
 
 
+def test_a_kubernetes_without_native_sidecars_is_refused() -> None:
+    assert helm.rendered({}, kubernetes="1.29.3-eks-1")
+    with pytest.raises(ValueError, match="kubeVersion"):
+        helm.rendered({}, kubernetes="1.28.9")
+
+
 def test_the_pods_are_of_the_restricted_standard() -> None:
     pod = kinds({})["Deployment"]["spec"]["template"]["spec"]
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}

@@ -31,6 +31,12 @@ def done(*command: str | Path, **more: object) -> str:
     return str(ended.stdout)
 
 
+def working_copy(*places: str) -> list[str]:
+    """Return the files of this working copy that git does not ignore, also where root reads another user's copy."""
+    command = ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", *places]
+    return [name for name in done(*command, cwd=ROOT).split() if (ROOT / name).is_file()]
+
+
 @dataclass(frozen=True)
 class Built:
     """What make dist makes."""
@@ -66,8 +72,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> None:
 def built(index: None, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """The wheel and the sdist of this working copy."""
     source = tmp_path_factory.mktemp("source")  # setuptools leaves its folders where it builds
-    listed = done("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).split()
-    for name in filter(lambda name: (ROOT / name).is_file(), listed):
+    for name in working_copy():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
     return build(tmp_path_factory.mktemp("dist"), source)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dist.conftest import ROOT, TOOLS, Built, build, done
+from tests.dist.conftest import ROOT, TOOLS, Built, build, done, working_copy
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
 PACKAGES = ("checkpoint_sidecar", "sidecar", "trainer_hook")
@@ -20,8 +20,7 @@ PACKAGES = ("checkpoint_sidecar", "sidecar", "trainer_hook")
 
 def tracked() -> set[str]:
     """Return the files of the packages."""
-    listed = done("git", "ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES, cwd=ROOT).split()
-    return {name for name in listed if (ROOT / name).is_file()}
+    return set(working_copy(*PACKAGES))
 
 
 def in_sdist(sdist: Path) -> dict[str, bytes]:

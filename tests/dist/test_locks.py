@@ -107,6 +107,16 @@ def test_the_oldest_versions_that_are_tested_are_those_that_the_extras_name() ->
         assert pinned()[requirement.name] >= oldest[requirement.name]
 
 
+def test_the_support_matrix_names_the_versions_that_are_tested() -> None:
+    text = (ROOT / "docs/support.md").read_text()
+    rows = re.findall(r"^\| (\w+)(?: \(SDK\))? \| ([\d.]*) ?\| ([\d.]+) \|", text, re.MULTILINE)
+    assert {name for name, _, _ in rows} == {"torch", "transformers", "accelerate", "lightning", "deepspeed", "kubeflow"}
+    oldest, newest = pinned("constraints-oldest.txt"), pinned()
+    for name, first, last in rows:
+        assert Version(last) == newest[name], name
+        assert not first or Version(first) == oldest[name], name
+
+
 def test_the_image_installs_nothing_without_its_hash() -> None:
     text = (ROOT / "Dockerfile.sidecar").read_text().replace("\\\n", "")
     installs = re.findall(r"pip install [^&\n]*", text)

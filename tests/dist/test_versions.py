@@ -16,6 +16,7 @@ import pytest
 import checkpoint_sidecar
 import sidecar
 import trainer_hook
+from tests.dist.conftest import working_copy
 
 ROOT = Path(__file__).parents[2]
 PLACEHOLDER = "https://git.example/checkpoint-sidecar"
@@ -24,9 +25,7 @@ PLACEHOLDER = "https://git.example/checkpoint-sidecar"
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The files that name a version, in a folder of their own."""
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True)
-    names = listed.stdout.decode().split()
-    for name in names:
+    for name in working_copy():
         if name.startswith(("deploy/", ".ci/", "docs/install", "tests/cluster/README")) or name in (
             *("CHANGELOG.md", "pyproject.toml"),
             "trainer_hook/__init__.py",

@@ -189,6 +189,8 @@ def _write_safetensors(content: Any, path: Path) -> bool:
 
 _SAFE_TYPES = (torch.Tensor, torch.dtype, torch.device, torch.Size, str, bytes, int, float, complex, type(None))
 _CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, tuple, set)
+_ALLOWED = [bytes, complex, *_CONTAINERS]
+"""What ``torch.load`` may make of a file: some of these it refuses without being told, PyTorch 2.5 also sets."""
 
 
 def expect_readable(content: Any, name: str) -> None:
@@ -230,7 +232,7 @@ def read_pt(path: Path) -> Any:
     Raises ``StateMismatch``: it is missing, or holds objects of unsafe classes.
     """
     try:
-        with torch.serialization.safe_globals([bytes, complex]):
+        with torch.serialization.safe_globals(_ALLOWED):
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise StateMismatch(f"{path.parent.name} has no state of {path.stem!r}. {_OTHER_RUN}") from None

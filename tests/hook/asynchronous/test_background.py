@@ -170,8 +170,8 @@ def test_small_files_and_files_elsewhere_are_written_at_once(shared: Background,
     captured = shared.capture(tmp_path / "inside", save)
     assert captured is not None
     assert captured.files == []
-    assert torch.load(tmp_path / "elsewhere.pt").equal(torch.zeros(BIG))
-    assert torch.load(tmp_path / "inside/file.pt").equal(torch.zeros(BIG))
+    assert torch.load(tmp_path / "elsewhere.pt", weights_only=True).equal(torch.zeros(BIG))
+    assert torch.load(tmp_path / "inside/file.pt", weights_only=True).equal(torch.zeros(BIG))
     assert torch.save.__module__ == "torch.serialization"
 
 

@@ -20,7 +20,7 @@ FIRST  ?= 0
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers docs reference plots pictures clean simulate campaign coverage
+.PHONY: help demo compose-demo test test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers docs reference plots clean simulate campaign coverage
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -102,16 +102,13 @@ bench-webhook: $(VENV)/.trainer  ## how long an API server waits for the webhook
 	$(BIN)/python -m benchmarks.webhook $(BENCH_ARGS)
 
 docs: .venv-docs/.installed  ## the documentation as a site in build/site; fails on a link or an anchor that is not there
-	.venv-docs/bin/python -m mkdocs build --quiet $(DOCS_ARGS)
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet $(DOCS_ARGS)
 
 reference: $(VENV)/.trainer  ## write the pages that are made of the code: settings, commands, API, metrics, annotations, exit codes
 	$(BIN)/python -m docs_site.reference
 
 plots: $(VENV)/.trainer  ## draw docs/images/bench-*.svg from benchmarks/results/*.json, which BENCH_ARGS='--json FILE' writes
 	$(BIN)/python -m benchmarks.plots
-
-pictures: $(VENV)/.demo  ## draw docs/images/demo.svg from a run of make demo
-	@$(BIN)/python -m examples.demo --store $(STORE) --picture docs/images/demo.svg
 
 .venv-docs/.installed: constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv-docs

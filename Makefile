@@ -159,16 +159,13 @@ bench-webhook: $(VENV)/.trainer  ## how long an API server waits for the webhook
 	$(BIN)/python -m benchmarks.webhook $(BENCH_ARGS)
 
 docs: .venv-docs/.installed  ## the documentation as a site in build/site; fails on a link or an anchor that is not there
-	.venv-docs/bin/python -m mkdocs build --quiet $(DOCS_ARGS)
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --quiet $(DOCS_ARGS)
 
 reference: $(VENV)/.trainer  ## write the pages that are made of the code: settings, commands, API, metrics, annotations, exit codes
 	$(BIN)/python -m docs_site.reference
 
 plots: $(VENV)/.trainer  ## draw docs/images/bench-*.svg from benchmarks/results/*.json, which BENCH_ARGS='--json FILE' writes
 	$(BIN)/python -m benchmarks.plots
-
-pictures: $(VENV)/.demo  ## draw docs/images/demo.svg from a run of make demo
-	@$(BIN)/python -m examples.demo --store $(STORE) --picture docs/images/demo.svg
 
 .venv-docs/.installed: constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv-docs

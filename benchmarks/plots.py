@@ -33,6 +33,8 @@ text { font: 14px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-seri
 def main() -> int:
     """Draw each picture whose results are there. Returns the exit code."""
     for source, draw in PICTURES.items():
+        if not (results.FOLDER / source).exists():
+            continue
         for name, text in draw(*results.read(results.FOLDER / source)).items():
             (IMAGES / name).write_text(text)
             sys.stdout.write(f"docs/images/{name}\n")
@@ -94,7 +96,7 @@ def demo(conditions: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str,
 
 
 def transfer(conditions: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Draw CPU time, time and memory of the transfers of large files, one picture for each direction."""
+    """Draw CPU time, memory and, on a machine without other load, time of large files; one picture for each direction."""
     drawn = {}
     for result in found:
         if result["work"] != "big" or result["store"] != "sink":
@@ -104,9 +106,10 @@ def transfer(conditions: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) 
         costs = {name: cost for name, cost in costs.items() if name not in result["failed"]}
         panels = [
             ("CPU seconds per GiB", {name: cost["cpu_s"] / gib for name, cost in costs.items()}, "{:.2f}"),
-            ("seconds per GiB", {name: cost["wall_s"] / gib for name, cost in costs.items()}, "{:.2f}"),
             ("peak memory, MiB", {name: cost["peak_rss_mib"] for name, cost in costs.items()}, "{:.0f}"),
         ]
+        if _is_quiet(conditions):
+            panels.insert(1, ("seconds per GiB", {name: cost["wall_s"] / gib for name, cost in costs.items()}, "{:.2f}"))
         way = "Upload" if result["direction"] == "up" else "Download"
         title = f"{way} of {result['size_bytes'] >> 20} MiB over HTTP, medians of {result['rounds']} rounds (less is better)"
         drawn[f"bench-{result['direction']}load.svg"] = _bars(title, panels, conditions)
@@ -114,7 +117,9 @@ def transfer(conditions: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) 
 
 
 def sigterm(conditions: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
-    """Draw the seconds from SIGTERM until the last checkpoint is durable."""
+    """Draw the seconds from SIGTERM until the last checkpoint is durable; nothing where other programs used the machine."""
+    if not _is_quiet(conditions):
+        return {}
     titles = {"idle": "nothing else to send", "half-sent": "an older one half sent", "backlog": "three older ones"}
     panels = []
     for situation in found["situations"]:
@@ -136,6 +141,11 @@ PICTURES: dict[str, Callable[[Mapping[str, Any], Any], dict[str, str]]] = {
     "sigterm.json": sigterm,
 }
 NAMES = {"ours": "checkpoint-sidecar", "wire": "plain sockets (the limit)"}
+
+
+def _is_quiet(conditions: Mapping[str, Any]) -> bool:
+    """Whether wall time was measured: with more runnable processes than cores it tells about the others."""
+    return float(conditions["load"]) <= float(conditions["machine"]["cores"])
 
 
 def _cost(runs: Sequence[Mapping[str, float]], starts: Sequence[Mapping[str, float]]) -> dict[str, float]:

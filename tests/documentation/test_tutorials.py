@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,25 +41,30 @@ def programs(folder: Path) -> Path:
     return folder
 
 
+def environment(folder: Path, *more: str) -> dict[str, str]:
+    """Return what a reader's shell has: our programs, a home, and no settings."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("CKPT_")}
+    return own | {
+        "HOME": str(folder),
+        "PATH": f"{programs(folder / 'bin')}:{os.environ['PATH']}",
+        "PYTHONPATH": ":".join([str(ROOT), *more]),
+        "CKPT_API_PORT": str(ports.free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
 def test_the_commands_of_a_tutorial_lead_to_a_durable_checkpoint_and_a_resume(page: Path, tmp_path: Path) -> None:
-    path = [str(ROOT)]
+    more = []
     if page.stem == "deepspeed":
         if not DEEPSPEED.is_dir() and find_spec("deepspeed") is None:
             pytest.skip("DeepSpeed is not installed: make .deepspeed/.installed")
-        path.append(str(DEEPSPEED))
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("CKPT_")} | {
-        "HOME": str(tmp_path),
-        "PATH": f"{programs(tmp_path / 'bin')}:{os.environ['PATH']}",
-        "PYTHONPATH": ":".join(path),
-        "CKPT_API_PORT": str(ports.free_port()),
-        "OMP_NUM_THREADS": "1",
-    }
+        more.append(str(DEEPSPEED))
     shell = subprocess.Popen(
         ["bash", "-eu", "-o", "pipefail", "-c", commands(page)],
-        env=environ,
+        env=environment(tmp_path, *more),
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -68,8 +74,7 @@ def test_the_commands_of_a_tutorial_lead_to_a_durable_checkpoint_and_a_resume(pa
     try:
         told, _ = shell.communicate(timeout=380)
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(shell.pid, signal.SIGKILL)
+        end(shell)
     logs = "".join(f"\n== {log.name}\n{log.read_text()[-4000:]}" for log in tmp_path.rglob("*.log"))
     assert shell.returncode == 0, told + logs
     assert re.search(r"exit code 143", told), told + logs
@@ -77,3 +82,65 @@ def test_the_commands_of_a_tutorial_lead_to_a_durable_checkpoint_and_a_resume(pa
     if page.stem != "shell":
         assert re.search(r"checkpoint-\d+ is durable", told), told
         assert re.search(r"trainer-2\.log:\[checkpoint\] everything is durable", told), told + logs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_script_for_a_node_of_slurm_saves_when_all_processes_get_sigterm_and_resumes(tmp_path: Path) -> None:
+    page = (ROOT / "docs/how-to/slurm.md").read_text()
+    [script] = re.findall(r"^```text\n(#!/bin/bash\n# The sidecar.*?)^```", page, re.DOTALL | re.MULTILINE)
+    [training] = re.findall(r"cat > train.py <<'EOF'\n(.*?)^EOF", commands_of("pytorch"), re.DOTALL | re.MULTILINE)
+    (tmp_path / "node.sh").write_text(script)
+    (tmp_path / "train.py").write_text(training)
+    (tmp_path / "store").mkdir()
+    environ = environment(tmp_path) | {
+        "CKPT_DIR": str(tmp_path / "volume"),
+        "CKPT_STORE": f"file://{tmp_path}/store",
+        "CKPT_GRACE_SECONDS": "60",
+        "CKPT_MODE": "classic",
+        "CKPT_RUN_ID": "sines",
+        "CKPT_NODE_INDEX": "0",
+        "CKPT_NODE_COUNT": "1",
+    }
+    first = started(tmp_path, environ)
+    try:
+        assert first.stdout is not None
+        for line in first.stdout:
+            if line.startswith("step 3 "):
+                break
+        os.killpg(first.pid, signal.SIGTERM)  # Slurm signals every process of the step
+        told, _ = first.communicate(timeout=120)
+    finally:
+        end(first)
+    assert first.returncode == 143, told
+    assert "not everything is durable" not in told
+    shutil.rmtree(tmp_path / "volume")
+    second = started(tmp_path, environ)
+    try:
+        told, _ = second.communicate(timeout=150)
+    finally:
+        end(second)
+    assert second.returncode == 0, told
+    assert re.search(r"resumes from checkpoint-[1-9]", told), told
+    assert "not everything is durable" not in told
+
+
+def commands_of(tutorial: str) -> str:
+    return commands(ROOT / f"docs/tutorials/{tutorial}.md")
+
+
+def started(folder: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["bash", "node.sh", "python", "train.py"],
+        env=environ,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end(shell: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(shell.pid, signal.SIGKILL)

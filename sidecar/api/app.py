@@ -107,7 +107,7 @@ async def checkpoint(services: Running, name: str) -> models.Checkpoint:
     raise Problem(
         404,
         "No such checkpoint",
-        f"{name} is neither on the volume nor committed in the store: ls, or /v1/checkpoints, lists those that are",
+        f"{name} is neither on the volume nor in the store: see ls, or /v1/checkpoints",
     )
 
 

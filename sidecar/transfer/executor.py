@@ -157,6 +157,8 @@ class StoreExecutor:
                     self.health.given_up(error)
                     raise
                 wait_s = self._failed(error, failures)
+                if self._patience_s is not None:  # the last try is at its end, not up to half of it later
+                    wait_s = min(wait_s, max(0.0, since_s + self._patience_s - time.monotonic()))
                 if retry_gate is not None:
                     retry_gate.answered(refused=isinstance(error, AccessRefused))
                     if retry_gate.behind:

@@ -50,3 +50,20 @@ async def test_a_request_that_recovers_within_the_patience_is_answered() -> None
 
     with executor(30.0) as running:
         assert await running.persistently(recovers) == 7
+
+
+async def test_no_wait_is_longer_than_the_patience_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+
+    async def pause(wait_s: float, _: object) -> None:
+        waits.append(wait_s)
+
+    def fails() -> None:
+        raise StoreUnavailable("away")
+
+    with executor(0.3) as running, monkeypatch.context() as patched:
+        patched.setattr(running, "pause", pause)
+        with pytest.raises(StoreUnavailable):
+            await running.persistently(fails)
+    assert waits
+    assert max(waits) <= 0.3

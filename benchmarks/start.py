@@ -86,7 +86,11 @@ def measure(rounds: int) -> dict[str, list[Start]]:
             name: lambda code=code: of_imports(code)  # type: ignore[misc]
             for name, code in IMPORTS.items()
         }
-        rows |= {FILE: lambda: of_sidecar(store, CKPT_STORE=f"file://{folder}/store"), S3: lambda: of_sidecar(store)}
+        # A new folder each: in a used one the sidecar would first wait for the one that was killed.
+        rows |= {
+            FILE: lambda: of_sidecar(store, CKPT_STORE=f"file://{tempfile.mkdtemp(dir=folder)}"),
+            S3: lambda: of_sidecar(store),
+        }
         for start in rows.values():
             start()
         measured: dict[str, list[Start]] = {name: [] for name in rows}

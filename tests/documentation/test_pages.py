@@ -87,8 +87,10 @@ def command_lines(page: Path) -> list[str]:
 
 
 def commands_in(line: str) -> list[list[str]]:
-    """Return the words of each command of ours in a line of a shell."""
-    found = []
+    """Return the words of each command of ours in a line of a shell. To helm, our name is that of a release."""
+    found: list[list[str]] = []
+    if line.lstrip("$ ").startswith("helm "):
+        return found
     for match in re.finditer(r"(?:^|[\s(;&|`])(checkpoint-sidecar|kubectl ckpt) +([a-z][^|&;)>]*)", line):
         try:
             words = shlex.split(match[2], comments=True)

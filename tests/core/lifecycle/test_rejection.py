@@ -54,3 +54,9 @@ def test_when_a_checkpoint_was_downloaded_says_nothing_about_when_it_was_trained
     final = Marked("final", None, 30.0)
     downloaded = Marked("checkpoint-20", 20, 99.0, is_restored=True)
     assert newest_rejected([final], [downloaded], newest_durable_step=20) == ["final"]
+
+
+def test_the_latest_marker_of_the_durable_ones_counts_and_an_equal_time_is_not_older() -> None:
+    durable = [Marked("checkpoint-10", 10, 10.0), Marked("checkpoint-20", 20, 20.0)]
+    rejected = [Marked("final", None, 15.0), Marked("checkpoint-30", 30, 20.0)]
+    assert newest_rejected(rejected, durable, newest_durable_step=20) == ["checkpoint-30"]

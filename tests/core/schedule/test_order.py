@@ -78,6 +78,16 @@ def test_superseded_is_what_is_older_than_the_newest_durable_step(queue: list[Wa
     assert names == {w.name for w in queue if newest is not None and w.step is not None and w.step < newest}
 
 
+def test_the_newest_durable_step_itself_is_not_superseded() -> None:
+    waiting = [Waiting(f"checkpoint-{step}", step, urgent=False) for step in (10, 20, 30)]
+    assert [w.name for w in superseded(waiting, newest_committed_step=20)] == ["checkpoint-10"]
+
+
+def test_one_that_the_store_refuses_goes_last_even_if_it_is_urgent() -> None:
+    refused, older = Waiting("checkpoint-30", 30, urgent=True, refused=True), Waiting("checkpoint-10", 10, urgent=False)
+    assert upload_order([refused, older]) == [older, refused]
+
+
 # A whole run: one part takes one unit of time, every checkpoint has as many parts.
 
 

@@ -17,7 +17,7 @@ from sidecar.upload.commit.existing_commit import ExistingCommit
 from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import UploadContext
-from sidecar.upload.schedule.queue import Active, Queue
+from sidecar.upload.schedule.queue import Active, Queue, Wake
 from sidecar.upload.send.journal import Journal
 from sidecar.upload.versions import Held, Versions
 from trainer_hook.contract import ContractError, epoch_seconds
@@ -222,8 +222,9 @@ class UploadJob:
 
     async def _wait_for_earlier_commits(self) -> None:
         """Wait until higher-priority uploads whose last requests are in flight are committed; skip it during a flush."""
-        while not self._context.is_terminating() and self._queue.has_ending_ahead(self._tracked):
-            await self._queue.upload_ended()
+        wake: Wake | None = None
+        while not self._context.is_terminating() and self._queue.has_ending_ahead(self._tracked, wake):
+            wake = await self._queue.upload_ended()
 
     # Outcome.
 

@@ -207,6 +207,7 @@ _MAY = {
     "standalone/directory.py": {"is_dir", "iterdir"},  # of the folder that a person pushes
     "standalone/pulling.py": {"mkdir"},  # of the folder that a person named
     "lifecycle/pod_record.py": {"read_text"},  # of /proc
+    "cli/render.py": {"shutil"},  # the width of the terminal
     "cli/run.py": {"read_text"},  # of /proc/self/mountinfo
     "cli/demo.py": {"is_file"},  # of the current folder
     "daemon/settings.py": None,

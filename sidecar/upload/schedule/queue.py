@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from sidecar.catalog.catalog import Catalog, Tracked
@@ -34,6 +35,24 @@ class Active:
         return self.is_sent or (self.transfer is not None and self.transfer.is_ending)
 
 
+class Wake:
+    """One waking of the uploads that wait for others.
+
+    All that it wakes ask for the first of those that are ending. The first that asks finds it for all: hundreds of them would
+    each compare themselves with all others.
+    """
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self._first: tuple[Rank | None] | None = None
+
+    def first_of_ending(self, find: Callable[[], Rank | None]) -> Rank | None:
+        """Return what ``find`` returned to the first that asked."""
+        if self._first is None:
+            self._first = (find(),)
+        return self._first[0]
+
+
 class Queue:
     """Uploads in progress, and those that wait for their turn."""
 
@@ -47,10 +66,7 @@ class Queue:
         self._flush = flush
         self._first: str | None = None
         """Name of the upload that runs first until another one may preempt it."""
-        self._ended = asyncio.Event()
-        self._ending: Rank | None = None
-        self._knows_ending = False
-        """Whether ``_ending`` is that of this turn of the event loop."""
+        self._wake = Wake()
 
     def plan(self, pod: PodState) -> None:
         """Plan the flush, if there is a termination notice."""
@@ -103,24 +119,19 @@ class Queue:
         """Return the name of a checkpoint whose early upload is being taken over; ``None``: there is none."""
         return next((name for name, active in self.active.items() if active.is_handed_over), None)
 
-    def has_ending_ahead(self, tracked: Tracked) -> bool:
-        """Whether an upload of higher priority has only manifest and commit left."""
-        return (first := self._first_of_ending()) is not None and first > rank(self._waiting(tracked))
+    def has_ending_ahead(self, tracked: Tracked, wake: Wake | None = None) -> bool:
+        """Whether an upload of higher priority has only manifest and commit left.
+
+        Args:
+            tracked: The checkpoint that would wait.
+            wake: What ``upload_ended`` returned just now; ``None``: it has not waited yet.
+        """
+        first = self._first_of_ending() if wake is None else wake.first_of_ending(self._first_of_ending)
+        return first is not None and first > rank(self._waiting(tracked))
 
     def _first_of_ending(self) -> Rank | None:
-        """Return the highest rank of the uploads that have only manifest and commit left; ``None``: there is none.
-
-        All uploads that wait are woken together and ask for it. It is kept until that turn of the event loop is over, or
-        hundreds of them would each compare themselves with all others.
-        """
-        if not self._knows_ending:
-            self._ending = max((rank(self._waiting(a.tracked)) for a in self.active.values() if a.is_ending), default=None)
-            self._knows_ending = True
-            asyncio.get_running_loop().call_soon(self._forget_ending)
-        return self._ending
-
-    def _forget_ending(self) -> None:
-        self._knows_ending = False
+        """Return the highest rank of the uploads that have only manifest and commit left; ``None``: there is none."""
+        return max((rank(self._waiting(active.tracked)) for active in self.active.values() if active.is_ending), default=None)
 
     def end(self, active: Active) -> None:
         """Remove an upload that has ended, with any outcome."""
@@ -129,13 +140,14 @@ class Queue:
 
     def wake_waiting(self) -> None:
         """Wake the uploads that wait in ``upload_ended``."""
-        self._forget_ending()
-        self._ended.set()
-        self._ended = asyncio.Event()
+        self._wake.event.set()
+        self._wake = Wake()
 
-    async def upload_ended(self) -> None:
+    async def upload_ended(self) -> Wake:
         """Wait until an upload has ended or backs off, or there is a termination notice."""
-        await self._ended.wait()
+        wake = self._wake
+        await wake.event.wait()
+        return wake
 
     def waits_for_others(self, tracked: Tracked) -> bool:
         """Whether this node's part of a checkpoint is in the store, and other nodes' parts are awaited."""

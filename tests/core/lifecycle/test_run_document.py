@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sidecar.core.lifecycle.fencing import MOST_EPOCH
 from sidecar.core.lifecycle.prefix_ownership import Run
 from sidecar.core.lifecycle.run_document import decode_run, encode_run
 from tests.strategies import ids
@@ -22,7 +23,7 @@ runs = st.builds(
     beat=st.integers(0, 2**62),
     ending=st.booleans(),
     attempts=st.lists(ids, max_size=4).map(tuple),
-    epoch=st.integers(0, 2**62),
+    epoch=st.integers(0, MOST_EPOCH),
     ends_in_s=seconds,
     beat_s=seconds,
 )
@@ -31,6 +32,10 @@ runs = st.builds(
 @given(runs)
 def test_a_run_that_is_written_reads_as_itself(run: Run) -> None:
     assert decode_run(encode_run(run)) == run
+
+
+def test_an_epoch_that_no_prefix_reaches_counts_as_none() -> None:
+    assert decode_run(encode_run(Run("r1", epoch=MOST_EPOCH + 1))).epoch == 0
 
 
 def test_fields_with_their_default_value_are_not_written() -> None:

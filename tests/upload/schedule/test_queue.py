@@ -32,16 +32,13 @@ async def test_the_newest_of_those_that_end_commits_first() -> None:
     queue.end(new)
     assert [queue.has_ending_ahead(active.tracked) for active in (old, middle)] == [True, False]
     middle.is_held = True  # the store refuses it
-    queue.wake_waiting()
     assert [queue.has_ending_ahead(active.tracked) for active in (old, middle)] == [False, True]
 
 
-async def test_what_begins_to_end_is_seen_in_the_next_turn_of_the_event_loop() -> None:
+async def test_what_begins_to_end_is_seen_at_once() -> None:
     queue, (old, new) = queue_of(10, 20, sent=False)
     assert not queue.has_ending_ahead(old.tracked)
     new.is_sent = True
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
     assert queue.has_ending_ahead(old.tracked)
 
 
@@ -51,8 +48,9 @@ async def test_hundreds_that_wait_do_not_each_compare_themselves_with_all_others
     monkeypatch.setattr(queue_module, "rank", lambda waiting: compared.append(waiting) or real(waiting))
 
     async def wait(active: Active) -> None:
-        while queue.has_ending_ahead(active.tracked):
-            await queue.upload_ended()
+        wake = None
+        while queue.has_ending_ahead(active.tracked, wake):
+            wake = await queue.upload_ended()
 
     waiting = [asyncio.create_task(wait(active)) for active in actives[:-1]]
     await asyncio.sleep(0.05)

@@ -37,10 +37,8 @@ HARMLESS: dict[str, Objects] = {
     "keys that are no claims": {
         f"run-claims/{name}": b"x" for name in ("x", "00000009-x.json", "-1.json", "00000009-" + OTHER + ".json.tmp", "a/b/c")
     },
-    "an epoch of the run that is none": {"run.json": run(epoch=10**30)},
-    "an epoch below zero": {"run.json": run(epoch=-5)},
+    "an epoch of the run that is none": {"run.json": run(epoch=10**12)},
     "many attempts": {"run.json": run(attempts=[f"a{n}" for n in range(50_000)])},
-    "attempts that are text": {"run.json": run(attempts="abc", beat=-1, ending="yes")},
     "an arrival from long ago": {f"run-claims/arrived-{OTHER}.json": b"{}"},
 }
 
@@ -93,6 +91,21 @@ def holder_of(place: Place) -> Any:
         return json.loads(place.read("run.json")).get("holder")
     except ValueError:
         return None
+
+
+@FILE_STORE
+@pytest.mark.parametrize(
+    "fields", [{"epoch": 10**30}, {"epoch": -5}, {"attempts": "abc"}, {"beat": -1}, {"ending": "yes"}], ids=str
+)
+def test_a_run_of_other_types_ends_the_start_with_one_line_that_names_it(
+    fields: dict[str, Any], place: Place, tmp_path: Path
+) -> None:
+    put(place, {"run.json": run(**fields)})
+    with sidecar(tmp_path / "volume", place.settings) as running:
+        assert running.wait() == 2
+    [line] = [line for line in running.log().splitlines() if "run.json is not this system's" in line]
+    assert "delete it" in line
+    assert place.read("run.json") == run(**fields)
 
 
 @FILE_STORE

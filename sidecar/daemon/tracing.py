@@ -50,7 +50,7 @@ class Tracing:
             self._record(trace)
 
     async def end(self, *, within_s: float) -> None:
-        """Send what is left, for at most ``within_s`` seconds."""
+        """Send the remaining spans, for at most ``within_s`` seconds."""
         flushing = asyncio.to_thread(self._provider.force_flush, max(1, int(within_s * 1000)))
         await asyncio.wait({asyncio.ensure_future(flushing)}, timeout=within_s)
 

@@ -74,7 +74,7 @@ class RequestWorker:
         self._unreadable: set[str] = set()
         """Steps whose full patience was already spent."""
         self.make_room: Callable[[int], Awaitable[list[str]]] | None = None
-        """Deletes durable checkpoints from the volume until so many bytes are free, and returns their names."""
+        """Deletes durable checkpoints from the volume until the given number of bytes is free, and returns their names."""
 
     async def answer(self, request: ResumeRequest) -> None:
         """Work on a request until it has ended."""

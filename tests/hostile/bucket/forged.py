@@ -97,5 +97,5 @@ def replacing(old: bytes, new: bytes) -> Raw:
 
 
 def repeated(entries: int, entry: bytes, *, around: tuple[bytes, bytes]) -> bytes:
-    """Return a document with so many entries, each with its number."""
+    """Return a document with the given number of entries, each with its number."""
     return around[0] + b",".join(entry % n for n in range(entries)) + around[1]

@@ -133,7 +133,7 @@ def test_a_listing_without_an_end_takes_no_memory_and_no_step(inside: str, repea
 @SLOW
 @pytest.mark.parametrize("status", ["301 Moved Permanently", "307 Temporary Redirect"])
 def test_a_redirect_leads_nowhere(status: str, place: Place, tmp_path: Path) -> None:
-    """Whoever is there would get signed requests, and could answer with other weights."""
+    """The server there would get signed requests, and could answer with other weights."""
     for step in (10, 20):
         Forged(step).put(place.store)
     liar, elsewhere = Liar(place.settings["AWS_S3_ENDPOINT"]), Proxy(place.settings["AWS_S3_ENDPOINT"])

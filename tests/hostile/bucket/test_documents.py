@@ -33,7 +33,7 @@ def put_all(place: Place, cases: Sequence[Case]) -> None:
 
 
 def untold(answer: Any, cases: Sequence[Case]) -> dict[str, str | None]:
-    """Return the cases whose reason is not among those of the answer, with what is told instead."""
+    """Return the cases whose reason is not among those of the answer, with the answer that was given."""
     reasons = {passed["checkpoint"]: passed["reason"] for passed in answer["passed_over"]}
     told = {case.name: reasons.get(f"checkpoint-{number}") for number, case in enumerate(cases, FIRST)}
     return {case.name: (told[case.name] or "")[-300:] for case in cases if case.says not in (told[case.name] or "")}

@@ -1,4 +1,4 @@
-"""Forged documents of the lease: whoever writes to the bucket can make a pod wait or end, but not use a wrong step."""
+"""Forged documents of the lease: a writer of the bucket can make a pod wait or end, but not use a wrong step."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ All that a test makes is in its namespace, or has its name; both go when the tes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def torch(settings: ClusterSettings) -> None:
 
 @pytest.fixture(scope="session")
 def bucket(settings: ClusterSettings) -> Iterator[Any]:
-    """The bucket, which is made where it is missing."""
+    """The bucket, which is made where it is missing. Other workers of pytest make it at the same time."""
     s3 = boto3.resource(
         "s3",
         endpoint_url=settings.endpoint or None,
@@ -105,7 +106,8 @@ def bucket(settings: ClusterSettings) -> Iterator[Any]:
     )
     found = s3.Bucket(settings.bucket)
     if found.creation_date is None:
-        found.create()
+        with contextlib.suppress(s3.meta.client.exceptions.BucketAlreadyOwnedByYou):
+            found.create()
     yield found
     s3.meta.client.close()
 

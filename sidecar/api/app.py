@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal, NamedTuple
 
@@ -35,18 +34,32 @@ STORE_PATIENCE_S = 20.0
 WaitS = Annotated[float, Query(ge=0, le=WAIT_MAX_S)]
 
 
-def _authorized(services: Running, authorization: Annotated[str | None, Header()] = None) -> None:
-    if services.settings.api_token == "required" and not secrets.compare_digest(  # noqa: S105 - a mode, not a token
-        (authorization or "").encode(), f"Bearer {services.token}".encode()
-    ):
+Authorization = Annotated[str | None, Header()]
+
+
+def _authorized(services: Running, authorization: Authorization = None) -> None:
+    is_required = services.settings.api_token == "required"  # noqa: S105 - a mode, not a token
+    if not services.token_file.accepts(authorization, is_required=is_required):
         raise Problem(
             401, "Token required", "send 'Authorization: Bearer' with the content of .ckpt/token on the shared volume"
         )
 
 
+def _of_this_volume(services: Running, authorization: Authorization = None) -> None:
+    if not services.token_file.accepts(authorization, is_required=False):
+        raise Problem(
+            401,
+            "Wrong token",
+            f"this sidecar's volume is {services.settings.dir}, the token is not that of its .ckpt/token: "
+            "where several jobs run on one machine, give each a CKPT_API_PORT of its own",
+        )
+
+
 Changing = [Depends(_authorized)]
 health = APIRouter(tags=["health"])
-calls = APIRouter(tags=["checkpoints"], responses=responses(403, 408, 413, 421, 422, 503))
+calls = APIRouter(
+    tags=["checkpoints"], dependencies=[Depends(_of_this_volume)], responses=responses(401, 403, 408, 413, 421, 422, 503)
+)
 
 
 @health.get("/healthz", summary="The process is alive")

@@ -19,7 +19,6 @@ import structlog
 
 from sidecar.api.app import create_app, create_metrics_app
 from sidecar.api.server import Server, listen
-from sidecar.api.token import TokenFile
 from sidecar.catalog.events import rounded
 from sidecar.catalog.scanner import SETTLE_S
 from sidecar.core.lifecycle.phases import Phase, longest_release_s
@@ -36,7 +35,7 @@ from sidecar.store.protocol import Store
 from sidecar.volume.lock import LOCK, hold_volume
 from sidecar.volume.opener import Place
 from sidecar.volume.sockets import listen_unix
-from trainer_hook.contract import API_SOCKET, TOKEN
+from trainer_hook.contract import API_SOCKET
 
 log = structlog.get_logger()
 
@@ -63,7 +62,6 @@ class Daemon:
         self._phase_control = PhaseControl(self.services)
         self._is_announced = False
         """The log says that the pod is terminating."""
-        self._token_file = TokenFile(self.services.volume / TOKEN, self.services.token)
 
     async def run(self) -> int:
         """Run until the phase is done. Returns the exit code.
@@ -119,7 +117,7 @@ class Daemon:
             volume.prepare()
             if not await hold_volume(volume / LOCK, told_to_end=told_to_end):
                 return False
-            self._token_file.publish()
+            self.services.token_file.publish()
             if journals := volume.forget_journals_of_trainer():
                 log.warning("journals_not_believed", journals=len(journals), hint=_JOURNALS_HINT)
         except OSError as error:
@@ -167,8 +165,8 @@ class Daemon:
         services, settings = self.services, self._settings
         services.hints.start()
         tasks = [run_forever("watch", self._watch), use_store(services)]
-        if self._token_file.is_late:
-            tasks.append(run_forever("token", self._token_file.run))
+        if services.token_file.is_late:
+            tasks.append(run_forever("token", services.token_file.run))
         if settings.spot != "off":
             spot = SpotWatch(
                 settings.spot,

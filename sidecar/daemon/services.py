@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Final
 
 from sidecar.catalog.catalog import Catalog
@@ -24,8 +23,10 @@ from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
 from sidecar.upload.schedule.flush_control import FlushControl
+from sidecar.volume.token_file import TokenFile
 from sidecar.volume.volume import Volume
 from sidecar.volume.watch import Hints
+from trainer_hook.contract import TOKEN
 
 
 class Services:
@@ -34,14 +35,13 @@ class Services:
     def __init__(self, settings: Settings, store: Store) -> None:
         self.settings: Final = settings
         self.store: Final = store
-        self.token: Final = secrets.token_urlsafe(32)
-        """Bearer token of calls that change state."""
         self.state: Final = DaemonState()
         self.events: Final = Events()
         self.durations: Final = Durations()
         self.events.observe(self.durations.happened)
         self.catalog: Final = Catalog(self.events)
         self.volume: Final = Volume(settings.dir, settings.state_dir)
+        self.token_file: Final = TokenFile(self.volume / TOKEN)
         self.hints: Final = Hints(self.volume)
         self.health: Final = Health(self.events.happened)
         self.executor: Final = StoreExecutor(

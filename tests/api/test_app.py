@@ -179,6 +179,15 @@ def test_changing_calls_need_the_token_when_that_is_asked_for(tmp_path: Path) ->
         assert guarded.command("flush").returncode == 0
 
 
+def test_a_wrong_token_is_refused_also_where_none_is_required(running: Sidecar) -> None:
+    for method, path, body in (("GET", "/v1/checkpoints", None), ("GET", "/v1/status", None), ("POST", "/v1/resume", {})):
+        answer = running.call(method, path, body, token="of-another-volume")
+        assert answer["http_status"] == 401
+        assert str(running.volume) in answer["detail"]
+        assert "CKPT_API_PORT" in answer["detail"]
+    assert running.call("GET", "/healthz", token="of-another-volume")["http_status"] == 200
+
+
 def test_events_are_streamed_and_missed_ones_are_given_again(running: Sidecar) -> None:
     def read(after: str | None, names: set[str]) -> list[tuple[int, str]]:
         connection = http.client.HTTPConnection("127.0.0.1", running.port, timeout=10)

@@ -18,6 +18,8 @@ ABSENT_AFTER_S = 30.0
 ABSENT_STILL_AFTER_S = 1.0
 """The same after it was found absent: a script may call ``train()`` many times."""
 _RETRY_S = 0.5
+_NO_TOKEN = "none"  # noqa: S105 - the name of its absence
+"""Said where no sidecar has started on the volume: one that answers on the port is that of another volume."""
 _GATEWAY_TIMEOUT = 504
 _UNPROCESSABLE = 422
 
@@ -134,7 +136,7 @@ class Client:
                 now_s = time.monotonic()
                 if now_s > until_s or now_s - began_s > (ABSENT_AFTER_S if self._patience_s is None else self._patience_s):
                     self._patience_s = ABSENT_STILL_AFTER_S
-                    raise SidecarAbsent(f"no sidecar answers at {self._url} ({error})") from None
+                    raise SidecarAbsent(f"no sidecar of this volume answers at {self._url} ({error})") from None
                 time.sleep(_RETRY_S)
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None, *, timeout_s: float) -> tuple[int, Any]:
@@ -147,8 +149,8 @@ class Client:
             request.data = json.dumps(body).encode()
             request.add_header("content-type", "application/json")
             request.add_header("x-checkpoint-sidecar", "hook")  # a header that no web page can send unasked
-            with contextlib.suppress(OSError):
-                request.add_header("authorization", f"Bearer {self._token_path.read_text().strip()}")
+        if (token := self._token()) is not None:
+            request.add_header("authorization", f"Bearer {token}")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # never through a proxy
         try:
             with opener.open(request, timeout=timeout_s) as response:
@@ -161,6 +163,15 @@ class Client:
                 return error.code, {}
         except (ValueError, http.client.HTTPException) as error:
             raise OSError(f"not an answer of the sidecar: {error!r}") from None
+
+    def _token(self) -> str | None:
+        """Return the volume's token, which the sidecar of another volume refuses; ``None``: it cannot be read."""
+        try:
+            return self._token_path.read_text("ascii").strip()
+        except FileNotFoundError:
+            return _NO_TOKEN
+        except (OSError, ValueError):
+            return None
 
 
 def _expect_success(status: int, answer: Any) -> Any:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.hook.job import Answers
 from tests.ports import free_port
+from tests.process.sidecar_process import sidecar, write_checkpoint
 from trainer_hook.process import client as client_module
 from trainer_hook.process.client import Client, FlushResult, ResumeResult, SidecarAbsent
 
@@ -41,7 +42,7 @@ def test_ready_names_the_checkpoint_its_source_and_what_was_passed_over(answers:
     answers.by_call["POST /v1/resume"] = (202, ready)
     assert resume(answers, volume) == ResumeResult("checkpoint-7", "store", {"base_step": 3}, (("checkpoint-9", "truncated"),))
     asked = {"checkpoint": "latest", "train_call": 0, "asked_by": "trainer"}
-    assert answers.asked == [("POST /v1/resume", "", asked)]
+    assert answers.asked == [("POST /v1/resume", "Bearer none", asked)]
 
 
 def test_any_train_call_is_asked_for_by_not_naming_one(answers: Answers, volume: Path) -> None:
@@ -183,13 +184,30 @@ def test_a_sidecar_that_starts_late_or_restarts_is_waited_for(answers: Answers, 
     assert resume(answers, volume).checkpoint == "checkpoint-7"
 
 
-def test_the_token_on_the_volume_is_sent_with_what_changes_something(answers: Answers, volume: Path) -> None:
+def test_the_token_on_the_volume_is_sent_with_every_call(answers: Answers, volume: Path) -> None:
     (volume / ".ckpt").mkdir()
     (volume / ".ckpt/token").write_text("secret\n")
     client = Client(answers.url, volume)
     assert client.flush(timeout_s=1) == FlushResult()
     assert client.degraded() is None
-    assert [token for _, token, _ in answers.asked] == ["Bearer secret", ""]
+    assert [token for _, token, _ in answers.asked] == ["Bearer secret"] * 2
+
+
+def test_the_sidecar_of_another_volume_is_not_asked(volume: Path, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "other", {"CKPT_STORE": f"file://{tmp_path / 'store'}"}) as running:
+        write_checkpoint(running.ready().volume, "checkpoint-5", {"m": b"x"})
+        running.committed("checkpoint-5")
+        client = Client(f"http://127.0.0.1:{running.port}", volume)
+        for token in (None, "of-this-volume"):
+            if token is not None:
+                (volume / ".ckpt").mkdir()
+                (volume / ".ckpt/token").write_text(token)
+            with pytest.raises(SidecarAbsent, match=r"of this volume answers .*volume is .*/other.* CKPT_API_PORT"):
+                client.resume("latest", train_call=0, timeout_s=5, tell=pytest.fail)
+            with pytest.raises(OSError, match="CKPT_API_PORT"):
+                client.flush(timeout_s=1)
+        (volume / ".ckpt/token").write_text((running.volume / ".ckpt/token").read_text())
+        assert client.resume("latest", train_call=0, timeout_s=5, tell=pytest.fail).checkpoint == "checkpoint-5"
 
 
 def test_flush_tells_what_is_missing(answers: Answers, volume: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 
 import structlog
 
@@ -18,11 +19,22 @@ _MODE = 0o640
 class TokenFile:
     """The token's file. On a full volume the write is retried and does not end the sidecar: uploads have to continue."""
 
-    def __init__(self, place: Place, token: str) -> None:
+    def __init__(self, place: Place) -> None:
         self._place = place
-        self._token = token.encode()
+        self.token = secrets.token_urlsafe(32)
         self.is_late = False
         """Whether the volume is full, so that the token is not written yet."""
+
+    def accepts(self, authorization: str | None, *, is_required: bool) -> bool:
+        """Whether a call with this header may be answered.
+
+        A wrong token is refused also where none is required: it is that of another volume, whose job uses the same port.
+        """
+        if self.is_late and not is_required:
+            return True
+        if authorization is None:
+            return not is_required
+        return secrets.compare_digest(authorization.encode(), f"Bearer {self.token}".encode())
 
     def publish(self) -> None:
         """Write the token, or set ``is_late`` if the volume is full.
@@ -31,7 +43,7 @@ class TokenFile:
             OSError: The volume is not writable.
         """
         try:
-            self._place.publish(self._token, mode=_MODE)
+            self._place.publish(self.token.encode(), mode=_MODE)
         except OSError as error:
             if error.errno not in FULL:
                 raise

@@ -29,7 +29,7 @@ _PROTOCOL = b"HTTP/1."
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [^\x00\n\v\f\r]*)?")
 _FOLDED = re.compile(r"\r?\n[ \t]+")
-_FIELD = re.compile(r"([-!#$%&'*+.^_`|~0-9A-Za-z]+):[ \t]*([^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?[ \t]*\r?", re.ASCII)
+_FIELD = re.compile(r"([-!#$%&'*+.^_`|~0-9A-Za-z]+):[ \t]*([^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?[ \t]*", re.ASCII)
 """RFC 9112, 5: no space before the colon, no control characters. A line that two programs read differently is no header."""
 _CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,15})(?:;[^\n]*)?[ \t]*")
 
@@ -220,7 +220,7 @@ def _headers(fields: str) -> dict[str, str]:
         fields = _FOLDED.sub(" ", fields)
     headers: dict[str, str] = {}
     for line in fields.split("\n") if fields else ():
-        field = _FIELD.fullmatch(line)
+        field = _FIELD.fullmatch(line.removesuffix("\r"))
         if field is None:
             raise HTTPException(f"malformed header: {line[:50]!r}")
         name, value = field[1].lower(), field[2] or ""

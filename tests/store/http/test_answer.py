@@ -135,7 +135,13 @@ def test_what_is_no_answer_is_named(raw: bytes, error: type[Exception]) -> None:
 
 @pytest.mark.parametrize(
     "chunks",
-    [b"3\nabc\r\n0\r\n\r\n", b"3\r\nabc\n0\r\n\r\n", b"3 ;x\r\nabc\r\n0\r\n\r\n", b"3\r\nabc\r\n0\r\nno trailer\r\n\r\n"],
+    [
+        b"3\nabc\r\n0\r\n\r\n",
+        b"3\r\nabc\n0\r\n\r\n",
+        b"3 ;x\r\nabc\r\n0\r\n\r\n",
+        b"3\r\nabc\r\n0\r\nno trailer\r\n\r\n",
+        b"3\r\nabc\r\n0\r\nT: x\r\r\n\r\n",
+    ],
 )
 def test_chunks_that_another_program_reads_differently_are_refused(chunks: bytes) -> None:
     answer = head_of(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks)

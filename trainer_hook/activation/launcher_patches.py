@@ -6,12 +6,17 @@ import functools
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trainer_hook.contract import PREEMPTED_EXIT_CODE
+from trainer_hook.contract import DEFAULT_DIR, PREEMPTED_EXIT_CODE, TRAINER_STATE, ContractError, parse_trainer_state
+
+_CLOCK_S = 1.0
+"""Resolution of a file system's times, in seconds."""
 
 
 def patch_accelerate(launch_module: Any) -> None:
@@ -43,12 +48,16 @@ def patch_deepspeed(runner_module: Any) -> None:
 def patch_torchrun(launcher_module: Any) -> None:
     """Make ``torchrun`` exit as its ranks do where it got SIGTERM, or all that failed were preempted; its own exit code is 1.
 
-    A pod that is not preempted itself also ends so when another node of its job is: with 1 it would count as a failure.
+    A pod that is not preempted itself also ends so when another node of its job is: with 1 it would count as a failure. This
+    holds, too, where the other node, with the rendezvous on it, is gone before this one has seen the end of its ranks.
     """
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
     original = launcher_module.launch_agent
 
     @functools.wraps(original)
     def launch_agent(*args: Any, **kwargs: Any) -> Any:
+        began_s = time.time()
         try:
             return original(*args, **kwargs)
         except launcher_module.ChildFailedError as error:
@@ -58,12 +67,25 @@ def patch_torchrun(launcher_module: Any) -> None:
             if preempted in codes and codes <= {preempted, -signal.SIGTERM}:
                 raise SystemExit(preempted) from None
             raise
+        except RendezvousError:  # torchrun has ended its ranks
+            if _is_preempted(since_s=began_s):
+                raise SystemExit(_preempted_exit_code()) from None
+            raise
         except launcher_module.SignalException as error:  # torchrun itself got the signal, and passed it on
             if error.sigval == signal.SIGTERM:
                 raise SystemExit(_preempted_exit_code()) from None
             raise
 
     launcher_module.launch_agent = launch_agent
+
+
+def _is_preempted(*, since_s: float) -> bool:
+    """Whether the ranks of this node said since then, in ``trainer.json``, that they ended as preempted."""
+    file = Path(os.environ.get("CKPT_DIR") or DEFAULT_DIR) / TRAINER_STATE
+    try:
+        return file.stat().st_mtime >= since_s - _CLOCK_S and parse_trainer_state(file.read_bytes()).state == "preempted"
+    except (OSError, ContractError):
+        return False
 
 
 def _preempted_exit_code() -> int:

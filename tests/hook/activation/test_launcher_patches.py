@@ -113,6 +113,37 @@ def test_where_the_shell_keeps_the_signal_to_itself_drain_ends_training(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("state", "age_s", "expected"), [("preempted", 0, 143), ("preempted", 100, 1), ("running", 0, 1)])
+def test_torchrun_ends_as_its_ranks_where_the_node_of_the_rendezvous_is_gone_before_them(
+    state: str, age_s: int, expected: int, tmp_path: Path
+) -> None:
+    file, end = tmp_path / ".ckpt/trainer.json", tmp_path / "end.py"
+    file.parent.mkdir()
+    end.write_text(
+        "import os, signal, sys, time\n"
+        "if os.environ['RANK'] == '1':\n"
+        f"    open({str(file)!r}, 'w').write('{{\"state\": \"{state}\"}}')\n"
+        f"    os.utime({str(file)!r}, times=(time.time() - {age_s},) * 2)\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        "    time.sleep(60)\n"
+        "time.sleep(3)\n"
+        "sys.exit(143)\n"
+    )
+    at = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", at]
+    command += ["--rdzv-conf=is_host={}", "--node-rank={}", str(end)]
+    environ = {**os.environ, "CKPT_HOOK": "auto", "CKPT_DIR": str(tmp_path), "PYTHONPATH": f"{INJECT}:{ROOT}"}
+    nodes = []
+    for node in range(2):
+        told = [part.format(int(node == 0) if "is_host" in part else node) for part in command]
+        nodes.append(subprocess.Popen(told, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+    said = [node.communicate(timeout=100)[1] for node in nodes]
+    assert nodes[0].returncode == 143, said[0]
+    assert "RendezvousConnectionError" in said[1] or expected == 143
+    assert nodes[1].returncode == expected, said[1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("codes", "expected"), [((143, 143), 143), ((143, 7), 1), ((7, 7), 1)])
 def test_torchrun_ends_as_its_ranks_only_where_all_that_failed_were_preempted(
     codes: tuple[int, int], expected: int, tmp_path: Path

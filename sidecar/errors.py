@@ -15,6 +15,7 @@
        ├─ TooLarge             a file that the store never takes: its checkpoint is rejected
        ├─ CorruptObject        bytes differ from what their writer recorded
        ├─ UnreadableObject     they do at each read, and yet the store says that it holds what was recorded
+       ├─ RefusedObject        the store refuses it again and again, and gives out another one: it may be granted later
        ├─ ArchivedObject       the store has it, in an archive: it gives it out only after somebody restored it
        ├─ OversizedDocument    a document larger than any that this system writes: as corrupt as one that does not parse
        ├─ UnreadableRun        ``run.json`` is not this system's any more: read again until the holder has rewritten it
@@ -119,6 +120,16 @@ class UnreadableObject(StoreError):
         super().__init__(
             f"{why}, at each of {reads} reads within {for_s:.0f} s, and the store says nothing against it: "
             "look at the network path, or at the store's disks; the next request tries it again"
+        )
+
+
+class RefusedObject(StoreError):
+    """A refusal that is not one of credentials or network: the store answers other requests of the same kind."""
+
+    def __init__(self, why: str, *, tries: int, for_s: float) -> None:
+        super().__init__(
+            f"{why}, at each of {tries} tries within {for_s:.0f} s, while the store gave out run.json of the same prefix: "
+            "look at the object's own permissions or key (owner, ACL, KMS); the next request tries it again"
         )
 
 

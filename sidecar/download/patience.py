@@ -12,7 +12,7 @@ import structlog
 
 from sidecar.core.commit.damage import is_known_bad, is_patience_over, pause_s
 from sidecar.core.format import keys
-from sidecar.errors import CorruptObject, NotFound, UnreadableObject
+from sidecar.errors import AccessRefused, CorruptObject, NotFound, RefusedObject, StoreError, UnreadableObject
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 
@@ -59,6 +59,25 @@ class Patience:
         """
         self._came[""].append(str(error))
         await self._pause("", str(error))
+
+    async def refused(self, error: AccessRefused, failures: int, for_s: float) -> None:
+        """Decide about a request that was refused ``failures`` times within ``for_s`` seconds.
+
+        Refusals of everything, such as after a change of credentials, never cost a step: they are retried without limit.
+
+        Raises:
+            RefusedObject: The time is over, and the store gives out another object.
+        """
+        is_over = is_patience_over(reads=failures, since_first_s=for_s, patience_s=self._patience_s)
+        if is_over and await self._gives_out(keys.RUN):
+            raise RefusedObject(str(error), tries=failures, for_s=for_s)
+
+    async def _gives_out(self, key: str) -> bool:
+        try:
+            await self._executor.once(self._store.get, key)
+        except StoreError:
+            return False
+        return True
 
     async def _stat(self, key: str) -> tuple[int, str] | None:
         with suppress(NotFound):

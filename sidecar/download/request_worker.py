@@ -18,8 +18,8 @@ from sidecar.download.local_copies import LocalCopies, step_of_local
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import UNREADABLE, KnownBad, Quarantine
 from sidecar.download.request import LATEST, AskedBy, ResumeRequest, ResumeState
-from sidecar.errors import ArchivedObject, CheckpointChanged, CorruptObject, NotFound, UnreadableObject
-from sidecar.transfer.executor import awaited
+from sidecar.errors import ArchivedObject, CheckpointChanged, CorruptObject, NotFound, RefusedObject, UnreadableObject
+from sidecar.transfer.executor import awaited, refusals_judged
 from sidecar.transfer.health import Health
 from sidecar.volume.files import FULL
 from sidecar.volume.volume import Volume
@@ -160,23 +160,27 @@ class RequestWorker:
         patience = self._patience(reader, request, name)
         while True:
             try:
-                found = await reader.commit(name)
-                if found is None:
-                    self._pass_over(request, name, "not committed: without its commit it is not known to be complete")
-                    return None
-                commit, crc = found
-                if not matches_train_call(commit.meta, request.train_call):
-                    return None
-                if (reason := self._quarantine.reason(name, crc)) is not None:
-                    self._pass_over(request, name, reason)
-                    return None
-                return await reader.offer(commit, crc, request.share)
+                with refusals_judged(patience.refused):
+                    found = await reader.commit(name)
+                    if found is None:
+                        self._pass_over(request, name, "not committed: without its commit it is not known to be complete")
+                        return None
+                    commit, crc = found
+                    if not matches_train_call(commit.meta, request.train_call):
+                        return None
+                    if (reason := self._quarantine.reason(name, crc)) is not None:
+                        self._pass_over(request, name, reason)
+                        return None
+                    return await reader.offer(commit, crc, request.share)
             except Unproven as error:
                 try:
                     await patience.unfit(error)
                 except UnreadableObject as unreadable:
                     self._cannot_read(request, name, unreadable)
                     return None
+            except RefusedObject as refused:
+                self._cannot_read(request, name, refused)
+                return None
             except ArchivedObject as archived:
                 self._pass_over(request, name, str(archived), may_be_whole=True)
                 return None
@@ -197,7 +201,7 @@ class RequestWorker:
             why = _IN_THE_WAY[request.asked_by]
             self._pass_over(request, name, f"{changed.path} on the volume is in the way, {why}", may_be_whole=True)
             await self._inventory.scan_until_settled()
-        except UnreadableObject as error:
+        except (UnreadableObject, RefusedObject) as error:
             self._cannot_read(request, name, error)
         except ArchivedObject as error:
             self._pass_over(request, name, str(error), may_be_whole=True)
@@ -256,7 +260,9 @@ class RequestWorker:
                 progress: dict[str, Any] = {"checkpoint": name, "done_bytes": done_bytes, "total_bytes": total_bytes}
                 self._events.happened("resume_download_progress", quiet=True, **progress)
 
-            await reader.download(offer, self._node, progressed, patience=self._patience(reader, request, name))
+            patience = self._patience(reader, request, name)
+            with refusals_judged(patience.refused):
+                await reader.download(offer, self._node, progressed, patience=patience)
         self.end(
             request,
             ResumeState.READY,
@@ -324,7 +330,7 @@ class RequestWorker:
             return False
         return found is not None and found[1] == crc
 
-    def _cannot_read(self, request: ResumeRequest, name: str, error: UnreadableObject) -> None:
+    def _cannot_read(self, request: ResumeRequest, name: str, error: UnreadableObject | RefusedObject) -> None:
         self._unreadable.add(name)
         self._pass_over(request, name, str(error), may_be_whole=True)
 

@@ -57,6 +57,21 @@ _IOPRIO_LOWEST_BEST_EFFORT = (2 << 13) | 7
 _is_awaited: ContextVar[bool] = ContextVar("is_awaited", default=False)
 
 
+Judge = Callable[[AccessRefused, int, float], Awaitable[None]]
+"""Called after each refusal of a request with the error, its failures and the seconds since the first; raises to give up."""
+_judge: ContextVar[Judge | None] = ContextVar("judge", default=None)
+
+
+@contextlib.contextmanager
+def refusals_judged(judge: Judge) -> Iterator[None]:
+    """Let ``judge`` end the retries of refused requests that are made inside, also by tasks started inside."""
+    before = _judge.set(judge)
+    try:
+        yield
+    finally:
+        _judge.reset(before)
+
+
 @contextlib.contextmanager
 def awaited() -> Iterator[None]:
     """Run store requests made inside, also by tasks started inside, at normal priority: the trainer waits for them."""
@@ -140,6 +155,7 @@ class StoreExecutor:
             NotFound, AlreadyExists, ArchivedObject, OversizedDocument, TooLarge, PartRefused, UnreadableRun: Final answers, not
                 retried.
             CorruptObject: After ``CORRUPT_TRIES`` attempts.
+            RefusedObject: Where ``refusals_judged`` says so.
             Stopped: The gate was closed.
             Exception: Raised by ``before_again``, which is awaited before each retry.
             StoreError: The latest failure, when ``retry_gate`` is preempted, or when the patience of this executor is over.
@@ -156,6 +172,8 @@ class StoreExecutor:
                 if self._is_patience_over(error, since_s=since_s):
                     self.health.given_up(error)
                     raise
+                if isinstance(error, AccessRefused) and (judge := _judge.get()) is not None:
+                    await judge(error, failures, time.monotonic() - since_s)
                 wait_s = self._failed(error, failures)
                 if self._patience_s is not None:  # the last try is at its end, not up to half of it later
                     wait_s = min(wait_s, max(0.0, since_s + self._patience_s - time.monotonic()))

@@ -8,17 +8,22 @@ from contextlib import contextmanager
 
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Commit, FileEntry, Manifest, ManifestEntry, NodeOf, encode
+from sidecar.errors import AccessRefused
 from sidecar.store.protocol import Readable
 from tests.store.memory import MemoryStore
 from trainer_hook.contract import Node
 
 
 class DamagedWay(MemoryStore):
-    """Flips a bit of everything that is read of the keys for which ``is_damaged`` holds; what is stored stays whole."""
+    """Flips a bit of everything that is read of the keys for which ``is_damaged`` holds; what is stored stays whole.
+
+    Keys for which ``is_refused`` holds are not given out.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.is_damaged: Callable[[str], bool] = lambda key: False
+        self.is_refused: Callable[[str], bool] = lambda key: False
         self.reads = 0
         """Of bodies and documents."""
 
@@ -34,6 +39,8 @@ class DamagedWay(MemoryStore):
 
     def _arrived(self, key: str, content: bytes) -> bytes:
         self.reads += 1
+        if self.is_refused(key):
+            raise AccessRefused(f"{key}: GetObject was denied (AccessDenied)", code="AccessDenied")
         if not content or not self.is_damaged(key):
             return content
         middle = len(content) // 2

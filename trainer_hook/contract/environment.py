@@ -122,12 +122,15 @@ def port_number(text: str) -> int:
 
 
 def pod_uid(mountinfo: str) -> str | None:
-    """Return the pod's UID from the text of ``/proc/self/mountinfo``, or ``None`` outside Kubernetes.
+    """Return the pod's UID from the text of ``/proc/self/mountinfo``, or ``None`` outside a pod, such as on a node itself.
 
-    Source: kubelet mounts ``/etc/hosts`` and volumes from ``/var/lib/kubelet/pods/<uid>/``.
+    Source: kubelet mounts ``/etc/hosts`` and volumes from ``/var/lib/kubelet/pods/<uid>/``. On the node such folders are mount
+    points. Fields: proc_pid_mountinfo(5), the fourth is the mounted folder, the fifth the mount point.
     """
-    match = _POD_UID.search(mountinfo)
-    return match[1] if match else None
+    mounts = (line.split(" ", 5) for line in mountinfo.splitlines())
+    folders = (fields[3] for fields in mounts if len(fields) > 4 and not _POD_UID.search(fields[4]))
+    uids = {match[1] for match in map(_POD_UID.search, folders) if match}
+    return uids.pop() if len(uids) == 1 else None
 
 
 def _first_set(environ: Mapping[str, str], *names: str) -> str | None:

@@ -169,11 +169,15 @@ def test_a_removed_setting_that_is_off_is_ignored(value: str) -> None:
     check_settings({"CKPT_RESUME_FOREIGN": value, "CKPT_STORE": "s3://b/p"})
 
 
-def test_the_pod_is_named_by_the_mounts_of_the_kubelet() -> None:
-    uid = "0b1c2d3e-1111-2222-3333-444455556666"
-    line = f"900 800 0:1 /var/lib/kubelet/pods/{uid}/etc-hosts /etc/hosts rw - ext4 /dev/vda rw"
-    assert pod_uid(line) == uid
-    assert pod_uid("900 800 0:1 / / rw - ext4 /dev/vda rw") is None
+def test_a_node_is_none_of_its_pods() -> None:
+    folder, other = f"/var/lib/kubelet/pods/{UID}/volumes", "/var/lib/kubelet/pods/0b1c2d3e-1111-2222-3333-444455556666/volumes"
+    secret = f"46 43 0:39 / {folder}/kubernetes.io~secret/key rw - tmpfs tmpfs rw\n"
+    part = f"59 43 254:0 {folder}/kubernetes.io~configmap/c/file {folder}-subpaths/c/0 rw - ext4 /dev/vda rw\n"
+    assert pod_uid(secret + part) is None
+    assert pod_uid(f"1 2 8:1 {folder}/a /a rw - ext4 /dev/vda rw\n3 2 8:1 {other}/b /b rw - ext4 /dev/vda rw\n") is None
+    own = f"3 1 8:1 {folder}/a /checkpoints rw - ext4 /dev/vda rw\n"
+    other_pods_of_the_node = f"4 1 0:39 / /host{other}/kubernetes.io~secret/key rw - tmpfs tmpfs rw\n"
+    assert pod_uid(own + other_pods_of_the_node) == UID
 
 
 @pytest.mark.parametrize("text", ["", "-1", "65536", "80.0", "٨٠", "123456"])

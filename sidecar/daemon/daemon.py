@@ -126,7 +126,7 @@ class Daemon:
                 f"mount the volume that the trainer writes to, writable for user {os.geteuid()}"
             ) from None
         self._install_hook()
-        self.services.termination.begin(self._settings.pod)
+        self.services.termination.begin(self._settings.pod, is_unique=self._settings.pod_is_unique)
         return True
 
     def _install_hook(self) -> None:

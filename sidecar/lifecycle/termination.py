@@ -90,12 +90,16 @@ class Termination:
         """Call ``noticed`` at each new notice of any source, and at each SIGTERM."""
         self._observers.append(noticed)
 
-    def begin(self, pod: str) -> None:
-        """Read the state that earlier processes of this pod and of earlier pods left on the volume."""
+    def begin(self, pod: str, *, is_unique: bool = True) -> None:
+        """Read the state that earlier processes of this pod and of earlier pods left on the volume.
+
+        ``is_unique``: the name is one pod's alone; a machine's is that of all its jobs.
+        """
         record, is_first_life = pod_record.begin(self._volume, pod, now_s=self._started_at_s)
-        self.clear_stale(is_first_life=is_first_life)
+        report = self._volume.read_state(LAST_REPORT)
+        self.clear_stale(is_first_life=is_first_life, ended_at_s=None if is_unique else ended_at_s(report))
         self._trainer_before = self._volume.read_small(TRAINER_STATE)
-        self._ended_in_order_at_s = ended_in_order_at_s(self._volume.read_state(LAST_REPORT))
+        self._ended_in_order_at_s = ended_in_order_at_s(report)
         self.pod_since_s, self._pod_booted_s, self.inherited = record.since_s, record.booted_s, record.inherited
 
     def age_s(self) -> float:
@@ -193,17 +197,20 @@ class Termination:
         notice = parse_notice(raw)
         return self.notice(notice.source or "sigterm", at_s=epoch_seconds(notice.at) if notice.at else None)
 
-    def clear_stale(self, *, is_first_life: bool) -> None:
+    def clear_stale(self, *, is_first_life: bool, ended_at_s: float | None = None) -> None:
         """Delete a notice that an earlier process or an earlier pod left: a starting container is not terminating.
 
         This pod's notice still counts until its time is over: the sidecar was restarted in the middle of a flush. A notice that
-        the first process of a pod finds was given to the pod before it, whose grace period does not apply here.
+        the first process of a pod finds was given to the pod before it, whose grace period does not apply here. So was, outside
+        Kubernetes, one from before ``ended_at_s`` (epoch seconds), when the process before this one had ended in order.
         """
         raw = self._volume.read_small(TERMINATING)
         if raw is None:
             return
         notice = parse_notice(raw)
-        if is_first_life or notice.at is None or epoch_seconds(notice.at) < self._started_at_s - self._grace_s:
+        at_s = None if notice.at is None else epoch_seconds(notice.at)
+        is_followed = at_s is not None and ended_at_s is not None and at_s <= ended_at_s
+        if is_first_life or is_followed or at_s is None or at_s < self._started_at_s - self._grace_s:
             self._void = raw
             self._unlink_notice()
 
@@ -254,8 +261,12 @@ class Termination:
 
 def ended_in_order_at_s(raw: bytes | None) -> float | None:
     """Return when the life that wrote an exit report ended with code 0, epoch seconds; ``None``: it did not, or unknown."""
-    report = _fields(raw)
-    return _epoch_s(report.get("written_at")) if report.get("exit_code") == 0 else None
+    return ended_at_s(raw) if _fields(raw).get("exit_code") == 0 else None
+
+
+def ended_at_s(raw: bytes | None) -> float | None:
+    """Return when the life that wrote an exit report ended, epoch seconds; ``None``: unknown."""
+    return _epoch_s(_fields(raw).get("written_at"))
 
 
 def _fields(raw: bytes | None) -> dict[str, Any]:

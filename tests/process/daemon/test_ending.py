@@ -20,7 +20,7 @@ from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.lifecycle.phases import margin_s
 from sidecar.daemon import exit_report, tasks, termination_message
-from sidecar.lifecycle.termination import Termination
+from sidecar.lifecycle.termination import LAST_REPORT, Termination
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
@@ -281,6 +281,35 @@ def test_a_notice_counts_for_the_pod_that_got_it_and_not_for_the_next_one_on_the
     assert (tmp_path / ".ckpt/terminating").exists() is (left_s is not None)
     termination.sigterm()
     assert termination.left_s() == pytest.approx((left_s or 60.0) - margin_s(60.0), abs=5.0)
+
+
+@pytest.mark.parametrize(("is_unique", "written_after_s", "counts"), [(False, 5, False), (False, -5, True), (True, 5, True)])
+def test_outside_kubernetes_a_notice_is_over_when_the_process_that_got_it_has_ended_in_order(
+    is_unique: bool, written_after_s: float, counts: bool, tmp_path: Path
+) -> None:
+    volume, at_s = Volume(tmp_path), time.time() - 20.0
+    volume.prepare()
+    volume.prepare_state()
+    Termination(volume, grace_s=60.0).begin("machine", is_unique=is_unique)
+    (tmp_path / ".ckpt/terminating").write_text(json.dumps({"at": rfc3339(at_s), "source": "sigterm"}))
+    report = {"exit_code": 3, "written_at": rfc3339(at_s + written_after_s)}
+    (volume.state / LAST_REPORT).publish(json.dumps(report).encode())
+    termination = Termination(volume, grace_s=60.0)
+    termination.begin("machine", is_unique=is_unique)
+    assert termination.poll_notice() is counts
+
+
+def test_a_sidecar_that_is_started_again_on_a_machine_after_its_end_is_not_terminating(tmp_path: Path) -> None:
+    settings = file_store(tmp_path) | {"CKPT_GRACE_SECONDS": "100", "CKPT_MODE": "classic"}
+    for step in (1, 2):
+        with sidecar(tmp_path / "volume", settings) as running:
+            running.ready()
+            until(lambda: running.call("GET", "/v1/status")["phase"] != "starting")
+            assert running.call("GET", "/v1/status")["phase"] == "running"
+            write_checkpoint(running.volume, f"checkpoint-{step}", {"a": b"x"}, {})
+            running.committed(f"checkpoint-{step}")
+            assert running.terminate() == 0
+            assert (running.volume / ".ckpt/terminating").exists()
 
 
 def test_a_second_sidecar_on_the_volume_waits_until_the_first_has_ended(tmp_path: Path) -> None:

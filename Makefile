@@ -75,7 +75,7 @@ test-oldest: .venv-oldest/.installed  ## the hook with the oldest PyTorch, trans
 	.venv-oldest/bin/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "not slow" tests/hook $(OLDEST_ARGS)
 
 test-slow: $(VENV)/.trainer .deepspeed/.installed  ## long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
-	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "(slow or rgw or minio) and $(ELSEWHERE)" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal --durations=15 -m "(slow or rgw or minio) and $(ELSEWHERE)" $(PYTEST_ARGS)
 
 test-cuda: $(VENV)/.trainer  ## bit-identical resume and saves during training on one GPU (skipped where PyTorch finds none)
 	$(BIN)/python -m pytest -m cuda $(PYTEST_ARGS)

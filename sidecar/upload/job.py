@@ -114,16 +114,19 @@ class UploadJob:
                 context.catalog.move(self._tracked, State.UPLOADED, **self._upload_duration())
                 await self.commit()
 
-    async def commit(self) -> None:
+    async def commit(self, *, is_last_look: bool = False) -> None:
         """Commit, if nothing is missing and it is this node's turn. This node's manifest must be published.
 
         Called periodically while the checkpoint is ``UPLOADED``, that is while it waits for other nodes.
+
+        Args:
+            is_last_look: The store is asked for another node's commit, however short ago that was done.
 
         Raises:
             StoreError: A request failed.
         """
         context, tracked, checkpoint = self._context, self._tracked, self._checkpoint
-        decision = await context.committer.try_commit(checkpoint, hurried=context.is_terminating())
+        decision = await context.committer.try_commit(checkpoint, hurried=context.is_terminating(), asks_now=is_last_look)
         at_s = context.clock.epoch()
         # During a flush, the report of the commit comes first.
         if isinstance(decision, ReadyToCommit) and not context.is_terminating():

@@ -62,7 +62,7 @@ class Uploader:
         """Upload finished checkpoints until cancelled; ``tasks`` runs the jobs. Neither threads nor the volume are needed."""
         context = self._context
         tasks.create_task(self._listen())
-        tasks.create_task(self._commit_when_complete())
+        tasks.create_task(self._commit_when_complete(tasks))
         tasks.create_task(self._post_commit_check.run())
         while True:
             self._queue.plan(context.pod)
@@ -105,18 +105,26 @@ class Uploader:
 
     def _drop_superseded(self, tasks: Tasks) -> None:
         catalog = self._context.catalog
+        for tracked in catalog.pending() if self._skip_superseded else ():
+            if not self._queue.waits_for_others(tracked) and self._is_superseded(tracked):
+                self._supersede(tracked, f"step {catalog.newest_durable_step} is durable and CKPT_SUPERSEDED=skip", tasks)
+
+    def _is_superseded(self, tracked: Tracked) -> bool:
+        catalog = self._context.catalog
         # A checkpoint finished after the newest durable one is not superseded: the run had resumed from an older step.
-        pending = [t for t in catalog.pending() if not catalog.is_after_newest_durable(t)]
-        queue = {t.name: t for t in pending if self._skip_superseded or self._queue.waits_for_others(t)}
-        newest = catalog.newest_durable_step
-        for old in superseded((t.waiting for t in queue.values()), newest_committed_step=newest):
-            why = "other nodes did not finish it" if self._queue.waits_for_others(queue[old.name]) else "CKPT_SUPERSEDED=skip"
-            self._supersede(queue.pop(old.name), f"step {newest} is durable and {why}", tasks)
-        for tracked in queue.values():
-            if self._queue.waits_for_others(tracked) and catalog.is_of_abandoned_attempt(tracked):
-                self._supersede(
-                    tracked, f"step {newest} of a later attempt is durable and other nodes did not finish it", tasks
-                )
+        if catalog.is_after_newest_durable(tracked):
+            return False
+        return bool(superseded([tracked.waiting], newest_committed_step=catalog.newest_durable_step))
+
+    def _no_longer_awaited(self, tracked: Tracked) -> str | None:
+        """Return why the other nodes' parts of a checkpoint are not waited for any more; ``None``: they are."""
+        catalog = self._context.catalog
+        newest = f"step {catalog.newest_durable_step}"
+        if self._is_superseded(tracked):
+            return f"{newest} is durable and other nodes did not finish it"
+        if not catalog.is_after_newest_durable(tracked) and catalog.is_of_abandoned_attempt(tracked):
+            return f"{newest} of a later attempt is durable and other nodes did not finish it"
+        return None
 
     def _supersede(self, tracked: Tracked, reason: str, tasks: Tasks) -> None:
         self._context.catalog.move(tracked, State.SUPERSEDED, reason=reason)
@@ -132,20 +140,30 @@ class Uploader:
         if active is None or active.tracked is not tracked:  # otherwise its job does that
             tasks.create_task(self._job(Active(tracked)).discard())
 
-    async def _commit_when_complete(self) -> None:
+    async def _commit_when_complete(self, tasks: Tasks) -> None:
         while True:
             for tracked in self._context.catalog.pending():
-                if self._queue.waits_for_others(tracked) and self._context.catalog.is_current(tracked):
-                    job, self._queue.committing = self._job(Active(tracked)), tracked.name
-                    try:
-                        await job.commit()
-                    except Fenced as error:
-                        job.give_up(str(error))
-                    except StoreError as error:
-                        log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
-                    finally:
-                        self._queue.committing = None
+                await self._commit_or_supersede(tracked, tasks)
             await self._context.clock.sleep(COMMIT_POLL_S)
+
+    async def _commit_or_supersede(self, tracked: Tracked, tasks: Tasks) -> None:
+        if not self._is_awaited(tracked):
+            return
+        job, self._queue.committing = self._job(Active(tracked)), tracked.name
+        why = self._no_longer_awaited(tracked)
+        try:
+            await job.commit(is_last_look=why is not None)  # another node may have committed it just now
+            if why is not None and self._is_awaited(tracked):
+                self._supersede(tracked, why, tasks)
+        except Fenced as error:
+            job.give_up(str(error))
+        except StoreError as error:
+            log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
+        finally:
+            self._queue.committing = None
+
+    def _is_awaited(self, tracked: Tracked) -> bool:
+        return self._queue.waits_for_others(tracked) and self._context.catalog.is_current(tracked)
 
     def _job(self, active: Active) -> UploadJob:
         return UploadJob(self._context, self._versions, self._queue, self._post_commit_check, active)

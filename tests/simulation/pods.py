@@ -186,9 +186,9 @@ class AuditedCommitter(Committer):
         self._asked_s: dict[str, float] = {}
         """When a version's manifest was there first, by version."""
 
-    async def try_commit(self, checkpoint: Finished, *, hurried: bool = False) -> Decision:
+    async def try_commit(self, checkpoint: Finished, *, hurried: bool = False, asks_now: bool = False) -> Decision:
         since_s = self._asked_s.setdefault(checkpoint.version, self._clock())
-        decision = await super().try_commit(checkpoint, hurried=hurried)
+        decision = await super().try_commit(checkpoint, hurried=hurried, asks_now=asks_now)
         if isinstance(decision, ReadyToCommit):
             self._check_durable(checkpoint, since_s)
         return decision

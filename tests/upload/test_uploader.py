@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.core.commit.commit import manifest_of
 from sidecar.core.lifecycle.states import State
 from sidecar.upload.schedule.queue import Active
 from sidecar.upload.uploader import Uploader
@@ -28,13 +29,15 @@ async def test_a_step_of_an_abandoned_attempt_is_not_waited_for(tmp_path: Path, 
         waiting = context.catalog.finished(finished(name="checkpoint-30", step=30, node=Node(0, 2)), held=True)
         for state in (State.UPLOADING, State.UPLOADED):
             context.catalog.move(waiting, state)
+        assert waiting.checkpoint is not None
+        await context.committer.publish_manifest(manifest_of(waiting.checkpoint, []))
         attempt = "b" if later_attempt else "a"
         newer = context.catalog.finished(
             finished(name="checkpoint-20", step=20, created_at_s=1.9e9, attempt=attempt), held=True
         )
         context.catalog.durable(newer, at_s=1.9e9)
         async with asyncio.TaskGroup() as tasks:
-            uploader._drop_superseded(tasks)
+            await uploader._commit_or_supersede(waiting, tasks)
         assert waiting.state is (State.SUPERSEDED if later_attempt else State.UPLOADED)
         assert versions.let_go_of == (["v1"] if later_attempt else [])
 

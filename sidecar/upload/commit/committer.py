@@ -201,7 +201,7 @@ class Committer(Revocation):
         poll = self._polls[name, attempt, save_id] = CommitPoll(collector, turn, polled_s=now_s, listed_s=listed_s)
         return poll
 
-    async def try_commit(self, checkpoint: Finished, *, hurried: bool = False) -> Decision:
+    async def try_commit(self, checkpoint: Finished, *, hurried: bool = False, asks_now: bool = False) -> Decision:
         """Commit if nothing is missing and it is this node's turn; return the decision.
 
         Called periodically while it returns ``Wait``. ``core/commit/commit_roster`` limits the rate of requests.
@@ -210,10 +210,13 @@ class Committer(Revocation):
         Args:
             checkpoint: A checkpoint whose manifest this node has published.
             hurried: There is a termination notice: poll for the commit as often as in a small job.
+            asks_now: Look for another node's commit now.
         """
         of = (checkpoint.name, checkpoint.attempt, checkpoint.save_id)
         poll = self._polls.get(of) or self._start_poll(*of, checkpoint.node)
-        poll.last = await self._poll(checkpoint, poll, self._clock(), poll_s=POLL_S if hurried else poll.turn.poll_s)
+        poll.last = await self._poll(
+            checkpoint, poll, self._clock(), poll_s=0.0 if asks_now else POLL_S if hurried else poll.turn.poll_s
+        )
         if not isinstance(poll.last, Wait):
             self._polls.pop(of, None)
         return poll.last

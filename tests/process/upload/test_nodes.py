@@ -11,7 +11,7 @@ import pytest
 
 from sidecar.core.format import keys
 from tests.process.conftest import ON_ONE_STORE, Place
-from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
+from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
 
 
 def of_node(place: Place, index: int) -> dict[str, str]:
@@ -35,6 +35,26 @@ def test_a_step_is_committed_once_when_the_last_node_is_there(place: Place, tmp_
         assert len(json.loads(place.store.get(keys.commit("checkpoint-5")))["manifests"]) == 2
         assert first.terminate() == 0
         assert second.terminate() == 0
+
+
+@pytest.mark.parametrize("place", ["file"], indirect=True)
+def test_a_step_that_another_node_committed_just_before_the_next_one_is_durable_for_every_node(
+    place: Place, tmp_path: Path
+) -> None:
+    with sidecar(tmp_path / "0", of_node(place, 0)) as first, sidecar(tmp_path / "1", of_node(place, 1)) as second:
+        pods, steps = (first.ready(), second.ready()), range(10, 50, 10)
+        for step in steps:  # each is committed by the node that is the later one to write it
+            for running in pods if step % 20 else reversed(pods):
+                write_checkpoint(running.volume, f"checkpoint-{step}", {f"part-{running.volume.name}": b"x"}, MARKER)
+                until(lambda of=running, name=f"checkpoint-{step}": name in uploaded(of))
+        for running in pods:
+            for step in steps:
+                running.committed(f"checkpoint-{step}")
+            assert running.events("checkpoint_superseded") == []
+
+
+def uploaded(running: Sidecar) -> set[str]:
+    return {event["checkpoint"] for event in running.events("checkpoint_uploaded")}
 
 
 def test_nodes_that_share_a_path_but_not_its_content_each_get_their_own_back(place: Place, tmp_path: Path) -> None:

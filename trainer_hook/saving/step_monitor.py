@@ -79,6 +79,8 @@ class StepMonitor:
     def saved(self, step: int, *, ok: bool) -> None:
         """Record that a save of a step succeeded or failed, and answer the request for it, if there was one."""
         self._saved_s = time.monotonic()
+        if ok:  # a status in which the durable step is beyond the trained one would be a riddle
+            self._tell_running(step)
         if self._consensus.world.local_rank == 0:
             self._session.requests.answer(checkpoint_name(self._session.base_step + step), saved=ok)
 
@@ -96,8 +98,11 @@ class StepMonitor:
         elif step > self._first[0]:
             self.step_seconds = round((now_s - self._first[1]) / (step - self._first[0]), 6)
         if now_s - self._state_written_s >= STATE_EVERY_S:
-            self._state_written_s = now_s
-            self._session.tell_state("running", self._session.base_step + step)
+            self._tell_running(step)
+
+    def _tell_running(self, step: int) -> None:
+        self._state_written_s = time.monotonic()
+        self._session.tell_state("running", self._session.base_step + step)
 
     def stop(self, step: int, save: Callable[[], bool]) -> NoReturn:
         """Save the last finished step of this call just in time and end this process. ``save`` returns whether it succeeded."""

@@ -36,6 +36,7 @@ def test_a_script_of_its_own_kind_saves_stops_and_continues(tmp_path: Path) -> N
     command, store = [sys.executable, "-c", SCRIPT], tmp_path / "store"
     with pod(tmp_path / "first", store) as (sidecar, found), training([*command, "0.1"], tmp_path / "first", found) as first:
         first.at_step(7)
+        assert trainer_state(first.volume)["step"] >= 5, "the step of a durable checkpoint was trained"
         assert first.terminate() == 143, first.log()
         last = first.steps()[-1]
         assert finished(first.volume) == ["checkpoint-5", f"checkpoint-{last}"]

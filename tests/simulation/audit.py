@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,7 @@ class AuditedStore(MemoryStore):
     hits: int = 0
     """Changes of what a sound commit names that nobody could have withdrawn in time."""
     listed_s: dict[Any, float] = field(default_factory=dict)
+    """When who looked at all objects first, since the last manifest that it wrote."""
     changed_s: dict[str, float] = field(default_factory=dict)
     read_s: dict[Any, float] = field(default_factory=dict)
     """When who looked last whether there is a commit."""
@@ -77,8 +79,8 @@ class AuditedStore(MemoryStore):
         MemoryStore.__init__(self)
 
     def list(self, prefix: str) -> Any:
-        if not self.world.is_stray:
-            self.listed_s[self.world.acting] = self.world.now_s
+        if not self.world.is_stray and prefix == keys.folder(NAME):
+            self.listed_s.setdefault(self.world.acting, self.world.now_s)
         shown = self._shown
         return iter([shown[key] for key in sorted([key for key in shown if key.startswith(prefix)])])
 
@@ -104,6 +106,8 @@ class AuditedStore(MemoryStore):
         self._shown[key] = stored
         if self.world.story is not None:
             self.world.tell(f"{self.world.acting} put {key}{' (stray)' if self.world.is_stray else ''} {'=' if same else ''}")
+        if re.search(r"/node-[0-9]{5}-of-[0-9]{5}[.]json$", key):
+            self.listed_s.pop(self.world.acting, None)
         if key == COMMIT:
             self._committed()
         elif not same or not self.equal_etags:

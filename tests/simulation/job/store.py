@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -97,6 +98,7 @@ class JobStore(MemoryStore):
         self._begun_s: dict[str, float] = {}
         self._completed: dict[tuple[str, str], str] = {}
         self._listed_s: dict[tuple[Any, str], float] = {}
+        """When who looked at all objects of a step first, since the last manifest that it wrote."""
         self._read_s: dict[tuple[Any, str], float] = {}
         self._changed_s: dict[str, dict[str, float]] = {}
 
@@ -115,6 +117,10 @@ class JobStore(MemoryStore):
     def _is_hidden(self, key: str) -> bool:
         until_s = self._hidden.get(key)
         return until_s is not None and until_s > self.world.now_s
+
+    def _was_hidden(self, life: CommitLife) -> bool:
+        """Whether the store said at some time since a commit that there is none."""
+        return self._hidden.get(reader.commit_key(life.name), -1.0) > life.since_s
 
     def _refuse_hidden(self, key: str) -> None:
         if self._is_hidden(key):
@@ -138,10 +144,11 @@ class JobStore(MemoryStore):
         return super().get(key, most_bytes=most_bytes)
 
     def list(self, prefix: str) -> Iterator[Stored]:
-        if not self.world.is_stray:
-            self._listed_s[self.world.acting, prefix.partition("/")[0]] = self.world.now_s
-        keys = [key for key in self._objects if key.startswith(prefix) and not self._is_hidden(key)]
-        return iter([self._stored(key) for key in sorted(keys)])
+        name = prefix.partition("/")[0]
+        if not self.world.is_stray and prefix == keys.folder(name):
+            self._listed_s.setdefault((self.world.acting, name), self.world.now_s)
+        found = [key for key in self._objects if key.startswith(prefix) and not self._is_hidden(key)]
+        return iter([self._stored(key) for key in sorted(found)])
 
     def list_folders(self) -> Iterator[str]:
         return iter(sorted({key.split("/", 1)[0] for key in self._objects if "/" in key and not self._is_hidden(key)}))
@@ -180,6 +187,8 @@ class JobStore(MemoryStore):
             self.attempts.declared(content, now_s=world.now_s, is_stray=world.is_stray)
         self.attempts.written(key, now_s=world.now_s)
         name = key.partition("/")[0]
+        if re.search(r"/node-[0-9]{5}-of-[0-9]{5}[.]json$", key):
+            self._listed_s.pop((world.acting, name), None)
         if key == reader.commit_key(name):
             if before != content:
                 self._committed(name)
@@ -309,7 +318,7 @@ class JobStore(MemoryStore):
         if life.is_sound and loaded is None:
             # I4: the commit first. A node that did not know of it may be late by its check and its request's time.
             late_s = world.issued_s - life.since_s
-            if not world.is_stray and world.acting is not None and late_s > VALID_S + SLOWEST_S and not world.faults.hidden:
+            if not world.is_stray and world.acting is not None and late_s > VALID_S + SLOWEST_S and not self._was_hidden(life):
                 world.violate(f"I4: {world.acting} changed {key}, which was committed {late_s:.1f} s before")
             self.hits += 1
             life.until_s = now_s

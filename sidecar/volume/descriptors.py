@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager, suppress
 from sidecar.volume.resolve import open_beneath
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
+_WITHOUT_MODES = frozenset({errno.EPERM, errno.ENOTSUP, errno.ENOSYS})
 _MOST_PASSES = 4096
 """Depth of a tree that is certainly removed by one call."""
 
@@ -21,6 +23,15 @@ def opened(fd: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def set_mode(fd: int, mode: int) -> None:
+    """Set permissions. Where a file system has none, as exFAT and SMB, the options of its mount say who may do what."""
+    try:
+        os.fchmod(fd, mode)
+    except OSError as error:
+        if error.errno not in _WITHOUT_MODES:
+            raise
 
 
 def write_all(fd: int, content: bytes) -> None:

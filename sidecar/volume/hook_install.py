@@ -8,7 +8,6 @@ and a process that runs keeps the one that it began with.
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import stat
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trainer_hook
-from sidecar.volume.descriptors import opened, write_all
+from sidecar.volume.descriptors import opened, set_mode, write_all
 from sidecar.volume.opener import Folder, Place
 from trainer_hook import CURRENT, PACKAGE
 from trainer_hook.contract import SYSTEM_DIR
@@ -132,7 +131,7 @@ def _place_package(place: Place, version: str, files: dict[str, bytes]) -> None:
 def _write(place: Place, content: bytes) -> None:
     with opened(place.create()) as fd:
         write_all(fd, content)
-        os.fchmod(fd, 0o644)
+        set_mode(fd, 0o644)
 
 
 def _replace(place: Place, make: Callable[[Place], None]) -> None:

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from pathlib import Path
 
-from sidecar.volume.descriptors import FOLDER, empty, opened, write_all
+from sidecar.volume.descriptors import FOLDER, empty, opened, set_mode, write_all
 from sidecar.volume.resolve import Resolver, open_beneath, open_root
 
 REFUSED = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOTDIR})
@@ -277,7 +277,7 @@ class Place:
             self.make_folder()
         with self.listed() as fd:
             if os.fstat(fd).st_uid == os.geteuid():
-                os.fchmod(fd, mode)
+                set_mode(fd, mode)
         return was_other
 
     def listed(self) -> AbstractContextManager[int]:
@@ -325,7 +325,7 @@ class Place:
     def change_mode(self, mode: int) -> None:
         """Set the permissions of a directory."""
         with self._named(), self.listed() as fd:
-            os.fchmod(fd, mode)
+            set_mode(fd, mode)
 
     def space(self) -> os.statvfs_result:
         """Return the space of its file system."""

@@ -65,13 +65,17 @@ def memory_volume() -> Iterator[Path]:
 
 @pytest.fixture
 def unlinkable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A volume without hard links, such as SMB."""
+    """A volume without hard links and without modes, such as SMB or exFAT."""
+
+    def refuse_mode(fd: int, mode: int) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     def refuse(source: str, target: str, *, src_dir_fd: int, **more: Any) -> None:
         os.stat(source, dir_fd=src_dir_fd)
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
     monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "fchmod", refuse_mode)
     return tmp_path / "volume"
 
 

@@ -56,6 +56,7 @@ def told(command: Callable[[], list[str]], path: Path, *, until_step: int, setti
             exit_code = first.terminate()
             assert finished(path / "first"), first.log()
             sidecar.committed(finished(path / "first")[-1])
+            assert sidecar.terminate() == 0
         alone.wait(timeout_s=LONG_S)
     with pod(path / "second", store) as (_, found), training(command(), path / "second", found | settings) as second:
         second.wait(timeout_s=LONG_S)

@@ -82,6 +82,7 @@ def test_a_run_in_it_is_stopped_and_continued(python: str, tmp_path: Path) -> No
         assert finished(first.volume) == ["checkpoint-5", f"checkpoint-{last}"]
         assert trainer_state(first.volume)["state"] == "preempted"
         sidecar.committed(f"checkpoint-{last}")
+        assert sidecar.terminate() == 0
     with pod(tmp_path / "second", store) as (_, found), run("second", found, "0") as second:
         assert second.wait() == 0, second.log()
         assert second.steps() == list(range(last + 1, 21))

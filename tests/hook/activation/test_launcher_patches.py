@@ -48,6 +48,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[Training, int]:
         os.kill(ranks(running)[1], signal.SIGTERM)
         exit_code = running.wait()
         sidecar.committed(f"checkpoint-{running.steps()[-1]}")
+        assert sidecar.terminate() == 0
     return running, exit_code
 
 

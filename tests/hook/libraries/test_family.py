@@ -54,6 +54,7 @@ def test_a_trainer_that_is_preempted_ends_as_if_it_was_not(kind: str, start: Sta
         assert first.terminate() == 143, first.log()
         stopped_at = first.steps()[-1]
         sidecar.committed(f"checkpoint-{stopped_at}")
+        assert sidecar.terminate() == 0
     with training([*command, "0"], tmp_path / "alone", hooked=False, start=start) as alone:
         assert alone.wait() == 0, alone.log()
     with pod(empty, store) as (_, found), training([*command, "0"], empty, found, start=start) as second:
@@ -80,6 +81,7 @@ def test_a_search_is_left_alone_and_the_training_after_it_resumes(start: Start, 
             assert first.terminate() == 143, first.log()
             stopped_at = first.steps()[-1]
             sidecar.committed(f"checkpoint-{stopped_at}")
+            assert sidecar.terminate() == 0
     with training([*command, "0"], tmp_path / "alone", hooked=False, start=start) as alone:
         assert alone.wait() == 0, alone.log()
     with pod(empty, store) as (_, found), training([*command, "0"], empty, found, start=start) as second:

@@ -95,6 +95,7 @@ def test_a_cell_that_trains_is_preempted_and_resumes_exactly(tmp_path: Path, unh
         [jit] = finished(volume)
         assert marker(volume, jit)["reason"] == "jit"
         sidecar.committed(jit)
+        assert sidecar.terminate() == 0
     with pod(empty, store) as (_, found), kernel(empty, hook, found) as second:
         second.run(imports())
         second.run(TRAINS)

@@ -43,6 +43,7 @@ def test_a_script_of_its_own_kind_saves_stops_and_continues(tmp_path: Path) -> N
         assert marker(first.volume, f"checkpoint-{last}")["reason"] == "jit"
         assert trainer_state(first.volume)["state"] == "preempted"
         sidecar.committed(f"checkpoint-{last}")
+        assert sidecar.terminate() == 0
     with pod(tmp_path / "second", store) as (_, found), training([*command, "0"], tmp_path / "second", found) as second:
         assert second.wait() == 0, second.log()
         assert second.steps() == list(range(last + 1, 21))

@@ -62,6 +62,7 @@ def lived_through(kind: str, path: Path) -> Story:
         sidecar.committed(jit)
         log = sidecar.log()
         held = finished(volume)
+        assert sidecar.terminate() == 0
     with pod(path / "empty", store) as (_, found), training(script(args=arguments), path / "empty", found) as second:
         assert second.wait() == 0, second.log()
     state = trainer_state(volume)

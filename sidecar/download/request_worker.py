@@ -160,7 +160,7 @@ class RequestWorker:
         patience = self._patience(reader, request, name)
         while True:
             try:
-                with refusals_judged(patience.refused):
+                with refusals_judged(patience.refusals):
                     found = await reader.commit(name)
                     if found is None:
                         self._pass_over(request, name, "not committed: without its commit it is not known to be complete")
@@ -261,7 +261,7 @@ class RequestWorker:
                 self._events.happened("resume_download_progress", quiet=True, **progress)
 
             patience = self._patience(reader, request, name)
-            with refusals_judged(patience.refused):
+            with refusals_judged(patience.refusals):
                 await reader.download(offer, self._node, progressed, patience=patience)
         self.end(
             request,

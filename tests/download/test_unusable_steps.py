@@ -20,7 +20,7 @@ from sidecar.daemon.services import Services
 from sidecar.download import downloader as downloader_module
 from sidecar.download.downloader import Downloader
 from sidecar.download.request import AskedBy, ResumeState, ResumeStatus
-from sidecar.errors import NotFound
+from sidecar.errors import NotFound, StoreUnavailable
 from sidecar.store.protocol import Stored
 from sidecar.transfer import executor as executor_module
 from tests.catalog.test_volume_trouble import new_life
@@ -145,6 +145,50 @@ def test_while_everything_is_refused_no_step_is_passed_over(store: DamagedWay, t
         status = await answer(services)
         assert (status.state, status.checkpoint, status.passed_over) == (ResumeState.READY, "checkpoint-20", ())
         assert time.monotonic() > ended_s
+
+    asyncio.run(scenario())
+
+
+def test_refusals_that_end_while_a_request_is_under_way_cost_no_step(store: DamagedWay, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        commit_step(store, 10, OTHERS)
+        commit_step(store, 20, FILES)
+        store.put(keys.RUN, b"{}")
+        services = runtime_on(store, tmp_path / "volume")
+        ended_s = time.monotonic() + 3
+
+        def is_refused(key: str) -> bool:
+            # The credentials are corrected after the last refusal, before the next request.
+            is_over = time.monotonic() >= ended_s
+            store.is_refused = (lambda of: False) if is_over else is_refused
+            return True
+
+        store.is_refused = is_refused
+        status = await answer(services)
+        assert (status.state, status.checkpoint, status.passed_over) == (ResumeState.READY, "checkpoint-20", ())
+
+    asyncio.run(scenario())
+
+
+def test_refusals_after_an_outage_are_counted_from_the_first_of_them(store: DamagedWay, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        commit_step(store, 10, OTHERS)
+        commit_step(store, 20, FILES)
+        store.put(keys.RUN, b"{}")
+        services = runtime_on(store, tmp_path / "volume")
+        away_until_s, refused = time.monotonic() + 2, 0
+
+        def is_refused(key: str) -> bool:
+            nonlocal refused
+            if time.monotonic() < away_until_s:
+                raise StoreUnavailable("the store does not answer")
+            refused += key.endswith(".complete")
+            return key == "checkpoint-20/.complete" and refused <= 2  # rights that reach one server of the store later
+
+        store.is_refused = is_refused
+        status = await answer(services)
+        assert (status.state, status.checkpoint, status.passed_over) == (ResumeState.READY, "checkpoint-20", ())
+        assert refused > 2
 
     asyncio.run(scenario())
 

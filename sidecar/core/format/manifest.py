@@ -263,8 +263,8 @@ def decode_manifest(raw: bytes, *, key: str) -> Manifest:
 
 
 def _is_plain(key: str) -> bool:
-    """Whether a key is valid in every store. Others are refused at every try."""
-    has_control = any(ord(c) < 32 or 127 <= ord(c) < 160 for c in key)
+    """Whether a key is valid in every store. Others are refused at every try. Each path that ``check_path`` takes gives one."""
+    has_control = any(ord(c) < 32 or ord(c) == 127 for c in key)
     is_short = len(key.encode()) <= MAX_KEY_BYTES
     return is_short and not has_control and all(part not in ("", ".", "..") for part in key.split("/"))
 

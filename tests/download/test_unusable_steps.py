@@ -193,6 +193,20 @@ def test_refusals_after_an_outage_are_counted_from_the_first_of_them(store: Dama
     asyncio.run(scenario())
 
 
+def test_a_checkpoint_on_the_volume_is_used_also_where_its_commit_stays_refused(store: DamagedWay, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        commit_step(store, 20, {"model": b"mine"})
+        store.put(keys.RUN, b"{}")
+        write_checkpoint(tmp_path / "volume", "checkpoint-20", {"model": b"mine"})
+        services = runtime_on(store, tmp_path / "volume")
+        await services.scanner.scan()
+        store.is_refused = lambda of: of == "checkpoint-20/.complete"
+        status = await answer(services)
+        assert (status.state, status.checkpoint, status.source) == (ResumeState.READY, "checkpoint-20", "local")
+
+    asyncio.run(scenario())
+
+
 def test_another_object_in_the_place_of_the_recorded_one_is_quarantined(store: DamagedWay, tmp_path: Path) -> None:
     async def scenario() -> None:
         commit_step(store, 10, OTHERS)

@@ -186,6 +186,7 @@ class Daemon:
         while True:
             await services.scanner.scan()
             services.inventory.scanned.set()
+            services.token_file.keep()
             if services.termination.expire():
                 services.executor.calm()
                 self._is_announced = False

@@ -297,12 +297,17 @@ def decode_commit(raw: bytes, *, key: str) -> Commit:
     return commit
 
 
-def too_large(commit: Commit) -> str | None:
-    """Return why no reader takes a commit with manifests of these sizes, or ``None``. It must not be written then."""
+def too_large(commit: Commit, *, files: int = 0) -> str | None:
+    """Return why no reader takes a commit with manifests of these sizes, or ``None``. It must not be written then.
+
+    ``files``: number of files in all of them, as far as it is known.
+    """
     total_bytes = sum(entry.size_bytes for entry in commit.manifests)
-    if total_bytes <= MAX_MANIFESTS_BYTES:
-        return None
-    return f"its manifests have {total_bytes} bytes, the maximum is {MAX_MANIFESTS_BYTES}: save fewer and larger files"
+    if total_bytes > MAX_MANIFESTS_BYTES:
+        return f"its manifests have {total_bytes} bytes, the maximum is {MAX_MANIFESTS_BYTES}: save fewer and larger files"
+    if files > MAX_FILES:
+        return f"it has {files} files, the maximum is {MAX_FILES}: save fewer and larger files"
+    return None
 
 
 def decode_all(raw: Iterable[tuple[str, bytes]]) -> list[Manifest]:

@@ -275,7 +275,6 @@ class Downloader:
             OSError: The volume is not writable, or cannot hold these names; the bytes downloaded are kept. ``ENOSPC``: it is
                 full; they are deleted, because the trainer needs the space.
         """
-        self._volume.prepare()  # a script that empties its output folder deletes the system's directories, too
         incoming = self._volume.incoming / offer.name
         replacing = self._volume.fingerprint(offer.name)
         entries = offer.files(node)

@@ -67,7 +67,10 @@ def save(step: int, write: Callable[[Path], Any]) -> bool:
     is_urgent = session.stop.notice_at_s is not None
     if is_urgent:
         saver.free_space()
-    saved = saver.save(step, "jit" if is_urgent else "periodic")
+    try:
+        saved = saver.save(step, "jit" if is_urgent else "periodic")
+    finally:
+        writer.write_files = _nothing  # what the script passed may hold its model
     if (monitor := _monitors.get(session.pid)) is not None:
         monitor.saved(step, ok=saved)
     session.last_step = step
@@ -106,6 +109,10 @@ class _Writer(StepWriter):
     def write(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.write_files(folder)
+
+
+def _nothing(_: Path) -> None:
+    """Stand in for the script's function between two saves."""
 
 
 _saving: dict[int, tuple[_Writer, StepSaver]] = {}

@@ -133,14 +133,15 @@ class Daemon:
         """Copy the trainer's side onto the volume where that is asked for: native pods start their trainer after the API.
 
         A sidecar that comes back beside a training changes nothing for it: all processes of one training have one version.
+        On a full volume another version stays, too: only a sidecar that runs makes room there.
         """
         if (folder := self._settings.install_hook) is None:
             return
-        from sidecar.volume.hook_install import NotInstalled, install
+        from sidecar.volume.hook_install import NotInstalled, install_with_room
 
         is_used = bool(self.services.volume.held_leases())
         try:
-            done = install(folder, keeps_other=is_used)
+            done = install_with_room(folder, keeps_other=is_used)
         except NotInstalled as error:
             if not is_used:
                 raise ConfigurationError(f"CKPT_INSTALL_HOOK: {error}") from None
@@ -186,6 +187,7 @@ class Daemon:
         while True:
             await services.scanner.scan()
             services.inventory.scanned.set()
+            services.token_file.keep()
             if services.termination.expire():
                 services.executor.calm()
                 self._is_announced = False

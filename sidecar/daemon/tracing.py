@@ -11,6 +11,7 @@ from typing import Any
 import structlog
 
 from sidecar import __version__
+from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.checkpoint_trace import CheckpointTrace, CheckpointTraces, Span
 from trainer_hook.contract import Node
 
@@ -85,6 +86,11 @@ def begin(environ: Mapping[str, str], *, pod: str, node: Node | None) -> Tracing
         tracing = Tracing(environ, pod=pod, node=node)
     except ModuleNotFoundError:
         log.warning("traces_not_sent", hint=f"{ENDPOINTS[1]} is set: pip install 'checkpoint-sidecar[otel]'")
+        return None
+    except Exception as error:  # of the SDK, which takes no value of some OTEL_* that is malformed or out of range
+        log.warning(
+            "traces_not_sent", error=plain_text(f"{type(error).__name__}: {error}"), hint="correct the OTEL_* variables"
+        )
         return None
     log.info("traces_sent", endpoint=endpoint.partition("?")[0].rpartition("@")[2])
     return tracing

@@ -11,7 +11,8 @@ from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.resume import differs_from_its_commit, matches_train_call
 from sidecar.core.lifecycle.states import PENDING, State
 from sidecar.download.downloader import Downloader
-from sidecar.errors import ArchivedObject
+from sidecar.errors import ArchivedObject, RefusedObject
+from sidecar.transfer.executor import refusals_judged
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import ContractError
 
@@ -64,9 +65,11 @@ class LocalCopies:
         """
         if local.state is State.COMMITTED or local.checkpoint is None:  # committed by this process, from these files
             return False
+        reader = await self._reader()
         try:
-            found = await (await self._reader()).commit(local.name)
-        except (ContractError, ArchivedObject):
+            with refusals_judged(reader.patience(is_short=False).refusals):
+                found = await reader.commit(local.name)
+        except (ContractError, ArchivedObject, RefusedObject):
             return False
         return found is not None and differs_from_its_commit(local.checkpoint, found[0])
 

@@ -1,4 +1,4 @@
-"""Retry policy of damaged reads: growing pauses until the object is whole, known to be bad, or the time is over."""
+"""Retry policy of damaged and refused reads: until the object is whole, known to be bad, or the time is over."""
 
 from __future__ import annotations
 
@@ -17,6 +17,44 @@ from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 
 log = structlog.get_logger()
+
+
+class Refusals:
+    """Refusals of one request. They count only while the store gives out another object of the prefix.
+
+    Refusals of everything, such as during a change of credentials, never cost a step: they are retried without limit. One
+    refusal beside an answer says little: the credentials may have been corrected between the two.
+    """
+
+    def __init__(self, store: Store, executor: StoreExecutor, *, patience_s: float) -> None:
+        self._store = store
+        self._executor = executor
+        self._patience_s = patience_s
+        self._alone = 0
+        """Refusals in a row beside each of which the store gave out the other object."""
+        self._since_s = 0.0
+        """Time of the first of them, monotonic seconds."""
+
+    async def __call__(self, error: AccessRefused) -> bool:
+        """Record a refusal. Returns whether the store gives out the other object.
+
+        Raises:
+            RefusedObject: The time is over.
+        """
+        now_s = time.monotonic()
+        try:
+            await self._executor.once(self._store.get, keys.RUN)
+        except AccessRefused:
+            self._alone = 0
+            return False
+        except StoreError:
+            return False
+        self._since_s = self._since_s if self._alone else now_s
+        self._alone += 1
+        for_s = now_s - self._since_s
+        if is_patience_over(reads=self._alone, since_first_s=for_s, patience_s=self._patience_s):
+            raise RefusedObject(str(error), tries=self._alone, for_s=for_s)
+        return True
 
 
 class Patience:
@@ -60,24 +98,9 @@ class Patience:
         self._came[""].append(str(error))
         await self._pause("", str(error))
 
-    async def refused(self, error: AccessRefused, failures: int, for_s: float) -> None:
-        """Decide about a request that was refused ``failures`` times within ``for_s`` seconds.
-
-        Refusals of everything, such as after a change of credentials, never cost a step: they are retried without limit.
-
-        Raises:
-            RefusedObject: The time is over, and the store gives out another object.
-        """
-        is_over = is_patience_over(reads=failures, since_first_s=for_s, patience_s=self._patience_s)
-        if is_over and await self._gives_out(keys.RUN):
-            raise RefusedObject(str(error), tries=failures, for_s=for_s)
-
-    async def _gives_out(self, key: str) -> bool:
-        try:
-            await self._executor.once(self._store.get, key)
-        except StoreError:
-            return False
-        return True
+    def refusals(self) -> Refusals:
+        """Return what judges the refusals of one request."""
+        return Refusals(self._store, self._executor, patience_s=self._patience_s)
 
     async def _stat(self, key: str) -> tuple[int, str] | None:
         with suppress(NotFound):

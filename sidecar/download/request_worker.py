@@ -160,7 +160,7 @@ class RequestWorker:
         patience = self._patience(reader, request, name)
         while True:
             try:
-                with refusals_judged(patience.refused):
+                with refusals_judged(patience.refusals):
                     found = await reader.commit(name)
                     if found is None:
                         self._pass_over(request, name, "not committed: without its commit it is not known to be complete")
@@ -251,6 +251,7 @@ class RequestWorker:
             source = "store"
             if request.asked_by is AskedBy.PERSON and not await self._is_free_beside_trainer(name):
                 raise CheckpointChanged(name)
+            self._volume.prepare()  # a script that empties its output folder deletes the system's directories, too
             request.downloading()
             size_bytes, left_out = sum(entry.size_bytes for entry in offer.files(self._node)), offer.left_out(self._node)
             self._events.happened("resume_download_started", checkpoint=name, size_bytes=size_bytes, files_left_out=left_out)
@@ -261,7 +262,7 @@ class RequestWorker:
                 self._events.happened("resume_download_progress", quiet=True, **progress)
 
             patience = self._patience(reader, request, name)
-            with refusals_judged(patience.refused):
+            with refusals_judged(patience.refusals):
                 await reader.download(offer, self._node, progressed, patience=patience)
         self.end(
             request,

@@ -57,19 +57,19 @@ _IOPRIO_LOWEST_BEST_EFFORT = (2 << 13) | 7
 _is_awaited: ContextVar[bool] = ContextVar("is_awaited", default=False)
 
 
-Judge = Callable[[AccessRefused, int, float], Awaitable[None]]
-"""Called after each refusal of a request with the error, its failures and the seconds since the first; raises to give up."""
-_judge: ContextVar[Judge | None] = ContextVar("judge", default=None)
+Judge = Callable[[AccessRefused], Awaitable[bool]]
+"""Called after each refusal of one request. Returns whether the store gives out others; raises to give the request up."""
+_judges: ContextVar[Callable[[], Judge] | None] = ContextVar("judges", default=None)
 
 
 @contextlib.contextmanager
-def refusals_judged(judge: Judge) -> Iterator[None]:
-    """Let ``judge`` end the retries of refused requests that are made inside, also by tasks started inside."""
-    before = _judge.set(judge)
+def refusals_judged(new_judge: Callable[[], Judge]) -> Iterator[None]:
+    """Let a new judge for each end the retries of refused requests that are made inside, also by tasks started inside."""
+    before = _judges.set(new_judge)
     try:
         yield
     finally:
-        _judge.reset(before)
+        _judges.reset(before)
 
 
 @contextlib.contextmanager
@@ -161,6 +161,7 @@ class StoreExecutor:
             StoreError: The latest failure, when ``retry_gate`` is preempted, or when the patience of this executor is over.
         """
         failures, since_s = 0, 0.0
+        judge = new_judge() if (new_judge := _judges.get()) is not None else None
         while True:
             try:
                 result = await self.once(call, *args, **kwargs)
@@ -172,9 +173,8 @@ class StoreExecutor:
                 if self._is_patience_over(error, since_s=since_s):
                     self.health.given_up(error)
                     raise
-                if isinstance(error, AccessRefused) and (judge := _judge.get()) is not None:
-                    await judge(error, failures, time.monotonic() - since_s)
-                wait_s = self._failed(error, failures)
+                is_alone = judge is not None and isinstance(error, AccessRefused) and await judge(error)
+                wait_s = self._failed(error, failures, is_alone=is_alone)
                 if self._patience_s is not None:  # the last try is at its end, not up to half of it later
                     wait_s = min(wait_s, max(0.0, since_s + self._patience_s - time.monotonic()))
                 if retry_gate is not None:
@@ -209,12 +209,12 @@ class StoreExecutor:
                 raise outcome
         return [outcome for outcome in ended if not isinstance(outcome, BaseException)]
 
-    def _failed(self, error: StoreError, failures: int) -> float:
-        """Record a failure and return the backoff in seconds."""
+    def _failed(self, error: StoreError, failures: int, *, is_alone: bool = False) -> float:
+        """Record a failure and return the backoff in seconds. ``is_alone``: other requests of its kind succeed."""
         self.retries += 1
         if isinstance(error, StoreBusy):
             self.adapted = self.adapted.slowed_down(now_s=time.monotonic())
-        if not isinstance(error, CorruptObject):
+        if not isinstance(error, CorruptObject) and not is_alone:
             self.health.failed(error)
         cap_s = HURRIED_CAP_S if self._hurried.is_set() else CAP_S
         wait_s = delay_s(failures, random_0_1=random.random(), cap_s=cap_s)  # noqa: S311 - spreads retries

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import trainer_hook
 from sidecar.volume.descriptors import opened, set_mode, write_all
+from sidecar.volume.files import FULL
 from sidecar.volume.opener import Folder, Place
 from trainer_hook import CURRENT, PACKAGE
 from trainer_hook.contract import SYSTEM_DIR
@@ -26,6 +27,9 @@ _MOST_BYTES = 1 << 20
 
 class NotInstalled(Exception):
     """The text names the path and says what to do."""
+
+    is_full = False
+    """Whether the volume is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +76,30 @@ def install(folder: Path, *, keeps_other: bool = False) -> Installed:
             # Last on purpose: from now on interpreters look here.
             _replace(target, lambda temporary: _write(temporary, starter))
     except OSError as error:
-        raise NotInstalled(f"{error.filename or folder}: {error.strerror}; mount the shared volume writable there") from None
+        raise _not_installed(folder, error) from None
     return Installed(folder, version, is_new)
+
+
+def install_with_room(folder: Path, *, keeps_other: bool) -> Installed:
+    """Do as ``install``; on a full volume another version that is there stays.
+
+    Raises:
+        NotInstalled: As ``install``; the volume is full, and no version is there.
+    """
+    try:
+        return install(folder, keeps_other=keeps_other)
+    except NotInstalled as error:
+        if not error.is_full:
+            raise
+    return install(folder, keeps_other=True)
+
+
+def _not_installed(folder: Path, error: OSError) -> NotInstalled:
+    is_full = error.errno in FULL
+    step = "free space on the volume" if is_full else "mount the shared volume writable there"
+    why = NotInstalled(f"{error.filename or folder}: {error.strerror}; {step}")
+    why.is_full = is_full
+    return why
 
 
 def _place_of(folder: Path) -> Place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 
 import structlog
 
@@ -14,10 +15,16 @@ log = structlog.get_logger()
 
 RETRY_S = 1.0
 _MODE = 0o640
+_FOLDER_MODE = 0o2775
+"""Of the system directory: trainer and sidecar may be different users of one group."""
 
 
 class TokenFile:
-    """The token's file. On a full volume the write is retried and does not end the sidecar: uploads have to continue."""
+    """The token's file. On a full volume the write is retried and does not end the sidecar: uploads have to continue.
+
+    It is written again where it was deleted, such as by a script that empties its output folder: without it, the hook takes
+    this sidecar for that of another volume.
+    """
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -60,3 +67,12 @@ class TokenFile:
             await asyncio.sleep(RETRY_S)
             self.publish()
         await asyncio.Event().wait()
+
+    def keep(self) -> None:
+        """Write the token again if it was deleted. Where the volume fails, nothing is known of its files."""
+        with suppress(OSError):
+            try:
+                self._place.status()
+            except FileNotFoundError:
+                self._place.parent.own_folder(_FOLDER_MODE)
+                self.publish()

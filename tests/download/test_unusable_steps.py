@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from sidecar.download.downloader import Downloader
 from sidecar.download.request import AskedBy, ResumeState, ResumeStatus
 from sidecar.errors import NotFound
 from sidecar.store.protocol import Stored
-from sidecar.transfer import executor as executor_module
 from tests.catalog.test_volume_trouble import new_life
 from tests.download.committed import DamagedWay, commit_step
 from tests.process.sidecar_process import contents, write_checkpoint
@@ -34,7 +32,6 @@ OTHERS = {"model": b"M" * 3000, "optimizer/state": b"O" * 500}
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(damage, "FIRST_PAUSE_S", 0.02)
-    monkeypatch.setattr(executor_module, "CAP_S", 0.1)
     monkeypatch.setattr(downloader_module, "FULL_PATIENCE_S", 1.0)
     monkeypatch.setattr(downloader_module, "SHORT_PATIENCE_S", 0.05)
 
@@ -109,42 +106,6 @@ def test_nothing_to_resume_from_is_not_said_while_a_committed_step_may_be_whole(
             assert status.state is ResumeState.FAILED
             assert (status.detail or "").startswith("checkpoint-30 is committed and cannot be had now: ")
         assert services.resume_service.quarantined == {}
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize("key", ["/0", "/2", ".json", ".complete"])
-def test_a_step_with_an_object_that_stays_refused_is_passed_over_and_tried_again(
-    key: str, store: DamagedWay, tmp_path: Path
-) -> None:
-    async def scenario() -> None:
-        commit_step(store, 10, OTHERS)
-        commit_step(store, 20, FILES)
-        store.put(keys.RUN, b"{}")
-        services = runtime_on(store, tmp_path / "volume")
-        store.is_refused = lambda of: of.startswith("checkpoint-20/") and of.endswith(key)
-        status = await answer(services)
-        assert (status.state, status.checkpoint) == (ResumeState.READY, "checkpoint-10")
-        assert "the object's own permissions" in reasons(status)["checkpoint-20"]
-        assert [passed.may_be_whole for passed in status.passed_over] == [True]
-        assert services.resume_service.quarantined == {}
-        store.is_refused = lambda of: False
-        assert (await answer(services)).checkpoint == "checkpoint-20"
-
-    asyncio.run(scenario())
-
-
-def test_while_everything_is_refused_no_step_is_passed_over(store: DamagedWay, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        commit_step(store, 10, OTHERS)
-        commit_step(store, 20, FILES)
-        store.put(keys.RUN, b"{}")
-        services = runtime_on(store, tmp_path / "volume")
-        ended_s = time.monotonic() + 3
-        store.is_refused = lambda of: time.monotonic() < ended_s
-        status = await answer(services)
-        assert (status.state, status.checkpoint, status.passed_over) == (ResumeState.READY, "checkpoint-20", ())
-        assert time.monotonic() > ended_s
 
     asyncio.run(scenario())
 

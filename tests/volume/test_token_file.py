@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,18 @@ def test_while_the_volume_is_too_full_for_the_token_an_old_one_lets_the_trainer_
     assert file.is_late
     assert file.accepts("Bearer of-the-start-before", is_required=False)
     assert not file.accepts("Bearer of-the-start-before", is_required=True)
+
+
+def test_a_token_that_was_deleted_with_its_folder_is_written_again_and_no_other_one_is(tmp_path: Path) -> None:
+    (tmp_path / ".ckpt").mkdir()
+    file = TokenFile(Place(Folder(tmp_path), ".ckpt/token"))
+    file.publish()
+    shutil.rmtree(tmp_path / ".ckpt")
+    file.keep()
+    assert file.accepts(f"Bearer {(tmp_path / '.ckpt/token').read_text()}", is_required=True)
+    (tmp_path / ".ckpt/token").write_text("of a later sidecar")
+    file.keep()
+    assert (tmp_path / ".ckpt/token").read_text() == "of a later sidecar"
+    shutil.rmtree(tmp_path)
+    file.keep()
+    assert not tmp_path.exists()

@@ -125,11 +125,12 @@ def pod_uid(mountinfo: str) -> str | None:
     """Return the pod's UID from the text of ``/proc/self/mountinfo``, or ``None`` outside a pod, such as on a node itself.
 
     Source: kubelet mounts ``/etc/hosts`` and volumes from ``/var/lib/kubelet/pods/<uid>/``. On the node such folders are mount
-    points. Fields: proc_pid_mountinfo(5), the fourth is the mounted folder, the fifth the mount point.
+    points. Fields: proc_pid_mountinfo(5), the fourth is the mounted folder, the fifth the mount point. Where the node is itself
+    a container of a pod (kind), the folder is below that pod's, and the last UID counts.
     """
     mounts = (line.split(" ", 5) for line in mountinfo.splitlines())
     folders = (fields[3] for fields in mounts if len(fields) > 4 and not _POD_UID.search(fields[4]))
-    uids = {match[1] for match in map(_POD_UID.search, folders) if match}
+    uids = {found[-1] for found in map(_POD_UID.findall, folders) if found}
     return uids.pop() if len(uids) == 1 else None
 
 

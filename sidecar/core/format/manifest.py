@@ -263,8 +263,8 @@ def decode_manifest(raw: bytes, *, key: str) -> Manifest:
 
 
 def _is_plain(key: str) -> bool:
-    """Whether a key is valid in every store. Others are refused at every try."""
-    has_control = any(ord(c) < 32 or 127 <= ord(c) < 160 for c in key)
+    """Whether a key is valid in every store. Others are refused at every try. Each path that ``check_path`` takes gives one."""
+    has_control = any(ord(c) < 32 or ord(c) == 127 for c in key)
     is_short = len(key.encode()) <= MAX_KEY_BYTES
     return is_short and not has_control and all(part not in ("", ".", "..") for part in key.split("/"))
 
@@ -297,12 +297,17 @@ def decode_commit(raw: bytes, *, key: str) -> Commit:
     return commit
 
 
-def too_large(commit: Commit) -> str | None:
-    """Return why no reader takes a commit with manifests of these sizes, or ``None``. It must not be written then."""
+def too_large(commit: Commit, *, files: int = 0) -> str | None:
+    """Return why no reader takes a commit with manifests of these sizes, or ``None``. It must not be written then.
+
+    ``files``: number of files in all of them, as far as it is known.
+    """
     total_bytes = sum(entry.size_bytes for entry in commit.manifests)
-    if total_bytes <= MAX_MANIFESTS_BYTES:
-        return None
-    return f"its manifests have {total_bytes} bytes, the maximum is {MAX_MANIFESTS_BYTES}: save fewer and larger files"
+    if total_bytes > MAX_MANIFESTS_BYTES:
+        return f"its manifests have {total_bytes} bytes, the maximum is {MAX_MANIFESTS_BYTES}: save fewer and larger files"
+    if files > MAX_FILES:
+        return f"it has {files} files, the maximum is {MAX_FILES}: save fewer and larger files"
+    return None
 
 
 def decode_all(raw: Iterable[tuple[str, bytes]]) -> list[Manifest]:

@@ -311,7 +311,7 @@ class Committer(Revocation):
         if has_bundle(node.count):
             await poll.collector.write_digest(keys.all_manifests(name, attempt), reads)
         try:
-            await self._write_commit(commit, node, asked_s)
+            await self._write_commit(commit, node, asked_s, files=sum(len(manifest.files) for manifest in manifests))
         except _NotYet as error:
             return Wait(str(error))
         except AlreadyExists:
@@ -323,8 +323,8 @@ class Committer(Revocation):
         self._sweeper.committed(checkpoint, manifests, listing)
         return decision
 
-    async def _write_commit(self, commit: Commit, node: Node, asked_s: float) -> None:
-        """Write a commit. ``asked_s``: when the lease was read, by the clock.
+    async def _write_commit(self, commit: Commit, node: Node, asked_s: float, *, files: int) -> None:
+        """Write a commit. ``files``: their number in all manifests. ``asked_s``: when the lease was read, by the clock.
 
         Raises:
             AlreadyExists: The step has a commit.
@@ -335,7 +335,7 @@ class Committer(Revocation):
             if (why_not := await self.lease.why_not_commit(node, commit.attempt)) is not None:
                 raise _NotYet(why_not)
 
-        if (why := too_large(commit)) is not None:
+        if (why := too_large(commit, files=files)) is not None:
             raise _NotYet(why)
         if self._clock() - asked_s > HELD_S:
             await check()

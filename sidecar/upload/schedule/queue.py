@@ -66,7 +66,8 @@ class Queue:
         self._flush = flush
         self._first: str | None = None
         """Name of the upload that runs first until another one may preempt it."""
-        self._wake = Wake()
+        self._wake = self._woken = Wake()
+        """The next waking, and the latest."""
 
     def plan(self, pod: PodState) -> None:
         """Plan the flush, if there is a termination notice."""
@@ -126,7 +127,8 @@ class Queue:
             tracked: The checkpoint that would wait.
             wake: What ``upload_ended`` returned just now; ``None``: it has not waited yet.
         """
-        first = self._first_of_ending() if wake is None else wake.first_of_ending(self._first_of_ending)
+        # After a further waking, one of those that the first found may have ended, and would not wake this one again.
+        first = self._first_of_ending() if wake is not self._woken else self._woken.first_of_ending(self._first_of_ending)
         return first is not None and first > rank(self._waiting(tracked))
 
     def _first_of_ending(self) -> Rank | None:
@@ -140,7 +142,8 @@ class Queue:
 
     def wake_waiting(self) -> None:
         """Wake the uploads that wait in ``upload_ended``."""
-        self._wake.event.set()
+        self._woken = self._wake
+        self._woken.event.set()
         self._wake = Wake()
 
     async def upload_ended(self) -> Wake:

@@ -26,7 +26,7 @@ from sidecar.core.format.manifest import (
 )
 from tests import strategies
 from tests.outcome import outcome
-from trainer_hook.contract import MAX_META_DEPTH, MAX_NODES, ContractError, Marker, encode_marker, parse_marker
+from trainer_hook.contract import MAX_META_DEPTH, MAX_NODES, ContractError, Marker, check_path, encode_marker, parse_marker
 
 KEY = "checkpoint-20/.complete"
 MANIFESTS = "checkpoint-20/.ckpt/a1/"
@@ -164,7 +164,7 @@ def test_fields_of_later_versions_are_ignored() -> None:
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a//b"}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/../a"}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a\0b"}]}, "no plain key"),
-        ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a\x9bb"}]}, "no plain key"),
+        ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a\x7fb"}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/" + "a" * 1011}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": KEY}]}, "a document and no file"),
         (
@@ -189,6 +189,13 @@ def test_fields_of_later_versions_are_ignored() -> None:
 )
 def test_a_manifest_with_a_wrong_field_is_refused_and_the_field_named(changed: dict[str, Any], named: str) -> None:
     assert named in manifest_refusal(**changed)
+
+
+@pytest.mark.parametrize("path", ["a\x80b", "a\x85b", "\x9b31m", "a\u2028b", " ", "-", "a\\b", "%2e%2e", "é" * 450])
+def test_each_path_that_a_trainer_may_write_can_be_read_from_the_manifest(path: str) -> None:
+    key = keys.shared_file("checkpoint-20", check_path(path))
+    files = [MANIFEST["files"][0] | {"path": path, "key": key}]
+    assert decode_manifest(json.dumps(MANIFEST | {"files": files}).encode(), key="k").files[0].path == path
 
 
 @pytest.mark.parametrize("name", ["name", "attempt", "node", "files"])

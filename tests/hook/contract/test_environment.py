@@ -180,6 +180,11 @@ def test_a_node_is_none_of_its_pods() -> None:
     assert pod_uid(own + other_pods_of_the_node) == UID
 
 
+def test_pods_on_a_node_that_is_itself_a_pod_are_told_apart() -> None:
+    outer = "/var/lib/kubelet/pods/0b1c2d3e-1111-2222-3333-444455556666/volumes/kubernetes.io~empty-dir/docker"
+    assert pod_uid(f"9 8 0:1 {outer}/volumes/a/_data/lib/kubelet/pods/{UID}/etc-hosts /etc/hosts rw - ext4 /dev/vda rw") == UID
+
+
 @pytest.mark.parametrize("text", ["", "-1", "65536", "80.0", "٨٠", "123456"])
 def test_a_text_that_is_no_port_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be a port from 1 to 65535"):

@@ -65,6 +65,29 @@ def test_a_file_that_cannot_be_written_leaves_nothing_and_training_goes_on(tmp_p
         assert not (running.volume / "checkpoint-3").exists()
 
 
+HELD = """
+import gc, weakref
+from trainer_hook.plain import save
+class Model: pass
+model = Model()
+held = weakref.ref(model)
+def write(folder, model=model): (folder / "state").write_text(str(model))
+assert save(3, write)
+del model, write
+gc.collect()
+print("held:", held() is not None)
+"""
+
+
+def test_what_a_script_saved_is_not_held_after_the_save(tmp_path: Path) -> None:
+    with (
+        pod(tmp_path / "volume", tmp_path / "store") as (_, found),
+        training([sys.executable, "-c", HELD], tmp_path / "volume", found) as running,
+    ):
+        assert running.wait() == 0, running.log()
+        assert "held: False" in running.log()
+
+
 LOOP_OF_TWO = """
 import os, sys, time, torch.distributed as dist
 from trainer_hook.plain import save, stopping

@@ -134,7 +134,7 @@ NOT_PLAIN = [
     "{name}/",
     "{name}/a\0",
     "{name}/\n",
-    "{name}/\x9b31m",
+    "{name}/\x7f",
     "{name}/./m",
 ]
 PARTS = "{name}/.ckpt/a/"

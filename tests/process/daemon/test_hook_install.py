@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.daemon.test_trouble import fill, small_mount
 from tests.process.sidecar_process import sidecar
 from trainer_hook import CURRENT
 
@@ -72,6 +74,28 @@ def test_another_version_is_replaced_once_no_training_runs_with_it(tmp_path: Pat
         later.up()
         assert (hook / CURRENT).readlink().name == own
         assert (hook / OTHER / "trainer_hook/__init__.py").is_file(), "for processes that still have it"
+
+
+def test_on_a_full_volume_the_version_that_is_there_stays(tmp_path: Path, settings: dict[str, str]) -> None:
+    hook = Path(settings["CKPT_INSTALL_HOOK"])
+    with small_mount(tmp_path / "volume") as volume:
+        with sidecar(volume, settings) as first:
+            first.up()
+            own = (hook / CURRENT).readlink().name
+            (hook / own).rename(hook / OTHER)
+            (hook / CURRENT).unlink()
+            (hook / CURRENT).symlink_to(OTHER)
+            first.kill()
+        fill(volume)
+        with sidecar(volume, settings) as later:
+            later.ready()
+            assert [event["version"] for event in later.events("hook_installed")] == [OTHER]
+        shutil.rmtree(hook)
+        fill(volume)
+        with sidecar(volume, settings) as without:
+            assert without.wait() == 2
+            assert "CKPT_INSTALL_HOOK" in without.log()
+            assert "free space" in without.log()
 
 
 def test_a_training_that_runs_keeps_its_sidecar_where_the_hook_cannot_be_written(

@@ -156,3 +156,13 @@ def test_nothing_is_sent_or_loaded_unless_it_is_asked_for(tmp_path: Path, receiv
 def test_another_protocol_is_named(tmp_path: Path, receiver: Receiver) -> None:
     with traced(tmp_path, receiver.endpoint, {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}) as running:
         assert "http/protobuf" in until(lambda: running.events("traces_not_sent"))[0]["hint"]
+
+
+@pytest.mark.parametrize("name", ["OTEL_BSP_SCHEDULE_DELAY", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"])
+def test_a_variable_that_the_sdk_does_not_take_is_named_and_disturbs_nothing(
+    tmp_path: Path, receiver: Receiver, name: str
+) -> None:
+    with traced(tmp_path, receiver.endpoint, {name: "-1"}) as running:
+        assert "OTEL_*" in until(lambda: running.events("traces_not_sent"))[0]["hint"]
+        write_checkpoint(running.volume, "checkpoint-7", {"model": b"m"})
+        running.committed("checkpoint-7")

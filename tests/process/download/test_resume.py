@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import uuid
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sidecar.core.format import keys
 from tests import servers
 from tests.process.conftest import BUCKET, ON_ONE_STORE, Place, S3Server
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
+from trainer_hook.process.client import Client
 
 FILES_10 = {"model.safetensors": b"a" * 5000, "rng/state.pth": b"1", "empty": b""}
 FILES_20 = {"model.safetensors": b"b" * 5000, "rng/state.pth": b"2", "empty": b""}
@@ -44,6 +46,18 @@ def test_a_new_pod_resumes_from_the_newest_committed_step(filled: Place, tmp_pat
         assert list((running.volume / ".ckpt/incoming").iterdir()) == []
         running.committed("checkpoint-20")
         assert running.status()["sent_bytes"] == 0, "what was downloaded is not uploaded again"
+
+
+@ON_ONE_STORE
+def test_the_hook_of_a_script_that_empties_its_output_folder_is_still_answered(filled: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", filled.settings) as running:
+        running.ready().resume()
+        for path in running.volume.iterdir():
+            shutil.rmtree(path)
+        answer = Client(f"http://127.0.0.1:{running.port}", running.volume).resume(
+            "latest", train_call=None, timeout_s=20, tell=lambda _: None
+        )
+        assert (answer.known, answer.checkpoint) == (True, "checkpoint-20"), answer
 
 
 @ON_ONE_STORE

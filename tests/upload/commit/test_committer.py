@@ -11,9 +11,10 @@ import pytest
 
 from sidecar.core.commit.commit import ReadyToCommit, Reupload, Wait
 from sidecar.core.format import checksum, keys
+from sidecar.core.format import manifest as manifest_module
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
 from sidecar.core.format.manifest import FileEntry
-from sidecar.errors import StoreUnavailable
+from sidecar.errors import NotFound, StoreUnavailable
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
@@ -52,6 +53,20 @@ class Pod:
         crc = checksum.to_text(checksum.checksum(content))
         entry = FileEntry(path=path, key=key, size_bytes=len(content), crc64nvme=crc, etag=etag)
         await self.committer.publish_manifest(manifest_of(self.checkpoint(attempt), [entry]))
+
+
+async def test_a_commit_of_more_files_than_a_reader_takes_is_not_written(
+    executor: StoreExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manifest_module, "MAX_FILES", 1)
+    store = MemoryStore()
+    pods = [Pod(store, executor, index) for index in (0, 1)]
+    for pod in pods:
+        await pod.publish(b"part", "a")
+    decision = await pods[0].committer.try_commit(pods[0].checkpoint("a"))
+    assert decision == Wait("it has 2 files, the maximum is 1: save fewer and larger files")
+    with pytest.raises(NotFound):
+        store.get(COMMIT)
 
 
 class HeldDelete(MemoryStore):

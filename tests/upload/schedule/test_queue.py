@@ -62,3 +62,19 @@ async def test_hundreds_that_wait_do_not_each_compare_themselves_with_all_others
     assert len(compared) <= 3 * len(actives)
     for task in waiting:
         task.cancel()
+
+
+async def test_an_upload_that_ends_as_soon_as_it_is_woken_is_not_waited_for() -> None:
+    queue, (old, middle, new) = queue_of(10, 20, 30)
+
+    async def wait(active: Active) -> None:
+        wake = None
+        while queue.has_ending_ahead(active.tracked, wake):
+            wake = await queue.upload_ended()
+        queue.end(active)  # as where it was given up meanwhile
+
+    waiting = [asyncio.create_task(wait(active)) for active in (middle, old)]
+    await asyncio.sleep(0)
+    queue.end(new)
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting)

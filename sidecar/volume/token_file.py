@@ -39,7 +39,7 @@ class TokenFile:
         """
         if self.is_late and not is_required:
             return True
-        if authorization is None:
+        if authorization is None or not authorization.startswith("Bearer "):  # such as the password of a proxy before the page
             return not is_required
         return secrets.compare_digest(authorization.encode(), f"Bearer {self.token}".encode())
 

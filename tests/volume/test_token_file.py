@@ -23,10 +23,11 @@ class FullPlace(Place):
     ("header", "where_required", "where_not"),
     [
         (None, False, True),
-        ("", False, False),
+        ("", False, True),
+        ("Basic dXNlcjpwYXNz", False, True),
         ("Bearer none", False, False),
         ("Bearer {token}", True, True),
-        ("{token}", False, False),
+        ("{token}", False, True),
     ],
 )
 def test_a_wrong_token_is_accepted_nowhere_and_none_where_none_is_required(

@@ -68,13 +68,13 @@ def test_a_directory_is_saved_again_beside_what_was_published_of_it_and_a_signal
     volume: Path, answers: Answers
 ) -> None:
     with training([sys.executable, SCRIPT, "alone"], volume, answers.settings) as running:
-        running.said("waits")
+        running.said("waits")  # as soon as the second marker is there
+        until(lambda: running.log().count("published checkpoint-5, which the script saved") == 2)
         log = running.log()
         assert (trainer_state(volume)["state"], trainer_state(volume)["step"]) == ("running", 5)
         assert running.terminate() == -signal.SIGTERM, "as without the hook"
     assert len(set(re.findall(r"inode (\d+)", log))) == 2, "not written in place: the sidecar holds it by hard links"
     expect_published(volume, "checkpoint-5", save_id="2", world_size=1)
-    assert log.count("published checkpoint-5, which the script saved") == 2
     assert "[checkpoint] WARNING" not in log
 
 

@@ -59,7 +59,7 @@ def state_of(folder: Path) -> dict[str, tuple[int, int, int, int]]:
 def stored_with(store: Path, beginning: bytes) -> list[str]:
     """Return the objects of a folder store, also those of unfinished writes, that begin with these bytes."""
     found = []
-    for path in store.rglob("*"):
+    for path in (Path(folder, name) for folder, _, names in os.walk(store) for name in names):  # folders may go meanwhile
         with suppress(OSError), path.open("rb") as file:
             if file.read(len(beginning)) == beginning:
                 found.append(path.relative_to(store).as_posix())

@@ -69,7 +69,7 @@ def exchanging(*pairs: tuple[Path, Path]) -> Iterator[None]:
 def stolen(store: Path) -> list[str]:
     """Return the files in the store that begin as those of the folder outside."""
     found = []
-    for path in store.rglob("*"):
+    for path in (Path(folder, name) for folder, _, names in os.walk(store) for name in names):  # folders may go meanwhile
         with suppress(OSError), path.open("rb") as file:
             if file.read(len(SECRET)) == SECRET:
                 found.append(path.relative_to(store).as_posix())

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from docs_site import markdown
 from tests.dist.conftest import ROOT, TOOLS, Built, build, done, working_copy
 
 pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
@@ -49,7 +50,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(built: Built) -> None:
 
 def test_the_sdist_has_what_the_wheel_is_built_from_and_nothing_else(built: Built, tmp_path: Path) -> None:
     names = {name for name in in_sdist(built.sdist) if ".egg-info/" not in name}
-    more = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg"}
+    more = {"CHANGELOG.md", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "pyproject.toml", "setup.cfg", "setup.py"}
     assert names == tracked() | more
     with tarfile.open(built.sdist) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -74,6 +75,9 @@ def test_the_metadata_say_what_a_stranger_needs(built: Built) -> None:
     assert {"inject", "kubectl", "kubeflow", "demo", "sidecar"} <= set(found.get_all("Provides-Extra", []))
     assert {url.partition(",")[0] for url in found.get_all("Project-URL", [])} >= {"Source", "Changelog", "Issues"}
     assert not [line for line in found.get_all("Requires-Dist", []) if "extra ==" not in line], "the hook needs nothing"
+    links = markdown.links(str(found.get_payload()))
+    assert len(links) > 20
+    assert not [link for link in links if not link.startswith(("https://", "http://"))], "dead on a package index"
     versions = [c for c in found.get_all("Classifier", []) if re.search(r":: 3\.\d+$", c)]
     assert versions == [f"Programming Language :: Python :: 3.{minor}" for minor in range(11, 15)]
 

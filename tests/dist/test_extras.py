@@ -146,7 +146,7 @@ def test_every_locked_package_has_a_wheel(index: None, python: str, machine: str
 def test_the_locks_are_what_make_lock_makes(index: None, tmp_path: Path) -> None:
     names = working_copy("requirements-*.lock")
     before = {name: (ROOT / name).read_bytes() for name in names}
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "trainer_hook/__init__.py", *names):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "README.md", "setup.py", "trainer_hook/__init__.py", *names):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     (tmp_path / ".tools").symlink_to(ROOT / ".tools")

@@ -26,8 +26,8 @@ PLACEHOLDER = "https://git.example/checkpoint-sidecar"
 def copy(tmp_path: Path) -> Path:
     """The files that name a version, in a folder of their own."""
     for name in working_copy():
-        if name.startswith(("deploy/", ".ci/", "docs/install", "tests/cluster/README")) or name in (
-            *("CHANGELOG.md", "pyproject.toml"),
+        if name.startswith(("deploy/", ".ci/", "docs/", "tests/cluster/README")) or name in (
+            *("CHANGELOG.md", "README.md", "pyproject.toml"),
             "trainer_hook/__init__.py",
         ):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

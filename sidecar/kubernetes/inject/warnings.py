@@ -125,7 +125,7 @@ def _restart(pod: Pod) -> Iterator[InjectWarning]:
             f"{pod.template.kind.name.lower()}.{pod.template.kind.pods[0].replace('{}', '')}.spec.initContainers.restartPolicy"
         )
         text = (
-            "an operator whose CRD does not know restartPolicy here drops it, and the pod waits for the sidecar's end: "
+            "an operator whose CRD does not know restartPolicy here drops it, and the API server refuses the pod's probes: "
             f"see 'kubectl explain {field}', else use --mode classic"
         )
         yield InjectWarning(f"{path}.initContainers", text)

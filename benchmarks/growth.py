@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
@@ -133,7 +133,7 @@ def filled(settings: Mapping[str, str], count: int) -> float:
     return time.monotonic() - began_s
 
 
-def _fill(put, name: str) -> None:  # type: ignore[no-untyped-def]
+def _fill(put: Callable[[str, bytes], str], name: str) -> None:
     key = keys.shared_file(name, "model.bin")
     crc = checksum.to_text(checksum.checksum(CONTENT))
     entry = FileEntry(path="model.bin", key=key, size_bytes=len(CONTENT), crc64nvme=crc, etag=put(key, CONTENT))

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.ours import running
@@ -82,10 +83,7 @@ def _environ() -> dict[str, str]:
 def measure(rounds: int) -> dict[str, list[Start]]:
     """Start everything once to write the bytecode, then ``rounds`` times."""
     with opened("sink") as store, tempfile.TemporaryDirectory() as folder:
-        rows: dict[str, Callable[[], Start]] = {
-            name: lambda code=code: of_imports(code)  # type: ignore[misc]
-            for name, code in IMPORTS.items()
-        }
+        rows: dict[str, Callable[[], Start]] = {name: partial(of_imports, code) for name, code in IMPORTS.items()}
         # A new folder each: in a used one the sidecar would first wait for the one that was killed.
         rows |= {
             FILE: lambda: of_sidecar(store, CKPT_STORE=f"file://{tempfile.mkdtemp(dir=folder)}"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.format import keys
+from sidecar.daemon.services import Services
 from sidecar.download import downloader as downloader_module
 from sidecar.download.request import ResumeState
 from sidecar.errors import StoreUnavailable
@@ -30,15 +31,19 @@ def store() -> DamagedWay:
     return DamagedWay()
 
 
+def runtime_with_two_steps(store: DamagedWay, volume: Path) -> Services:
+    commit_step(store, 10, OTHERS)
+    commit_step(store, 20, FILES)
+    store.put(keys.RUN, b"{}")
+    return runtime_on(store, volume)
+
+
 @pytest.mark.parametrize("key", ["/0", "/2", ".json", ".complete"])
 def test_a_step_with_an_object_that_stays_refused_is_passed_over_and_tried_again(
     key: str, store: DamagedWay, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        commit_step(store, 10, OTHERS)
-        commit_step(store, 20, FILES)
-        store.put(keys.RUN, b"{}")
-        services = runtime_on(store, tmp_path / "volume")
+        services = runtime_with_two_steps(store, tmp_path / "volume")
         store.is_refused = lambda of: of.startswith("checkpoint-20/") and of.endswith(key)
         status = await answer(services)
         assert (status.state, status.checkpoint) == (ResumeState.READY, "checkpoint-10")
@@ -53,10 +58,7 @@ def test_a_step_with_an_object_that_stays_refused_is_passed_over_and_tried_again
 
 def test_while_everything_is_refused_no_step_is_passed_over(store: DamagedWay, tmp_path: Path) -> None:
     async def scenario() -> None:
-        commit_step(store, 10, OTHERS)
-        commit_step(store, 20, FILES)
-        store.put(keys.RUN, b"{}")
-        services = runtime_on(store, tmp_path / "volume")
+        services = runtime_with_two_steps(store, tmp_path / "volume")
         ended_s = time.monotonic() + 3
         store.is_refused = lambda of: time.monotonic() < ended_s
         status = await answer(services)
@@ -68,10 +70,7 @@ def test_while_everything_is_refused_no_step_is_passed_over(store: DamagedWay, t
 
 def test_refusals_that_end_while_a_request_is_under_way_cost_no_step(store: DamagedWay, tmp_path: Path) -> None:
     async def scenario() -> None:
-        commit_step(store, 10, OTHERS)
-        commit_step(store, 20, FILES)
-        store.put(keys.RUN, b"{}")
-        services = runtime_on(store, tmp_path / "volume")
+        services = runtime_with_two_steps(store, tmp_path / "volume")
         ended_s = time.monotonic() + 3
 
         def is_refused(key: str) -> bool:
@@ -89,10 +88,7 @@ def test_refusals_that_end_while_a_request_is_under_way_cost_no_step(store: Dama
 
 def test_refusals_after_an_outage_are_counted_from_the_first_of_them(store: DamagedWay, tmp_path: Path) -> None:
     async def scenario() -> None:
-        commit_step(store, 10, OTHERS)
-        commit_step(store, 20, FILES)
-        store.put(keys.RUN, b"{}")
-        services = runtime_on(store, tmp_path / "volume")
+        services = runtime_with_two_steps(store, tmp_path / "volume")
         away_until_s, refused = time.monotonic() + 2, 0
 
         def is_refused(key: str) -> bool:

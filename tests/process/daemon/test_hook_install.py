@@ -56,14 +56,20 @@ def test_it_is_there_before_the_api_answers_and_a_restart_changes_nothing(tmp_pa
         assert seen(hook) == before
 
 
+def installed_by_another_version(hook: Path) -> str:
+    """Give the installed hook another version's name. Returns this sidecar's version."""
+    own = (hook / CURRENT).readlink().name
+    (hook / own).rename(hook / OTHER)
+    (hook / CURRENT).unlink()
+    (hook / CURRENT).symlink_to(OTHER)
+    return own
+
+
 def test_another_version_is_replaced_once_no_training_runs_with_it(tmp_path: Path, settings: dict[str, str]) -> None:
     hook, volume = Path(settings["CKPT_INSTALL_HOOK"]), tmp_path / "volume"
     with sidecar(volume, settings) as first:
         first.up()
-        own = (hook / CURRENT).readlink().name
-        (hook / own).rename(hook / OTHER)
-        (hook / CURRENT).unlink()
-        (hook / CURRENT).symlink_to(OTHER)
+        own = installed_by_another_version(hook)
         first.kill()
     with training(volume), sidecar(volume, settings) as beside:
         beside.up()
@@ -81,10 +87,7 @@ def test_on_a_full_volume_the_version_that_is_there_stays(tmp_path: Path, settin
     with small_mount(tmp_path / "volume") as volume:
         with sidecar(volume, settings) as first:
             first.up()
-            own = (hook / CURRENT).readlink().name
-            (hook / own).rename(hook / OTHER)
-            (hook / CURRENT).unlink()
-            (hook / CURRENT).symlink_to(OTHER)
+            installed_by_another_version(hook)
             first.kill()
         fill(volume)
         with sidecar(volume, settings) as later:

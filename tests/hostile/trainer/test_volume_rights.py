@@ -90,7 +90,7 @@ def test_a_checkpoint_that_is_renamed_under_way_is_committed_with_its_own_conten
         first = {"model": os.urandom(2 << 20), "deep/model": b"first"}
         second = {"model": os.urandom(2 << 20), "deep/model": b"second"}
         write_checkpoint(volume, "checkpoint-5", first, {})
-        until(lambda: any(each["sent_bytes"] > 0 for each in running.status()["queue"]))
+        until(lambda: [each["state"] for each in running.status()["queue"]] == ["uploading"])  # 0.8 s at that rate
         (volume / "checkpoint-5").rename(volume / "checkpoint-7")
         write_checkpoint(volume, "checkpoint-5", second, {})
         running.call("POST", "/v1/bandwidth", {"limit": None})

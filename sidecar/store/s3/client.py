@@ -27,7 +27,7 @@ from sidecar.store.s3.bodies import BodyRequests, WireRequests
 from sidecar.store.s3.control import Control
 from sidecar.store.s3.errors import translated
 from sidecar.store.s3.loop import CLOSED, LoopThread
-from sidecar.store.s3.service_data import ReducedLoader
+from sidecar.store.s3.service_data import shared_loader
 from sidecar.store.s3.signing import Signer
 from sidecar.store.s3.transport import Transport
 
@@ -241,7 +241,7 @@ class Frozen:
 
 def _session(secrets: Sequence[str | None]) -> AioSession:
     session = AioSession()
-    session.register_component("data_loader", ReducedLoader())
+    session.register_component("data_loader", shared_loader())
     session.set_default_client_config(AioConfig(**FETCHING_CREDENTIALS))
     # Times stay text: parsing them takes longer than all else about a listed object.
     session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,9 @@ class ReducedLoader(Loader):
     def list_available_services(self, type_name: str) -> list[str]:
         """Return the services whose data is loaded. botocore looks into the folders of all that there are."""
         return list(SERVICES)
+
+
+@cache
+def shared_loader() -> ReducedLoader:
+    """Return the one of this process: a session that is made anew, with other credentials, parses nothing again."""
+    return ReducedLoader()

@@ -9,7 +9,7 @@ STORE  ?= s3
 JSON   ?= 0
 # More processes than cores, because most tests wait: for a server, a deadline. Those of make test-slow train, too.
 PROCESSES := 6
-PROCESSES_SLOW := 4
+PROCESSES_SLOW := 5
 PROCESSES_CLUSTER := 4
 SCHEDULES ?= 100000
 RUNS   ?= 100

@@ -23,8 +23,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.options import some_of
 from benchmarks.results import write
 from benchmarks.transfer import ROOT
@@ -144,6 +142,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where checkpoints are written")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    import torch  # its import takes seconds, and the tests of this module's table need none
+
     measured: dict[str, list[StallRun]] = {}
     sizes = options.gb or ("2,20" if torch.cuda.is_available() else "0.5,2")
     for size in sizes.split(","):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -17,12 +19,15 @@ from trainer_hook.contract.environment import REMOVED_SETTINGS
 
 ROOT = Path(__file__).parents[2]
 SKIPPED = {"build", "node_modules", "site-packages"}
-PAGES = sorted(
-    path
-    for path in ROOT.rglob("*.md")
-    if not SKIPPED & set(path.relative_to(ROOT).parts)
-    and not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
-)
+
+
+def pages() -> Iterator[Path]:
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if name not in SKIPPED and not name.startswith(".")]
+        yield from (Path(folder, name) for name in files if name.endswith(".md"))
+
+
+PAGES = sorted(pages())
 OF_USERS = [page for page in PAGES if page.parent == ROOT or ROOT / "docs" in page.parents]
 OF_TESTS_AND_IMAGES = re.compile(r"CKPT_(TEST|CLUSTER|CI|NAME$|$)")
 """Prefixes of variables that are no settings, and stand-ins."""

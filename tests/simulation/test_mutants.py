@@ -8,7 +8,7 @@ from tests.simulation.mutants import MUTANTS
 from tests.simulation.run import batch
 
 MOST = {"step": 3000, "job": 200, "retention": 1000}
-AT_ONCE = {"step": 100, "job": 5, "retention": 50}
+AT_ONCE = {"step": 20, "job": 2, "retention": 20}
 
 
 @pytest.mark.timeout(600)

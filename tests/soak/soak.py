@@ -47,6 +47,7 @@ BOUNDS = {
     "anonymous memory": Bound(1.08, 5, "MiB"),
     "threads": Bound(1, 14),  # pools start their threads one after the other, as they are needed
     **{f"descriptors: {kind}": Bound(1.2, 4) for kind in samples.KINDS},
+    "descriptors: sockets": Bound(1.2, 14),  # each of those threads opens its connection with its first request
     "inotify watches": Bound(1.2, 3),
     "files in .ckpt": Bound(1.5, 40),
     ".ckpt": Bound(1.5, 2000, "KiB"),

@@ -68,18 +68,26 @@ class Node(Pod):
         folder = self.volume / name
         (folder / ".complete").unlink(missing_ok=True)
         for path, raw in files.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
             if not in_place:
                 (folder / path).unlink(missing_ok=True)
-            with (folder / path).open("r+b" if (folder / path).exists() else "wb") as file:
-                file.write(raw)
-                file.truncate()
+            _write(folder / path, raw)
         temporary = folder / ".complete.tmp"
         with temporary.open("w") as file:
             json.dump(marker, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(folder / ".complete")
+
+
+def _write(path: Path, raw: bytes) -> None:
+    """Write a file over what is there. The sidecar may be deleting a checkpoint of that name: it is begun again then."""
+    while True:
+        with contextlib.suppress(FileNotFoundError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("r+b" if path.exists() else "wb") as file:
+                file.write(raw)
+                file.truncate()
+                return
 
 
 class Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 from tests.campaign.published import Version
 from tests.campaign.run import Run, ends, patience
 from tests.campaign.trainer import Trainer
-from tests.process.sidecar_process import Sidecar
+from tests.process.sidecar_process import Sidecar, until
 
 EXIT_OK, EXIT_GIVEN_UP, EXIT_FENCED = 0, 3, 4
 SLACK_S = 12.0
@@ -105,9 +106,13 @@ class Pod:
     def terminate(self, *, with_trainer: bool = False) -> int | None:
         """Send SIGTERM and check the end: in time, and 0 only if the newest is in the store."""
         self.is_ending = True
-        newest, began_s = self.newest, time.monotonic()
+        newest = self.newest
         if not self.lives:
             return self.sidecar.process.poll()
+        # A container's first process has no default handlers: a signal that comes before ours does not end it.
+        with contextlib.suppress(AssertionError):
+            until(self.sidecar.log, timeout_s=patience(10.0))
+        began_s = time.monotonic()
         self.sidecar.process.send_signal(signal.SIGTERM)
         code = ends(self.sidecar, within_s=self.grace_s + SLACK_S)
         self.run.note(f"{self.uid}: SIGTERM, exit code {code} after {time.monotonic() - began_s:.1f} s")

@@ -5,6 +5,7 @@
     ├─ RequestRefused          a person's request that would harm a live run or a checkpoint
     ├─ NothingFound            a person's request names no checkpoint, or none that can be used
     ├─ CheckpointRejected      a directory on the volume that is not a valid checkpoint
+    ├─ NeverDurable            a checkpoint whose documents no reader would take: it is rejected
     ├─ CheckpointChanged       a file was rewritten while it was being read
     ├─ UnreadableFile          the volume failed while a file was read: tried again
     ├─ Stopped                 asked to stop at the next block or part; nothing is wrong
@@ -53,6 +54,10 @@ class NothingFound(SidecarError):
 
 class CheckpointRejected(SidecarError):
     """A checkpoint directory that cannot be taken as it is; the text is the reason."""
+
+
+class NeverDurable(SidecarError):
+    """A checkpoint of which no commit can be written as it is; the text is the reason and the next step."""
 
 
 class CheckpointChanged(SidecarError):

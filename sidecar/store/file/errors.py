@@ -6,7 +6,7 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sidecar.errors import AccessRefused, NotFound, StoreError, StoreUnavailable
+from sidecar.errors import AccessRefused, NotFound, StoreError, StoreUnavailable, TooLarge
 
 HAS_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """Errors of ``link`` on file systems without hard links."""
@@ -62,5 +62,7 @@ def _meaning(name: str, error: OSError) -> StoreError:
     text = f"{name}: {error.strerror or error}{place}"
     if number in _IN_THE_WAY:
         return AccessRefused(f"{text}: one path cannot be both a folder and an object: remove one of them")
+    if number == errno.EFBIG:
+        return TooLarge(name, "the file system of CKPT_STORE takes no file of that size")
     kind = AccessRefused if number in _REFUSED else StoreUnavailable
     return kind(f"{text}: {_NEXT_STEP.get(number, 'it is tried again')}")

@@ -20,6 +20,7 @@ from sidecar.errors import (
     StoreError,
     TooLarge,
     UnreadableFile,
+    Unstorable,
 )
 from sidecar.repository.documents import StoredCommit
 from sidecar.upload.commit.existing_commit import ExistingCommit
@@ -72,7 +73,7 @@ class UploadJob:
         except Outdated as error:
             log.warning("upload_starts_again", checkpoint=tracked.name, error=str(error))
             self._restart(str(error))
-        except (TooLarge, NeverDurable) as error:
+        except (Unstorable, NeverDurable) as error:
             self.reject(str(error))
         except (StoreError, UnreadableFile, OSError) as error:
             # A multipart upload vanished, bytes were corrupted, the disk failed: verified parts are kept.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.format.checksum import checksum
-from sidecar.errors import AccessRefused, NotFound, StoreError, StoreUnavailable, TooLarge
+from sidecar.errors import AccessRefused, ImpossibleKey, NotFound, StoreError, StoreUnavailable, TooLarge
 from sidecar.store.file.store import FileStore
 from sidecar.store.file.uploads import UPLOADS
 from sidecar.store.protocol import Verification
@@ -59,6 +59,11 @@ def test_a_file_that_the_file_system_takes_at_no_time_is_too_large(folder: FileS
             folder.put("model", bytes(2000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_name_that_the_file_system_takes_at_no_time_is_refused_for_good(folder: FileStore) -> None:
+    with pytest.raises(ImpossibleKey, match=r"takes no object of this name \(File name too long"):
+        folder.put("n" * 256, b"")
 
 
 def test_a_link_is_not_followed_out_of_the_root(folder: FileStore, root: Path, tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import dataclasses
 import inspect
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
-from sidecar.daemon.settings import Settings
+from sidecar.daemon.settings import Settings, bound_text, limits_of
 from trainer_hook.contract import HOOK_SETTINGS, KNOWN_SETTINGS, SIDECAR_SETTINGS
 from trainer_hook.process import settings as hook
 
@@ -142,21 +142,14 @@ def _values(annotation: Any, metadata: Iterable[Any]) -> str:
         said.append("`true`, `false`")
     elif Path in parts:
         said.append("a path")
-    limits = [*metadata, *(extra for part in parts for extra in getattr(part, "__metadata__", ()))]
-    for extra in limits:
-        for limit in (extra, *getattr(extra, "metadata", ())):
-            for sign, text in (("ge", "from"), ("gt", "more than"), ("le", "to")):
-                bound = getattr(limit, sign, None)
-                if bound is not None and get_origin(limit) is None:
-                    said.append(f"{text} {_bound(bound)}")
+    texts = {"ge": "from", "gt": "more than", "le": "to"}
+    said += [f"{texts[sign]} {_bound(bound)}" for sign, bound in limits_of(annotation, metadata).items()]
     return " ".join(said)
 
 
 def _bound(value: float) -> str:
-    for power, unit in ((30, "Gi"), (20, "Mi")):
-        if value >= 1 << power and value % (1 << power) == 0:
-            return f"{int(value) >> power}{unit}"
-    return f"{value:,}"
+    text = bound_text(value)
+    return text if text.endswith("i") else f"{value:,}"
 
 
 def _header() -> str:

@@ -18,9 +18,9 @@ def amount_bytes(text: Any) -> Any:
     Raises:
         ValueError: Anything else.
     """
-    if not isinstance(text, str):
+    if not isinstance(text, str | bool):
         return text
-    match = _AMOUNT.fullmatch(text.strip().lower())
+    match = _AMOUNT.fullmatch(str(text).strip().lower())  # True is no 1
     if not match or match[2] not in _UNITS:
         raise ValueError("must be an amount such as 200MB, 16Mi or 1.5GiB")
     return int(Decimal(match[1]) * _UNITS[match[2]])

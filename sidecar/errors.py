@@ -5,6 +5,7 @@
     ├─ RequestRefused          a person's request that would harm a live run or a checkpoint
     ├─ NothingFound            a person's request names no checkpoint, or none that can be used
     ├─ CheckpointRejected      a directory on the volume that is not a valid checkpoint
+    ├─ NeverDurable            a checkpoint whose documents no reader would take: it is rejected
     ├─ CheckpointChanged       a file was rewritten while it was being read
     ├─ UnreadableFile          the volume failed while a file was read: tried again
     ├─ Stopped                 asked to stop at the next block or part; nothing is wrong
@@ -12,7 +13,9 @@
     └─ StoreError
        ├─ NotFound             no such object or upload
        ├─ AlreadyExists        a conditional write met an object
-       ├─ TooLarge             a file that the store never takes: its checkpoint is rejected
+       ├─ Unstorable           a file that the store never takes: its checkpoint is rejected
+       │  ├─ TooLarge          for its size
+       │  └─ ImpossibleKey     for its name
        ├─ CorruptObject        bytes differ from what their writer recorded
        ├─ UnreadableObject     they do at each read, and yet the store says that it holds what was recorded
        ├─ RefusedObject        the store refuses it again and again, and gives out another one: it may be granted later
@@ -53,6 +56,10 @@ class NothingFound(SidecarError):
 
 class CheckpointRejected(SidecarError):
     """A checkpoint directory that cannot be taken as it is; the text is the reason."""
+
+
+class NeverDurable(SidecarError):
+    """A checkpoint of which no commit can be written as it is; the text is the reason and the next step."""
 
 
 class CheckpointChanged(SidecarError):
@@ -98,11 +105,22 @@ class AlreadyExists(StoreError):
         super().__init__(f"{key}: already in the store")
 
 
-class TooLarge(StoreError):
+class Unstorable(StoreError):
+    """The store takes this file at no time."""
+
+
+class TooLarge(Unstorable):
     """The store takes no object as large as this file."""
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(f"{key} is too large for one object ({why}): save it in several files (shards)")
+
+
+class ImpossibleKey(Unstorable):
+    """The store takes no object of this name."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(f"{key}: the store takes no object of this name ({why}): shorten the path")
 
 
 class CorruptObject(StoreError):

@@ -9,6 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", re.ASCII | re.IGNORECASE)
 
+MAX_PREFIX_BYTES = 800
+"""Longest prefix, UTF-8: leaves room for the longest key of a document, a manifest's of up to 189 bytes."""
 _VARIABLE = re.compile(r"\$\([^)]*\)")
 
 
@@ -72,4 +74,6 @@ def _bucket_place(bucket: str, prefix: str) -> BucketPlace:
         raise ValueError(f"names no bucket with {bucket!r}: it must be s3://bucket/prefix, or AWS_S3_BUCKET must be set")
     if prefix and any(part in ("", ".", "..") for part in prefix.split("/")):
         raise ValueError("must have a plain path as its prefix, without '//', '.' and '..'")
+    if len(prefix.encode()) > MAX_PREFIX_BYTES:
+        raise ValueError(f"has a prefix of {len(prefix.encode())} bytes, {MAX_PREFIX_BYTES} at most: keys of S3 have 1,024")
     return BucketPlace(bucket, prefix)

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from sidecar.core.format import rank_layout
 from sidecar.daemon.settings import Bytes
+
+
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):  # Python counts true as 1
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+_Number = BeforeValidator(_no_truth_value)
 
 
 class _RequestBody(BaseModel):
@@ -172,8 +181,8 @@ class Checkpoints(BaseModel):
 class Share(_RequestBody):
     """Ranks of a node's training processes, if each of them reads only its own files and the shared ones."""
 
-    world_size: int = Field(ge=1, description="Training processes of the job")
-    ranks: frozenset[int] = Field(min_length=1, description="Ranks of this node, each below world_size")
+    world_size: Annotated[int, _Number] = Field(ge=1, description="Training processes of the job")
+    ranks: frozenset[Annotated[int, _Number]] = Field(min_length=1, description="Ranks of this node, each below world_size")
 
     @model_validator(mode="after")
     def _exists(self) -> Share:
@@ -189,7 +198,9 @@ class ResumeRequest(_RequestBody):
     """A resume request."""
 
     checkpoint: str = Field("latest", description="latest, checkpoint-<step> or final")
-    train_call: int | None = Field(None, ge=0, description="Only checkpoints of this train() call of the script, from 0")
+    train_call: Annotated[int | None, _Number] = Field(
+        None, ge=0, description="Only checkpoints of this train() call of the script, from 0"
+    )
     share: Share | None = Field(None, description="Leave out files that only ranks of other nodes read; absent: every file")
     asked_by: Literal["trainer", "person"] | None = Field(
         None, description="The trainer's requests have priority. Absent: the trainer, unless it has identified itself before"
@@ -233,7 +244,7 @@ class Resume(BaseModel):
 class FlushRequest(_RequestBody):
     """A flush request."""
 
-    timeout_s: float = Field(30.0, ge=0, le=3600)
+    timeout_s: Annotated[float, _Number] = Field(30.0, ge=0, le=3600)
 
 
 class Flushed(BaseModel):

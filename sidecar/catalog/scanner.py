@@ -12,6 +12,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.resume import newest_first
 from sidecar.core.format.found_checkpoint import FoundCheckpoint, Identity, is_whole, judge
+from sidecar.core.format.key_limits import KeyLimits, check_keys
 from sidecar.core.lifecycle.states import REPORTED, SETTLED, State
 from sidecar.errors import CheckpointRejected
 from sidecar.volume.opener import Place
@@ -57,8 +58,9 @@ class _Trouble:
 class Scanner:
     """A scan of an unchanged volume costs one ``lstat`` per checkpoint; new checkpoints are walked and pinned in a thread."""
 
-    def __init__(self, volume: Volume, catalog: Catalog, identity: Callable[[], Identity]) -> None:
-        """``identity``: node and attempt for markers without them."""
+    def __init__(self, volume: Volume, catalog: Catalog, identity: Callable[[], Identity], limits: KeyLimits) -> None:
+        """``identity``: node and attempt for markers without them. ``limits``: of the store."""
+        self._limits = limits
         self._volume = volume
         self._catalog = catalog
         self._identity = identity
@@ -227,6 +229,7 @@ class Scanner:
             await asyncio.to_thread(self._volume.pins.release, known.checkpoint)
         try:
             checkpoint = judge(found, self._identity())
+            check_keys(checkpoint, self._limits)
             # Held at once, before the trainer's next rotation.
             pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pins.hold, checkpoint)
         except Disappeared as error:

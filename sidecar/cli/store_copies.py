@@ -97,7 +97,7 @@ def push(
         sources, read = {name: SourceDirectory(path, name) for name, path in found.items()}, {}
         for name, source in sources.items():  # all, before anything is sent
             try:
-                read[name] = await source.read()
+                read[name] = await source.read(session.store.key_limits)
             except RequestRefused as error:
                 if len(found) == 1:
                     raise

@@ -53,7 +53,7 @@ class Services:
         self.flush: Final = FlushControl(self.executor, self.events)
         self.termination: Final = Termination(self.volume, grace_s=settings.grace_seconds)
         self.pod: Final = Pod(settings, self.volume, self.termination)
-        self.scanner: Final = Scanner(self.volume, self.catalog, self.pod.identity)
+        self.scanner: Final = Scanner(self.volume, self.catalog, self.pod.identity, store.key_limits)
         self.inventory: Final = Inventory(self.volume, self.catalog, self.scanner)
         self.lease: Final = PrefixLease(store, self.executor, self.termination)
         self.save_requests: Final = SaveRequests(self.volume, self.catalog, self.events)

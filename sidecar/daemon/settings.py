@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, InitSettingsSource, NoDecode, SettingsConfigDict
@@ -219,7 +219,7 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
     except ContractError as error:
         raise ConfigurationError(plain_text(str(error))) from None
     except ValidationError as error:
-        raise ConfigurationError(plain_text(_first_line(error))) from None
+        raise ConfigurationError(plain_text(_first_line(error, given))) from None
     except OSError as error:
         raise ConfigurationError(f"CKPT_CREDENTIALS_DIR or CKPT_CA_BUNDLE: {error.filename}: {error.strerror}") from None
 
@@ -283,7 +283,7 @@ def _safe(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", text).lstrip("._-")[:128] or "local"
 
 
-def _first_line(error: ValidationError) -> str:
+def _first_line(error: ValidationError, given: Mapping[str, str]) -> str:
     first = error.errors(include_url=False)[0]
     said = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
@@ -291,4 +291,55 @@ def _first_line(error: ValidationError) -> str:
     name = str(first["loc"][0])
     if first["type"] == "missing":
         return f"{name} is not set: it must be s3://bucket/prefix or file:///path"
-    return f"{name}={first['input']!r}: {said[0].lower()}{said[1:]}"
+    said = said.replace("Input should be", "must be") if first["type"] == "literal_error" else _accepted(name) or said
+    return f"{name}={given.get(name, first['input'])!r}: {said[0].lower()}{said[1:]}"
+
+
+def _accepted(name: str) -> str | None:
+    """Return what a setting takes if that is a number, an amount or a truth value; ``None``: it has a message of its own."""
+    info = Settings.model_fields.get(name.removeprefix("CKPT_").lower())
+    if info is None:
+        return None
+    kinds, limits = _parts(info.annotation), limits_of(info.annotation, info.metadata)
+    if bool in kinds:
+        return "must be true or false"
+    if not limits:
+        return None
+    if float in kinds:
+        return f"must be a number {_range(limits)}, without a unit"
+    is_amount = any(getattr(extra, "func", None) is amount_bytes for extra in _extras(info.annotation, info.metadata))
+    return f"must be {'an amount such as 200MB, 16Mi or 1.5GiB,' if is_amount else 'a whole number'} {_range(limits)}"
+
+
+def _range(limits: Mapping[str, float]) -> str:
+    low = f"above {bound_text(limits['gt'])}" if "gt" in limits else f"from {bound_text(limits['ge'])}"
+    if "le" not in limits:
+        return low if "gt" in limits else f"{low} on"
+    return f"{low} {'and at most' if 'gt' in limits else 'to'} {bound_text(limits['le'])}"
+
+
+def limits_of(annotation: Any, metadata: Iterable[Any]) -> dict[str, float]:
+    """Return the bounds of a field's type, by their sign: ``ge``, ``gt``, ``le``."""
+    found = {}
+    for extra in _extras(annotation, metadata):
+        for limit in (extra, *getattr(extra, "metadata", ())):
+            for sign in ("ge", "gt", "le"):
+                if (bound := getattr(limit, sign, None)) is not None and get_origin(limit) is None:
+                    found[sign] = bound
+    return found
+
+
+def bound_text(value: float) -> str:
+    """Return a bound as it may be written into a setting."""
+    for power, unit in ((30, "Gi"), (20, "Mi")):
+        if value >= 1 << power and value % (1 << power) == 0:
+            return f"{int(value) >> power}{unit}"
+    return str(value)
+
+
+def _parts(annotation: Any) -> list[Any]:
+    return [annotation, *(part for part in get_args(annotation) if not isinstance(part, str))]
+
+
+def _extras(annotation: Any, metadata: Iterable[Any]) -> list[Any]:
+    return [*metadata, *(extra for part in _parts(annotation) for extra in getattr(part, "__metadata__", ()))]

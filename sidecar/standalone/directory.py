@@ -11,6 +11,7 @@ from pathlib import Path
 from sidecar.core.commit.summary import INCOMPLETE_FILE
 from sidecar.core.format.attempts import of_pod
 from sidecar.core.format.found_checkpoint import Finished, FoundCheckpoint, FoundMarker, Identity, judge
+from sidecar.core.format.key_limits import KeyLimits, check_keys
 from sidecar.errors import CheckpointChanged, CheckpointRejected, ConfigurationError, RequestRefused
 from sidecar.volume.files import opened_as_seen
 from sidecar.volume.opener import Folder
@@ -47,11 +48,11 @@ class SourceDirectory:
         self._name = name
         self._found: FoundCheckpoint | None = None
 
-    async def read(self) -> Finished:
-        """Return the checkpoint in it.
+    async def read(self, limits: KeyLimits) -> Finished:
+        """Return the checkpoint in it. ``limits``: of the store.
 
         Raises:
-            RequestRefused: It is unfinished, being written, or holds something that is no file.
+            RequestRefused: It is unfinished, being written, or holds something that is no file or that the store does not take.
             ConfigurationError: It cannot be read.
         """
         self._found = found = await self._look()
@@ -69,7 +70,12 @@ class SourceDirectory:
             raise RequestRefused(f"{self._path}: a part of a checkpoint, pulled for some ranks: pull all of it first")
         # Where it was downloaded from does not matter in another store.
         meta = {key: value for key, value in checkpoint.meta.items() if key != META_RESTORED}
-        return replace(checkpoint, meta=meta, names_attempt=True)
+        checkpoint = replace(checkpoint, meta=meta, names_attempt=True)
+        try:
+            check_keys(checkpoint, limits)
+        except ContractError as error:
+            raise RequestRefused(f"{self._path}: {error}") from None
+        return checkpoint
 
     async def is_unchanged(self) -> bool:
         """Whether the directory still has exactly the files that ``read`` found."""

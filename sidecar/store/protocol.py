@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from sidecar.core.format.key_limits import KeyLimits
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from sidecar.store.slice import FileSlice
 
@@ -96,6 +97,11 @@ class Store(Protocol):
     @property
     def url(self) -> str:
         """``s3://bucket/prefix``, ``file:///path`` or ``memory://name``, without credentials."""
+        ...
+
+    @property
+    def key_limits(self) -> KeyLimits:
+        """What it takes as a key. Known without contacting it."""
         ...
 
     def probe(self) -> Capabilities:

@@ -32,8 +32,8 @@ from sidecar.errors import (
     PartRefused,
     StoreBusy,
     StoreError,
-    TooLarge,
     UnreadableRun,
+    Unstorable,
 )
 from sidecar.store.cancellation import Cancellation
 from sidecar.transfer.health import Health
@@ -152,8 +152,8 @@ class StoreExecutor:
         """Run a store call until it succeeds, with capped, jittered backoff.
 
         Raises:
-            NotFound, AlreadyExists, ArchivedObject, OversizedDocument, TooLarge, PartRefused, UnreadableRun: Final answers, not
-                retried.
+            NotFound, AlreadyExists, ArchivedObject, OversizedDocument, Unstorable, PartRefused, UnreadableRun: Final answers,
+                not retried.
             CorruptObject: After ``CORRUPT_TRIES`` attempts.
             RefusedObject: Where ``refusals_judged`` says so.
             Stopped: The gate was closed.
@@ -284,7 +284,7 @@ class StoreExecutor:
 
 def _is_answer(error: StoreError) -> bool:
     return isinstance(
-        error, NotFound | AlreadyExists | ArchivedObject | OversizedDocument | TooLarge | PartRefused | UnreadableRun
+        error, NotFound | AlreadyExists | ArchivedObject | OversizedDocument | Unstorable | PartRefused | UnreadableRun
     )
 
 

@@ -106,7 +106,7 @@ class UploadContext:
             tracked: Receives the number of confirmed bytes; ``None``: it is not reported.
         """
         observer = _Observer(self, name, on_wrong, tracked)
-        transfer = FileTransfer(
+        return FileTransfer(
             name,
             StoreLink(self.store, self.limits.known, self.executor, self.deduplicator),
             payloads=self.payloads(name, source),
@@ -114,8 +114,6 @@ class UploadContext:
             guard=guard,
             observer=observer,
         )
-        observer.arrived_bytes = transfer.sent_bytes()
-        return transfer
 
 
 class _Observer(TransferObserver):
@@ -126,15 +124,11 @@ class _Observer(TransferObserver):
         self._name = name
         self._on_wrong = on_wrong
         self._tracked = tracked
-        self.arrived_bytes = 0
-        """Bytes of the checkpoint in the store at the last report; those from before this transfer are not progress."""
 
-    def progressed(self, sent_bytes: int) -> None:
-        self._context.flush.arrived(self._name, sent_bytes - self.arrived_bytes)
-        self.arrived_bytes = sent_bytes
+    def progressed(self, arrived_bytes: int, *, sent_bytes: int) -> None:
+        self._context.flush.arrived(self._name, arrived_bytes)
         if self._tracked is not None:
-            checkpoint = self._tracked.checkpoint  # parts that are sent again count twice as sent, once as progress
-            self._tracked.sent_bytes = min(sent_bytes, checkpoint.size_bytes) if checkpoint else sent_bytes
+            self._tracked.has_sent(sent_bytes)
 
     def changed(self) -> None:
         self._context.news.set()

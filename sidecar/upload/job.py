@@ -11,7 +11,17 @@ from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.states import DISCARDED, State
 from sidecar.core.schedule.parts import largest_file_bytes
-from sidecar.errors import CheckpointChanged, CheckpointRejected, Fenced, SidecarError, StoreError, TooLarge, UnreadableFile
+from sidecar.errors import (
+    CheckpointChanged,
+    CheckpointRejected,
+    Fenced,
+    NeverDurable,
+    SidecarError,
+    StoreError,
+    TooLarge,
+    UnreadableFile,
+    Unstorable,
+)
 from sidecar.repository.documents import StoredCommit
 from sidecar.upload.commit.existing_commit import ExistingCommit
 from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
@@ -63,8 +73,8 @@ class UploadJob:
         except Outdated as error:
             log.warning("upload_starts_again", checkpoint=tracked.name, error=str(error))
             self._restart(str(error))
-        except TooLarge as error:
-            self._reject(str(error))
+        except (Unstorable, NeverDurable) as error:
+            self.reject(str(error))
         except (StoreError, UnreadableFile, OSError) as error:
             # A multipart upload vanished, bytes were corrupted, the disk failed: verified parts are kept.
             await self._back_off(error)
@@ -123,6 +133,7 @@ class UploadJob:
             is_last_look: The store is asked for another node's commit, however short ago that was done.
 
         Raises:
+            NeverDurable: No commit of it can be written.
             StoreError: A request failed.
         """
         context, tracked, checkpoint = self._context, self._tracked, self._checkpoint
@@ -161,6 +172,15 @@ class UploadJob:
         catalog, tracked = self._context.catalog, self._tracked
         if catalog.is_current(tracked):
             catalog.move(tracked, State.GIVEN_UP, reason=reason, sent_bytes=tracked.sent_bytes)
+
+    def reject(self, reason: str) -> None:
+        """Reject the checkpoint for a reason that only a new version of it can remove."""
+        catalog, tracked = self._context.catalog, self._tracked
+        if not catalog.is_current(tracked):  # superseded or given up meanwhile
+            return
+        if tracked.state is State.PAUSED:
+            catalog.move(tracked, State.UPLOADING)
+        catalog.move(tracked, State.REJECTED, reason=reason)
 
     # Permission to write.
 
@@ -278,14 +298,6 @@ class UploadJob:
     def _restart(self, reason: str) -> None:
         if self._context.catalog.is_current(self._tracked):
             self._context.catalog.move(self._tracked, State.FINISHED, reason=reason)
-
-    def _reject(self, reason: str) -> None:
-        catalog, tracked = self._context.catalog, self._tracked
-        if not catalog.is_current(tracked):  # superseded or given up meanwhile
-            return
-        if tracked.state is State.PAUSED:
-            catalog.move(tracked, State.UPLOADING)
-        catalog.move(tracked, State.REJECTED, reason=reason)
 
     def _examine_again(self, reason: str) -> None:
         catalog, tracked = self._context.catalog, self._tracked

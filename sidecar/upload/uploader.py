@@ -16,7 +16,7 @@ import structlog
 from sidecar.catalog.catalog import Tracked
 from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.order import superseded
-from sidecar.errors import Fenced, StoreError
+from sidecar.errors import Fenced, NeverDurable, StoreError
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import UploadContext
 from sidecar.upload.early.early_upload import EarlyUploads
@@ -157,6 +157,9 @@ class Uploader:
                 self._supersede(tracked, why, tasks)
         except Fenced as error:
             job.give_up(str(error))
+        except NeverDurable as error:
+            job.reject(str(error))
+            await job.discard()
         except StoreError as error:
             log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from decimal import Decimal
 from pathlib import Path
@@ -214,6 +215,43 @@ def test_a_value_out_of_range_is_refused_in_one_line_that_names_it(name: str, va
     said = refusal(**{name: value})
     assert said.startswith(name)
     assert "\n" not in said
+
+
+SECONDS = "must be a number above 0 and at most 86400, without a unit"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        *(("CKPT_GRACE_SECONDS", value, SECONDS) for value in ("2m", "30s", "0", "nan", "1e9", "half a minute")),
+        ("CKPT_KEEP_LOCAL", "2 checkpoints", "must be a whole number from 1 on"),
+        ("CKPT_KEEP_STORE", "0", "must be a whole number from 1 on"),
+        ("CKPT_KEEP_EVERY_STEPS", "1.5", "must be a whole number from 1 on"),
+        ("CKPT_CONCURRENCY", "65", "must be a whole number from 1 to 64"),
+        ("CKPT_CONCURRENCY", "9" * 20, "must be a whole number from 1 to 64"),
+        ("CKPT_PART_SIZE", "1MB", "must be an amount such as 200MB, 16Mi or 1.5GiB, from 5Mi to 5Gi"),
+        ("CKPT_PART_SIZE", "large", "must be an amount such as 200MB, 16Mi or 1.5GiB, from 5Mi to 5Gi"),
+        ("CKPT_BANDWIDTH_LIMIT", "0", "must be an amount such as 200MB, 16Mi or 1.5GiB, above 0"),
+        ("CKPT_MIN_FREE", "-5", "must be an amount such as 200MB, 16Mi or 1.5GiB, from 0 on"),
+        ("CKPT_API_PORT", "http", "must be a port from 1 to 65535, or 0 for any free one"),
+        ("CKPT_METRICS_BIND", "0.0.0.0", "must be host:port, such as 0.0.0.0:9471"),
+        ("CKPT_VERIFY_TLS", "perhaps", "must be true or false"),
+        ("CKPT_MODE", "sidecar", "must be 'native' or 'classic'"),
+    ],
+)
+def test_a_refusal_names_the_setting_its_value_and_what_it_may_be(name: str, value: str, accepted: str) -> None:
+    assert refusal(**{name: value}) == f"{name}={value!r}: {accepted}"
+
+
+def test_no_setting_is_refused_in_the_words_of_a_library() -> None:
+    for name in sorted(SIDECAR_SETTINGS):
+        for value in ("\x7f2m", "-1", "[]"):
+            said = ""
+            try:
+                read(**{name: value})
+            except ConfigurationError as error:
+                said = str(error)
+            assert not re.search("(?i)input|parse|valid ", said)
 
 
 def test_a_grace_period_and_amounts_are_read_with_their_units() -> None:

@@ -85,6 +85,39 @@ def test_a_file_that_the_store_finds_too_large_is_rejected_for_good_and_the_othe
         until(lambda: not moto_bucket.unfinished_uploads(), what="its parts are removed")
 
 
+def test_a_file_whose_key_is_too_long_is_rejected_at_once_and_the_others_land(moto_bucket: Bucket, tmp_path: Path) -> None:
+    """The store refused each request of it, and its checkpoint waited for ever."""
+    moto_bucket.prefix += "/" + "p" * 700
+    with sidecar(tmp_path / "volume", moto_bucket.settings()) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-20", {"model": b"model", f"{'d' * 200}/{'n' * 200}": b"long"})
+        reason = until(lambda: running.status()["rejected"].get("checkpoint-20"))
+        assert "keys have 1024 at most: shorten its path or the prefix" in reason
+        write_checkpoint(running.volume, "checkpoint-30", {"model": b"model"})
+        running.committed("checkpoint-30")
+    stored = moto_bucket.keys()
+    assert not [key for key in stored if key.startswith("checkpoint-20/")]
+
+
+class NoLongNames(Dialect):
+    """Refuses long names between two slashes, as MinIO does."""
+
+    def refusal(self, request: Request) -> tuple[int, str] | None:
+        is_long = max(map(len, request.key.split("/"))) > 50
+        return (400, "XMinioInvalidObjectName") if is_long and request.operation == "PutObject" else None
+
+
+def test_a_name_that_the_store_refuses_is_rejected_for_good_and_the_others_land(moto_bucket: Bucket, tmp_path: Path) -> None:
+    proxy = FaultProxy(moto_bucket.endpoint, dialect=NoLongNames())
+    with proxy.running() as endpoint, sidecar(tmp_path / "volume", moto_bucket.settings(endpoint)) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-20", {"model": b"model", "n" * 60: b"long"})
+        reason = until(lambda: running.status()["rejected"].get("checkpoint-20"))
+        assert "takes no object of this name (the store answered XMinioInvalidObjectName): shorten the path" in reason
+        write_checkpoint(running.volume, "checkpoint-30", {"model": b"model"})
+        running.committed("checkpoint-30")
+
+
 class TooLargeInTheEnd(SmallObjectsOnly):
     """Says so only when it is told to."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.format import keys
+from sidecar.core.format import key_limits, keys
 from sidecar.errors import StoreUnavailable
 from sidecar.standalone.directory import SourceDirectory
 from tests.standalone.conftest import Person, checkpoint
@@ -95,6 +95,14 @@ def test_the_layout_of_the_kubeflow_sdk_is_pushed_without_its_unfinished_steps(l
     pushed = local.json("push", str(out), local.url)
     assert [p["checkpoint"] for p in pushed["pushed"]] == ["checkpoint-10"]
     assert [p["checkpoint"] for p in pushed["passed_over"]] == ["checkpoint-20"]
+
+
+def test_a_directory_with_a_file_whose_key_is_too_long_is_refused(
+    local: Person, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_limits, "MAX_KEY_BYTES", 20)
+    assert local.run("push", str(old(checkpoint(out, 10))), local.url) == 7
+    assert "keys have 20 at most: shorten its path" in local.err
 
 
 def test_a_directory_that_is_being_written_is_refused(local: Person, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sidecar.core.format.checksum import checksum, to_text
+from sidecar.core.format.key_limits import KeyLimits
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, OversizedDocument
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
@@ -36,6 +37,7 @@ class MemoryStore:
 
     def __init__(self, url: str = "memory://twin") -> None:
         self.url = url
+        self.key_limits = KeyLimits()
         self._lock = threading.Lock()
         self._objects: dict[str, _Object] = {}
         self._uploads: dict[str, _Upload] = {}

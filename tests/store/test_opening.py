@@ -23,6 +23,12 @@ def test_an_s3_url_opens_s3(url: str) -> None:
     assert store.url == url
 
 
+def test_a_prefix_that_leaves_no_room_for_the_key_of_a_manifest_is_refused() -> None:
+    assert opened(CKPT_STORE=f"s3://bucket/{'p' * 800}").key_limits.prefix_bytes == 801
+    with pytest.raises(ConfigurationError, match=r"has a prefix of 801 bytes, 800 at most: keys of S3 have 1,024"):
+        opened(CKPT_STORE=f"s3://bucket/{'p' * 801}")
+
+
 def test_the_bucket_of_a_data_connection_fills_in() -> None:
     assert opened(CKPT_STORE="s3:///runs/7", AWS_S3_BUCKET="models").url == "s3://models/runs/7"
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from sidecar.catalog.catalog import Tracked
-from sidecar.core.format import checksum, keys
+from sidecar.core.format import checksum, keys, manifest
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry
 from sidecar.core.lifecycle.states import State
@@ -19,6 +21,7 @@ from sidecar.core.schedule.parts import largest_file_bytes
 from sidecar.errors import CheckpointChanged, CheckpointRejected, NotFound, StoreError, UnreadableFile
 from sidecar.store.protocol import Stored
 from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.commit import committer
 from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import UploadContext
@@ -141,6 +144,26 @@ async def test_a_file_that_no_store_takes_is_rejected_before_anything_is_asked(r
     tracked = await run(uploads(store, running), Versions(tmp_path), finished(files=(too_large,)))
     assert tracked.state is State.REJECTED
     assert "at most" in (tracked.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "reason"),
+    [
+        (committer, "MAX_DOCUMENT_BYTES", "the manifest of its 0 files has .* bytes, the maximum is 1: save fewer and larger"),
+        (manifest, "MAX_MANIFESTS_BYTES", "its manifests have .* bytes, the maximum is 1: save fewer and larger files"),
+    ],
+)
+async def test_what_no_reader_would_take_is_rejected_with_the_next_step_and_let_go(
+    module: ModuleType, limit: str, reason: str, running: StoreExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was lost, as if its files had disappeared, or it waited for its commit for ever."""
+    monkeypatch.setattr(module, limit, 1)
+    store, versions = MemoryStore(), Versions(tmp_path)
+    tracked = await run(uploads(store, running), versions)
+    assert tracked.state is State.REJECTED
+    assert re.match(reason, tracked.reason or "")
+    assert versions.let_go_of == ["v1"]
+    assert keys.commit(NAME) not in {stored.key for stored in store.list("")}
 
 
 @pytest.mark.parametrize("no_marker", [True, False])

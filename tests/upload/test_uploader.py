@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from sidecar.core.commit.commit import manifest_of
+from sidecar.core.format import manifest
 from sidecar.core.lifecycle.states import State
+from sidecar.upload.commit.committer import Committer
 from sidecar.upload.schedule.queue import Active
 from sidecar.upload.uploader import Uploader
 from tests.store.memory import MemoryStore
@@ -40,6 +42,29 @@ async def test_a_step_of_an_abandoned_attempt_is_not_waited_for(tmp_path: Path, 
             await uploader._commit_or_supersede(waiting, tasks)
         assert waiting.state is (State.SUPERSEDED if later_attempt else State.UPLOADED)
         assert versions.let_go_of == (["v1"] if later_attempt else [])
+
+
+async def test_a_step_whose_parts_are_together_more_than_a_reader_takes_is_rejected_and_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node waited for the commit of such a step until its pod ended."""
+    monkeypatch.setattr(manifest, "MAX_MANIFESTS_BYTES", 1)
+    versions, nothing_early = Versions(tmp_path), None
+    early: Any = nothing_early
+    with executor(concurrency=2) as threads:
+        context = uploads(MemoryStore(), threads)
+        uploader = Uploader(context, versions, early, skip_superseded=False)
+        ours, theirs = (finished(node=Node(index, 2)) for index in (0, 1))
+        waiting = context.catalog.finished(ours, held=True)
+        for state in (State.UPLOADING, State.UPLOADED):
+            context.catalog.move(waiting, state)
+        for part in (ours, theirs):
+            await Committer(context.store, threads).publish_manifest(manifest_of(part, []))
+        async with asyncio.TaskGroup() as tasks:
+            await uploader._commit_or_supersede(waiting, tasks)
+        assert waiting.state is State.REJECTED
+        assert (waiting.reason or "").endswith("the maximum is 1: save fewer and larger files")
+        assert versions.let_go_of == ["v1"]
 
 
 async def test_a_version_that_is_superseded_is_let_go_while_an_earlier_one_is_still_being_sent(tmp_path: Path) -> None:

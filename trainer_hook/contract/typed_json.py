@@ -40,16 +40,47 @@ def encode_json(fields: Mapping[str, Any]) -> bytes:
 
 
 def json_object(raw: bytes, *, what: str) -> dict[str, Any]:
-    """Return a JSON object. ``what`` names it in the error."""
+    """Return a JSON object, in which no object has a key twice. ``what`` names it in the error."""
     try:
-        value = json.loads(raw.decode())
+        value = json.loads(raw.decode(), object_pairs_hook=_unique)
         if b"\\u" in raw:  # may escape half a surrogate pair, which nothing could write again
             json.dumps(value, ensure_ascii=False).encode()
+    except _RepeatedKeyError as error:
+        raise ContractError(f"{what} has {error}") from None
     except (ValueError, RecursionError) as error:
         raise ContractError(f"{what} is not JSON: {str(error)[:200]}") from None
     if not isinstance(value, dict):
         raise ContractError(f"{what} must be a JSON object, not {type(value).__name__}")
     return value
+
+
+def repeated_key(raw: bytes) -> str | None:
+    """Return a key that an object in a JSON document has twice, as text for an error; ``None``: there is none.
+
+    Parsers differ in which of the two values they take. Nothing is built of the document, so this costs little.
+    """
+    try:
+        json.loads(raw, object_pairs_hook=_checked)
+    except _RepeatedKeyError as error:
+        return str(error)
+    return None
+
+
+class _RepeatedKeyError(ValueError):
+    """Text: which key is there twice."""
+
+
+def _checked(pairs: list[tuple[str, Any]]) -> None:
+    if len({key for key, _ in pairs}) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _RepeatedKeyError(f"the key {next(key for key in keys if keys.count(key) > 1)[:60]!r} twice in one object")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        _checked(pairs)
+    return found
 
 
 def expect_format(fields: Mapping[str, Any]) -> None:

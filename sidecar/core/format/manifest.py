@@ -26,6 +26,7 @@ from trainer_hook.contract import (
     encode_marker,
     is_checkpoint_name,
     parse_marker,
+    repeated_key,
     step_of,
 )
 
@@ -346,9 +347,15 @@ _D = TypeVar("_D", bound=_Document)
 
 def _decode(kind: type[_D], raw: bytes, key: str) -> _D:
     try:
-        return kind.model_validate_json(raw)
+        document = kind.model_validate_json(raw)
+        twice = repeated_key(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
         said = plain_text(f"{place}: {first['msg']}")
         raise ContractError(f"{key}: {said}") from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits
+        raise ContractError(f"{key}: {str(error)[:200]}") from None
+    if twice is not None:
+        raise ContractError(f"{key}: {plain_text(twice)}")
+    return document

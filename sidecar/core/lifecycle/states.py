@@ -68,7 +68,18 @@ _FOLLOWING: dict[State, frozenset[State]] = {
     ),
     # A second sidecar of the same pod may have committed it while it was paused here.
     State.PAUSED: frozenset({State.FINISHED, State.UPLOADING, State.COMMITTED, State.SUPERSEDED, State.LOST, State.GIVEN_UP}),
-    State.UPLOADED: frozenset({State.FINISHED, State.UPLOADING, State.COMMITTED, State.SUPERSEDED, State.LOST, State.GIVEN_UP}),
+    # Rejected: with the parts of all nodes it is more than a reader takes.
+    State.UPLOADED: frozenset(
+        {
+            State.FINISHED,
+            State.UPLOADING,
+            State.COMMITTED,
+            State.SUPERSEDED,
+            State.REJECTED,
+            State.LOST,
+            State.GIVEN_UP,
+        }
+    ),
     State.COMMITTED: frozenset({State.FINISHED}),
     State.SUPERSEDED: frozenset({State.FINISHED}),
     State.LOST: frozenset({State.FINISHED, State.WRITING}),

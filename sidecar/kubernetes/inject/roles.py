@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sidecar.kubernetes.inject.pod_templates import Fields, InjectWarning, Kind, PodTemplate, at
+from sidecar.kubernetes.inject.trainer import has_accelerator
 from sidecar.kubernetes.inject.warnings import warnings_of_shell
 
 _TAKE_IT = "name it with --pods if it trains"
@@ -24,6 +25,28 @@ def without_helpers(document: Fields, kind: Kind, chosen: list[PodTemplate]) -> 
         if template.name in said:
             warnings += [InjectWarning(template.path, said[template.name]), *_of_launcher(template)]
     return trains, warnings
+
+
+def warning_of_ray_head(document: Fields, kind: Kind) -> Iterator[InjectWarning]:
+    """Yield a warning about the head of a Ray cluster with worker groups, if Ray may place training there, too.
+
+    It does where the head has an accelerator or the workers have none, unless the head offers no CPU: a worker of Ray Train
+    asks for one.
+    """
+    cluster = at(document, kind.pods[0].partition(".workerGroupSpecs")[0]) if kind.group == "ray.io" else None
+    if not cluster or not cluster.get("workerGroupSpecs"):
+        return
+    head = cluster.get("headGroupSpec") or {}
+    offered = head.get("rayStartParams") or {}
+    in_head = _asks_for_accelerator(head) and str(offered.get("num-gpus")) != "0"
+    if str(offered.get("num-cpus")) != "0" and (in_head or not any(map(_asks_for_accelerator, cluster["workerGroupSpecs"]))):
+        where = f"{kind.pods[0].partition('workerGroupSpecs')[0]}headGroupSpec.rayStartParams"
+        text = 'the head gets no sidecar beside worker groups, and Ray may place training there: give it num-cpus: "0"'
+        yield InjectWarning(where, text)
+
+
+def _asks_for_accelerator(group: Fields) -> bool:
+    return any(map(has_accelerator, at(group, "template.spec.containers") or ()))
 
 
 def _of_launcher(template: PodTemplate) -> Iterator[InjectWarning]:

@@ -87,12 +87,13 @@ def _hints(template: PodTemplate, containers: Sequence[Fields]) -> Iterator[str]
     default = annotations_of(template.fields).get(_DEFAULT_CONTAINER)
     if default and named(containers, str(default)) is not None:
         yield str(default)
-    with_accelerator = [str(container.get("name")) for container in containers if _has_accelerator(container)]
+    with_accelerator = [str(container.get("name")) for container in containers if has_accelerator(container)]
     if len(with_accelerator) == 1:
         yield with_accelerator[0]
 
 
-def _has_accelerator(container: Fields) -> bool:
+def has_accelerator(container: Fields) -> bool:
+    """Whether a container asks for a GPU or another accelerator."""
     resources = container.get("resources") or {}
     wanted = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
     return any(_ACCELERATOR.search(str(name)) and str(count) != "0" for name, count in wanted.items() if "/" in str(name))

@@ -6,11 +6,11 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sidecar.errors import AccessRefused, NotFound, StoreError, StoreUnavailable
+from sidecar.errors import AccessRefused, ImpossibleKey, NotFound, StoreError, StoreUnavailable, TooLarge
 
 HAS_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """Errors of ``link`` on file systems without hard links."""
-_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG})
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP})
 _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY})
 _NEXT_STEP = {
     errno.ENOSPC: "free space on the file system of CKPT_STORE, make it larger, or set CKPT_KEEP_STORE",
@@ -19,7 +19,6 @@ _NEXT_STEP = {
     errno.EPERM: "make the folder of CKPT_STORE readable and writable for the sidecar's user or group (fsGroup)",
     errno.EROFS: "mount the volume of CKPT_STORE writable",
     errno.ELOOP: "the store follows no symbolic links: replace it by what it points to",
-    errno.ENAMETOOLONG: "the file system takes no names of that length: shorten them",
     errno.ESTALE: "the file server was restarted or the folder replaced; it is tried again",
 }
 
@@ -62,5 +61,9 @@ def _meaning(name: str, error: OSError) -> StoreError:
     text = f"{name}: {error.strerror or error}{place}"
     if number in _IN_THE_WAY:
         return AccessRefused(f"{text}: one path cannot be both a folder and an object: remove one of them")
+    if number == errno.ENAMETOOLONG:
+        return ImpossibleKey(name, text.removeprefix(f"{name}: "))
+    if number == errno.EFBIG:
+        return TooLarge(name, "the file system of CKPT_STORE takes no file of that size")
     kind = AccessRefused if number in _REFUSED else StoreUnavailable
     return kind(f"{text}: {_NEXT_STEP.get(number, 'it is tried again')}")

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sidecar.core.format import checksum, keys
+from sidecar.core.format.key_limits import KeyLimits
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from sidecar.errors import (
     AccessRefused,
@@ -37,6 +38,7 @@ class FileStore:
 
     def __init__(self, root: Path, *, verification: Verification = Verification.FSYNC) -> None:
         self.url = f"file://{root}"
+        self.key_limits = KeyLimits(is_file_system=True)
         self._root = root
         self._verification = verification
         self._uploads = Uploads(root / UPLOADS)

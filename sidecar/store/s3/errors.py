@@ -25,6 +25,7 @@ from sidecar.errors import (
     AlreadyExists,
     ArchivedObject,
     CorruptObject,
+    ImpossibleKey,
     NoCredentials,
     NotFound,
     PartRefused,
@@ -78,6 +79,9 @@ _PERMISSIONS = {
 _CORRUPT = frozenset(
     {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch", "IncompleteBody"}
 )
+_NAME_REFUSED = frozenset({"KeyTooLongError", "InvalidObjectName", "XMinioInvalidObjectName"})
+"""Of S3, of Ceph RGW, and of MinIO, which takes 255 bytes between two slashes."""
+_NAMING = frozenset({"PutObject", "CreateMultipartUpload", "CopyObject"})
 _NOT_FOUND = frozenset({"NoSuchKey", "NoSuchUpload", "NoSuchVersion", "InvalidPart"})
 _BUSY = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests"})
 _TRANSIENT = frozenset(
@@ -112,6 +116,8 @@ def from_response(name: str, error: boto.ClientError) -> StoreError:
         return NotFound(name)
     if code == "InvalidArgument" and error.operation_name == "UploadPart":
         return PartRefused(name, code)
+    if code in _NAME_REFUSED and error.operation_name in _NAMING:
+        return ImpossibleKey(name, f"the store answered {code}")
     if code == "EntityTooLarge":
         return TooLarge(name, "the store answered EntityTooLarge")
     if code == "InvalidObjectState" and error.operation_name == "GetObject":

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sidecar.core.format import checksum
+from sidecar.core.format.key_limits import KeyLimits
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from sidecar.errors import (
     AccessRefused,
@@ -55,6 +56,7 @@ class S3Store:
     def __init__(self, options: S3Options) -> None:
         self._options = options
         self._root = f"{options.prefix}/" if options.prefix else ""
+        self.key_limits = KeyLimits(prefix_bytes=len(self._root.encode()))
         self.url = f"s3://{options.bucket}/{options.prefix}".rstrip("/")
         self._clients = Clients(options)
         self._reads = Reads(self._clients, self.stat, root=self._root, url=self.url)

@@ -30,7 +30,7 @@ from sidecar.core.format import keys
 from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Commit, Manifest, decode_manifest, encode, too_large
-from sidecar.errors import AlreadyExists, CheckpointRejected, NotFound, Stopped
+from sidecar.errors import AlreadyExists, NeverDurable, NotFound, Stopped
 from sidecar.repository.documents import StoredCommit, named_in
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
@@ -175,13 +175,13 @@ class Committer(Revocation):
         """Write this node's manifest: from then on its part counts as uploaded.
 
         Raises:
-            CheckpointRejected: The manifest would exceed the maximum size of a document.
+            NeverDurable: The manifest would exceed the maximum size of a document.
         """
         node = Node(manifest.node.index, manifest.node.count)
         key = keys.manifest(manifest.name, manifest.attempt, node)
         raw = encode(manifest)
         if len(raw) > MAX_DOCUMENT_BYTES:
-            raise CheckpointRejected(
+            raise NeverDurable(
                 f"the manifest of its {len(manifest.files)} files has {len(raw)} bytes, the maximum is {MAX_DOCUMENT_BYTES}: "
                 "save fewer and larger files"
             )
@@ -328,7 +328,7 @@ class Committer(Revocation):
 
         Raises:
             AlreadyExists: The step has a commit.
-            Fenced, _NotYet: It must not be written, or not be written now.
+            Fenced, NeverDurable, _NotYet: It must not be written, is more than a reader takes, or must not be written now.
         """
 
         async def check() -> None:
@@ -336,7 +336,7 @@ class Committer(Revocation):
                 raise _NotYet(why_not)
 
         if (why := too_large(commit, files=files)) is not None:
-            raise _NotYet(why)
+            raise NeverDurable(why)
         if self._clock() - asked_s > HELD_S:
             await check()
         # Written last: without this object the step is invisible (I1).

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from sidecar.core.format.found_checkpoint import FoundFile
+from sidecar.core.format.key_limits import impossible_key
 from sidecar.core.lifecycle.states import PENDING, WANTED
 from sidecar.core.schedule.order import Waiting
 from sidecar.daemon.tasks import within
@@ -27,7 +28,7 @@ from sidecar.upload.send.journal import Journal
 from sidecar.volume.unfinished import FilesSeen, Unfinished, list_files
 from sidecar.volume.volume import Volume
 from sidecar.volume.watch import Hints
-from trainer_hook.contract import FINAL, step_of
+from trainer_hook.contract import FINAL, Node, step_of
 
 log = structlog.get_logger()
 
@@ -227,6 +228,8 @@ class EarlyUploads:
             if early.allowed is None:  # ``growing`` is kept: after the answer, files are compared with the poll before this one
                 return
         early.growing = {file.path: file for file in seen.open}
+        if is_worth_it and self._is_impossible(early.name, [*seen.closed, *seen.open]):
+            early.allowed = False
         if not is_worth_it or not (fresh or longer) or not early.allowed or self._known.get(early.name) is not early:
             return
         if any(map(early.is_rewritten, [*fresh, *seen.open])):  # the requests in flight are useless
@@ -290,6 +293,10 @@ class EarlyUploads:
 
     async def _objection(self) -> str | None:
         return await self._context.lease.objection(None, self._context.pod.attempt())
+
+    def _is_impossible(self, name: str, files: Sequence[FoundFile]) -> bool:
+        """Whether the store will never take one of the files: its request would be tried again for ever."""
+        return impossible_key(name, "", Node(), (file.path for file in files), self._context.store.key_limits) is not None
 
     async def _is_untouched(self, early: _Early) -> bool:
         return await self._context.committer.is_untouched(early.name, attempt=self._context.pod.attempt())

@@ -11,7 +11,7 @@ import structlog
 
 from sidecar.core.schedule.backoff import delay_s
 from sidecar.core.schedule.slow_parts import RequestProgress, is_worth_hedging, seen_over_s
-from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError, TooLarge
+from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError, Unstorable
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.request_batch import OVERTAKEN_AFTER_S
@@ -130,7 +130,7 @@ class Dispatcher:
         try:
             await transfer.carry(item)
         except StoreError as error:
-            if transfer.retry_gate.behind and not isinstance(error, NotFound | AlreadyExists | TooLarge | CorruptObject):
+            if transfer.retry_gate.behind and not isinstance(error, NotFound | AlreadyExists | Unstorable | CorruptObject):
                 transfer.put_back(item, rest_s=PREEMPTED_RETRY_S)
                 asyncio.get_running_loop().call_later(PREEMPTED_RETRY_S, self.pump)
             else:

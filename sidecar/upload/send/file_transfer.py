@@ -75,7 +75,6 @@ class FileTransfer:
         self._guard = guard
         self._plan = WorkPlan(name, link, journal)
         self._carried: set[WorkItem] = set()
-        self._sent_bytes = self.sent_bytes()
         self._error: BaseException | None = None
         self._closed = False
         self._changed = asyncio.Event()
@@ -218,8 +217,7 @@ class FileTransfer:
             self._observer.sent_wrong_bytes()
             self._plan.send_again(path, number)
         elif self._plan.arrived_late(path, part, crc):
-            self._sent_bytes += part.size_bytes
-            self._observer.progressed(self._sent_bytes)
+            self._progressed(0)  # counted as arrived by the early upload
             if path not in self.journal.unconfirmed:
                 await self._join_if_all_are_there(upload, self.journal.uploads[path])
 
@@ -251,8 +249,8 @@ class FileTransfer:
             send_try = SendTry(self._payloads.gate, on_sent)
             stored, crc = await self._persistently(self._payloads.put_file, path, upload.key, size_bytes, send_try)
             if await self._verified(upload, stored, crc):
-                self._arrived(size_bytes, began_s=began_s)
                 self._stored(upload, stored, crc, part_bytes=0, first_crc=crc)
+                self._arrived(size_bytes, began_s=began_s)
                 return
         raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one after each try")
 
@@ -362,6 +360,7 @@ class FileTransfer:
         path = upload.file.path
         progress = self.journal.uploads.get(path)
         self._plan.dropped(path)
+        self._progressed(0)
         if progress is not None:
             await self._executor.persistently(self._store.abort_upload, progress.key, progress.upload_id)
 
@@ -371,8 +370,10 @@ class FileTransfer:
 
     def _arrived(self, size_bytes: int, *, began_s: float) -> None:
         self._executor.count(size_bytes, began_s=began_s)
-        self._sent_bytes += size_bytes
-        self._observer.progressed(self._sent_bytes)
+        self._progressed(size_bytes)
+
+    def _progressed(self, arrived_bytes: int) -> None:
+        self._observer.progressed(arrived_bytes, sent_bytes=self.sent_bytes())
 
     def _stored(self, upload: Upload, stored: Stored, crc: int, *, part_bytes: int, first_crc: int) -> None:
         self._record(upload, stored, crc, part_bytes=part_bytes, first_crc=first_crc)

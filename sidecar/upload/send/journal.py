@@ -52,11 +52,14 @@ class FileProgress:
     part_bytes: int
     parts: dict[int, Part] = field(default_factory=dict)
     checksums: dict[int, int] = field(default_factory=dict)
+    sent_bytes: int = 0
+    """Sum of the sizes of the finished parts."""
 
-    @property
-    def sent_bytes(self) -> int:
-        """Sum of the sizes of the finished parts."""
-        return sum(part.size_bytes for part in self.parts.values())
+    def add(self, part: Part, crc: int) -> None:
+        """Add a finished part, or replace it."""
+        before = self.parts.get(part.number)
+        self.sent_bytes += part.size_bytes - (before.size_bytes if before else 0)
+        self.parts[part.number], self.checksums[part.number] = part, crc
 
 
 class Journal:
@@ -124,9 +127,7 @@ class Journal:
             case Grown() if line.path in self.stamps:
                 self.stamps[line.path] = line.stamp
             case PartSent() if line.path in self.uploads:
-                progress = self.uploads[line.path]
-                progress.parts[line.number] = Part(line.number, line.size_bytes, line.etag, crc64nvme=line.crc)
-                progress.checksums[line.number] = line.crc
+                self.uploads[line.path].add(Part(line.number, line.size_bytes, line.etag, crc64nvme=line.crc), line.crc)
             case FileStored():
                 self._remember(line)
             case FileChange(event="dropped"):

@@ -108,6 +108,16 @@ def test_wrong_types_and_sizes_are_refused(said: Any) -> None:
         decode(said)
 
 
+def test_a_line_with_a_key_twice_is_refused() -> None:
+    raw = json.dumps(STORED).encode()
+    assert isinstance(decode_line(raw, name=NAME), FileStored)
+    with pytest.raises(ContractError, match="the key 'size_bytes' twice"):
+        decode_line(raw.replace(b'"size_bytes": 5', b'"size_bytes": 6, "size_bytes": 5'), name=NAME)
+    for later in (b"9" * 5000, b"[" * 3000 + b"]" * 3000):
+        with pytest.raises(ContractError):
+            decode_line(raw[:-1] + b', "later": ' + later + b"}", name=NAME)
+
+
 def test_a_line_is_no_longer_than_any_that_is_written() -> None:
     path = "d/" * 400 + "x"
     longest = FileStored(

@@ -250,6 +250,22 @@ def test_an_empty_or_torn_document_is_corrupt(raw: bytes) -> None:
         decode_commit(raw, key=KEY)
 
 
+@pytest.mark.parametrize("key", ["attempt", "size_bytes"])
+def test_a_document_with_a_key_twice_is_corrupt_because_readers_differ_in_which_they_take(key: str) -> None:
+    for document, decode, place in ((MANIFEST, decode_manifest, "k"), (COMMIT, decode_commit, KEY)):
+        raw = json.dumps(document).replace(f'"{key}":', f'"{key}": 2, "{key}":').encode()
+        raw = raw.replace(b'"attempt": 2', b'"attempt": "a2"')
+        assert json.loads(raw) == document  # Python takes the last one
+        with pytest.raises(ContractError, match=f"^{place}: the key '{key}' twice in one object"):
+            decode(raw, key=place)
+
+
+def test_a_number_that_not_every_reader_takes_makes_a_document_corrupt() -> None:
+    raw = json.dumps(MANIFEST).encode()[:-1] + b', "later": ' + b"9" * 5000 + b"}"
+    with pytest.raises(ContractError, match=r"^k: "):
+        decode_manifest(raw, key="k")
+
+
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_the_checksum_of_a_file_is_a_number_or_its_text(crc: int, other: int) -> None:
     entry = FileEntry(path="model", key="checkpoint-1/model", size_bytes=1, crc64nvme=checksum.to_text(crc))

@@ -71,3 +71,8 @@ def test_fields_with_their_default_value_are_not_written() -> None:
 def test_a_field_of_another_type_is_named(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(ContractError, match=why):
         decode_run(json.dumps(fields).encode())
+
+
+def test_a_key_that_is_there_twice_is_named() -> None:
+    with pytest.raises(ContractError, match=r"run\.json has the key 'run_id' twice in one object"):
+        decode_run(b'{"run_id": "ours", "run_id": "theirs"}')

@@ -132,6 +132,21 @@ def test_what_is_not_a_json_object_is_refused(content: str | bytes, reason: str)
 
 
 @pytest.mark.parametrize(
+    ("content", "key"),
+    [
+        ('{"step": 20, "step": 20}', "step"),
+        ('{"attempt": "a", "\\u0061ttempt": "b"}', "attempt"),
+        ('{"node": {"index": 0, "count": 2, "index": 1}}', "index"),
+        ('{"meta": {"a": [{"b": 1, "b": 2}]}}', "b"),
+        ('{"unknown": {"x": 1, "x": 2}}', "x"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused_because_readers_differ_in_which_they_take(content: str, key: str) -> None:
+    with pytest.raises(ContractError, match=f"marker has the key '{key}' twice in one object"):
+        parse(content)
+
+
+@pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"step": "20"}, "step"),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 import re
+from typing import Any
 
 import pytest
 
@@ -75,6 +77,47 @@ def test_credentials_that_a_person_gave_the_sidecar_are_seen(name: str) -> None:
 
 def test_a_right_pod_has_no_warnings() -> None:
     assert inject(job(), asked(image="registry/x:1", secret="data-connection")).warnings == ()
+
+
+def ray_cluster(head: dict[str, Any], *, head_gpu: bool = False, worker_gpu: bool = False) -> dict[str, Any]:
+    """Return a RayCluster with one worker group."""
+
+    def template(has_gpu: bool) -> dict[str, Any]:
+        spec = copy.deepcopy(job()["spec"]["template"]["spec"])
+        if has_gpu:
+            spec["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 1}}
+        return {"template": {"spec": spec}}
+
+    groups = [{"groupName": "gpu", "replicas": 1, "minReplicas": 1, "maxReplicas": 1, **template(worker_gpu)}]
+    return {"headGroupSpec": {"rayStartParams": head, **template(head_gpu)}, "workerGroupSpecs": groups}
+
+
+@pytest.mark.parametrize(
+    ("head", "head_gpu", "worker_gpu", "is_warned"),
+    [
+        ({}, False, False, True),
+        ({"num-cpus": "4"}, False, False, True),
+        ({}, True, True, True),
+        ({"num-cpus": "0"}, False, False, False),
+        ({"num-cpus": "0"}, True, True, False),
+        ({}, False, True, False),
+        ({"num-gpus": "0"}, True, True, False),
+    ],
+)
+@pytest.mark.parametrize("kind", ["RayCluster", "RayJob", "RayCronJob"])
+def test_a_ray_head_that_may_train_beside_worker_groups_is_named(
+    kind: str, head: dict[str, Any], head_gpu: bool, worker_gpu: bool, is_warned: bool
+) -> None:
+    """It trained without a sidecar, and nothing said so."""
+    cluster = ray_cluster(head, head_gpu=head_gpu, worker_gpu=worker_gpu)
+    path = {"RayCluster": "spec", "RayJob": "spec.rayClusterSpec", "RayCronJob": "spec.jobTemplate.rayClusterSpec"}[kind]
+    spec: Any = cluster
+    for key in reversed(path.split(".")[1:]):
+        spec = {key: spec}
+    document = {"apiVersion": "ray.io/v1", "kind": kind, "metadata": {"name": "llama"}, "spec": spec}
+    said = [str(each) for each in inject(document, asked(image="registry/x:1", secret="s")).warnings if "head" in each.text]
+    text = 'the head gets no sidecar beside worker groups, and Ray may place training there: give it num-cpus: "0"'
+    assert said == ([f"{path}.headGroupSpec.rayStartParams: {text}"] if is_warned else [])
 
 
 REFUSALS = {

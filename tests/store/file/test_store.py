@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import threading
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.format.checksum import checksum
-from sidecar.errors import AccessRefused, NotFound, StoreError, StoreUnavailable
+from sidecar.errors import AccessRefused, ImpossibleKey, NotFound, StoreError, StoreUnavailable, TooLarge
 from sidecar.store.file.store import FileStore
 from sidecar.store.file.uploads import UPLOADS
 from sidecar.store.protocol import Verification
@@ -47,6 +48,22 @@ def test_a_key_cannot_leave_the_root(folder: FileStore, root: Path, key: str) ->
         with pytest.raises(StoreError):
             call()
     assert names(root.parent) == ["run-1"]
+
+
+def test_a_file_that_the_file_system_takes_at_no_time_is_too_large(folder: FileStore) -> None:
+    """It was sent again for ever: the limit of FAT is 4 GiB, of ext4 16 TiB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(TooLarge, match=r"takes no file of that size\): save it in several files"):
+            folder.put("model", bytes(2000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_name_that_the_file_system_takes_at_no_time_is_refused_for_good(folder: FileStore) -> None:
+    with pytest.raises(ImpossibleKey, match=r"takes no object of this name \(File name too long"):
+        folder.put("n" * 256, b"")
 
 
 def test_a_link_is_not_followed_out_of_the_root(folder: FileStore, root: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format import manifest as manifest_module
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
 from sidecar.core.format.manifest import FileEntry
-from sidecar.errors import NotFound, StoreUnavailable
+from sidecar.errors import NeverDurable, NotFound, StoreUnavailable
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
@@ -63,8 +63,8 @@ async def test_a_commit_of_more_files_than_a_reader_takes_is_not_written(
     pods = [Pod(store, executor, index) for index in (0, 1)]
     for pod in pods:
         await pod.publish(b"part", "a")
-    decision = await pods[0].committer.try_commit(pods[0].checkpoint("a"))
-    assert decision == Wait("it has 2 files, the maximum is 1: save fewer and larger files")
+    with pytest.raises(NeverDurable, match="it has 2 files, the maximum is 1: save fewer and larger files"):
+        await pods[0].committer.try_commit(pods[0].checkpoint("a"))
     with pytest.raises(NotFound):
         store.get(COMMIT)
 

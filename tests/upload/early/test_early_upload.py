@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.format.found_checkpoint import Finished
+from sidecar.core.format.key_limits import KeyLimits
 from sidecar.core.lifecycle.states import State
 from sidecar.errors import Fenced
 from sidecar.upload.context import UploadContext
@@ -95,3 +96,15 @@ async def test_a_step_that_is_written_again_is_not_sent_early_before_the_earlier
             async with asyncio.timeout(5):
                 while not early.has("checkpoint-10"):
                     await asyncio.sleep(0.01)
+
+
+async def test_a_file_that_the_store_never_takes_is_not_sent_early(volume: Volume) -> None:
+    """Its request was tried again for ever, and no other unfinished checkpoint was looked at any more."""
+    store = MemoryStore()
+    store.key_limits = KeyLimits(prefix_bytes=1010)
+    with executor(concurrency=2) as threads:
+        async with sending(uploads(store, threads), volume) as (early, task):
+            await asyncio.sleep(0.2)
+            assert not early.has("checkpoint-10")
+            assert not task.done()
+            assert not list(store.list(""))

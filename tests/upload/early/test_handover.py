@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sidecar.catalog.catalog import Tracked
+from sidecar.core.format.found_checkpoint import FoundFile
+from sidecar.core.lifecycle.states import State
 from sidecar.errors import NotFound
 from sidecar.store.protocol import Part
 from sidecar.store.slice import FileSlice
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.early.handover import Handover
 from sidecar.upload.schedule.dispatcher import Dispatcher
+from sidecar.upload.schedule.queue import report_uploading
 from sidecar.upload.send.file_transfer import FileTransfer
-from tests.upload.parts import PART_BYTES, DistantStore, ended, executor, found, transfer, written
+from sidecar.upload.send.journal import Journal
+from sidecar.volume.opener import Folder
+from sidecar.volume.unfinished import Unfinished
+from tests.store.memory import MemoryStore
+from tests.upload.parts import (
+    PART_BYTES,
+    DistantStore,
+    OpenGuard,
+    ended,
+    executor,
+    found,
+    transfer,
+    uploads,
+    written,
+)
+from tests.upload.test_job import finished
 
 PARTS = 6
 
@@ -102,3 +122,50 @@ async def test_what_did_not_arrive_is_sent_again(tmp_path: Path) -> None:
         await early.arrives(own)
         await ended(own)
         assert store.get("checkpoint-1/model") == early.path.read_bytes()
+
+
+class WatchedStore(MemoryStore):
+    """Records what is shown as sent when a part comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[int] = []
+        self.figure: Callable[[], int] = lambda: 0
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> Part:
+        self.shown.append(self.figure())
+        return super().upload_part(key, upload_id, number, body)
+
+
+async def test_what_is_sent_again_is_not_shown_as_sent(tmp_path: Path) -> None:
+    """Parts counted twice: 101 % was shown, and later 100 % while everything was sent again."""
+    store, path = WatchedStore(), written(tmp_path / "checkpoint-1", parts=PARTS)
+    with executor(concurrency=1) as running:
+        early, stream = transfer(path, store, running, journal=tmp_path / "early"), Dispatcher(running)
+        early.add([found(path)])
+        stream.reorder([early])
+        await ended(early)
+        before, store.shown = path.stat(), []
+        path.write_bytes(path.read_bytes()[::-1])
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        context = uploads(store, running)
+        tracked = context.catalog.finished(finished(name="checkpoint-1", files=(found(path),)), held=True)
+        store.figure = lambda: tracked.sent_bytes
+        source, journal = Unfinished(Folder(tmp_path) / "checkpoint-1"), Journal(Folder(tmp_path) / "checkpoint-1@own")
+        source.see(found(path))
+        journal.take_over(early.journal, [found(path)])
+        own = context.transfer("checkpoint-1", source, journal, guard=OpenGuard(), on_wrong=store.shown.clear, tracked=tracked)
+        report_uploading(context.catalog, tracked, own)
+        assert tracked.sent_bytes == PARTS * PART_BYTES
+        own.add([found(path)])
+        stream.reorder([own])
+        await ended(own)
+        assert store.shown == [number * PART_BYTES for number in range(PARTS)]
+        assert tracked.sent_bytes == PARTS * PART_BYTES
+        assert store.get("checkpoint-1/model") == path.read_bytes()
+
+
+def test_no_more_than_its_size_is_shown_as_sent() -> None:
+    tracked = Tracked("checkpoint-1", "v", State.FINISHED, finished(files=(FoundFile("model", 100, 0, 0),)))
+    assert [tracked.has_sent(sent) for sent in (0, 99, 101)] == [0, 99, 100]
+    assert tracked.sent_bytes == 100

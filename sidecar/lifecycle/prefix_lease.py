@@ -24,7 +24,7 @@ from sidecar.core.lifecycle.prefix_ownership import (
 )
 from sidecar.errors import ConfigurationError, Fenced, StoreError, Undeclared, UnreadableRun
 from sidecar.lifecycle.lease_documents import LeaseDocuments
-from sidecar.lifecycle.take_over import TICK_S, TakeOver
+from sidecar.lifecycle.take_over import TICK_S, TakeOver, two_at_once
 from sidecar.lifecycle.termination import Ending
 from sidecar.store.protocol import Store
 from sidecar.transfer.clock import Clock
@@ -116,7 +116,8 @@ class PrefixLease:
     async def settle(self) -> None:
         """Take the prefix over, if it is another pod's: at once from a pod of the same job, else once its holder is silent.
 
-        A pod that is told to end before that is known does not take it over: the holder may be another job's, and alive.
+        A pod that is told to end before that is known does not take it over: the holder may be another job's, and alive. See
+        ``settle_later``.
 
         Raises:
             ConfigurationError: Another job holds the prefix.
@@ -126,19 +127,26 @@ class PrefixLease:
             if not self.takes_over_at_once:
                 match await self._take_over.watch_holder(job=self._holder.job):
                     case Ownership.TWO_AT_ONCE:
-                        run = self._documents.run
-                        raise ConfigurationError(
-                            f"{self._url} is being written by another job ({run.job or run.holder}) at this "
-                            "moment: give each run its own prefix in CKPT_STORE. Is it an earlier pod of this job? Then set "
-                            "CKPT_RUN_ID or JOB_NAME for both. Is it another node of this job? Then set CKPT_NODE_INDEX and "
-                            "CKPT_NODE_COUNT"
-                        )
+                        raise two_at_once(self._url, self._documents.run)
                     case Ownership.WATCH:
                         return
             claims = await self._take_over.claim()
             if claims is None:
                 raise await self._fence()
-            await self._hold(claims)
+            async with self._writes:
+                await self._hold(claims)
+
+    async def settle_later(self) -> None:
+        """Take the prefix over if ``settle`` left it to a holder that may be alive, and the termination notice is withdrawn.
+
+        Raises:
+            ConfigurationError: Another job holds the prefix.
+        """
+        with contextlib.suppress(Fenced):  # said by those who wait for ``fenced``
+            while not self.is_held and not self.fenced.is_set():
+                await self._clock.sleep(TICK_S)
+                if self._pod.left_s() is None:
+                    await self.settle()
 
     async def _hold(self, claims: list[Claim]) -> None:
         """Write ``run.json`` as the holder, whose claim is the last one."""
@@ -149,7 +157,7 @@ class PrefixLease:
         is_other = run.holder != self._holder.name
         if is_other and run.holder is not None:
             log.info("prefix_taken_over", earlier=run.holder, epoch=claim.epoch)
-        self._declared = () if is_other else run.attempts
+        self._declared = tuple(self._epochs) if is_other else run.attempts
         await self._executor.persistently(self._beat, run)
         if old := obsolete(claims):
             with contextlib.suppress(StoreError):

@@ -30,8 +30,8 @@ BATCH = {"step": 500, "job": 10, "retention": 50}
 COLLECT_EVERY = 20
 """Schedules of whole jobs after which cycles are looked for; the others leave none."""
 MUST_NOT_FAIL = frozenset({"service_failed", "resume_failed"})
-"""Log events that, with a traceback, say that production code met an error that it does not expect. ``resume_failed`` is also an
-answer, which the pod judges."""
+"""Log events that, with a traceback, say that production code met an unexpected error. An answer to a resume can also be
+``resume_failed``: the pod judges it."""
 
 
 class AnySchedule(Protocol):

@@ -133,6 +133,9 @@ class Pod:
         """Its sidecar ended by itself."""
         self.world.tell(f"{self.life} ends with exit code {exit_code}")
         self.world.counts[f"exit {exit_code}"] += 1
+        latest = {version.name: version for version in self.versions}.values()
+        if exit_code == 3 and all(self.store.holds(v.name, v.attempt, v.save_id, self.node.index, v.files) for v in latest):
+            self.world.counts["exit 3 although all is committed"] += 1
 
     def terminate(self) -> None:
         """SIGTERM to all containers, SIGKILL after the grace period."""

@@ -63,7 +63,7 @@ class _Way:
     def parts(self, end_s: float) -> list[Span]:
         parts = [Span("scan", self.saved_s, self.found_s)]
         if self.save_s > 0:
-            parts.insert(0, Span("save", self.saved_s - self.save_s, self.saved_s))
+            parts.insert(0, Span("save", max(0.0, self.saved_s - self.save_s), self.saved_s))
         if self.uploading_s is not None:
             parts.append(Span("upload", self.uploading_s, self.uploaded_s or end_s))
         if self.uploaded_s is not None:
@@ -103,6 +103,8 @@ def _found(checkpoint: str, fields: Mapping[str, Any], at_s: float) -> _Way:
     try:
         saved_s = min(at_s, epoch_seconds(str(fields.get("created_at"))))
     except ContractError:
+        saved_s = at_s
+    if saved_s < 0:  # of a clock that was not set; a span cannot begin before 1970
         saved_s = at_s
     return _Way(saved_s, max(0.0, float(fields.get("save_s") or 0.0)), at_s, {"checkpoint.name": checkpoint})
 

@@ -96,7 +96,11 @@ def test_checkpoints_that_never_end_take_no_memory(monkeypatch: pytest.MonkeyPat
             st.sampled_from(NAMES),
             st.floats(0, 1e3),
             st.fixed_dictionaries(
-                {}, optional={"created_at": st.sampled_from([rfc3339(5.0), rfc3339(1e6), "x"]), "save_s": st.floats(-5, 50)}
+                {},
+                optional={
+                    "created_at": st.sampled_from([rfc3339(-1e9), rfc3339(5.0), rfc3339(1e6), "x"]),
+                    "save_s": st.floats(-5, 50),
+                },
             ),
         ),
         max_size=20,
@@ -111,3 +115,15 @@ def test_whatever_happens_no_span_of_a_clock_that_goes_on_ends_before_it_begins(
         assert all(span.begin_s <= span.end_s for span in (trace.whole, *trace.parts))
         assert trace.whole.begin_s <= min(span.begin_s for span in trace.parts)
         assert trace.whole.end_s >= max(span.end_s for span in trace.parts)
+        assert trace.whole.begin_s >= 0  # OTLP has no time before 1970, and the SDK lost the whole batch
+
+
+def test_a_time_before_1970_is_not_believed() -> None:
+    [trace] = played(
+        ("finished", 100.0, {"created_at": rfc3339(-5.0), "save_s": 4.0}), ("uploading", 101.0, {}), ("committed", 102.0, {})
+    )
+    assert trace.parts[:2] == (Span("save", 96.0, 100.0), Span("scan", 100.0, 100.0))
+    [trace] = played(
+        ("finished", 100.0, {"created_at": rfc3339(3.0), "save_s": 4.0}), ("uploading", 101.0, {}), ("committed", 102.0, {})
+    )
+    assert trace.whole == Span("checkpoint", 0.0, 102.0)

@@ -114,7 +114,7 @@ def named_twice(_: Forged, raw: bytes) -> bytes:
 
 
 def with_second_manifests(step: Forged, raw: bytes) -> bytes:
-    """Repeat a key of the object. Every parser used here takes the last one."""
+    """Repeat a key of the object. Readers differ in which of the two they take."""
     return raw[:-1] + b', "manifests": [{"key": "%s", "size_bytes": 0, "crc64nvme": "0000000000000000"}]}' % (
         step.manifest_key.encode()
     )
@@ -204,7 +204,7 @@ CASES = [
     entries("ten gigabytes", "has 10737418240 bytes, the maximum is", {"size_bytes": 10 << 30}),
     entries("many gigabytes", "its manifests have", *[{"size_bytes": MOST_DOCUMENT_BYTES}] * 100),
     raw_commit("manifest twice", named_twice, "not of one each"),
-    raw_commit("a second list of manifests", with_second_manifests, "the commit says 0"),
+    raw_commit("a second list of manifests", with_second_manifests, "the key 'manifests' twice in one object"),
     raw_commit("empty", lambda *_: b""),
     raw_commit("deep", lambda *_: DEEP),
     raw_commit("deep, with an end", lambda *_: DEEP + b"]" * len(DEEP)),

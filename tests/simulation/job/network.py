@@ -22,7 +22,7 @@ class PodStore:
     """Implements ``sidecar.store.protocol.Store``."""
 
     def __init__(self, world: World, process: Process, store: JobStore, *, cut_off: tuple[float, float]) -> None:
-        self.url = store.url
+        self.url, self.key_limits = store.url, store.key_limits
         self._world = world
         self._process = process
         self._store = store

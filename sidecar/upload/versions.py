@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sidecar.catalog.scanner import Scanner
+from sidecar.core.format import keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import FileEntry
 from sidecar.upload.commit.existing_commit import Contents
@@ -87,6 +88,17 @@ class Versions(Protocol):
         ...
 
 
+def own_folder_keys(checkpoint: Finished, journal: Journal) -> dict[str, str]:
+    """Return the keys of the files that an earlier process sent to this node's own folder (I6), by path.
+
+    Under the shared key they would overwrite the file of another node, which would have to be sent again.
+    """
+    sent = {path: progress.key for path, progress in journal.uploads.copy().items()}
+    sent |= {path: entry.key for path, entry in journal.entries.copy().items()}
+    own = {path: keys.node_file(checkpoint.name, checkpoint.attempt, checkpoint.node, path) for path in sent}
+    return {path: key for path, key in sent.items() if key == own[path]}
+
+
 class VolumeVersions:
     """Versions on the volume, sent through the dispatcher."""
 
@@ -132,7 +144,7 @@ class VolumeVersions:
             tracked=active.tracked,
         )
         report_uploading(context.catalog, active.tracked, transfer)
-        moved = context.reuploads.moved(checkpoint.version)
+        moved = own_folder_keys(checkpoint, sent.journal) | dict(context.reuploads.moved(checkpoint.version))
         transfer.add(checkpoint.files, moved=moved, awaited=sent.early.parts_in_flight)
         late = asyncio.create_task(sent.early.settle(transfer))
         active.transfer, active.is_handed_over = transfer, False

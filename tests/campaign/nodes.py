@@ -80,7 +80,7 @@ class Node(Pod):
 
 
 def _write(path: Path, raw: bytes) -> None:
-    """Write a file over what is there. The sidecar may be deleting a checkpoint of that name: it is begun again then."""
+    """Overwrite a file. If the sidecar deletes the directory meanwhile, because the checkpoint is durable, write it again."""
     while True:
         with contextlib.suppress(FileNotFoundError):
             path.parent.mkdir(parents=True, exist_ok=True)

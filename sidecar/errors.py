@@ -106,7 +106,7 @@ class AlreadyExists(StoreError):
 
 
 class Unstorable(StoreError):
-    """The store takes this file at no time."""
+    """The store never takes this file."""
 
 
 class TooLarge(Unstorable):

@@ -19,7 +19,7 @@ def main() -> None:
     if not has_cuda_build or shutil.which("nvidia-smi"):
         return
     try:
-        with urllib.request.urlopen(f"{INDEX}/torch/", timeout=TIMEOUT_S):  # noqa: S310
+        with urllib.request.urlopen(f"{INDEX}/torch/", timeout=TIMEOUT_S):  # noqa: S310 - a constant https address
             print("--extra-index-url", INDEX)
     except (OSError, urllib.error.URLError):
         return

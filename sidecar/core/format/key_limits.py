@@ -36,7 +36,7 @@ def check_keys(checkpoint: Finished, limits: KeyLimits) -> None:
 
 
 def impossible_key(name: str, attempt: str, node: Node, paths: Iterable[str], limits: KeyLimits) -> str | None:
-    """Return why a store takes one of these files at no time, or ``None``.
+    """Return why a store never takes one of these files, or ``None``.
 
     Args:
         name: The checkpoint.

@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -21,7 +22,7 @@ from sidecar.api.app import create_app, create_metrics_app
 from sidecar.api.server import Server, listen
 from sidecar.catalog.events import rounded
 from sidecar.catalog.scanner import SETTLE_S
-from sidecar.core.lifecycle.phases import Phase, longest_release_s
+from sidecar.core.lifecycle.phases import Phase, longest_last_look_s, longest_release_s
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon import exit_report, tracing
 from sidecar.daemon.phase_control import PhaseControl
@@ -29,9 +30,10 @@ from sidecar.daemon.services import Services
 from sidecar.daemon.settings import Settings
 from sidecar.daemon.store_services import use_store
 from sidecar.daemon.tasks import first_error, run_forever, run_together
-from sidecar.errors import ConfigurationError, SidecarError
+from sidecar.errors import ConfigurationError, SidecarError, Stopped, StoreError
 from sidecar.lifecycle.spot import SpotWatch
 from sidecar.store.protocol import Store
+from sidecar.upload.commit.last_look import LastLook
 from sidecar.volume.lock import LOCK, hold_volume
 from sidecar.volume.opener import Place
 from sidecar.volume.sockets import listen_unix
@@ -222,6 +224,7 @@ class Daemon:
     async def _finish(self) -> int:
         """Give up the checkpoints that are not durable, and write the report. Returns the exit code."""
         services = self.services
+        await self._look_at_commits()
         self._give_up_pending()
         report = exit_report.exit_report(
             services.catalog,
@@ -238,6 +241,19 @@ class Daemon:
             ends.append(self._tracing.end(within_s=release_s))
         await asyncio.gather(*ends)
         return int(report["exit_code"])
+
+    async def _look_at_commits(self) -> None:
+        """Find the checkpoints that other nodes have committed, while this node was about to send its part again."""
+        services, termination = self.services, self.services.termination
+        within_s = longest_last_look_s(termination.kill_in_s(), cut_short=termination.sigterms > 1)
+        pending = {t.checkpoint.name: t for t in services.catalog.pending() if t.checkpoint and t.checkpoint.node.count > 1}
+        if not pending or not within_s or termination.fenced_by is not None or not services.state.store_opened.is_set():
+            return
+        with contextlib.suppress(StoreError, Stopped, TimeoutError):
+            async with asyncio.timeout(within_s):
+                look = LastLook(services.store, services.executor)
+                for found in await look.committed([t.checkpoint for t in pending.values() if t.checkpoint]):
+                    services.catalog.durable(pending[found.name], at_s=time.time())
 
     def _give_up_pending(self) -> None:
         services = self.services

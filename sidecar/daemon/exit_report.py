@@ -13,6 +13,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.exit_codes import EXIT_DONE, EXIT_FENCED, EXIT_GIVEN_UP
 from sidecar.core.lifecycle.fencing import TWO_AT_ONCE_HINT
+from sidecar.core.lifecycle.phases import REPORT_S
 from sidecar.core.lifecycle.states import PENDING, REPORTED, State
 from sidecar.core.lifecycle.termination_sentence import ALL_DURABLE, durable_step_text
 from sidecar.daemon import termination_message
@@ -23,8 +24,6 @@ from trainer_hook.contract import EXIT_REPORT, rfc3339
 log = structlog.get_logger()
 
 MOST_NAMED = 8
-WRITE_S = 0.25
-"""Longest delay of the exit by writing the report; the volume may hang."""
 _IF_ANY = ("newest_rejected", "unfinished", "unseen", "fenced")
 _LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", *_IF_ANY, "grace_used_s")
 
@@ -83,11 +82,11 @@ def write(volume: Volume, report: dict[str, Any]) -> None:
 
 
 async def write_in_time(volume: Volume, report: dict[str, Any]) -> None:
-    """Do as ``write``, for at most ``WRITE_S`` seconds."""
+    """Do as ``write``, for at most ``REPORT_S`` seconds: the volume may hang."""
     # An additional thread: all threads of the event loop may be blocked by a volume that hangs.
     writer = ThreadPoolExecutor(1, thread_name_prefix="report")
     writing = asyncio.get_running_loop().run_in_executor(writer, write, volume, report)
-    await asyncio.wait({writing}, timeout=WRITE_S)
+    await asyncio.wait({writing}, timeout=REPORT_S)
     writer.shutdown(wait=False)
 
 

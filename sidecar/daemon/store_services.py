@@ -71,7 +71,9 @@ async def _use_store(services: Services) -> None:
         run_forever("cleaner", services.cleaner.run),
     ]
     if is_first:
-        tasks += [run_forever("lease", lease.keep), _end_when_fenced(services)]
+        tasks += [run_forever("lease", lease.keep), lease.settle_later(), _end_when_fenced(services)]
+    else:
+        tasks.append(run_forever("attempts", lease.learn_epochs))
     if services.settings.keep_store is not None:
         tasks.append(run_forever("retention", services.cleaner.run_retention))
     if is_first or node is None:  # for all nodes; where only markers name the node, it may be the first

@@ -24,7 +24,7 @@ from sidecar.core.lifecycle.prefix_ownership import (
 )
 from sidecar.errors import ConfigurationError, Fenced, StoreError, Undeclared, UnreadableRun
 from sidecar.lifecycle.lease_documents import LeaseDocuments
-from sidecar.lifecycle.take_over import TICK_S, TakeOver
+from sidecar.lifecycle.take_over import TICK_S, TakeOver, two_at_once
 from sidecar.lifecycle.termination import Ending
 from sidecar.store.protocol import Store
 from sidecar.transfer.clock import Clock
@@ -88,7 +88,7 @@ class PrefixLease:
 
     @property
     def takes_over_at_once(self) -> bool:
-        """Whether the holder, alive or not, is known to be of the same run: this pod is the later one."""
+        """Whether the holder, alive or not, is of the same run: this pod is the later one."""
         return self._holder.is_of(self._documents.run)
 
     @property
@@ -116,7 +116,7 @@ class PrefixLease:
     async def settle(self) -> None:
         """Take the prefix over, if it is another pod's: at once from a pod of the same job, else once its holder is silent.
 
-        A pod that is told to end before that is known does not take it over: the holder may be another job's, and alive.
+        If told to end before that is known, it does not: another job may hold it (``settle_later``).
 
         Raises:
             ConfigurationError: Another job holds the prefix.
@@ -126,19 +126,26 @@ class PrefixLease:
             if not self.takes_over_at_once:
                 match await self._take_over.watch_holder(job=self._holder.job):
                     case Ownership.TWO_AT_ONCE:
-                        run = self._documents.run
-                        raise ConfigurationError(
-                            f"{self._url} is being written by another job ({run.job or run.holder}) at this "
-                            "moment: give each run its own prefix in CKPT_STORE. Is it an earlier pod of this job? Then set "
-                            "CKPT_RUN_ID or JOB_NAME for both. Is it another node of this job? Then set CKPT_NODE_INDEX and "
-                            "CKPT_NODE_COUNT"
-                        )
+                        raise two_at_once(self._url, self._documents.run)
                     case Ownership.WATCH:
                         return
             claims = await self._take_over.claim()
             if claims is None:
                 raise await self._fence()
-            await self._hold(claims)
+            async with self._writes:
+                await self._hold(claims)
+
+    async def settle_later(self) -> None:
+        """Take the prefix over if ``settle`` left it to a holder that may be alive, and the termination notice is withdrawn.
+
+        Raises:
+            ConfigurationError: As ``settle``.
+        """
+        with contextlib.suppress(Fenced):  # said by those who wait for ``fenced``
+            while not self.is_held and not self.fenced.is_set():
+                await self._clock.sleep(TICK_S)
+                if self._pod.left_s() is None:
+                    await self.settle()
 
     async def _hold(self, claims: list[Claim]) -> None:
         """Write ``run.json`` as the holder, whose claim is the last one."""
@@ -149,7 +156,7 @@ class PrefixLease:
         is_other = run.holder != self._holder.name
         if is_other and run.holder is not None:
             log.info("prefix_taken_over", earlier=run.holder, epoch=claim.epoch)
-        self._declared = () if is_other else run.attempts
+        self._declared = tuple(self._epochs) if is_other else run.attempts
         await self._executor.persistently(self._beat, run)
         if old := obsolete(claims):
             with contextlib.suppress(StoreError):
@@ -179,8 +186,7 @@ class PrefixLease:
         beats = is_news or (is_ending and tick % round(ENDING_BEAT_S / TICK_S) == 0)
         if beats:  # first: a later pod waits for it
             await self._give_sign(even_if_same=True)
-        trainer = self._pod.trainer()
-        if trainer is not None and trainer.attempt is not None:
+        if (trainer := self._pod.trainer()) is not None and trainer.attempt is not None:
             await self.objection(None, trainer.attempt)  # before the first checkpoint: the other nodes wait for it
         asked = tick % ASK_POLL_S == 0 and await self._executor.once(self._documents.is_asked)
         if not beats and (asked or tick % CHECK_S == 0):
@@ -205,6 +211,15 @@ class PrefixLease:
                 before_s = self._beat_s if self._told_ending else 0.0
                 self._beat_s = max(before_s, ENDING_BEAT_S + 2 * (self._clock.monotonic() - began_s))
                 await self._executor.once(self._beat, run)
+
+    async def learn_epochs(self) -> None:
+        """Learn the epoch of each attempt of the trainer until cancelled, on a node above 0: before its first checkpoint."""
+        while True:
+            trainer, node = self._pod.trainer(), self._node
+            if trainer is not None and trainer.attempt is not None and trainer.attempt not in self._epochs:
+                with contextlib.suppress(StoreError, Fenced):
+                    await self.objection(node, trainer.attempt, until_declared=True)
+            await self._clock.sleep(max(ASK_POLL_S, node.count / 1000))
 
     async def release(self) -> None:
         """Say that this pod, which is terminating, commits nothing any more: a later one need not wait for it.
@@ -297,12 +312,17 @@ class PrefixLease:
             until_declared: Whether a node above 0 waits until node 0 has declared the attempt, so that its epoch is known.
 
         Raises:
-            Fenced: A later pod of the job has taken the prefix over.
+            Fenced: A later pod of the job has taken the prefix over. A node above 0 knows it if its attempt was declared once.
             StoreError: The store cannot be asked now.
         """
         if self.fenced.is_set():
             raise Fenced(self.fenced_by)
         node = node or self._node
+        if node.index > 0 and attempt in self._epochs:
+            try:
+                await self.require_held(node, attempt)
+            except Undeclared as error:
+                return str(error)
         if node.count == 1 or attempt in self._epochs:
             return None
         async with self._writes:
@@ -342,8 +362,8 @@ class PrefixLease:
 
     async def _fence(self) -> Fenced:
         """Take note that a later pod holds the prefix. Returns the error to raise."""
-        with contextlib.suppress(StoreError):  # for its name
-            await self._executor.once(self._documents.look)
+        with contextlib.suppress(StoreError):
+            await self._executor.once(self._documents.look)  # for its name
         self.fenced.set()
         return Fenced(self.fenced_by)
 

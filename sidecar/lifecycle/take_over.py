@@ -13,14 +13,17 @@ from sidecar.core.lifecycle.fencing import (
     Claim,
     ClaimState,
     Holder,
+    Tie,
+    after_tie,
     claim_state,
     next_claim,
+    rivals,
     started_later,
     takeovers_in_turns,
     waits_for_ending,
 )
 from sidecar.core.lifecycle.prefix_ownership import Ownership, Run, may_hold
-from sidecar.errors import UnreadableRun
+from sidecar.errors import ConfigurationError, UnreadableRun
 from sidecar.lifecycle.lease_documents import LeaseDocuments
 from sidecar.lifecycle.termination import Ending
 from sidecar.transfer.clock import Clock
@@ -33,6 +36,16 @@ UNREADABLE_TRIES = 3
 """Number of reads, ``TICK_S`` apart, before ``run.json`` counts as not this system's."""
 MOST_TRIES = 16
 """Number of claims that a pod writes while others take the same epoch first."""
+
+
+def two_at_once(url: str, run: Run) -> ConfigurationError:
+    """Return the error of a pod beside which another one, of another job as far as is known, writes the prefix."""
+    return ConfigurationError(
+        f"{url} is being written by another job ({run.job or run.holder}) at this "
+        "moment: give each run its own prefix in CKPT_STORE. Is it an earlier pod of this job? Then set "
+        "CKPT_RUN_ID or JOB_NAME for both. Is it another node of this job? Then set CKPT_NODE_INDEX and "
+        "CKPT_NODE_COUNT"
+    )
 
 
 class TakeOver:
@@ -112,15 +125,18 @@ class TakeOver:
 
         Returns:
             All claims, this pod's last; ``None``: a later pod holds the prefix.
+
+        Raises:
+            ConfigurationError: Another pod, which may be another job's, claimed it at the same time.
         """
-        documents, me = self._documents, self._holder
+        documents, me, claims_again = self._documents, self._holder, False
         for _ in range(MOST_TRIES):
             run = await self._look()  # before the claims: its epoch must not be that of a claim that this pod has not seen
             claims = await self._executor.persistently(documents.claims)
             match claim_state(claims, me.id):
                 case ClaimState.HOLDER:
                     return claims
-                case ClaimState.FENCED if me.is_unique or await self.watch_holder(job=None) is not Ownership.OURS:
+                case ClaimState.FENCED if not claims_again and not await self._may_come_back():
                     return None
                 case _ if claims and await self._is_earlier_than(claims[-1]):
                     return None
@@ -129,17 +145,35 @@ class TakeOver:
                 raise UnreadableRun(f"{documents.url}/{claims[-1].key}")
             await self._executor.persistently(documents.put_claim, claim, me)
             claims = await self._claims_with(claim)
-            if claim_state(claims, me.id) is ClaimState.HOLDER:
+            if claim_state(claims, me.id) is ClaimState.HOLDER and not await self._gives_way(claims):
                 self._warn_of_turns(claims)
                 return claims
-            # Another pod wrote its claim since this one looked. If it did not know of this pod, it has the same epoch, and the
-            # order of their starts decides.
+            # Another pod wrote its claim since this one looked. If it did not know of this pod, it has the same epoch.
             if claims[-1].epoch != claim.epoch:
                 return None
-            if await self._is_earlier_than(claims[-1]):
+            is_earlier = claims[-1] == claim or await self._is_earlier_than(claims[-1])
+            tie = after_tie(is_same_run=me.is_of(run), is_earlier=is_earlier)
+            claims_again = tie is Tie.CLAIM_AGAIN  # the holder of a higher epoch, too, may have started before this pod
+            if not claims_again:
                 await self._executor.persistently(documents.delete_claims, [claim])
+                if tie is Tie.TWO_AT_ONCE:
+                    raise two_at_once(documents.url, await self._look())
                 return None
         return None
+
+    async def _may_come_back(self) -> bool:
+        """Whether this pod, which was fenced, is a machine that may be used again, and the holder is silent."""
+        return not self._holder.is_unique and await self.watch_holder(job=None) is Ownership.OURS
+
+    async def _gives_way(self, claims: list[Claim]) -> bool:
+        """Whether the pod of a claim with the epoch of this pod's, which is the highest, is known to have started later.
+
+        It may have seen its claim as the highest before this pod's was listed: then it does not claim again.
+        """
+        for rival in rivals(claims, claims[-1]) if self._holder.is_of(self._documents.run) else ():
+            if await self._is_earlier_than(rival, is_ending=False):
+                return True
+        return False
 
     async def _claims_with(self, claim: Claim) -> list[Claim]:
         """Return all claims once this pod's own one is listed, which some stores show late."""
@@ -150,14 +184,15 @@ class TakeOver:
             await self._clock.sleep(TICK_S)
         return claims or [claim]
 
-    async def _is_earlier_than(self, highest: Claim) -> bool:
-        """Whether the pod of the highest claim started after this one."""
+    async def _is_earlier_than(self, highest: Claim, *, is_ending: bool | None = None) -> bool:
+        """Whether the pod of a claim started after this one. ``is_ending``: this pod is terminating; ``None``: as it is."""
         asked: list[Coroutine[Any, Any, Any]] = [
             self._executor.persistently(self._documents.claimed, highest),
             self._executor.persistently(self._documents.arrive, self._holder),
         ]
         claimed, arrival = await self._executor.together(asked)
-        if not started_later(highest, claimed, arrival, is_ending=self._pod.left_s() is not None):
+        is_ending = self._pod.left_s() is not None if is_ending is None else is_ending
+        if not started_later(highest, claimed, arrival, is_ending=is_ending):
             return False
         log.warning(
             "prefix_not_taken_over", holder=claimed.holder, reason="it started after this pod, which is the earlier one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 
 import pytest
@@ -20,7 +21,7 @@ from sidecar.lifecycle.run_document import read
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.executor import StoreExecutor
 from tests.lifecycle.pods import Pod
-from trainer_hook.contract import Node
+from trainer_hook.contract import Node, TrainerState
 
 
 async def test_the_later_pod_holds_the_prefix_and_the_earlier_one_learns_it_before_it_writes(
@@ -217,6 +218,33 @@ async def test_a_node_waits_where_a_late_write_hides_its_attempt(
     await zero.lease.renew(round(CHECK_S))
     assert await one.lease.why_not_commit(Node(1, 2), "b") is None
     await one.lease.require_held(Node(1, 2), "b")
+
+
+@pytest.mark.parametrize("has_learned", [True, False])
+async def test_a_node_whose_attempt_was_declared_gives_up_after_a_take_over_before_it_sends_anything(
+    store: FileStore, executor: StoreExecutor, has_learned: bool
+) -> None:
+    """It had asked for no checkpoint of its attempt before, and waited for the declaration for ever."""
+    zero, one = (Pod(store, executor, f"earlier-{index}", node=Node(index, 2)) for index in (0, 1))
+    await zero.lease.settle()
+    await zero.lease.objection(None, "a")
+    if has_learned:
+        one.trainer = lambda: TrainerState("running", attempt="a")  # type: ignore[method-assign]
+        one.on_sleep = asyncio.Event().wait  # type: ignore[assignment]
+        learning = asyncio.create_task(one.lease.learn_epochs())
+        while "a" not in one.lease._epochs:
+            await asyncio.sleep(0.01)
+        learning.cancel()
+    later = Pod(store, executor, "later-0", node=Node(0, 2))
+    await later.lease.settle()
+    assert await one.lease.objection(Node(1, 2), "a") is None, "nothing is declared yet: it sends, and does not commit"
+    await later.lease.objection(None, "b")
+    if has_learned:
+        with pytest.raises(Fenced, match="node 0 of attempt a does not hold the prefix"):
+            await one.lease.objection(Node(1, 2), "a")
+    else:
+        assert "does not hold the prefix" in (await one.lease.objection(Node(1, 2), "a") or "")
+    assert await one.lease.objection(Node(1, 2), "b") is None
 
 
 async def test_a_damaged_document_is_waited_for_by_other_nodes_and_written_again_by_the_holder(

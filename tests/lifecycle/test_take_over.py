@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -217,6 +218,106 @@ async def test_of_two_pods_the_later_one_holds_the_prefix_wherever_the_earlier_o
     with pytest.raises(Fenced):
         await again.lease.settle()
     await later.lease.require_held()
+
+
+async def cut_off_while_another_claims(
+    store: FileStore, executor: StoreExecutor, *, at: int, started_s: tuple[float, float], job: str | None = "team/train"
+) -> tuple[Pod, Pod, BaseException | None]:
+    """Return a pod that was cut off at its n-th request, the pod that took the prefix over then, and the error of the first."""
+    claim(store, run_id=None, job=job)
+    loop = asyncio.get_running_loop()
+    other = Pod(store, executor, "other", job=job)
+
+    def takes_over() -> None:
+        asyncio.run_coroutine_threadsafe(other.lease.settle(), loop).result()
+
+    cut_off = CutOff(store, 99, takes_over)
+    pod = Pod(cut_off, executor, "pod", job=job)  # type: ignore[arg-type]
+    cut_off._left = at
+    pod.started_s, other.started_s = started_s
+    other.on_sleep = pod.on_sleep = functools.partial(other.lease.renew, int(ASK_POLL_S))
+    try:
+        await pod.lease.settle()
+    except (Fenced, ConfigurationError) as error:
+        return pod, other, error
+    return pod, other, None
+
+
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("older_s", [2 * START_TOLERANCE_S, START_TOLERANCE_S / 2])
+async def test_a_replacement_whose_claim_was_written_just_after_that_of_the_earlier_pod_holds_the_prefix(
+    store: FileStore, executor: StoreExecutor, at: int, older_s: float
+) -> None:
+    """Both claimed the same epoch: it was fenced for good, and the earlier pod went on."""
+    later, earlier, error = await cut_off_while_another_claims(store, executor, at=at, started_s=(100.0, 100.0 + older_s))
+    assert error is None
+    await later.lease.require_held()
+    assert read(store).holder == "pod"
+    with pytest.raises(Fenced):
+        await earlier.lease.require_held()
+
+
+async def test_a_replacement_that_died_just_after_its_claim_takes_over_when_it_starts_again(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
+    earlier.started_s = 2 * START_TOLERANCE_S
+    await earlier.lease.settle()
+    store.put(Claim(1, later.lease._holder.id).key, b'{"format": 1, "holder": "later", "age_s": 1}')
+    await later.lease.settle()
+    await later.lease.require_held()
+    with pytest.raises(Fenced):
+        await earlier.lease.require_held()
+
+
+async def test_an_earlier_pod_whose_claim_counts_as_the_first_withdraws_it(
+    store: FileStore, executor: StoreExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times of listings are whole seconds: a late claim may fence a replacement that already holds the prefix."""
+    whole = type(store).list
+
+    def lists(self: FileStore, prefix: str) -> object:
+        return (dataclasses.replace(stored, modified=f"{stored.modified[:11]}{'0' * 9}") for stored in whole(self, prefix))
+
+    monkeypatch.setattr(FileStore, "list", lists)
+    earlier, later, error = await cut_off_while_another_claims(
+        store, executor, at=2, started_s=(100.0 + 2 * START_TOLERANCE_S, 100.0)
+    )
+    assert isinstance(error, Fenced)
+    assert not earlier.lease.is_held
+    await later.lease.require_held()
+
+
+async def test_without_a_name_the_second_of_two_that_claim_at_once_is_refused_and_not_fenced(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    """Its trainer was told to stop, and its checkpoints waited for ever once the notice was void."""
+    second, first, error = await cut_off_while_another_claims(store, executor, at=3, started_s=(100.0, 100.0), job=None)
+    assert isinstance(error, ConfigurationError)
+    assert "is being written by another job (other)" in str(error)
+    assert not second.lease.fenced.is_set()
+    await first.lease.require_held()
+    assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, first.lease._holder.id).key]
+
+
+async def test_a_pod_whose_termination_notice_is_withdrawn_takes_over_from_a_silent_holder(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    """It had left the prefix to a holder that might be alive, and never asked again: its checkpoints waited for ever."""
+    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
+    await first.lease.settle()
+    second.deadline_in_s = 10.0
+    await second.lease.settle()
+    assert not second.lease.is_held
+
+    async def withdraws() -> None:
+        if second.now_s >= 5:
+            second.deadline_in_s = None
+
+    second.on_sleep = withdraws
+    await second.lease.settle_later()
+    assert second.now_s >= 5 + SILENCE_S
+    assert (read(store).holder, read(store).epoch) == ("second", 2)
 
 
 async def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(store: FileStore, executor: StoreExecutor) -> None:

@@ -30,7 +30,8 @@ BATCH = {"step": 500, "job": 10, "retention": 50}
 COLLECT_EVERY = 20
 """Schedules of whole jobs after which cycles are looked for; the others leave none."""
 MUST_NOT_FAIL = frozenset({"service_failed", "resume_failed"})
-"""Log events that say that production code met an error that it does not expect."""
+"""Log events that, with a traceback, say that production code met an unexpected error. An answer to a resume can also be
+``resume_failed``: the pod judges it."""
 
 
 class AnySchedule(Protocol):
@@ -55,7 +56,7 @@ def quiet(listen: Logged | None = None) -> Iterator[None]:
         if listen is not None:
             event["level"] = level
             if event.pop("exc_info", None):
-                event["error"] = traceback.format_exc()
+                event["traceback"] = traceback.format_exc()
             listen(event)
         raise structlog.DropEvent
 
@@ -88,8 +89,8 @@ def play(kind: str, seed: int, *, tell: bool = False, logs: bool = False) -> tup
     failed: list[str] = []
 
     def listen(event: MutableMapping[str, Any]) -> None:
-        if event["event"] in MUST_NOT_FAIL:
-            failed.append(f"{event['event']}: {event.get('error')}")
+        if event["event"] in MUST_NOT_FAIL and "traceback" in event:
+            failed.append(f"{event['event']}: {event['traceback']}")
             if kind == "job":
                 world.violate(failed[-1])
         if logs:

@@ -33,7 +33,7 @@ def test_the_invariants_hold_in_some_schedules() -> None:
         assert totals[happened], happened
 
 
-@pytest.mark.parametrize("seed", [96, 514, 655, 1771, 2675])
+@pytest.mark.parametrize("seed", [96, 514, 655, 1771, 2675, 600610, 600884, 601131])
 def test_the_invariants_hold_where_they_were_broken_before(seed: int) -> None:
     _, broken = search(range(seed, seed + 1))
     assert not broken, found("job", broken)

@@ -127,6 +127,8 @@ class ClaimState(Enum):
     """Its claim is the highest."""
     FENCED = auto()
     """It had the highest claim once; a later pod has it now."""
+    TIED = auto()
+    """Another claim has the same epoch, the highest, and was written first: neither pod knew of the other (``after_tie``)."""
     NEW = auto()
     """It has no claim yet."""
 
@@ -155,9 +157,42 @@ def in_order(claims: Iterable[Claim]) -> list[Claim]:
 def claim_state(claims: Iterable[Claim], holder_id: str) -> ClaimState:
     """Return the state of the pod with this id."""
     ordered = in_order(claims)
-    if ordered and ordered[-1].holder_id == holder_id:
+    epochs = [claim.epoch for claim in ordered if claim.holder_id == holder_id]
+    if not epochs:
+        return ClaimState.NEW
+    if ordered[-1].holder_id == holder_id:
         return ClaimState.HOLDER
-    return ClaimState.FENCED if any(claim.holder_id == holder_id for claim in ordered) else ClaimState.NEW
+    return ClaimState.TIED if max(epochs) == ordered[-1].epoch else ClaimState.FENCED
+
+
+def rivals(claims: Iterable[Claim], own: Claim) -> list[Claim]:
+    """Return the claims of other pods with the epoch of ``own``: they were written at the same time."""
+    return [claim for claim in in_order(claims) if claim.epoch == own.epoch and claim.holder_id != own.holder_id]
+
+
+class Tie(Enum):
+    """Decision of a pod whose claim has the epoch of one that was written first."""
+
+    CLAIM_AGAIN = auto()
+    """It is the later pod: it claims the next epoch, which fences the other one."""
+    GIVE_WAY = auto()
+    """It is the earlier pod: it withdraws its claim and is fenced."""
+    TWO_AT_ONCE = auto()
+    """The other pod may be another job's: this one withdraws its claim and is refused."""
+
+
+def after_tie(*, is_same_run: bool, is_earlier: bool) -> Tie:
+    """Return the decision about a claim that another one of the same epoch precedes.
+
+    Neither pod had seen the other's claim, so the time of the writes does not say which pod replaces which.
+
+    Args:
+        is_same_run: The other pod is known to be of this pod's run. Otherwise only a sign of life can decide, after a restart.
+        is_earlier: The other pod started later (``started_later``).
+    """
+    if not is_same_run:
+        return Tie.TWO_AT_ONCE
+    return Tie.GIVE_WAY if is_earlier else Tie.CLAIM_AGAIN
 
 
 def fencing_claim(claims: Iterable[Claim], own: Claim) -> Claim | None:

@@ -109,6 +109,24 @@ def longest_release_s(kill_in_s: float | None, *, cut_short: bool) -> float:
     return min(RELEASE_S, max(LEAST_RELEASE_S, kill_in_s - EXIT_S))
 
 
+LAST_LOOK_S = 1.0
+"""Longest delay of the exit, in seconds, by a look whether other nodes have committed what this node gives up."""
+REPORT_S = 0.25
+"""Seconds that the exit report may take."""
+
+
+def longest_last_look_s(kill_in_s: float | None, *, cut_short: bool) -> float:
+    """Return the longest time in seconds for the last look at the commits; 0: there is none.
+
+    Args:
+        kill_in_s: Seconds until the end of the grace period; ``None``: unknown.
+        cut_short: A second SIGTERM asks for the end at once.
+    """
+    if cut_short:
+        return 0.0
+    return LAST_LOOK_S if kill_in_s is None else min(LAST_LOOK_S, max(0.0, kill_in_s - REPORT_S - EXIT_S))
+
+
 def margin_s(grace_s: float) -> float:
     """Return the seconds at the end of a grace period that are reserved for the commit, the report and the exit."""
     return min(2.0, max(0.5, grace_s * 0.05))

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 from hypothesis import given
@@ -25,6 +26,8 @@ from sidecar.core.lifecycle.fencing import (
     Claimed,
     ClaimState,
     Holder,
+    Tie,
+    after_tie,
     claim_state,
     claims_among,
     decode_claim,
@@ -33,6 +36,7 @@ from sidecar.core.lifecycle.fencing import (
     in_order,
     next_claim,
     obsolete,
+    rivals,
     seconds_of,
     started_later,
     takeovers_in_turns,
@@ -56,7 +60,7 @@ def test_a_claim_is_found_again_by_its_key_and_nothing_else_is_one(there: list[C
 
 
 @given(claims, ids)
-def test_at_most_one_pod_holds_the_prefix_and_every_other_with_a_claim_is_fenced(there: list[Claim], me: str) -> None:
+def test_at_most_one_pod_holds_the_prefix_and_no_other_with_a_claim_is_new(there: list[Claim], me: str) -> None:
     states = {each: claim_state(there, each) for each in {claim.holder_id for claim in there}}
     assert list(states.values()).count(ClaimState.HOLDER) == (1 if there else 0)
     assert ClaimState.NEW not in states.values()
@@ -69,6 +73,99 @@ def test_who_takes_over_is_the_holder_and_the_one_before_is_fenced_for_good(ther
     after = [*there, next_claim(there, me)]
     assert claim_state(after, me) is ClaimState.HOLDER
     assert all(claim_state(after, each) is ClaimState.FENCED for each in before if each != me)
+
+
+@given(claims, ids)
+def test_a_pod_is_tied_where_its_highest_claim_has_the_highest_epoch_and_another_one_precedes_it(
+    there: list[Claim], me: str
+) -> None:
+    highest = max((claim.epoch for claim in there), default=0)
+    own = Claim(highest, me)
+    is_tied = own in there and claim_state(there, me) is not ClaimState.HOLDER
+    assert (claim_state(there, me) is ClaimState.TIED) is is_tied
+    assert {rival.epoch for rival in rivals(there, own)} <= {highest}
+    assert me not in {rival.holder_id for rival in rivals(there, own)}
+    assert not is_tied or in_order(there)[-1] in rivals(there, own)
+
+
+class AtOnce:
+    """Pods of one run that take a prefix over at once: each lists, claims and lists again (``TakeOver.claim``)."""
+
+    def __init__(self, starts: list[float]) -> None:
+        self._starts = starts
+        self._ids = [f"{number:016x}" for number in range(len(starts))]
+        self._times = itertools.count()
+        self.store: list[Claim] = []
+        self.own: dict[int, Claim] = {}
+        """The last claim of each pod."""
+        self.ended: dict[int, bool] = {}
+        """Whether each pod that is through believes that it holds the prefix."""
+
+    def acts(self, order: list[int]) -> None:
+        """Let the pods act, one step of ``order`` after the other, and then all to their end."""
+        acting = [self._claims(pod) for pod in range(len(self._starts))]
+        for pod in [*order, *(pod for pod in range(len(acting)) for _ in range(100))]:
+            next(acting[pod], None)
+
+    def holds(self, pod: int) -> bool:
+        """Whether the claim of a pod is the highest."""
+        return claim_state(self.store, self._ids[pod]) is ClaimState.HOLDER
+
+    def _is_earlier(self, pod: int, than: Claim) -> bool:
+        return self._starts[self._ids.index(than.holder_id)] > self._starts[pod] + START_TOLERANCE_S
+
+    def _claims(self, pod: int) -> Iterator[None]:
+        me, claims_again = self._ids[pod], False
+        self.ended[pod] = False
+        while True:
+            seen = in_order(self.store)
+            yield
+            if (claim_state(seen, me) is ClaimState.FENCED and not claims_again) or (seen and self._is_earlier(pod, seen[-1])):
+                return
+            own = self.own[pod] = replace(next_claim(seen, me), modified=f"{next(self._times):06}")
+            self.store.append(own)
+            yield
+            seen = in_order(self.store)
+            yield
+            tie = None
+            if claim_state(seen, me) is ClaimState.HOLDER:
+                self.ended[pod] = not any(self._is_earlier(pod, rival) for rival in rivals(seen, own))
+                tie = None if self.ended[pod] else Tie.GIVE_WAY
+            elif seen[-1].epoch == own.epoch:
+                tie = after_tie(is_same_run=True, is_earlier=self._is_earlier(pod, seen[-1]))
+            if tie is Tie.GIVE_WAY:
+                self.store.remove(own)
+            if tie is not Tie.CLAIM_AGAIN:
+                return
+            claims_again = True
+
+
+steps_of_two = st.lists(st.integers(0, 1), max_size=14)
+
+
+@given(steps_of_two, st.booleans())
+def test_of_two_pods_that_claim_at_once_the_one_that_started_later_holds_the_prefix(order: list[int], is_first: bool) -> None:
+    """The one whose claim was written first held it, and its replacement was fenced for good."""
+    pods = AtOnce([2 * START_TOLERANCE_S, 0.0] if is_first else [0.0, 2 * START_TOLERANCE_S])
+    pods.acts(order)
+    later, earlier = (0, 1) if is_first else (1, 0)
+    assert pods.ended[later]
+    assert pods.holds(later)
+    assert not pods.ended[earlier] or fencing_claim(pods.store, pods.own[earlier]) is not None
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=4), st.lists(st.integers(0, 3), max_size=24))
+def test_of_many_pods_that_claim_at_once_one_believes_that_it_holds_the_prefix_and_does(
+    starts: list[int], order: list[int]
+) -> None:
+    pods = AtOnce([20.0 * start for start in starts])
+    pods.acts([pod for pod in order if pod < len(starts)])
+    assert [pods.ended[pod] for pod in range(len(starts)) if pods.holds(pod)] == [True]
+
+
+@given(st.booleans())
+def test_a_pod_of_an_unknown_run_fences_nobody_that_claimed_at_the_same_time(is_earlier: bool) -> None:
+    assert after_tie(is_same_run=False, is_earlier=is_earlier) is Tie.TWO_AT_ONCE
 
 
 @given(st.permutations(range(6)))

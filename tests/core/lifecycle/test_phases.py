@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from sidecar.core.lifecycle.phases import (
     CONTAINERS_START_WITHIN_S,
     EXIT_S,
+    LAST_LOOK_S,
     LEAST_RELEASE_S,
     RELEASE_S,
+    REPORT_S,
     Phase,
     Situation,
     is_success_of_this_pod,
+    longest_last_look_s,
     longest_release_s,
     margin_s,
     next_phase,
@@ -197,6 +200,18 @@ def test_the_release_of_the_prefix_ends_before_the_grace_period(kill_in_s: float
         assert longest_s == LEAST_RELEASE_S
     elif kill_in_s > EXIT_S + LEAST_RELEASE_S:
         assert longest_s <= kill_in_s - EXIT_S + 1e-9
+
+
+@given(st.none() | st.floats(0, 1e5), st.booleans())
+def test_the_last_look_leaves_time_for_the_report_and_the_exit(kill_in_s: float | None, cut_short: bool) -> None:
+    longest_s = longest_last_look_s(kill_in_s, cut_short=cut_short)
+    assert 0 <= longest_s <= LAST_LOOK_S
+    if cut_short:
+        assert longest_s == 0
+    elif kill_in_s is None or kill_in_s > LAST_LOOK_S + REPORT_S + EXIT_S:
+        assert longest_s == LAST_LOOK_S
+    elif longest_s:
+        assert longest_s + REPORT_S + EXIT_S <= kill_in_s + 1e-9
 
 
 def test_a_second_sigterm_ends_at_once() -> None:

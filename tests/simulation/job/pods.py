@@ -133,6 +133,9 @@ class Pod:
         """Its sidecar ended by itself."""
         self.world.tell(f"{self.life} ends with exit code {exit_code}")
         self.world.counts[f"exit {exit_code}"] += 1
+        latest = {version.name: version for version in self.versions}.values()
+        if exit_code == 3 and all(self.store.holds(v.name, v.attempt, v.save_id, self.node.index, v.files) for v in latest):
+            self.world.counts["exit 3 although all is committed"] += 1
 
     def terminate(self) -> None:
         """SIGTERM to all containers, SIGKILL after the grace period."""
@@ -314,10 +317,21 @@ class Pod:
                 continue
             self.world.tell(f"{life} answers the resume: {status.state.value} {status.checkpoint} {status.detail or ''}")
             if status.state is ResumeState.FAILED:
+                self._check_failed(status, asked_s)
                 await asyncio.sleep(1.0)
                 continue
             self._check_resume(status, asked_s)
             return status.step
+
+    def _check_failed(self, status: ResumeStatus, asked_s: float) -> None:
+        """A commit may be damaged, or be revoked by another node while it is read; but not while an older step is whole.
+
+        Nodes ask for themselves here, as shell scripts do; under the hook they wait for each other before they train.
+        """
+        self.world.counts["resume failed"] += 1
+        newest = None if self.world.faults.hidden else self.store.newest_whole_since(asked_s)
+        if newest is not None:
+            self.world.violate(f"{self.life} could not resume, and step {newest} was whole: {status.detail}")
 
     def _check_resume(self, status: ResumeStatus, asked_s: float) -> None:
         """The first promise: the newest step that is whole, byte for byte."""

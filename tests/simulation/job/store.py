@@ -347,6 +347,12 @@ class JobStore(MemoryStore):
             for life in reversed(self.history)
         )
 
+    def holds(self, name: str, attempt: str, save_id: str | None, index: int, files: Mapping[str, bytes]) -> bool:
+        """Whether a whole commit holds a node's files of one save now."""
+        life = self.commits.get(name)
+        is_whole = life is not None and life.is_sound and (life.commit.attempt, life.commit.save_id) == (attempt, save_id)
+        return life is not None and is_whole and self._part(life, index) == files
+
     def _part(self, life: CommitLife, index: int) -> Mapping[str, bytes] | None:
         parts = self.written.get((life.name, life.commit.attempt, life.commit.save_id), {})
         return parts.get(index)

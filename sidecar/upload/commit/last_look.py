@@ -1,0 +1,35 @@
+"""Last look at the end of the process: which of this node's parts have other nodes committed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from sidecar.core.format.found_checkpoint import Finished
+from sidecar.repository.documents import Documents
+from trainer_hook.contract import rfc3339
+
+
+class LastLook(Documents):
+    """Compares checkpoints that this node was about to send, or to send again, with the commits in the store."""
+
+    async def committed(self, checkpoints: Sequence[Finished]) -> list[Finished]:
+        """Return the checkpoints whose step has a whole commit that names this node's part of the same save.
+
+        Reads documents and one listing each, no data: an object that only its content could prove counts as damaged.
+
+        Raises:
+            StoreError: A request failed.
+        """
+        looks: list[Coroutine[Any, Any, bool]] = [self._is_committed(checkpoint) for checkpoint in checkpoints]
+        found = await self._executor.together(looks)
+        return [checkpoint for checkpoint, is_committed in zip(checkpoints, found, strict=True) if is_committed]
+
+    async def _is_committed(self, checkpoint: Finished) -> bool:
+        there = await self.stored_commit(checkpoint.name)
+        if there is None or there.commit is None or there.commit.attempt != checkpoint.attempt:
+            return False
+        part = await self.part(there.commit, checkpoint.node)
+        if part is None or (part.save_id, part.created_at) != (checkpoint.save_id, rfc3339(checkpoint.created_at_s)):
+            return False
+        return await self.why_not_whole(there.commit, there.crc64nvme) is None

@@ -138,7 +138,7 @@ class Catalog:
         """Add a rejected directory. ``marked_at_s``: time of its marker, epoch seconds."""
         tracked = Tracked(name, version, State.REJECTED, reason=plain_text(reason), marked_at_s=marked_at_s)
         self._replace(tracked)
-        self._tell(tracked, hint="write its files and then its marker again")
+        self._tell(tracked, hint="correct what the reason names, then save the step again")
 
     def _replace(self, tracked: Tracked) -> None:
         before = self._tracked.get(tracked.name)

@@ -19,7 +19,7 @@ def main() -> int:
     parser.add_argument(
         "kind", choices=KINDS, help="step: nodes that commit one step; job: whole pods; retention: of many nodes"
     )
-    parser.add_argument("seeds", help="one seed: its story; FIRST:AFTER: a search")
+    parser.add_argument("seeds", help="one seed: its story; FIRST:AFTER, or A,B,C: a search")
     parser.add_argument("--mutant", choices=MUTANTS, help="a rule that is broken on purpose")
     parser.add_argument("--logs", action="store_true", help="the story has what the sidecars log")
     parser.add_argument(
@@ -27,10 +27,10 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="the result of a search as JSON")
     given = parser.parse_args()
+    if given.seeds.removeprefix("-").isdecimal():
+        return _tell(given.kind, int(given.seeds), given.mutant, logs=given.logs)
     first, _, after = given.seeds.partition(":")
-    if not after:
-        return _tell(given.kind, int(first), given.mutant, logs=given.logs)
-    seeds = range(int(first), int(after))
+    seeds = range(int(first), int(after)) if after else [int(seed) for seed in first.split(",")]
     began_s = time.perf_counter()
     totals, broken = search(
         given.kind,

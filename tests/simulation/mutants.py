@@ -137,10 +137,10 @@ MUTANTS: dict[str, Mutant] = {
     "deletes nothing": Mutant("retention", _set(store_retention, "is_surplus", lambda *_, **__: False)),
     "does not look again after the commit": Mutant("step", _set(PostCommitCheck, "_check", _looks_at_nothing_again), 600),
     "no version is ever replaced": Mutant("step", _set(Catalog, "is_replaced", lambda *_: False)),
-    "an earlier pod takes over": Mutant("job", _set(take_over, "started_later", lambda *_, **__: False), 1595),
+    "an earlier pod takes over": Mutant("job", _set(take_over, "started_later", lambda *_, **__: False), 1602),
     "a commit does not wait for the present attempt": Mutant(
         "job", _set(prefix_lease, "awaits_declaration", lambda *_, **__: None), 215
     ),
-    "a rewritten step is ordered by clocks": Mutant("job", _set(PrefixLease, "epoch_of", lambda *_: None), 80),
+    "a rewritten step is ordered by clocks": Mutant("job", _set(PrefixLease, "epoch_of", lambda *_: None), 234),
     "an upload is always current": Mutant("job", _set(Catalog, "is_current", lambda *_: True), 35),
 }

@@ -131,7 +131,7 @@ def batch(kind: str, seeds: Sequence[int]) -> tuple[Counter[str], list[tuple[int
 
 
 def search(
-    kind: str, seeds: range, *, mutant: Callable[[pytest.MonkeyPatch], None] | None = None, most_broken: int = 20
+    kind: str, seeds: Sequence[int], *, mutant: Callable[[pytest.MonkeyPatch], None] | None = None, most_broken: int = 20
 ) -> tuple[Counter[str], list[tuple[int, str]]]:
     """Run a schedule per seed on all cores, until the limit of broken ones is reached; returns what ``batch`` does."""
     size = BATCH[kind]

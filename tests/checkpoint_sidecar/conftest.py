@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # the SDK's models are written for an older pydantic
-    from kubeflow.trainer import KubernetesBackendConfig, TrainerClient
-from kubernetes.client import Configuration
 
 from sidecar.kubernetes.inject import Options
 from tests.checkpoint_sidecar.api_server import Cluster, serve
 from tests.deploy.schemas import KUBERNETES, documents
+from tests.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from kubeflow.trainer import TrainerClient
+
+sdk, api = LazyModule("kubeflow.trainer"), LazyModule("kubernetes.client")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _imported() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the SDK's models are written for an older pydantic
+        importlib.import_module("kubeflow.trainer")
 
 
 def plain_runtime() -> dict[str, Any]:
@@ -31,6 +40,6 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def client(cluster: Cluster) -> TrainerClient:
-    configuration = Configuration(host=cluster.url)
+    configuration = api.Configuration(host=cluster.url)
     configuration.retries = 0
-    return TrainerClient(KubernetesBackendConfig(namespace="research", client_configuration=configuration))
+    return sdk.TrainerClient(sdk.KubernetesBackendConfig(namespace="research", client_configuration=configuration))

@@ -5,12 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from kubeflow.trainer import CustomTrainer, CustomTrainerContainer, TrainerClient
-from kubeflow.trainer.options import Labels, Name, PodSpecPatch, RuntimePatch, TrainingRuntimeSpecPatch
-from kubeflow.trainer.types.types import BuiltinTrainer, TorchTuneConfig
 
 from checkpoint_sidecar.kubeflow import Durable, durable
 from sidecar.errors import ConfigurationError
@@ -18,6 +15,12 @@ from sidecar.kubernetes.inject import Options, inject
 from sidecar.kubernetes.inject.options import with_given
 from tests.checkpoint_sidecar.api_server import Cluster
 from tests.deploy.schemas import VERSIONS, complaints
+from tests.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from kubeflow.trainer import TrainerClient
+
+sdk, sdk_options, sdk_types = (LazyModule(f"kubeflow.trainer{name}") for name in ("", ".options", ".types.types"))
 
 STORE = "s3://bucket/runs/{name}"
 
@@ -28,7 +31,7 @@ def train() -> None:
 
 def trained(client: TrainerClient, cluster: Cluster, *options: Any, trainer: Any = None) -> dict[str, Any]:
     """Return the TrainJob that the SDK sends."""
-    name = client.train(trainer=trainer or CustomTrainer(func=train, num_nodes=2), options=list(options))
+    name = client.train(trainer=trainer or sdk.CustomTrainer(func=train, num_nodes=2), options=list(options))
     sent = cluster.train_jobs[name]
     assert not complaints(sent, VERSIONS[-1])
     return sent
@@ -53,7 +56,7 @@ def pod_of(runtime: dict[str, Any], patch: dict[str, Any], name: str) -> dict[st
 
 def test_the_pods_ask_the_webhook_and_get_what_inject_adds(client: TrainerClient, cluster: Cluster) -> None:
     option = durable(store=STORE, data_connection="aws-connection-1", save_steps=500, jit=False, keep=3, grace="2m")
-    sent = trained(client, cluster, Name("llama"), option)
+    sent = trained(client, cluster, sdk_options.Name("llama"), option)
     pod = pod_of(cluster.runtime, patched_pod(sent), "llama")
     code, admitted = cluster.admit(pod)
     assert code == 201
@@ -81,8 +84,11 @@ def test_a_claim_becomes_a_volume_of_the_sidecar_alone(client: TrainerClient, cl
 
 
 def test_it_stands_beside_other_options_in_any_order(client: TrainerClient, cluster: Cluster) -> None:
-    other = RuntimePatch(TrainingRuntimeSpecPatch(template=None))
-    for options in ([durable(store=STORE), Labels({"team": "a"}), other], [other, Labels({"team": "a"}), durable(store=STORE)]):
+    other = sdk_options.RuntimePatch(sdk_options.TrainingRuntimeSpecPatch(template=None))
+    for options in (
+        [durable(store=STORE), sdk_options.Labels({"team": "a"}), other],
+        [other, sdk_options.Labels({"team": "a"}), durable(store=STORE)],
+    ):
         sent = trained(client, cluster, *options)
         assert sent["metadata"]["labels"] == {"team": "a"}
         assert sorted(patch["manager"] for patch in sent["spec"]["runtimePatches"]) == [
@@ -93,7 +99,7 @@ def test_it_stands_beside_other_options_in_any_order(client: TrainerClient, clus
 
 
 def test_a_runtime_with_the_sidecar_gets_the_variables_of_the_run(client: TrainerClient, cluster: Cluster) -> None:
-    trainer = CustomTrainer(func=train, num_nodes=2, env={"HF_HOME": "/tmp"})
+    trainer = sdk.CustomTrainer(func=train, num_nodes=2, env={"HF_HOME": "/tmp"})
     sent = trained(client, cluster, durable(store=STORE, save_steps=5, grace=90, through="runtime"), trainer=trainer)
     spec = patched_pod(sent)["spec"]
     [sidecar] = spec["initContainers"]
@@ -106,7 +112,11 @@ def test_a_runtime_with_the_sidecar_gets_the_variables_of_the_run(client: Traine
     assert own["CKPT_SAVE_STEPS"] == "5"
     assert not cluster.created_pods, "no webhook is needed"
     named = trained(
-        client, cluster, Name("llama"), durable(store=STORE, through="runtime"), trainer=CustomTrainerContainer("i")
+        client,
+        cluster,
+        sdk_options.Name("llama"),
+        durable(store=STORE, through="runtime"),
+        trainer=sdk.CustomTrainerContainer("i"),
     )
     assert {"name": "CKPT_STORE", "value": "s3://bucket/runs/llama"} in patched_pod(named)["spec"]["initContainers"][0]["env"]
 
@@ -114,7 +124,7 @@ def test_a_runtime_with_the_sidecar_gets_the_variables_of_the_run(client: Traine
 def test_settings_of_a_trainer_without_environment_are_refused(client: TrainerClient, cluster: Cluster) -> None:
     option = durable(store=STORE, save_steps=5, through="runtime", check=False)
     with pytest.raises(ConfigurationError, match=r"CKPT_SAVE_STEPS cannot be set: BuiltinTrainer takes no environment"):
-        option({}, BuiltinTrainer(TorchTuneConfig()), client.backend)
+        option({}, sdk_types.BuiltinTrainer(sdk_types.TorchTuneConfig()), client.backend)
 
 
 def test_without_a_webhook_it_is_refused_before_the_job_exists(client: TrainerClient, cluster: Cluster) -> None:
@@ -187,7 +197,5 @@ def test_further_settings_reach_both_containers(client: TrainerClient, cluster: 
 
 def test_the_sdk_cannot_express_a_sidecar_itself() -> None:
     """If this fails, the SDK has grown, and ``durable`` may do without a webhook."""
-    from kubeflow.trainer.options import ContainerPatch
-
     with pytest.raises(TypeError):
-        PodSpecPatch(init_containers=[ContainerPatch(name="checkpoint-sidecar", image="i")])  # type: ignore[call-arg]
+        sdk_options.PodSpecPatch(init_containers=[sdk_options.ContainerPatch(name="checkpoint-sidecar", image="i")])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from kubeflow.trainer import TrainerClient
 
 from checkpoint_sidecar.kubeflow import NotDurable, Progress, TrainingFailed, progress, wait
 from sidecar.errors import NothingFound, SidecarError
 from tests.checkpoint_sidecar.api_server import Cluster
+
+if TYPE_CHECKING:
+    from kubeflow.trainer import TrainerClient
 
 ENDED = {"exitCode": 0, "reason": "Completed", "message": "everything finished is durable; newest durable step: 80"}
 

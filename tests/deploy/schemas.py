@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import re
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubeflow_trainer_api.models as trainer_models
 from referencing import Registry, Resource
 from ruamel.yaml import YAML
 
@@ -22,9 +22,9 @@ VERSIONS = tuple(f"1.{minor}" for minor in range(29, 38))
 OLD_VERSIONS = ("1.25", "1.28")
 _SCHEMAS = files("kubernetes_validate").joinpath("kubernetes-json-schema")
 _MODELS = {
-    "ClusterTrainingRuntime": trainer_models.TrainerV1alpha1ClusterTrainingRuntime,
-    "TrainJob": trainer_models.TrainerV1alpha1TrainJob,
-    "JobSet": trainer_models.JobsetV1alpha2JobSet,
+    "ClusterTrainingRuntime": "TrainerV1alpha1ClusterTrainingRuntime",
+    "TrainJob": "TrainerV1alpha1TrainJob",
+    "JobSet": "JobsetV1alpha2JobSet",
 }
 _CLOSED = {
     "monitoring.coreos.com/v1": ("PodMonitor", "PrometheusRule"),
@@ -101,7 +101,8 @@ def _closed(name: str) -> Any:
 def _of_model(document: dict[str, Any]) -> list[str]:
     """Trainer's and JobSet's own models, and of Trainer 2.1 what 2.3 does not know any more."""
     spec = {key: value for key, value in document["spec"].items() if key != "podTemplateOverrides"}
-    parsed = _MODELS[document["kind"]].from_dict({**document, "spec": spec}).to_dict()
+    model = getattr(importlib.import_module("kubeflow_trainer_api.models"), _MODELS[document["kind"]])
+    parsed = model.from_dict({**document, "spec": spec}).to_dict()
     said = [f"{path} is not known" for path in _lost(_plain({**document, "spec": spec}), parsed)]
     return said + _errors(_closed("podtemplateoverrides"), document["spec"].get("podTemplateOverrides", []))
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz import api
 from tests.fuzz.__main__ import fuzz
 from tests.fuzz.json_mutator import mutated
 from tests.fuzz.target import TARGETS, seeds, target
+from tests.lazy import LazyModule
 
+api = LazyModule("tests.fuzz.api")
 SLOWEST_S = 2.0
 """CPU time that one input may take."""
 MUTATIONS = 60

@@ -12,21 +12,27 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import safetensors.torch
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.lazy import LazyModule
 from tests.process.sidecar_process import until
 from tests.processes import state_of
 from trainer_hook.asynchronous import background, deferring, host_memory, snapshot
 from trainer_hook.asynchronous.background import Background
 from trainer_hook.asynchronous.host_memory import Limit, memory_shortage
 from trainer_hook.asynchronous.writer_process import WRITER_BYTES, NotWritten, WriterDied
-from trainer_hook.loops import state_files
+
+if TYPE_CHECKING:
+    import safetensors.torch
+    import torch
+
+    from trainer_hook.loops import state_files
+else:
+    torch, safetensors, state_files = map(LazyModule, ("torch", "safetensors", "trainer_hook.loops.state_files"))
 
 BIG = deferring.SMALL_BYTES
 PLENTY = Limit(1 << 50, "of the machine")
@@ -91,13 +97,13 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+DTYPES = ["float32", "float64", "bfloat16", "float16", "int64", "uint8", "bool", "complex64"]
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
 
 
 @st.composite
 def tensors(draw: st.DrawFn) -> torch.Tensor:
-    dtype, shape = draw(st.sampled_from(DTYPES)), draw(SHAPES)
+    dtype, shape = getattr(torch, draw(st.sampled_from(DTYPES))), draw(SHAPES)
     made = torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))).to(dtype)
     return made.transpose(0, 1) if len(shape) > 1 and draw(st.booleans()) else made
 
@@ -121,7 +127,7 @@ def test_any_object_gives_the_bytes_that_torch_save_gives(shared: Background, tm
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(more=st.dictionaries(st.text(min_size=1, max_size=3), tensors().map(torch.Tensor.contiguous), max_size=4))
+@given(more=st.dictionaries(st.text(min_size=1, max_size=3), tensors().map(lambda tensor: tensor.contiguous()), max_size=4))
 def test_any_tensors_give_the_bytes_that_safetensors_gives(shared: Background, tmp_path: Path, more: Any) -> None:
     told = {"weight": torch.randn(BIG // 4 + 1)} | more
     beside, blocking = tmp_path / "beside", tmp_path / "blocking"

@@ -5,282 +5,25 @@ Each life is a forked process on the same volume that sends SIGTERM to itself.
 
 from __future__ import annotations
 
-import importlib
 import json
-import multiprocessing
-import os
-import random
-import signal
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.hook.job import Answers, finished, marker
+from tests.lazy import LazyModule
 from trainer_hook.contract import step_of
-from trainer_hook.torch import Checkpointer
 from trainer_hook.volume.publish import finished_on
 
-FORK = multiprocessing.get_context("fork")
-ROWS, BATCH, EPOCHS = 24, 4, 3
-PER_EPOCH = ROWS // BATCH
-
-
-class Rows(Dataset[Any]):
-    """Rows to which python's, numpy's and torch's global generators add noise."""
-
-    def __len__(self) -> int:
-        return ROWS
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((4,), float(index)) + torch.rand(4) + random.random() + np.random.rand()
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return (torch.full((4,), float(index)) + torch.rand(4) for index in range(ROWS))
-
-
-class Net(torch.nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1))
-
-
-def terminate_at(step: int, stop_at: int | None) -> None:
-    if step == stop_at:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
-def digest(model: torch.nn.Module) -> list[float]:
-    return [number for tensor in model.state_dict().values() for number in tensor.double().flatten().tolist()]
-
-
-class Training:
-    """What the plain loops have in common."""
-
-    def __init__(self, stop_at: int | None) -> None:
-        self.stop_at = stop_at
-        self.model = Net()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.7)
-
-    def learn(self, batch: torch.Tensor, ckpt: Checkpointer, *, steps: bool = True) -> None:
-        self.model(batch).pow(2).mean().backward()
-        if steps:
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            terminate_at(ckpt.global_step + 1, self.stop_at)
-
-    def checkpointer(self, **more: Any) -> Checkpointer:
-        return Checkpointer(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, **more)
-
-
-def with_epochs(loader: Any, stop_at: int | None) -> list[float]:
-    training = Training(stop_at)
-    with training.checkpointer() as ckpt:
-        for _ in ckpt.epochs(EPOCHS):
-            for batch in ckpt.steps(loader):
-                training.learn(batch, ckpt)
-            training.scheduler.step()
-            torch.rand(3)  # as an evaluation may
-    return digest(training.model)
-
-
-def shuffled(stop_at: int | None) -> list[float]:
-    return with_epochs(DataLoader(Rows(), batch_size=BATCH, shuffle=True), stop_at)
-
-
-def shuffled_by_its_own_generator(stop_at: int | None) -> list[float]:
-    return with_epochs(DataLoader(Rows(), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(4)), stop_at)
-
-
-def with_workers(stop_at: int | None) -> list[float]:
-    return with_epochs(DataLoader(Rows(), batch_size=BATCH, shuffle=True, num_workers=2), stop_at)
-
-
-def streamed(stop_at: int | None) -> list[float]:
-    return with_epochs(DataLoader(Stream(), batch_size=BATCH), stop_at)
-
-
-def stateful(stop_at: int | None) -> list[float]:
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    return with_epochs(StatefulDataLoader(Rows(), batch_size=BATCH, shuffle=True), stop_at)
-
-
-def by_steps_alone(stop_at: int | None) -> list[float]:
-    training, loader = Training(stop_at), DataLoader(Rows(), batch_size=BATCH, shuffle=True)
-    with training.checkpointer() as ckpt:
-        for batch in ckpt.steps(loader, max_steps=EPOCHS * PER_EPOCH):
-            training.learn(batch, ckpt)
-    return digest(training.model)
-
-
-def accumulating(stop_at: int | None) -> list[float]:
-    training, loader = Training(stop_at), DataLoader(Rows(), batch_size=BATCH // 2, shuffle=True)
-    with training.checkpointer() as ckpt:
-        for batch in ckpt.steps(loader, epochs=EPOCHS, accumulate=2):
-            training.learn(batch, ckpt, steps=ckpt.batch % 2 == 1)
-    return digest(training.model)
-
-
-def stepping_itself(stop_at: int | None) -> list[float]:
-    training = Training(stop_at)
-    with training.checkpointer() as ckpt:
-        for _ in range(ckpt.global_step, EPOCHS * PER_EPOCH):
-            training.learn(torch.rand(BATCH, 4) + random.random() + np.random.rand(), ckpt)
-            ckpt.step()
-    return digest(training.model)
-
-
-def accelerated(stop_at: int | None) -> list[float]:
-    from accelerate import Accelerator
-
-    from trainer_hook.accelerate import Checkpointer as Accelerated
-
-    training, accelerator = Training(stop_at), Accelerator(cpu=True, gradient_accumulation_steps=2)
-    loader = DataLoader(Rows(), batch_size=BATCH // 2, shuffle=True)
-    model, optimizer, scheduler, loader = accelerator.prepare(training.model, training.optimizer, training.scheduler, loader)
-    with Accelerated(accelerator) as ckpt:
-        for _ in ckpt.epochs(EPOCHS):
-            for batch in ckpt.steps(loader):
-                with accelerator.accumulate(model):
-                    accelerator.backward(model(batch).pow(2).mean())
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    if accelerator.sync_gradients:
-                        terminate_at(ckpt.global_step + 1, stop_at)
-            scheduler.step()
-    return digest(training.model)
-
-
-def lightning(stop_at: int | None, *, package: str = "lightning.pytorch", **arguments: Any) -> list[float]:
-    pl = importlib.import_module(package)
-    from trainer_hook.lightning import activate
-
-    activate()
-
-    class Module(pl.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-            self.save_hyperparameters({"of any class": Stop()})
-
-        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
-            if (self.trainer.fit_loop.batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
-                terminate_at(self.global_step + 1, stop_at)
-            return self.net(batch).pow(2).mean()
-
-        def validation_step(self, batch: torch.Tensor) -> None:
-            torch.rand(1)
-
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)]
-
-        def on_train_epoch_start(self) -> None:
-            torch.rand(1)
-
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    module, size = Module(), BATCH // arguments.get("accumulate_grad_batches", 1)
-    trainer = pl.Trainer(accelerator="cpu", devices=1, **quiet, **({"max_epochs": EPOCHS} | arguments))
-    loader = DataLoader(Rows(), batch_size=size, shuffle=True)
-    trainer.fit(module, loader, DataLoader(Rows(), batch_size=BATCH))
-    return digest(module)
-
-
-class Stop:
-    """A class that torch.load does not know."""
-
-
-def lightning_validating_often(stop_at: int | None) -> list[float]:
-    return lightning(stop_at, val_check_interval=2, accumulate_grad_batches=2)
-
-
-def lightning_in_a_validation(stop_at: int | None, **arguments: Any) -> list[float]:
-    """SIGTERM comes in the middle of the validation after a step; metrics of both kinds decide how training goes on."""
-    import lightning.pytorch as pl
-
-    from trainer_hook.lightning import activate
-
-    activate()
-
-    class Module(pl.LightningModule):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
-
-        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
-            loss: torch.Tensor = self.net(batch).pow(2).mean()
-            self.log("train", loss, on_step=True, on_epoch=True)
-            return loss
-
-        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-            self.log("val", self.net(batch).mean() + 10 * torch.rand(1))
-            if batch_idx == 1 and not self.trainer.sanity_checking:
-                terminate_at(self.global_step, stop_at)
-
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val"}}
-
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    stopping = [pl.callbacks.EarlyStopping(name, patience=9, check_on_train_epoch_end=True) for name in ("train_epoch", "val")]
-    module = Module()
-    trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=EPOCHS, callbacks=stopping, **quiet, **arguments)
-    trainer.fit(module, DataLoader(Rows(), batch_size=BATCH, shuffle=True), DataLoader(Rows(), batch_size=BATCH, shuffle=True))
-    return digest(module)
-
-
-def lightning_in_validations_by_the_way(stop_at: int | None) -> list[float]:
-    return lightning_in_a_validation(stop_at, val_check_interval=2)
-
-
-def lightning_by_steps(stop_at: int | None) -> list[float]:
-    return lightning(stop_at, max_epochs=-1, max_steps=EPOCHS * PER_EPOCH)
-
-
-def lightning_by_its_older_name(stop_at: int | None) -> list[float]:
-    return lightning(stop_at, package="pytorch_lightning")
-
-
-def life(train: Callable[[int | None], list[float]], stop_at: int | None, environ: dict[str, str]) -> tuple[int, list[float]]:
-    """Train in a process of its own. Returns its exit code and the weights."""
-    receiving, sending = FORK.Pipe(duplex=False)
-
-    def run() -> None:
-        os.environ.update(environ)
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
-        for seed in (torch.manual_seed, np.random.seed, random.seed):
-            seed(3)
-        sending.send(train(stop_at))
-
-    process = FORK.Process(target=run)
-    process.start()
-    sending.close()
-    try:
-        weights = receiving.recv()
-    except EOFError:
-        weights = []
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode, weights
+trainings = LazyModule("tests.hook.loops.short_trainings")
+PER_EPOCH, EPOCHS = 6, 3
+"""Steps of an epoch, and epochs, of each training."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _imported() -> None:
-    """Import once what every life would."""
-    torch.set_num_threads(1)
-    optimizer = torch.optim.AdamW(Net().parameters())
-    optimizer.zero_grad()
-    importlib.import_module("safetensors.torch")
+    trainings.imported_once()
 
 
 @pytest.fixture
@@ -299,42 +42,42 @@ def environ(answers: Answers, volume: Path) -> dict[str, str]:
     return {"CKPT_DIR": str(volume), "CKPT_SAVE_STRATEGY": "no"} | answers.settings
 
 
-LIBRARY = {stateful: "torchdata", lightning_by_its_older_name: "pytorch_lightning", accelerated: "accelerate"}
-IN_VALIDATION = (lightning_in_a_validation, lightning_in_validations_by_the_way)
-LIBRARY |= dict.fromkeys((lightning, lightning_validating_often, lightning_by_steps, *IN_VALIDATION), "lightning.pytorch")
-PLACES: list[tuple[Any, tuple[int, ...]]] = [
-    (shuffled, (1, 4, PER_EPOCH, 2 * PER_EPOCH - 1)),
-    (shuffled_by_its_own_generator, (8,)),
-    (with_workers, (PER_EPOCH, 8)),
-    (streamed, (8,)),
-    (stateful, (4, PER_EPOCH, PER_EPOCH + 1)),
-    (by_steps_alone, (4, PER_EPOCH + 2)),
-    (accumulating, (PER_EPOCH, 8)),
-    (stepping_itself, (5,)),
-    (accelerated, (PER_EPOCH, 8)),
-    (lightning, (4, PER_EPOCH, PER_EPOCH + 2)),
-    (lightning_validating_often, (4, 5, PER_EPOCH, 8)),
-    (lightning_in_a_validation, (PER_EPOCH, EPOCHS * PER_EPOCH)),
-    (lightning_in_validations_by_the_way, (4, PER_EPOCH, 2 * PER_EPOCH + 2)),
-    (lightning_by_steps, (PER_EPOCH - 1, PER_EPOCH)),
-    (lightning_by_its_older_name, (8,)),
+LIBRARY = {"stateful": "torchdata", "lightning_by_its_older_name": "pytorch_lightning", "accelerated": "accelerate"}
+IN_VALIDATION = ("lightning_in_a_validation", "lightning_in_validations_by_the_way")
+LIBRARY |= dict.fromkeys(("lightning", "lightning_validating_often", "lightning_by_steps", *IN_VALIDATION), "lightning.pytorch")
+PLACES: list[tuple[str, tuple[int, ...]]] = [
+    ("shuffled", (1, 4, PER_EPOCH, 2 * PER_EPOCH - 1)),
+    ("shuffled_by_its_own_generator", (8,)),
+    ("with_workers", (PER_EPOCH, 8)),
+    ("streamed", (8,)),
+    ("stateful", (4, PER_EPOCH, PER_EPOCH + 1)),
+    ("by_steps_alone", (4, PER_EPOCH + 2)),
+    ("accumulating", (PER_EPOCH, 8)),
+    ("stepping_itself", (5,)),
+    ("accelerated", (PER_EPOCH, 8)),
+    ("lightning", (4, PER_EPOCH, PER_EPOCH + 2)),
+    ("lightning_validating_often", (4, 5, PER_EPOCH, 8)),
+    ("lightning_in_a_validation", (PER_EPOCH, EPOCHS * PER_EPOCH)),
+    ("lightning_in_validations_by_the_way", (4, PER_EPOCH, 2 * PER_EPOCH + 2)),
+    ("lightning_by_steps", (PER_EPOCH - 1, PER_EPOCH)),
+    ("lightning_by_its_older_name", (8,)),
 ]
 
 
-@pytest.mark.parametrize(("train", "stops"), PLACES, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(("training", "stops"), PLACES, ids=[name for name, _ in PLACES])
 def test_a_run_that_is_stopped_anywhere_ends_as_if_it_was_not(
-    train: Any, stops: tuple[int, ...], environ: dict[str, str], volume: Path
+    training: str, stops: tuple[int, ...], environ: dict[str, str], volume: Path
 ) -> None:
-    if train in LIBRARY:
-        pytest.importorskip(LIBRARY[train])
-    code, expected = life(train, None, {"CKPT_DIR": ""})
+    if training in LIBRARY:
+        pytest.importorskip(LIBRARY[training])
+    code, expected = trainings.life(training, None, {"CKPT_DIR": ""})
     assert code == 0
     assert expected
     for stop_at in stops:
-        assert life(train, stop_at, environ)[0] == 143
+        assert trainings.life(training, stop_at, environ)[0] == 143
     assert len(finished(volume)) == len(stops)
     assert marker(volume, finished(volume)[0])["reason"] == "jit"
-    if train in IN_VALIDATION:
+    if training in IN_VALIDATION:
         left = [json.loads(path.read_text()).get("unfinished") for path in volume.glob("checkpoint-*/progress.json")]
         assert left == [["validation"]] * len(stops)
-    assert life(train, None, environ) == (0, expected)
+    assert trainings.life(training, None, environ) == (0, expected)

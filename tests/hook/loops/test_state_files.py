@@ -5,17 +5,22 @@ from __future__ import annotations
 import sys
 from collections import Counter, OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer_hook.loops import randomness, state_files
-from trainer_hook.loops.loop import missing_from
-from trainer_hook.loops.state_files import StateMismatch
-from trainer_hook.torch import Checkpointer
+from tests.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainer_hook.loops import loop, randomness, state_files
+else:
+    torch, loop, randomness, state_files = map(
+        LazyModule, ("torch", *(f"trainer_hook.loops.{name}" for name in ("loop", "randomness", "state_files")))
+    )
 
 
 def net() -> torch.nn.Module:
@@ -66,24 +71,23 @@ def test_without_safetensors_weights_are_written_by_torch(tmp_path: Path, monkey
 def test_names_do_not_depend_on_how_a_model_is_wrapped(tmp_path: Path) -> None:
     model, again = net(), net()
     write({"model": torch.nn.DataParallel(model)}, tmp_path)
-    load({"model": Compiled(again)}, tmp_path)
+    load({"model": compiled(again)}, tmp_path)
     assert same(model, again)
 
 
 def test_another_models_checkpoint_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     write({"model": net()}, tmp_path)
-    with pytest.raises(StateMismatch, match=r"(?s)state of 'model' does not fit: .*0\.weight.*CKPT_STORE prefix"):
+    with pytest.raises(state_files.StateMismatch, match=r"(?s)state of 'model' does not fit: .*0\.weight.*CKPT_STORE prefix"):
         load({"model": torch.nn.Sequential(torch.nn.Linear(2, 2))}, tmp_path)
-    with pytest.raises(StateMismatch, match="no state of 'ema'"):
+    with pytest.raises(state_files.StateMismatch, match="no state of 'ema'"):
         load({"model": net(), "ema": net()}, tmp_path)
 
 
-class Compiled(torch.nn.Module):
-    """As torch.compile wraps."""
-
-    def __init__(self, inner: torch.nn.Module) -> None:
-        super().__init__()
-        self._orig_mod = inner
+def compiled(inner: torch.nn.Module) -> torch.nn.Module:
+    """Wrap a model as torch.compile does."""
+    outer = torch.nn.Module()
+    outer._orig_mod = inner
+    return outer
 
 
 class Own:
@@ -100,7 +104,7 @@ class Own:
 
 
 def test_a_state_that_could_not_be_read_again_is_refused_when_it_is_saved(tmp_path: Path) -> None:
-    with pytest.raises(StateMismatch, match=r"own\['deep'\]\[0\] is a .*Path.*add_safe_globals"):
+    with pytest.raises(state_files.StateMismatch, match=r"own\['deep'\]\[0\] is a .*Path.*add_safe_globals"):
         write({"own": Own(Path())}, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -131,15 +135,15 @@ def test_whatever_is_not_refused_is_read_again(tmp_path_factory: pytest.TempPath
 
 def test_an_object_without_state_is_refused_at_once() -> None:
     with pytest.raises(TypeError, match="scheduler: int has no state_dict"):
-        Checkpointer(model=net(), scheduler=3)
+        LazyModule("trainer_hook.torch").Checkpointer(model=net(), scheduler=3)
 
 
 def test_a_rank_misses_its_own_file_unless_the_number_of_ranks_changed() -> None:
     files = {"progress.json": 1, "rank_0.pt": 1}
-    assert missing_from(files, rank=0, world_size=2, saved_world_size=2) == []
-    assert missing_from(files, rank=1, world_size=2, saved_world_size=2) == ["rank_1.pt"]
-    assert missing_from(files, rank=1, world_size=2, saved_world_size=1) == []
-    assert missing_from({}, rank=0, world_size=1, saved_world_size=1) == ["progress.json", "rank_0.pt"]
+    assert loop.missing_from(files, rank=0, world_size=2, saved_world_size=2) == []
+    assert loop.missing_from(files, rank=1, world_size=2, saved_world_size=2) == ["rank_1.pt"]
+    assert loop.missing_from(files, rank=1, world_size=2, saved_world_size=1) == []
+    assert loop.missing_from({}, rank=0, world_size=1, saved_world_size=1) == ["progress.json", "rank_0.pt"]
 
 
 def test_the_random_state_survives_its_file(tmp_path: Path) -> None:

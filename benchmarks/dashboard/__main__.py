@@ -35,8 +35,8 @@ def record(pace: float) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="dashboard-") as name:
         folder = Path(name)
         with prometheus.Prometheus(folder / "prometheus").running() as server, story.play(server, folder, pace=pace) as times:
-            start_s, end_s = math.ceil(times[0]), math.floor(times[1])
-            end_s -= (end_s - start_s) % STEP_S
+            start_s = math.ceil(times[0])
+            end_s = start_s + (times[1] - start_s) // STEP_S * STEP_S
             return {"prometheus": prometheus.version()} | panels.recorded(server, start_s=start_s, end_s=end_s, step_s=STEP_S)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,11 +20,11 @@ from tests.ports import free_port
 from tests.process.sidecar_process import Sidecar, sidecar
 
 LENGTH_S = 150.0
-CHECKPOINT_BYTES = 12 << 20
+CHECKPOINT_BYTES, PART_BYTES = 12 << 20, 5 << 20
 LINK_BYTES_PER_S = 3e6
-SLOW_BYTES_PER_S = 0.3e6
-STEPS_PER_S = 10
-GRACE_S = 30
+SLOW_BYTES_PER_S = 0.5e6
+STEPS_PER_S, PLANNED_STEPS = 10, 2000
+GRACE_S = 20
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Pod:
     name: str
     sidecar: Sidecar
     stopping: threading.Event = field(default_factory=threading.Event)
-    trainer: threading.Thread | None = None
+    trainer: Future[None] | None = None
 
     def train(self, pace: float) -> None:
         """Resume, then train and save until told to stop; the last save is just in time."""
@@ -56,12 +57,13 @@ class Pod:
             saved_s = time.monotonic()
             while not self.stopping.wait(0.5 * pace):
                 step += STEPS_PER_S // 2
-                trainer.at(step, total_steps=2 * STEPS_PER_S * LENGTH_S)
+                trainer.at(step, total_steps=PLANNED_STEPS)
                 if time.monotonic() - saved_s >= self.job.every_s * pace:
                     saved_s = time.monotonic()
                     self._save(trainer, pace, "periodic")
+            trainer.at(step := step + 1, total_steps=PLANNED_STEPS)
             self._save(trainer, pace, "jit")
-            trainer.at(step, state="preempted")
+            trainer.at(step, total_steps=PLANNED_STEPS, state="preempted")
 
     def _save(self, trainer: Training, pace: float, reason: str) -> None:
         trainer.save(trainer.step, int(CHECKPOINT_BYTES * pace), reason=reason, took_s=2 * pace)
@@ -74,21 +76,21 @@ class Stage:
         self._prometheus, self._endpoint, self._folder, self._pace = prometheus, endpoint, folder, pace
         self._began_s = time.monotonic()
         self._open = contextlib.ExitStack()
+        self._trainers = ThreadPoolExecutor()
+        self._pods: list[Pod] = []
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Stage]:
         """End what was started, after the context."""
-        pods: list[Pod] = []
-        self._pods = pods
-        with self._open:
+        with self._open, self._trainers:
             try:
                 yield self
             finally:
-                for pod in pods:
+                for pod in self._pods:
                     pod.stopping.set()
-                for pod in pods:
-                    assert pod.trainer
-                    pod.trainer.join()
+            for pod in self._pods:
+                if pod.trainer:
+                    pod.trainer.result()
 
     def job(self, namespace: str, name: str, *, every_s: float) -> Job:
         proxy = FaultProxy(self._endpoint)
@@ -106,6 +108,7 @@ class Stage:
             "AWS_SECRET_ACCESS_KEY": servers.SECRET_KEY,
             "AWS_DEFAULT_REGION": servers.REGION,
             "CKPT_METRICS_BIND": f"127.0.0.1:{(port := free_port())}",
+            "CKPT_PART_SIZE": str(PART_BYTES),
             "CKPT_GRACE_SECONDS": str(GRACE_S),
             "POD_NAMESPACE": job.namespace,
             "JOB_NAME": job.name,
@@ -113,8 +116,7 @@ class Stage:
         pod = Pod(job, name, self._open.enter_context(sidecar(self._folder / name, settings)))
         self._prometheus.add(job.namespace, name, port)
         pod.sidecar.ready()
-        pod.trainer = threading.Thread(target=pod.train, args=(self._pace,))
-        pod.trainer.start()
+        pod.trainer = self._trainers.submit(pod.train, self._pace)
         self._pods.append(pod)
         return pod
 
@@ -123,7 +125,7 @@ class Stage:
         assert pod.trainer
         pod.sidecar.call("POST", "/v1/drain?source=prestop", {})
         pod.stopping.set()
-        pod.trainer.join()
+        pod.trainer.result()
         pod.sidecar.terminate()
         self._prometheus.remove(pod.name)
 
@@ -149,13 +151,12 @@ def play(prometheus: Prometheus, folder: Path, *, pace: float = 1.0) -> Iterator
         stage.at(60)
         stage.pod(qwen, "0-b")
         stage.at(65)
-        mistral.proxy.plan = Dice(1, share=0.5, kinds=[Kind.SLOW_DOWN])
+        mistral.proxy.plan = Dice(1, share=0.35, kinds=[Kind.SLOW_DOWN])
         stage.at(75)
         mistral.proxy.plan = lambda _: Fault(Kind.ERROR_500)
+        stage.at(90)
+        llama.proxy.bytes_per_s = SLOW_BYTES_PER_S
         stage.at(100)
         mistral.proxy.plan = nothing
-        stage.at(105)
-        llama.proxy.bytes_per_s = SLOW_BYTES_PER_S
         stage.at(LENGTH_S)
         yield began_s, time.time()
-

@@ -22,9 +22,9 @@ from tests.process.sidecar_process import Sidecar, sidecar
 LENGTH_S = 150.0
 CHECKPOINT_BYTES, PART_BYTES = 12 << 20, 5 << 20
 LINK_BYTES_PER_S = 3e6
-SLOW_BYTES_PER_S = 0.5e6
+SLOW_BYTES_PER_S = 0.75e6
 STEPS_PER_S, PLANNED_STEPS = 10, 2000
-GRACE_S = 20
+GRACE_S = 16
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Durations of saves, uploads, commits, resumes and API calls, as histograms. All but the last are read from events.
 
-A histogram exists from the start for each known label: ``rate()`` does not count the first duration of a series that appears
-with it, and a pod resumes once and saves just in time once.
+A histogram exists from the start for each known label, but for API calls, which are many: ``rate()`` does not count the first
+duration of a series that appears with it, and a pod resumes once.
 """
 
 from __future__ import annotations

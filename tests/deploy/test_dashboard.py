@@ -1,4 +1,4 @@
-"""The dashboard's queries, answered by a real Prometheus that scrapes real sidecars, and the recording that its picture shows."""
+"""The dashboard's queries, answered by a real Prometheus that scrapes sidecars, and the recording that its picture shows."""
 
 from __future__ import annotations
 

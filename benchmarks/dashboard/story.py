@@ -129,6 +129,10 @@ class Stage:
         pod.sidecar.terminate()
         self._prometheus.remove(pod.name)
 
+    def begin(self) -> None:
+        """Count the story's instants from now on."""
+        self._began_s = time.monotonic()
+
     def at(self, instant_s: float) -> None:
         """Wait for an instant of the story."""
         time.sleep(max(0.0, self._began_s + instant_s * self._pace - time.monotonic()))
@@ -146,6 +150,7 @@ def play(prometheus: Prometheus, folder: Path, *, pace: float = 1.0) -> Iterator
         stage.pod(llama, "0")
         stage.pod(mistral, "0")
         first = stage.pod(qwen, "0-a")
+        stage.begin()
         stage.at(45)
         stage.preempt(first)
         stage.at(60)

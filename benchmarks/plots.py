@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import results
+from benchmarks.dashboard import picture
 
 IMAGES = results.FOLDER.parents[1] / "docs/images"
 WIDTH = 860
@@ -139,6 +140,7 @@ PICTURES: dict[str, Callable[[Mapping[str, Any], Any], dict[str, str]]] = {
     "demo.json": demo,
     "transfer.json": transfer,
     "sigterm.json": sigterm,
+    "dashboard.json": picture.draw,
 }
 NAMES = {"ours": "checkpoint-sidecar", "wire": "plain sockets (the limit)"}
 

@@ -14,6 +14,11 @@ The dashboard and the alerts are in [deploy/monitoring](../deploy/monitoring), t
 [OPERATIONS.md](../OPERATIONS.md#alerts).
 This page is made of the code: `python -m sidecar.api.metrics_reference > docs/metrics.md`.
 
+![The dashboard's rows "Pods" and "Training and durations"](images/dashboard-pods.svg)
+
+The second half of the dashboard's panels; the first half is in the [README](../README.md#watch-it). Both are drawn from
+`deploy/monitoring/dashboard.json` and the answers of a real Prometheus, not by Grafana: `make dashboard plots`.
+
 | metric | type | labels | meaning |
 | --- | --- | --- | --- |
 """
@@ -47,7 +52,8 @@ def _tail() -> str:
     return f"""
 Bounds of the histograms in seconds: {_bounds(TRANSFERS_S)}; of `{PREFIX}api_request_seconds`: {_bounds(CALLS_S)}.
 `reason` is `periodic`, `jit`, `manual`, `final` or `unknown` (a marker without one), `call` the method and route of the API.
-How long nine of ten saves of a namespace take, at most:
+A histogram is there with zeros before its first duration, but for calls of the API. How long nine of ten saves of a namespace
+take, at most:
 
 ```
 histogram_quantile(0.9, sum by (le) (rate({PREFIX}save_seconds_bucket{{namespace="team-a"}}[1h])))

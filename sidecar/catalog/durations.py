@@ -1,17 +1,25 @@
-"""Durations of saves, uploads, commits, resumes and API calls, as histograms. All but the last are read from events."""
+"""Durations of saves, uploads, commits, resumes and API calls, as histograms. All but the last are read from events.
+
+A histogram exists from the start for each known label, but for API calls, which are many: ``rate()`` does not count the first
+duration of a series that appears with it, and a pod resumes once.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sidecar.core.lifecycle.histogram import Histogram
+from trainer_hook.contract import REASONS
 
 TRANSFERS_S = (0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 """Bounds for what moves a checkpoint, dense around usual grace periods."""
 CALLS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Bounds for API calls."""
+SAVE_REASONS = (*REASONS, "unknown")
+OUTCOMES = ("ready", "none", "failed")
+"""Of resumes."""
 MOST_WAITING = 1000
 """Number of uploaded checkpoints whose commit is waited for; those beyond it are not measured."""
 
@@ -21,14 +29,14 @@ class Durations:
 
     def __init__(self, *, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self.save: dict[str, Histogram] = {}
+        self.save = _empty(SAVE_REASONS)
         """By reason of the save."""
-        self.upload: dict[str, Histogram] = {}
+        self.upload = _empty(SAVE_REASONS)
         """By reason of the save."""
-        self.commit: dict[str, Histogram] = {}
-        self.durable: dict[str, Histogram] = {}
+        self.commit = _empty(("",))
+        self.durable = _empty(SAVE_REASONS)
         """By reason of the save."""
-        self.resume: dict[str, Histogram] = {}
+        self.resume = _empty(OUTCOMES)
         """By outcome."""
         self.api: dict[str, Histogram] = {}
         """By method and route."""
@@ -71,6 +79,10 @@ class Durations:
     def _forget(self, checkpoint: str) -> None:
         self._reasons.pop(checkpoint, None)
         self._uploaded_s.pop(checkpoint, None)
+
+
+def _empty(labels: Iterable[str]) -> dict[str, Histogram]:
+    return {label: Histogram(TRANSFERS_S) for label in labels}
 
 
 def _observe(histograms: dict[str, Histogram], label: str, duration_s: float, bounds_s: tuple[float, ...]) -> None:

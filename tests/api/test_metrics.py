@@ -73,6 +73,15 @@ def test_every_described_metric_is_exported_and_every_exported_one_is_described(
     assert (checked.returncode, checked.stderr.strip()) == (0, ""), checked.stdout + checked.stderr
 
 
+def test_histograms_exist_before_their_first_duration_which_rate_would_not_count() -> None:
+    durations = Durations()
+    for by_reason in (durations.save, durations.upload, durations.durable):
+        assert set(by_reason) == {"periodic", "jit", "manual", "final", "unknown"}
+    assert set(durations.commit) == {""}
+    assert set(durations.resume) == {"ready", "none", "failed"}
+    assert {h.buckets()[-1][1] for each in (durations.save, durations.commit, durations.resume) for h in each.values()} == {0}
+
+
 def test_a_commit_is_measured_from_this_nodes_manifest_on_also_when_it_waits_for_others() -> None:
     now_s = 100.0
     durations = Durations(now_s=lambda: now_s)

@@ -36,11 +36,12 @@ class Training:
         written.write_text(json.dumps(state | {"total_steps": 1000, "loss": 1.234} | more))
         written.rename(self.volume / ".ckpt/trainer.json")
 
-    def save(self, step: int, size_bytes: int = 1 << 20, *, reason: str = "periodic") -> None:
-        """Save a step."""
+    def save(self, step: int, size_bytes: int = 1 << 20, *, reason: str = "periodic", took_s: float = 0.0) -> None:
+        """Save a step. ``took_s``: from its first file to its marker."""
         folder = self.volume / f"checkpoint-{step}"
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(os.urandom(size_bytes))
+        time.sleep(took_s)
         marker = {
             "step": step,
             "reason": reason,

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+BESIDE_S = 0.2
+"""Seconds before the last byte of an upload from which the next one is sent beside it, so that the link does not idle."""
+LEAST_USED = 0.5
+"""Minimum share of the link that requests in flight use if they are as fast as it allows."""
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -65,3 +70,19 @@ def superseded(waiting: Iterable[Waiting], *, newest_committed_step: int | None)
     if newest_committed_step is None:
         return []
     return [c for c in waiting if c.step is not None and c.step < newest_committed_step]
+
+
+def waits_for_last_parts(*, left_bytes: int, used_bytes_per_s: float | None, link_bytes_per_s: float | None) -> bool:
+    """Whether large files wait until other uploads, whose last parts are in flight, are through.
+
+    Those uploads would only be later beside others, and with saves more often than the link takes them, the more of them share
+    it, the later is each. Where slow connections leave the link unused, nothing waits.
+
+    Args:
+        left_bytes: Bytes not sent yet of uploads that have no further part to start.
+        used_bytes_per_s: Rate of all requests together in the latest seconds; ``None``: unknown.
+        link_bytes_per_s: Capacity of the link; ``None``: unknown.
+    """
+    if used_bytes_per_s is None or link_bytes_per_s is None:
+        return False
+    return left_bytes > BESIDE_S * link_bytes_per_s and used_bytes_per_s >= LEAST_USED * link_bytes_per_s

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import structlog
 
 from sidecar.core.schedule.backoff import delay_s
+from sidecar.core.schedule.order import waits_for_last_parts
 from sidecar.core.schedule.slow_parts import RequestProgress, is_worth_hedging, seen_over_s
+from sidecar.core.schedule.throughput import SHORT_S
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError, Unstorable
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
@@ -22,6 +24,8 @@ log = structlog.get_logger()
 
 HEDGE_POLL_S = 0.1
 """Interval in seconds at which the last parts of the first checkpoint are checked for slow ones."""
+LAST_PARTS_POLL_S = 0.1
+"""Interval in seconds at which large files that wait for the last parts of others look whether they still have to."""
 PREEMPTED_RETRY_S = delay_s(5, random_0_1=1.0)
 """Seconds until the retry of a work item that failed while another upload had priority."""
 
@@ -42,6 +46,7 @@ class Dispatcher:
         self._small_began_s: dict[WorkItem, float] = {}
         self._sending: dict[WorkItem, tuple[FileTransfer, RequestProgress]] = {}
         self._hedge_timer: asyncio.TimerHandle | None = None
+        self._last_parts_timer: asyncio.TimerHandle | None = None
 
     def reorder(self, order: Sequence[FileTransfer], *, strictly: bool = False) -> None:
         """Change the order. Work items in flight are finished; further ones are taken in the new order.
@@ -114,7 +119,8 @@ class Dispatcher:
         for transfer in self._order:
             # The first upload begins at once, beside parts in flight of others; later uploads use the remaining requests.
             busy = transfer.large_sending if transfer is self._order[0] else self._large_sending
-            if (item := transfer.take(large=busy < limit, small=small)) is not None:
+            large = busy < limit and not self._waits_for_last_parts(transfer)
+            if (item := transfer.take(large=large, small=small)) is not None:
                 if item.is_small:
                     item.at_once = min(self._executor.small.at_once, self._executor.most - self._in_flight)
                 return transfer, item
@@ -125,6 +131,28 @@ class Dispatcher:
         if self._in_flight == 0:
             self._executor.adapted = self._executor.adapted.idle(now_s=time.monotonic())
         return None
+
+    def _waits_for_last_parts(self, transfer: FileTransfer) -> bool:
+        """Whether large parts of a transfer wait for the last ones of others; a timer looks again."""
+        if self._strictly:  # the plan of the flush says what is paused
+            return False
+        rate, left_bytes = self._executor.rate(), 0
+        for item, (its, _) in self._sending.items():
+            if its is not transfer and its.is_ending:
+                known = item.hedged.left_bytes if item.hedged is not None else None
+                left_bytes += item.size_bytes if known is None else known
+        waits = waits_for_last_parts(
+            left_bytes=left_bytes,
+            used_bytes_per_s=self._executor.sent_rate.bytes_per_s(SHORT_S),
+            link_bytes_per_s=None if rate is None else rate.expected,
+        )
+        if waits and self._last_parts_timer is None:
+            self._last_parts_timer = asyncio.get_running_loop().call_later(LAST_PARTS_POLL_S, self._look_again)
+        return waits
+
+    def _look_again(self) -> None:
+        self._last_parts_timer = None
+        self.pump()
 
     async def _carry(self, transfer: FileTransfer, item: WorkItem) -> None:
         try:

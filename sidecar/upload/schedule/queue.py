@@ -31,8 +31,12 @@ class Active:
 
     @property
     def is_ending(self) -> bool:
-        """Whether every work item was started, so that only manifest and commit are left."""
-        return self.is_sent or (self.transfer is not None and self.transfer.is_ending)
+        """Whether only answers, manifest and commit are left: every work item was started, and every large part was sent."""
+        return self.is_sent or (self.transfer is not None and self.transfer.is_ending and not self.transfer.large_sending)
+
+
+Ending = tuple[Rank, str]
+"""An upload that is ending: its place in the upload order, and the name of the checkpoint."""
 
 
 class Wake:
@@ -44,9 +48,9 @@ class Wake:
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
-        self._first: tuple[Rank | None] | None = None
+        self._first: tuple[Ending | None] | None = None
 
-    def first_of_ending(self, find: Callable[[], Rank | None]) -> Rank | None:
+    def first_of_ending(self, find: Callable[[], Ending | None]) -> Ending | None:
         """Return what ``find`` returned to the first that asked."""
         if self._first is None:
             self._first = (find(),)
@@ -68,6 +72,8 @@ class Queue:
         """Name of the upload that runs first until another one may preempt it."""
         self._wake = self._woken = Wake()
         """The next waking, and the latest."""
+        self._awaited: set[str] = set()
+        """Uploads that others wait for. They wait for none, so that commits keep coming."""
 
     def plan(self, pod: PodState) -> None:
         """Plan the flush, if there is a termination notice."""
@@ -121,7 +127,10 @@ class Queue:
         return next((name for name, active in self.active.items() if active.is_handed_over), None)
 
     def has_ending_ahead(self, tracked: Tracked, wake: Wake | None = None) -> bool:
-        """Whether an upload of higher priority has only manifest and commit left.
+        """Whether an upload of higher priority is ending, and none waits for this one. The first of those is awaited then.
+
+        An upload that is awaited does not wait itself: if saves come faster than the link takes them, each would wait for the
+        next, and none would be committed.
 
         Args:
             tracked: The checkpoint that would wait.
@@ -129,15 +138,23 @@ class Queue:
         """
         # After a further waking, one of those that the first found may have ended, and would not wake this one again.
         first = self._first_of_ending() if wake is not self._woken else self._woken.first_of_ending(self._first_of_ending)
-        return first is not None and first > rank(self._waiting(tracked))
+        own = self._waiting(tracked)
+        if first is None or first[0] <= rank(own) or (tracked.name in self._awaited and not own.refused):
+            return False
+        self._awaited.add(first[1])
+        return True
 
-    def _first_of_ending(self) -> Rank | None:
-        """Return the highest rank of the uploads that have only manifest and commit left; ``None``: there is none."""
-        return max((rank(self._waiting(active.tracked)) for active in self.active.values() if active.is_ending), default=None)
+    def _first_of_ending(self) -> Ending | None:
+        """Return the upload of the highest priority that is ending; ``None``: there is none."""
+        return max((self._place(active) for active in self.active.values() if active.is_ending), default=None)
+
+    def _place(self, active: Active) -> Ending:
+        return rank(self._waiting(active.tracked)), active.tracked.name
 
     def end(self, active: Active) -> None:
         """Remove an upload that has ended, with any outcome."""
         del self.active[active.tracked.name]
+        self._awaited.discard(active.tracked.name)
         self.wake_waiting()
 
     def wake_waiting(self) -> None:

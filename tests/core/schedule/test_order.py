@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.schedule.order import Waiting, overtakes, send_order, superseded, upload_order
+from sidecar.core.schedule.order import (
+    BESIDE_S,
+    Waiting,
+    overtakes,
+    send_order,
+    superseded,
+    upload_order,
+    waits_for_last_parts,
+)
 from tests import strategies
 
 
@@ -211,3 +219,17 @@ def test_the_running_upload_stays_first_unless_another_one_preempts_it(queue: li
 def test_everything_preempts_an_upload_that_the_store_refuses(one: Waiting, other: Waiting) -> None:
     assert overtakes(one, replace(other, refused=True))
     assert not overtakes(replace(one, refused=True), other)
+
+
+rates = st.floats(1, 1e10)
+
+
+@given(st.integers(0, 1 << 40), st.none() | rates, st.none() | rates)
+def test_large_files_wait_for_last_parts_only_while_these_use_a_known_link(
+    left: int, used: float | None, link: float | None
+) -> None:
+    waits = waits_for_last_parts(left_bytes=left, used_bytes_per_s=used, link_bytes_per_s=link)
+    if used is None or link is None or left <= BESIDE_S * link or used < link / 2:
+        assert not waits
+    else:
+        assert waits

@@ -42,6 +42,16 @@ async def test_what_begins_to_end_is_seen_at_once() -> None:
     assert queue.has_ending_ahead(old.tracked)
 
 
+async def test_what_another_one_waits_for_is_committed_though_newer_ones_keep_coming() -> None:
+    queue, (old, new, newer) = queue_of(10, 20, 30)
+    newer.is_sent = False
+    assert [queue.has_ending_ahead(active.tracked) for active in (old, new)] == [True, False]
+    newer.is_sent = True  # before the commit of "new"
+    assert [queue.has_ending_ahead(active.tracked) for active in (old, new)] == [True, False], "each would wait for the next"
+    queue.end(new)
+    assert [queue.has_ending_ahead(active.tracked) for active in (old, newer)] == [True, False]
+
+
 async def test_hundreds_that_wait_do_not_each_compare_themselves_with_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     queue, actives = queue_of(*range(10, 3010, 10))
     compared, real = [], queue_module.rank

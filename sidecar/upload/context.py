@@ -19,7 +19,8 @@ from sidecar.upload.commit.reuploads import Reuploads
 from sidecar.upload.schedule.flush_control import FlushControl
 from sidecar.upload.schedule.retry_waits import RetryWaits
 from sidecar.upload.send.deduplicate import Deduplicator
-from sidecar.upload.send.file_transfer import FileTransfer, WriteGuard
+from sidecar.upload.send.file_transfer import FileTransfer
+from sidecar.upload.send.first_writes import WriteGuard
 from sidecar.upload.send.journal import Journal
 from sidecar.upload.send.observer import TransferObserver
 from sidecar.upload.send.payloads import Payloads, Source

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from sidecar.core.format import checksum
-from sidecar.errors import CorruptObject
+from sidecar.errors import AlreadyExists, CorruptObject
 from sidecar.store.protocol import Stored
 from sidecar.transfer.request_batch import RequestBatch
 from sidecar.upload.send.payloads import Payloads
@@ -22,6 +22,7 @@ class SmallBatch(RequestBatch[Upload]):
         at_once: Number of requests in flight.
         payloads: Sends the files.
         reads_back: Whether each object is read again to verify it.
+        is_first: Whether the store is to refuse a key if it has an object.
         stored: Called with each file that is in the store, its object and CRC64NVME.
     """
 
@@ -33,12 +34,16 @@ class SmallBatch(RequestBatch[Upload]):
         at_once: int,
         payloads: Payloads,
         reads_back: bool,
+        is_first: Callable[[str], bool],
         stored: Callable[[Upload, Stored, int], None],
     ) -> None:
         super().__init__(more, at_once=at_once, taken=[first])
         self.done: list[Upload] = []
+        self.refused: list[Upload] = []
+        """Files that the store did not take, because their key has an object."""
         self._payloads = payloads
         self._reads_back = reads_back
+        self._is_first = is_first
         self._stored = stored
 
     @property
@@ -55,12 +60,26 @@ class SmallBatch(RequestBatch[Upload]):
         """
         self.run(self._begin, self._end)
 
-    def _begin(self, upload: Upload) -> AbstractContextManager[Callable[[], tuple[Stored, int]]]:
-        return self._payloads.putting_file(upload.file.path, upload.key, upload.file.size_bytes)
+    @contextmanager
+    def _begin(self, upload: Upload) -> Iterator[Callable[[], tuple[Stored, int] | None]]:
+        path, size_bytes, is_first = upload.file.path, upload.file.size_bytes, self._is_first(upload.key)
+        with self._payloads.putting_file(path, upload.key, size_bytes, only_if_absent=is_first) as answered:
+            yield lambda: _unless_refused(answered) if is_first else answered()
 
-    def _end(self, upload: Upload, sent: tuple[Stored, int]) -> None:
+    def _end(self, upload: Upload, sent: tuple[Stored, int] | None) -> None:
+        if sent is None:
+            self.refused.append(upload)
+            return
         stored, crc = sent
         if self._reads_back and self._payloads.read_back(upload.key, stored.etag) != crc:
             raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one in the store")
         self._stored(upload, stored, crc)
         self.done.append(upload)
+
+
+def _unless_refused(answered: Callable[[], tuple[Stored, int]]) -> tuple[Stored, int] | None:
+    """Return the answer, or ``None`` if the key has an object. The other requests in flight go on."""
+    try:
+        return answered()
+    except AlreadyExists:
+        return None

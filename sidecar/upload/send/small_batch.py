@@ -69,6 +69,7 @@ class SmallBatch(RequestBatch[Upload]):
     def _end(self, upload: Upload, sent: tuple[Stored, int] | None) -> None:
         if sent is None:
             self.refused.append(upload)
+            self.take_no_more()  # others may be refused, too: it is found out first
             return
         stored, crc = sent
         if self._reads_back and self._payloads.read_back(upload.key, stored.etag) != crc:

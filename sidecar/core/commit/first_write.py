@@ -24,6 +24,16 @@ def is_first_write(key: str, *, conditional: bool, taken: Container[str]) -> boo
     return conditional and key not in taken
 
 
+def shows_another_writer(*, tries: int) -> bool:
+    """Whether a refusal is a reason to read the commit and the lease again, and to list the checkpoint.
+
+    Args:
+        tries: Number of times that this process has sent the body, with the refused one. After an earlier try that failed, the
+            object is most likely its own; the guard was passed after that failure.
+    """
+    return tries == 1
+
+
 def taken_keys(name: str, earlier: Iterable[Manifest], *, damaged: Collection[str]) -> frozenset[str]:
     """Return the keys of a checkpoint that have an object, by the documents of its earlier versions.
 

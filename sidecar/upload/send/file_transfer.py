@@ -233,9 +233,12 @@ class FileTransfer:
     async def _send_whole(self, upload: Upload, on_sent: Callable[[], object] | None) -> None:
         path, size_bytes = upload.file.path, upload.file.size_bytes
 
-        async def put(is_first: bool) -> tuple[Stored, int]:
-            put_file = functools.partial(self._payloads.put_file, only_if_absent=is_first)
-            return await self._persistently(put_file, path, upload.key, size_bytes, SendTry(self._payloads.gate, on_sent))
+        def put_file(send_try: SendTry) -> tuple[Stored, int]:
+            is_first = self._first_writes.begin(upload.key)
+            return self._payloads.put_file(path, upload.key, size_bytes, send_try, only_if_absent=is_first)
+
+        async def put() -> tuple[Stored, int]:
+            return await self._persistently(put_file, SendTry(self._payloads.gate, on_sent))
 
         for _ in range(CORRUPT_TRIES):
             await self._guard.pass_through()
@@ -257,7 +260,7 @@ class FileTransfer:
             at_once=item.at_once,
             payloads=self._payloads,
             reads_back=reads_back,
-            is_first=self._first_writes.is_first,
+            begin=self._first_writes.begin,
             stored=self._record_small,
         )
         is_over = False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from sidecar.core.commit.first_write import is_first_write
+from sidecar.core.commit.first_write import is_first_write, shows_another_writer
 from sidecar.core.format import keys
 from sidecar.errors import AlreadyExists, StoreError
 from sidecar.upload.send.journal import Journal
@@ -37,40 +38,43 @@ class FirstWrites:
         self._is_conditional = link.capabilities.conditional_files
         self._journal = journal
         self._guard = guard
+        self._tries = Counter[str]()
+        """How often each body was sent on the condition."""
         self._is_listed = False
 
-    def is_first(self, key: str) -> bool:
-        """Whether the store is to refuse a body if its key has an object. Also called from threads."""
-        return is_first_write(key, conditional=self._is_conditional, taken=self._journal.taken)
+    def begin(self, key: str) -> bool:
+        """Return whether the store is to refuse a body if its key has an object. Called before each try, also in threads."""
+        is_first = is_first_write(key, conditional=self._is_conditional, taken=self._journal.taken)
+        self._tries[key] += is_first
+        return is_first
 
-    async def sent(self, key: str, put: Callable[[bool], Awaitable[T]]) -> T:
-        """Send a body; again without the condition if its key has an object.
-
-        Args:
-            key: Its key.
-            put: Sends it; called with whether the store is to refuse it if the key has an object.
+    async def sent(self, key: str, put: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of ``put``, which sends a body; it is called again if the store refuses the body.
 
         Raises:
             Exception: Raised by ``put`` and ``refused``.
         """
-        if self.is_first(key):
-            try:
-                return await put(True)
-            except AlreadyExists:
-                await self.refused(key)
-        return await put(False)
+        before = self._tries[key]
+        try:
+            return await put()
+        except AlreadyExists:
+            if self._tries[key] == before:  # it was sent without the condition
+                raise
+            await self.refused(key)
+        return await put()
 
     async def refused(self, *refused: str) -> None:
         """Return if the bodies of these keys, which the store refused, may be sent without the condition.
 
-        The first refusal costs a listing, so that the other objects of an earlier version are not sent twice, too.
+        The first refusal by another writer's object costs a listing, so that its other objects are not sent twice, too.
 
         Raises:
             StoreError: The checkpoint may not be written any more, or that cannot be known now.
         """
-        await self._guard.pass_through(asks_now=True)
+        is_other = any(shows_another_writer(tries=self._tries[key]) for key in refused)
+        await self._guard.pass_through(asks_now=is_other)
         self._journal.taken.update(refused)
-        if not self._is_listed:
+        if is_other and not self._is_listed:
             self._is_listed = True
             with suppress(StoreError):  # then each other object is refused once
                 self._journal.taken |= await self._executor.once(self._listed)

@@ -14,7 +14,7 @@ from sidecar.upload.send.work_item import Upload
 
 
 class SmallBatch(RequestBatch[Upload]):
-    """Small files that one thread sends. ``more`` and ``stored`` are called in that thread.
+    """Small files that one thread sends. ``more``, ``begin`` and ``stored`` are called in that thread.
 
     Args:
         first: The first file.
@@ -22,7 +22,7 @@ class SmallBatch(RequestBatch[Upload]):
         at_once: Number of requests in flight.
         payloads: Sends the files.
         reads_back: Whether each object is read again to verify it.
-        is_first: Whether the store is to refuse a key if it has an object.
+        begin: Called before each try; returns whether the store is to refuse the key if it has an object.
         stored: Called with each file that is in the store, its object and CRC64NVME.
     """
 
@@ -34,7 +34,7 @@ class SmallBatch(RequestBatch[Upload]):
         at_once: int,
         payloads: Payloads,
         reads_back: bool,
-        is_first: Callable[[str], bool],
+        begin: Callable[[str], bool],
         stored: Callable[[Upload, Stored, int], None],
     ) -> None:
         super().__init__(more, at_once=at_once, taken=[first])
@@ -43,7 +43,7 @@ class SmallBatch(RequestBatch[Upload]):
         """Files that the store did not take, because their key has an object."""
         self._payloads = payloads
         self._reads_back = reads_back
-        self._is_first = is_first
+        self._begin_write = begin
         self._stored = stored
 
     @property
@@ -62,7 +62,7 @@ class SmallBatch(RequestBatch[Upload]):
 
     @contextmanager
     def _begin(self, upload: Upload) -> Iterator[Callable[[], tuple[Stored, int] | None]]:
-        path, size_bytes, is_first = upload.file.path, upload.file.size_bytes, self._is_first(upload.key)
+        path, size_bytes, is_first = upload.file.path, upload.file.size_bytes, self._begin_write(upload.key)
         with self._payloads.putting_file(path, upload.key, size_bytes, only_if_absent=is_first) as answered:
             yield lambda: _unless_refused(answered) if is_first else answered()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.commit.first_write import is_first_write, taken_keys
+from sidecar.core.commit.first_write import is_first_write, shows_another_writer, taken_keys
 from tests.core.commit.test_rewrite import NAME, entry, part
 
 PATHS = ["a", "b"]
@@ -61,6 +61,11 @@ def test_what_a_replaced_pod_sent_for_an_absent_key_never_replaces_what_was_comm
         arrived = replaced.arrive(store, len(replaced.in_flight) - 1)
         assert (store[key] == "later") is is_first is not arrived
         store[key] = "later"
+
+
+@given(st.integers(1, 10))
+def test_after_an_earlier_try_the_object_is_taken_for_our_own(tries: int) -> None:
+    assert shows_another_writer(tries=tries) is (tries == 1)
 
 
 @given(st.booleans(), st.sets(keys_of_step), keys_of_step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ class CountingStore(MemoryStore):
         super().__init__()
         self.sent: Counter[tuple[str, bool]] = Counter()
         """By key, and whether the store was to refuse it if it has an object."""
-        self.listings = 0
+        self.listings, self.listed = 0, threading.Event()
         self.lost: set[str] = set()
         """Keys whose next answer is lost, after the fact."""
         self.damaged: set[str] = set()
@@ -53,8 +54,10 @@ class CountingStore(MemoryStore):
         return Capabilities(verification, True, min_part_bytes=1, max_parts=10_000, conditional_files=self._can)
 
     def list(self, prefix: str) -> Iterator[Stored]:
+        found = super().list(prefix)
         self.listings += 1
-        return super().list(prefix)
+        self.listed.set()
+        return found
 
     def put_file(self, key: str, body: FileSlice, *, only_if_absent: bool = False) -> Stored:
         self.before(key)
@@ -92,10 +95,10 @@ class CountingGuard:
 class Upload:
     """Upload of one checkpoint: small files, and one that is not."""
 
-    def __init__(self, folder: Path, store: CountingStore, running: StoreExecutor) -> None:
+    def __init__(self, folder: Path, store: CountingStore, running: StoreExecutor, *, more_large: int = 0) -> None:
         self.store, self.guard = store, CountingGuard()
         self.contents = {f"file-{number:02}": b"%d" % number * number for number in range(FILES)}
-        self.contents["large"] = bytes(SMALL_BYTES + 1)
+        self.contents |= {f"large{number or ''}": bytes(SMALL_BYTES + 1 + number) for number in range(1 + more_large)}
         (folder / NAME).mkdir()
         source, files = Unfinished(Folder(folder) / NAME), []
         for path, content in self.contents.items():
@@ -158,6 +161,26 @@ async def test_after_the_first_refusals_the_left_overs_of_an_earlier_pod_are_rep
     assert all(upload.store.sent[key, False] == 1 for key in upload.keys)
 
 
+async def test_a_refusal_that_comes_after_the_listing_is_no_error(tmp_path: Path, running: StoreExecutor) -> None:
+    store = CountingStore()
+    upload = Upload(tmp_path, store, running, more_large=1)
+    first, second = large = [f"{NAME}/large", f"{NAME}/large1"]
+    for key in large:
+        store.put(key, b"of an earlier pod")
+    second_came = threading.Event()
+
+    def second_comes_first_and_is_refused_last(key: str) -> None:
+        if key == first:
+            assert second_came.wait(20)
+        elif key == second and not second_came.is_set():
+            second_came.set()
+            assert store.listed.wait(20)
+
+    store.before = second_comes_first_and_is_refused_last
+    await upload.sent()
+    assert [(store.sent[key, True], store.sent[key, False]) for key in large] == [(1, 1), (1, 1)]
+
+
 async def test_keys_that_are_known_to_be_taken_are_sent_once_each(tmp_path: Path, running: StoreExecutor) -> None:
     upload = Upload(tmp_path, CountingStore(), running)
     for key in upload.keys:
@@ -180,6 +203,7 @@ async def test_after_a_lost_answer_our_own_object_is_no_error(tmp_path: Path, ru
     upload.store.lost = {key := f"{NAME}/{path}"}
     await upload.sent()
     assert (upload.store.sent[key, True], upload.store.sent[key, False]) == (2, 1)
+    assert (upload.store.listings, upload.guard.asked) == (0, 0), "nobody else wrote it"
 
 
 @pytest.mark.parametrize("path", ["file-07", "large"])

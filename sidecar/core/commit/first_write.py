@@ -13,15 +13,22 @@ from sidecar.core.format import keys
 from sidecar.core.format.manifest import Manifest
 
 
-def is_first_write(key: str, *, conditional: bool, taken: Container[str]) -> bool:
+def is_first_write(key: str, name: str, *, conditional: bool, taken: Container[str], shared: Container[str]) -> bool:
     """Whether the store is to refuse a body if its key has an object.
 
     Args:
         key: Key of the body.
+        name: The checkpoint.
         conditional: The store refuses such bodies (``Capabilities.conditional_files``).
         taken: Keys that are known to have an object: with the condition, their bodies would be sent twice.
+        shared: Paths that several nodes write, in each checkpoint.
     """
-    return conditional and key not in taken
+    return conditional and key not in taken and path_of(key, name) not in shared
+
+
+def path_of(key: str, name: str) -> str:
+    """Return a key of a checkpoint without the folder of that checkpoint."""
+    return key.removeprefix(keys.folder(name))
 
 
 def shows_another_writer(*, tries: int) -> bool:

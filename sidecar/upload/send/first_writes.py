@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
-from sidecar.core.commit.first_write import is_first_write, shows_another_writer
+from sidecar.core.commit.first_write import is_first_write, path_of, shows_another_writer
 from sidecar.core.format import keys
 from sidecar.errors import AlreadyExists, StoreError
 from sidecar.upload.send.journal import Journal
@@ -36,6 +36,7 @@ class FirstWrites:
         self._store = link.store
         self._executor = link.executor
         self._is_conditional = link.capabilities.conditional_files
+        self._shared = link.shared_paths
         self._journal = journal
         self._guard = guard
         self._tries = Counter[str]()
@@ -44,7 +45,9 @@ class FirstWrites:
 
     def begin(self, key: str) -> bool:
         """Return whether the store is to refuse a body if its key has an object. Called before each try, also in threads."""
-        is_first = is_first_write(key, conditional=self._is_conditional, taken=self._journal.taken)
+        is_first = is_first_write(
+            key, self._name, conditional=self._is_conditional, taken=self._journal.taken, shared=self._shared.paths
+        )
         self._tries[key] += is_first
         return is_first
 
@@ -66,7 +69,8 @@ class FirstWrites:
     async def refused(self, *refused: str) -> None:
         """Return if the bodies of these keys, which the store refused, may be sent without the condition.
 
-        The first refusal by another writer's object costs a listing, so that its other objects are not sent twice, too.
+        The first refusal by another writer's object costs a listing, so that its other objects are not sent twice, too. Among
+        several nodes, where a listing is long, the other writer is most likely another node: its paths are remembered.
 
         Raises:
             StoreError: The checkpoint may not be written any more, or that cannot be known now.
@@ -74,7 +78,9 @@ class FirstWrites:
         is_other = any(shows_another_writer(tries=self._tries[key]) for key in refused)
         await self._guard.pass_through(asks_now=is_other)
         self._journal.taken.update(refused)
-        if is_other and not self._is_listed:
+        if is_other and self._shared.has_other_nodes:
+            self._shared.paths.update(path_of(key, self._name) for key in refused)
+        elif is_other and not self._is_listed:
             self._is_listed = True
             with suppress(StoreError):  # then each other object is refused once
                 self._journal.taken |= await self._executor.once(self._listed)

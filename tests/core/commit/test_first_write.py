@@ -27,7 +27,7 @@ class Pod:
 
     def send(self, key: str) -> None:
         self.sent += 1
-        self.in_flight.append((key, is_first_write(key, conditional=True, taken=self.taken)))
+        self.in_flight.append((key, is_first_write(key, NAME, conditional=True, taken=self.taken, shared=())))
 
     def arrive(self, store: dict[str, str], number: int) -> bool:
         """Let a request arrive. Returns False if the store refuses it."""
@@ -68,11 +68,13 @@ def test_after_an_earlier_try_the_object_is_taken_for_our_own(tries: int) -> Non
     assert shows_another_writer(tries=tries) is (tries == 1)
 
 
-@given(st.booleans(), st.sets(keys_of_step), keys_of_step)
+@given(st.booleans(), st.sets(keys_of_step), st.sets(st.sampled_from(PATHS)), st.sampled_from(PATHS))
 def test_only_a_store_that_can_refuse_is_asked_to_and_only_for_keys_not_known_to_be_taken(
-    conditional: bool, taken: set[str], key: str
+    conditional: bool, taken: set[str], shared: set[str], path: str
 ) -> None:
-    assert is_first_write(key, conditional=conditional, taken=taken) is (conditional and key not in taken)
+    key = f"{NAME}/{path}"
+    is_first = is_first_write(key, NAME, conditional=conditional, taken=taken, shared=shared)
+    assert is_first is (conditional and key not in taken and path not in shared)
 
 
 @given(st.lists(st.sets(st.sampled_from("abc")), max_size=3), st.sets(st.sampled_from("abcd")))

@@ -21,7 +21,7 @@ from sidecar.upload.send.deduplicate import Deduplicator
 from sidecar.upload.send.file_transfer import FileTransfer
 from sidecar.upload.send.journal import Journal
 from sidecar.upload.send.payloads import Payloads
-from sidecar.upload.send.store_link import StoreLink
+from sidecar.upload.send.store_link import SharedPaths, StoreLink
 from sidecar.upload.send.work_item import SMALL_BYTES
 from sidecar.volume.opener import Folder
 from sidecar.volume.unfinished import Unfinished
@@ -95,7 +95,15 @@ class CountingGuard:
 class Upload:
     """Upload of one checkpoint: small files, and one that is not."""
 
-    def __init__(self, folder: Path, store: CountingStore, running: StoreExecutor, *, more_large: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: CountingStore,
+        running: StoreExecutor,
+        *,
+        more_large: int = 0,
+        shared: SharedPaths | None = None,
+    ) -> None:
         self.store, self.guard = store, CountingGuard()
         self.contents = {f"file-{number:02}": b"%d" % number * number for number in range(FILES)}
         self.contents |= {f"large{number or ''}": bytes(SMALL_BYTES + 1 + number) for number in range(1 + more_large)}
@@ -108,7 +116,7 @@ class Upload:
         self.journal = Journal(Folder(folder) / f"{NAME}@j.jsonl")
         self.transfer = FileTransfer(
             NAME,
-            StoreLink(store, store.probe(), running, Deduplicator()),
+            StoreLink(store, store.probe(), running, Deduplicator(), shared or SharedPaths()),
             payloads=Payloads(name=NAME, source=source, store=store, capabilities=store.probe(), gate=running.gate),
             journal=self.journal,
             guard=self.guard,
@@ -179,6 +187,22 @@ async def test_a_refusal_that_comes_after_the_listing_is_no_error(tmp_path: Path
     store.before = second_comes_first_and_is_refused_last
     await upload.sent()
     assert [(store.sent[key, True], store.sent[key, False]) for key in large] == [(1, 1), (1, 1)]
+
+
+async def test_a_path_that_other_nodes_write_too_is_refused_in_one_checkpoint_only(
+    tmp_path: Path, running: StoreExecutor
+) -> None:
+    shared, written = SharedPaths(has_other_nodes=True), {"file-07", "file-08", "large"}
+    for number, tries in enumerate((1, 0, 0)):
+        (tmp_path / str(number)).mkdir()
+        upload = Upload(tmp_path / str(number), store := CountingStore(), running, shared=shared)
+        for path in written:
+            store.put(f"{NAME}/{path}", b"of another node")
+        await upload.sent()
+        assert {path: store.sent[f"{NAME}/{path}", True] for path in written} == dict.fromkeys(written, tries)
+        assert store.bodies() == len(upload.keys) + len(written) * tries
+        assert store.listings == 0, "a step of many nodes has many objects"
+    assert shared.paths == written
 
 
 async def test_keys_that_are_known_to_be_taken_are_sent_once_each(tmp_path: Path, running: StoreExecutor) -> None:

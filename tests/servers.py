@@ -186,6 +186,8 @@ class Proxy:
     """Answers to GET are cut after this number of bytes of their body."""
     tls: ssl.SSLContext | None = None
     seen: list[Request] = field(default_factory=list)
+    in_flight: list[Request] = field(default_factory=list)
+    """Requests that the rule or the server has not answered yet."""
 
     @contextlib.contextmanager
     def running(self) -> Iterator[str]:
@@ -211,7 +213,11 @@ class Proxy:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 request = Request(self.command, self.path, dict(self.headers.items()), body)
                 proxy.seen.append(request)
-                status, headers, content = proxy.rule(request) or proxy._pass_on(request)
+                proxy.in_flight.append(request)
+                try:
+                    status, headers, content = proxy.rule(request) or proxy._pass_on(request)
+                finally:
+                    proxy.in_flight.remove(request)
                 self._answer(status, headers, content)
 
             def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:

@@ -43,6 +43,8 @@ class Capabilities:
     """The store itself refuses ``put(only_if_absent=True)`` for an existing object (compare-and-set)."""
     min_part_bytes: int
     max_parts: int
+    conditional_files: bool = False
+    """The store itself refuses ``put_file(only_if_absent=True)`` for an existing object."""
     round_trip_s: float | None = None
     """Round trip of a small request in seconds, the slower of a read and a write; ``None``: the store is not remote."""
 
@@ -155,19 +157,23 @@ class Store(Protocol):
         """Delete objects; missing ones are not an error. The order is arbitrary: call twice where it matters."""
         ...
 
-    def put_file(self, key: str, body: FileSlice) -> Stored:
+    def put_file(self, key: str, body: FileSlice, *, only_if_absent: bool = False) -> Stored:
         """Write an object from a file in one request, verified by ``Capabilities.verification``.
 
         Afterwards, ``body.crc64nvme`` is the checksum of the bytes sent. ``READ_BACK`` is left to the caller, which alone knows
         the whole object.
 
         Raises:
+            AlreadyExists: ``only_if_absent``, and the object exists; it is unchanged. It may be our own, written by an earlier
+                try whose answer was lost. Only where ``conditional_files`` is true; elsewhere ``only_if_absent`` is ignored.
             CorruptObject: The store received other bytes; the object is removed.
             Stopped: The body's gate was closed.
         """
         ...
 
-    def putting_file(self, key: str, body: FileSlice) -> AbstractContextManager[Callable[[], Stored]]:
+    def putting_file(
+        self, key: str, body: FileSlice, *, only_if_absent: bool = False
+    ) -> AbstractContextManager[Callable[[], Stored]]:
         """Send the request of ``put_file``; the function yielded waits for the answer, and returns or raises as ``put_file``.
 
         Other requests can be sent meanwhile. If the context ends without that call, the outcome is unknown.

@@ -55,11 +55,15 @@ class RequestBatch(Generic[T]):
                 end(self.left[0], result)
                 self.left.popleft()
         except BaseException as error:
-            self._until_s = 0.0
+            self.take_no_more()
             for opened, _ in under_way:
                 with suppress(Exception):
                     opened.__exit__(type(error), error, error.__traceback__)
             raise
+
+    def take_no_more(self) -> None:
+        """Take no further requests; those taken are carried out."""
+        self._until_s = 0.0
 
     def _has(self, count: int) -> bool:
         """Whether more than ``count`` requests are left, or one more could be taken."""

@@ -19,11 +19,12 @@ from sidecar.upload.commit.reuploads import Reuploads
 from sidecar.upload.schedule.flush_control import FlushControl
 from sidecar.upload.schedule.retry_waits import RetryWaits
 from sidecar.upload.send.deduplicate import Deduplicator
-from sidecar.upload.send.file_transfer import FileTransfer, WriteGuard
+from sidecar.upload.send.file_transfer import FileTransfer
+from sidecar.upload.send.first_writes import WriteGuard
 from sidecar.upload.send.journal import Journal
 from sidecar.upload.send.observer import TransferObserver
 from sidecar.upload.send.payloads import Payloads, Source
-from sidecar.upload.send.store_link import StoreLink
+from sidecar.upload.send.store_link import SharedPaths, StoreLink
 from trainer_hook.contract import Node
 
 
@@ -72,6 +73,7 @@ class UploadContext:
     deduplicator: Deduplicator = field(default_factory=Deduplicator)
     retry_waits: RetryWaits = field(default_factory=RetryWaits)
     reuploads: Reuploads = field(default_factory=Reuploads)
+    shared_paths: SharedPaths = field(default_factory=SharedPaths)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set on each change that may affect the order of uploads."""
 
@@ -94,6 +96,7 @@ class UploadContext:
         guard: WriteGuard,
         on_wrong: Callable[[], object],
         tracked: Tracked | None = None,
+        node: Node | None = None,
     ) -> FileTransfer:
         """Return a transfer of the files of a checkpoint.
 
@@ -104,11 +107,14 @@ class UploadContext:
             guard: Passed before each request that writes.
             on_wrong: Called when a file differs from its early upload.
             tracked: Receives the number of confirmed bytes; ``None``: it is not reported.
+            node: Node of the checkpoint; ``None``: not known yet.
         """
+        if node is not None:
+            self.shared_paths.has_other_nodes = node.count > 1
         observer = _Observer(self, name, on_wrong, tracked)
         return FileTransfer(
             name,
-            StoreLink(self.store, self.limits.known, self.executor, self.deduplicator),
+            StoreLink(self.store, self.limits.known, self.executor, self.deduplicator, self.shared_paths),
             payloads=self.payloads(name, source),
             journal=journal,
             guard=guard,

@@ -142,6 +142,7 @@ class VolumeVersions:
             guard=guard,
             on_wrong=self._early.send_closed_only,
             tracked=active.tracked,
+            node=checkpoint.node,
         )
         report_uploading(context.catalog, active.tracked, transfer)
         moved = own_folder_keys(checkpoint, sent.journal) | dict(context.reuploads.moved(checkpoint.version))

@@ -25,7 +25,7 @@ from sidecar.upload.commit.reuploads import Reuploads
 from sidecar.upload.job import UploadJob
 
 
-async def _passes(self: OverwriteGuard) -> None:
+async def _passes(self: OverwriteGuard, **_: Any) -> None:
     return
 
 

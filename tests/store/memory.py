@@ -44,7 +44,9 @@ class MemoryStore:
         self._numbers = itertools.count(1)
 
     def probe(self) -> Capabilities:
-        return Capabilities(Verification.STORE_CRC, conditional_put=True, min_part_bytes=1, max_parts=10_000)
+        return Capabilities(
+            Verification.STORE_CRC, conditional_put=True, min_part_bytes=1, max_parts=10_000, conditional_files=True
+        )
 
     def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         with self._lock:
@@ -78,14 +80,12 @@ class MemoryStore:
             for key in keys:
                 self._objects.pop(key, None)
 
-    def put_file(self, key: str, body: FileSlice) -> Stored:
-        content = _read_all(body)
-        with self._lock:
-            return self._write(key, content)
+    def put_file(self, key: str, body: FileSlice, *, only_if_absent: bool = False) -> Stored:
+        return self.put(key, _read_all(body), only_if_absent=only_if_absent)
 
     @contextmanager
-    def putting_file(self, key: str, body: FileSlice) -> Iterator[Callable[[], Stored]]:
-        yield lambda: self.put_file(key, body)
+    def putting_file(self, key: str, body: FileSlice, *, only_if_absent: bool = False) -> Iterator[Callable[[], Stored]]:
+        yield lambda: self.put_file(key, body, only_if_absent=only_if_absent)
 
     def copy(self, source: str, target: str, *, etag: str) -> Stored:
         with self._lock:

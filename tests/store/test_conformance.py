@@ -12,7 +12,15 @@ from contextlib import ExitStack
 import pytest
 
 from sidecar.core.format.checksum import checksum
-from sidecar.errors import AlreadyExists, CheckpointChanged, CorruptObject, NotFound, OversizedDocument, Stopped, StoreError
+from sidecar.errors import (
+    AlreadyExists,
+    CheckpointChanged,
+    CorruptObject,
+    NotFound,
+    OversizedDocument,
+    Stopped,
+    StoreError,
+)
 from sidecar.store.protocol import Capabilities, Readable, Store, Verification
 from sidecar.store.slice import OpenGate
 from tests.store.conftest import Backend, Source, read_all
@@ -47,6 +55,7 @@ def test_the_probe_finds_the_strongest_verification_that_the_store_has(
     }
     assert opened[1].verification is expected[backend.kind]
     assert opened[1].conditional_put
+    assert opened[1].conditional_files is (backend.kind != "file")
 
 
 def test_what_was_put_is_got(store: Store) -> None:

@@ -131,10 +131,10 @@ class HangingStore(MemoryStore):
             raise StoreUnavailable(key)
 
     @contextmanager
-    def putting_file(self, key: str, body: FileSlice) -> Iterator[Callable[[], Stored]]:
+    def putting_file(self, key: str, body: FileSlice, *, only_if_absent: bool = False) -> Iterator[Callable[[], Stored]]:
         def answered() -> Stored:
             self._wait(key)
-            return self.put_file(key, body)
+            return self.put_file(key, body, only_if_absent=only_if_absent)
 
         yield answered
 

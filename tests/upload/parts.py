@@ -53,7 +53,7 @@ class DistantStore(MemoryStore):
 class OpenGuard:
     """The checkpoint may be written."""
 
-    async def pass_through(self) -> None:
+    async def pass_through(self, *, asks_now: bool = False) -> None:
         return
 
 

@@ -34,8 +34,8 @@ HURRIED = 0.5
 """Factor of all these times after a termination notice."""
 HOLD_S = 0.75
 """Time for which an error answer is held back while another try of the request may still succeed."""
-CONFLICT = 409
-"""Status where two tries of one conditional write collided in the store."""
+CONFLICT, PRECONDITION_FAILED = 409, 412
+"""Status where two tries of one conditional write collided in the store; where one came after the other."""
 MIN_WAIT_S = 0.05
 """Shortest wait for an answer between two decisions about a hedge."""
 AT_ONCE = 3
@@ -187,7 +187,7 @@ def may_hedge(*, hedges: int, requests: int, is_quiet: bool) -> bool:
 
 def may_be_undone(status: int) -> bool:
     """Whether an error answer may be followed by a success of another try in flight."""
-    return status >= 500 or status == CONFLICT
+    return status >= 500 or status in (CONFLICT, PRECONDITION_FAILED)
 
 
 def connect_within_s(failures: int, *, first_s: float, most_s: float) -> float:

@@ -99,11 +99,13 @@ class FileStore:
                 sync_directory(folder)
                 self._prune(folder)
 
-    def put_file(self, key: str, body: FileSlice) -> Stored:  # noqa: D102
+    def put_file(self, key: str, body: FileSlice, *, only_if_absent: bool = False) -> Stored:  # noqa: D102
         return self._write(key, lambda fd: _write_slice(fd, body), only_if_absent=False)
 
     @contextmanager
-    def putting_file(self, key: str, body: FileSlice) -> Iterator[Callable[[], Stored]]:  # noqa: D102
+    def putting_file(  # noqa: D102
+        self, key: str, body: FileSlice, *, only_if_absent: bool = False
+    ) -> Iterator[Callable[[], Stored]]:
         yield lambda: self.put_file(key, body)
 
     def copy(self, source: str, target: str, *, etag: str) -> Stored:  # noqa: D102

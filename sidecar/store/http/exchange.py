@@ -4,7 +4,8 @@
 * A connection that falls silent while a body is sent is replaced, and the body is sent again.
 * A request whose answer is late is hedged: it is sent over another connection too, and the first answer wins.
 
-A request may therefore arrive twice. It has to be idempotent: objects and parts are, whose bytes are the same.
+A request may therefore arrive twice. It has to be idempotent: objects and parts are, whose bytes are the same. A conditional
+one may be refused because of its own first try.
 """
 
 from __future__ import annotations

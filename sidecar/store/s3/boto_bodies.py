@@ -22,6 +22,7 @@ from sidecar.store.slice import FileSlice
 _PARAMETERS = {
     "range": "Range",
     "if-match": "IfMatch",
+    "if-none-match": "IfNoneMatch",
     "x-amz-checksum-crc64nvme": "ChecksumCRC64NVME",
     "x-amz-server-side-encryption": "ServerSideEncryption",
     "x-amz-server-side-encryption-aws-kms-key-id": "SSEKMSKeyId",

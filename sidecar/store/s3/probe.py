@@ -63,6 +63,7 @@ def probe(store: Probed, verify: Literal["auto", "md5", "read-back", "off"]) -> 
     return Capabilities(
         verification,
         conditional_put=conditional,
+        conditional_files=conditional,
         min_part_bytes=MIN_PART_BYTES,
         max_parts=MAX_PARTS,
         round_trip_s=round_trip_s,

@@ -191,15 +191,18 @@ class S3Store:
             if failed:
                 raise refused_deletion(self.url, failed)
 
-    def put_file(self, key: str, body: FileSlice) -> Stored:  # noqa: D102
-        with self.putting_file(key, body) as answered:
+    def put_file(self, key: str, body: FileSlice, *, only_if_absent: bool = False) -> Stored:  # noqa: D102
+        with self.putting_file(key, body, only_if_absent=only_if_absent) as answered:
             return answered()
 
     @contextmanager
-    def putting_file(self, key: str, body: FileSlice) -> Iterator[Callable[[], Stored]]:  # noqa: D102
+    def putting_file(  # noqa: D102
+        self, key: str, body: FileSlice, *, only_if_absent: bool = False
+    ) -> Iterator[Callable[[], Stored]]:
+        condition = {"If-None-Match": "*"} if only_if_absent and self._takes_conditions else {}
         with ExitStack() as sent:
             with self._translated(key):
-                headers = self._encryption_headers() | self._crc_header(body, whole=True)
+                headers = self._encryption_headers() | self._crc_header(body, whole=True) | condition
                 putting = self._clients.current().bodies.putting
                 answered = sent.enter_context(putting(self._root + key, body, headers=headers, sha256=self._signed_hash(body)))
             yield lambda: self._put(key, body, answered)

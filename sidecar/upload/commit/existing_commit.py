@@ -7,6 +7,7 @@ from typing import Protocol
 
 import structlog
 
+from sidecar.core.commit.first_write import taken_keys
 from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting, Replace, rewrite
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest
@@ -53,6 +54,8 @@ class ExistingCommit:
         self._committer = committer
         self._executor = executor
         self._quarantine = quarantine
+        self._replaced: list[Manifest] = []
+        """This node's manifests of the commits that were revoked."""
 
     async def decide(
         self, checkpoint: Finished, contents: Contents, there: StoredCommit
@@ -83,6 +86,7 @@ class ExistingCommit:
             decision = Replace()
         if isinstance(decision, Replace):
             await self._revoke_commit(name, there)
+            self._replaced += [] if part is None else [part]
         if isinstance(decision, KeepExisting) and not decision.torn:
             await self._revoke_if_damaged(commit, there)
         return decision
@@ -95,10 +99,12 @@ class ExistingCommit:
         Args:
             checkpoint: The checkpoint to send.
             contents: Its files.
-            journal: Receives the adopted files.
+            journal: Receives the adopted files, and the keys of the objects of earlier versions.
             before: The manifest; ``None``: this node has written none.
             but: Paths whose objects are known to be damaged.
         """
+        earlier = self._replaced if before is None else [*self._replaced, before]
+        journal.taken |= taken_keys(checkpoint.name, earlier, damaged=but)
         known = {entry.path: entry for entry in before.files if entry.path not in but} if before else {}
         for file in checkpoint.files:
             entry = known.get(file.path)

@@ -45,15 +45,15 @@ class OverwriteGuard:
         self._checked_s = clock() if caller_reads else float("-inf")
         self._checking = asyncio.Lock()
 
-    async def pass_through(self) -> None:
-        """Return if this attempt may still write the step.
+    async def pass_through(self, *, asks_now: bool = False) -> None:
+        """Return if this attempt may still write the step. ``asks_now``: the commit is read, however short ago that was done.
 
         Raises:
             Outdated: It may not.
             Fenced: A later pod of the job has taken the prefix over.
         """
         async with self._checking:
-            if self._clock() - self._checked_s < VALID_S:
+            if not asks_now and self._clock() - self._checked_s < VALID_S:
                 return
             asked_s = self._clock()  # taken before the request: the answer may be late
             await self._committer.lease.require_held(self._node, self._writing[0] or None)

@@ -6,8 +6,7 @@ import asyncio
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from sidecar.core.format import checksum
 from sidecar.core.format.found_checkpoint import FoundFile
@@ -17,6 +16,7 @@ from sidecar.store.protocol import Stored, Verification
 from sidecar.transfer.executor import CORRUPT_TRIES
 from sidecar.transfer.rate_gate import RetryGate
 from sidecar.upload.send.deduplicate import Known
+from sidecar.upload.send.first_writes import FirstWrites, WriteGuard
 from sidecar.upload.send.hedged_request import HedgedRequest, SendTry
 from sidecar.upload.send.journal import FileProgress, Journal
 from sidecar.upload.send.observer import TransferObserver
@@ -27,18 +27,6 @@ from sidecar.upload.send.work_item import LOCAL_AT_ONCE, Step, Upload, WorkItem
 from sidecar.upload.send.work_plan import PartsOf, WorkPlan
 
 T = TypeVar("T")
-
-
-class WriteGuard(Protocol):
-    """Passed before each request that writes."""
-
-    async def pass_through(self) -> None:
-        """Return if the checkpoint may still be written.
-
-        Raises:
-            StoreError: It may not, or that cannot be known now.
-        """
-        ...
 
 
 class FileTransfer:
@@ -73,6 +61,7 @@ class FileTransfer:
         self._can = link.capabilities
         self._executor = link.executor
         self._guard = guard
+        self._first_writes = FirstWrites(name, link, journal, guard)
         self._plan = WorkPlan(name, link, journal)
         self._carried: set[WorkItem] = set()
         self._error: BaseException | None = None
@@ -243,15 +232,23 @@ class FileTransfer:
 
     async def _send_whole(self, upload: Upload, on_sent: Callable[[], object] | None) -> None:
         path, size_bytes = upload.file.path, upload.file.size_bytes
+
+        def put_file(send_try: SendTry) -> tuple[Stored, int]:
+            is_first = self._first_writes.begin(upload.key)
+            return self._payloads.put_file(path, upload.key, size_bytes, send_try, only_if_absent=is_first)
+
+        async def put() -> tuple[Stored, int]:
+            return await self._persistently(put_file, SendTry(self._payloads.gate, on_sent))
+
         for _ in range(CORRUPT_TRIES):
             await self._guard.pass_through()
             began_s = time.monotonic()
-            send_try = SendTry(self._payloads.gate, on_sent)
-            stored, crc = await self._persistently(self._payloads.put_file, path, upload.key, size_bytes, send_try)
+            stored, crc = await self._first_writes.sent(upload.key, put)
             if await self._verified(upload, stored, crc):
                 self._stored(upload, stored, crc, part_bytes=0, first_crc=crc)
                 self._arrived(size_bytes, began_s=began_s)
                 return
+            self.journal.taken.add(upload.key)
         raise CorruptObject(upload.key, want=f"crc64nvme {checksum.to_text(crc)}", got="another one after each try")
 
     async def _send_small(self, item: WorkItem) -> None:
@@ -263,14 +260,20 @@ class FileTransfer:
             at_once=item.at_once,
             payloads=self._payloads,
             reads_back=reads_back,
+            begin=self._first_writes.begin,
             stored=self._record_small,
         )
+        is_over = False
         try:
             await self._persistently(files.send)
+            if files.refused:
+                await self._first_writes.refused(*(upload.key for upload in files.refused))
+            is_over = True
         finally:
-            if left := files.left:
-                item.upload = left[0]
-                self._plan.items.add(WorkItem(upload, Step.WHOLE) for upload in islice(left, 1, None))
+            left = [*files.left, *files.refused]
+            if left and not is_over:
+                item.upload = left.pop(0)  # the item may be put back
+            self._plan.items.add(WorkItem(upload, Step.WHOLE) for upload in left)
             if files.done:
                 self._arrived(files.sent_bytes, began_s=began_s)
             self._plan.missing.difference_update(upload.file.path for upload in files.done)

@@ -91,6 +91,8 @@ class Journal:
         """Version of each file when it was sent, by path."""
         self.first_crcs: dict[str, int] = {}
         """Checksum of the first part of complete files, by path."""
+        self.taken: set[str] = set()
+        """Keys of the checkpoint that are known to have an object, other than those of ``entries``."""
         self.unconfirmed: set[str] = set()
         """Files of an early upload that were not yet compared with their finished version."""
         self._read()
@@ -134,6 +136,8 @@ class Journal:
                 if line.path in self.uploads:
                     self.void.append(self.uploads[line.path])
                 self._whole_bytes -= self._size_of(line.path)
+                if line.path in self.entries:
+                    self.taken.add(self.entries[line.path].key)
                 for known in (self.entries, self.uploads, self.stamps, self.first_crcs):
                     known.pop(line.path, None)
                 self.unconfirmed.discard(line.path)
@@ -210,6 +214,7 @@ class Journal:
             Multipart uploads that will not be continued, to be aborted.
         """
         ours = {file.path: file for file in files if file.path not in self.stamps}
+        self.taken |= early.taken | {entry.key for entry in early.entries.values()}
         for path in list(early.stamps):
             if path not in ours or not early.is_of(ours[path]):
                 continue

@@ -40,14 +40,20 @@ class Payloads:
         self._with_md5 = capabilities.verification is Verification.MD5
         self.gate = gate
 
-    def put_file(self, path: str, key: str, size_bytes: int, send_try: SendTry | None = None) -> tuple[Stored, int]:
-        """Send a file in one request; return the object and its CRC64NVME."""
-        with self.putting_file(path, key, size_bytes, send_try) as answered:
+    def put_file(
+        self, path: str, key: str, size_bytes: int, send_try: SendTry | None = None, *, only_if_absent: bool = False
+    ) -> tuple[Stored, int]:
+        """Send a file in one request; return the object and its CRC64NVME.
+
+        Raises:
+            AlreadyExists: ``only_if_absent``, and the object exists.
+        """
+        with self.putting_file(path, key, size_bytes, send_try, only_if_absent=only_if_absent) as answered:
             return answered()
 
     @contextmanager
     def putting_file(
-        self, path: str, key: str, size_bytes: int, send_try: SendTry | None = None
+        self, path: str, key: str, size_bytes: int, send_try: SendTry | None = None, *, only_if_absent: bool = False
     ) -> Iterator[Callable[[], tuple[Stored, int]]]:
         """Send a file; yield a function that waits for the answer and returns the result of ``put_file``.
 
@@ -55,7 +61,7 @@ class Payloads:
         """
         with self._source.open(path) as fd:
             body = self._slice(fd, path, (0, size_bytes), send_try)
-            with self._store.putting_file(key, body) as answered:
+            with self._store.putting_file(key, body, only_if_absent=only_if_absent) as answered:
                 yield lambda: (answered(), body.crc64nvme)
 
     def put_part(

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.send.deduplicate import Deduplicator
+
+
+@dataclass(slots=True)
+class SharedPaths:
+    """Paths that several nodes of a job write, such as ``config.json``, as far as this process has found out."""
+
+    has_other_nodes: bool = False
+    paths: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +25,4 @@ class StoreLink:
     capabilities: Capabilities
     executor: StoreExecutor
     deduplicator: Deduplicator
+    shared_paths: SharedPaths = field(default_factory=SharedPaths)

@@ -133,7 +133,7 @@ def test_a_copy_is_given_up_when_sending_it_would_be_as_fast() -> None:
 
 @given(st.integers(400, 599))
 def test_only_errors_of_the_moment_may_be_undone_by_another_try(status: int) -> None:
-    assert hedging.may_be_undone(status) is (status >= 500 or status == 409)
+    assert hedging.may_be_undone(status) is (status >= 500 or status in (409, 412))
 
 
 @given(st.integers(0, 100), st.integers(0, 10**13))

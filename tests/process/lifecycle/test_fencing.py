@@ -6,15 +6,18 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import ENDING_SILENCE_S
+from tests import servers
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
@@ -88,6 +91,42 @@ def test_a_later_pod_takes_over_and_the_earlier_one_commits_nothing_more_and_end
             assert later.terminate() == 0
         with job.pod("latest") as latest:
             assert latest.ready().resume()["checkpoint"] == "checkpoint-20"
+
+
+class HeldRequest:
+    """Rule of a proxy: a network that holds the bodies of one key until ``released``, and passes them on then."""
+
+    def __init__(self, key: str) -> None:
+        self.came, self.released = threading.Event(), threading.Event()
+        self._key = key
+
+    def __call__(self, request: servers.Request) -> None:
+        if request.method == "PUT" and urlsplit(request.path).path.endswith(self._key):
+            self.came.set()
+            assert self.released.wait(120)
+
+
+@pytest.mark.parametrize("place", ["moto", *servers.REAL_STORES], indirect=True)
+@pytest.mark.parametrize("repeats", [1, 200_000])
+def test_a_file_of_the_earlier_pod_that_arrives_after_the_commit_of_the_later_one_changes_nothing(
+    job: Job, place: Place, repeats: int
+) -> None:
+    ours, theirs = b"of the later pod" * repeats, b"of the earlier pod" * repeats
+    held = HeldRequest("/checkpoint-20/model")
+    proxy = servers.Proxy(place.settings["AWS_S3_ENDPOINT"], held)
+    with proxy.running() as endpoint, job.pod("earlier", AWS_S3_ENDPOINT=endpoint) as earlier:
+        save(earlier.ready(), 20, theirs)
+        assert held.came.wait(60)
+        with job.pod("later") as later:
+            save(later.ready(), 20, ours)
+            later.committed("checkpoint-20")
+            assert later.terminate() == 0, "before it looks at the commit again"
+        held.released.set()
+        assert earlier.wait() == EXIT_FENCED
+    until(lambda: not proxy.in_flight, what="all that was held has arrived")
+    assert place.read("checkpoint-20/model") == ours
+    with job.pod("latest") as latest:
+        assert latest.ready().resume()["checkpoint"] == "checkpoint-20"
 
 
 @ON_ONE_STORE

@@ -7,10 +7,12 @@ import random
 import shutil
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from sidecar.core.format import keys
+from tests import servers
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 
@@ -205,3 +207,36 @@ def test_an_attempt_that_still_sends_what_a_later_one_has_committed_leaves_no_br
         answer = third.ready().resume()
         assert (answer["checkpoint"], answer["passed_over"]) == ("checkpoint-20", [])
         assert (third.volume / "checkpoint-20/f5").read_bytes() == contents["b"]["f5"]
+
+
+def bodies_of(proxy: servers.Proxy, path: str) -> list[servers.Request]:
+    return [seen for seen in proxy.seen if seen.method == "PUT" and urlsplit(seen.path).path.endswith(f"/{path}")]
+
+
+@pytest.mark.parametrize("place", ["moto", *servers.REAL_STORES], indirect=True)
+@pytest.mark.parametrize("is_other_pod", [False, True])
+def test_a_step_that_is_written_again_sends_each_file_once(place: Place, tmp_path: Path, is_other_pod: bool) -> None:
+    proxy, files = servers.Proxy(place.settings["AWS_S3_ENDPOINT"]), {f"small-{n}": b"1" for n in range(8)}
+    with proxy.running() as endpoint:
+        settings = place.settings | {"AWS_S3_ENDPOINT": endpoint, "CKPT_RESUME": "off"}
+
+        def save(running: Sidecar, content: bytes, at: str) -> None:
+            marker = {"attempt": f"attempt-{at}" if is_other_pod else "one", "save_id": at, "created_at": f"{at}T00:00:00Z"}
+            its = dict.fromkeys(files, content) | {"large": content * (3 * MIB)}
+            write_checkpoint(running.ready().volume, "checkpoint-10", its, marker)
+
+        with sidecar(tmp_path / "volume", settings) as first:
+            save(first, b"1", "2026-01-01")
+            first.committed("checkpoint-10")
+            assert {path: len(bodies_of(proxy, path)) for path in [*files, "large"]} == dict.fromkeys([*files, "large"], 1)
+            assert all(seen.headers.get("If-None-Match") == "*" for seen in bodies_of(proxy, "large"))
+            if not is_other_pod:
+                save(first, b"2", "2026-01-02")
+                until(lambda: len(first.events("checkpoint_committed")) == 2)
+        if is_other_pod:
+            with sidecar(tmp_path / "other", settings) as second:
+                save(second, b"2", "2026-01-02")
+                second.committed("checkpoint-10")
+        assert place.read("checkpoint-10/large") == b"2" * (3 * MIB)
+        assert {path: len(bodies_of(proxy, path)) for path in [*files, "large"]} == dict.fromkeys([*files, "large"], 2)
+        assert "If-None-Match" not in bodies_of(proxy, "large")[1].headers

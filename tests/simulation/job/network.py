@@ -112,13 +112,13 @@ class PodStore:
         gone = list(keys)
         return self._request(lambda: self._store.delete(gone), writes=True)
 
-    def put_file(self, key: str, body: FileSlice) -> Stored:
+    def put_file(self, key: str, body: FileSlice, *, only_if_absent: bool = False) -> Stored:
         content = _read_all(body)
-        return self._request(lambda: self._store.put(key, content), writes=True)
+        return self._request(lambda: self._store.put(key, content, only_if_absent=only_if_absent), writes=True)
 
     @contextmanager
-    def putting_file(self, key: str, body: FileSlice) -> Iterator[Callable[[], Stored]]:
-        yield lambda: self.put_file(key, body)
+    def putting_file(self, key: str, body: FileSlice, *, only_if_absent: bool = False) -> Iterator[Callable[[], Stored]]:
+        yield lambda: self.put_file(key, body, only_if_absent=only_if_absent)
 
     def copy(self, source: str, target: str, *, etag: str) -> Stored:
         return self._request(lambda: self._store.copy(source, target, etag=etag), writes=True)

@@ -104,7 +104,11 @@ class JobStore(MemoryStore):
 
     def probe(self) -> Capabilities:
         return Capabilities(
-            self.ability.verification, conditional_put=self.ability.conditional_put, min_part_bytes=1, max_parts=10_000
+            self.ability.verification,
+            conditional_put=self.ability.conditional_put,
+            min_part_bytes=1,
+            max_parts=10_000,
+            conditional_files=self.ability.conditional_put,
         )
 
     def _stored(self, key: str) -> Stored:

@@ -129,7 +129,7 @@ def test_an_answer_ends_the_body_that_is_sent_again(wire: Wire) -> None:
         assert body.crc64nvme == body.crc64nvme_ahead()
 
 
-@pytest.mark.parametrize("status", [b"500 Internal Server Error", b"409 Conflict"])
+@pytest.mark.parametrize("status", [b"500 Internal Server Error", b"409 Conflict", b"412 Precondition Failed"])
 @pytest.mark.slow
 def test_an_error_of_one_request_does_not_count_while_the_other_may_succeed(wire: Wire, status: bytes) -> None:
     first = Silent(then=OK)

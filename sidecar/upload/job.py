@@ -99,6 +99,7 @@ class UploadJob:
             return
         if there is None and await committer.withdraw_earlier(checkpoint, before):
             there = await committer.stored_commit(checkpoint.name)
+        guard.repairs = there is not None
         # Hold its files, and take over its early upload.
         held = await self._versions.hold(checkpoint)
         async with self._versions.taken_over(self._active, checkpoint) as sent:

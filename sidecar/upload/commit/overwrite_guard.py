@@ -16,7 +16,7 @@ VALID_S = 2.0
 
 
 class Outdated(Stopped):
-    """Another save of the step was committed while this one was being sent."""
+    """The step was committed while it was being sent: with another save of it, or with an earlier sending of the same files."""
 
 
 class OverwriteGuard:
@@ -42,6 +42,8 @@ class OverwriteGuard:
         self._writing = attempt, save_id
         self._node = node
         self._clock = clock
+        self.repairs = True
+        """A commit of the same save may be there, whose damaged files are sent. Otherwise one makes the sending outdated."""
         self._checked_s = clock() if caller_reads else float("-inf")
         self._checking = asyncio.Lock()
 
@@ -60,6 +62,8 @@ class OverwriteGuard:
             there = await self._committer.stored_commit(self._name)
             if there is not None and not self._is_ours(there):
                 raise Outdated(f"another save of {self._name} was committed meanwhile")
+            if there is not None and not self.repairs:
+                raise Outdated(f"{self._name} was committed meanwhile, with an earlier sending of these files")
             self._checked_s = asked_s
 
     def _is_ours(self, there: StoredCommit) -> bool:

@@ -34,6 +34,8 @@ class AttemptOrder:
     """When the holder of a later attempt declared that, by attempt."""
     _claimed_s: dict[int, float] = field(default_factory=dict)
     """When each epoch of the prefix was claimed first."""
+    _latest_claim: dict[str, int] = field(default_factory=dict)
+    """Highest epoch that a pod of an attempt has claimed."""
     _held_s: dict[int, float] = field(default_factory=dict)
     """When the holder of each epoch wrote its first document."""
     _declared: dict[int, set[str]] = field(default_factory=dict)
@@ -51,12 +53,16 @@ class AttemptOrder:
         """Whether a version of a step may replace one of another attempt.
 
         Attempts of a job whose name is known have an order, except those that began so closely that the one that claims later
-        counts as the later one. Others are ordered by their clocks.
+        counts as the later one. Others are ordered by who held the prefix last, as any pod takes it over from a silent holder,
+        or by their clocks.
         """
         if self.names_job:
             return self._may_claim_later(version.attempt, other.attempt)
         is_after = goes_after(version.attempt, version.created_at or "", other.attempt, other.created_at)
-        return is_after or self._is_later(version.attempt, other.attempt)
+        return is_after or self._is_later(version.attempt, other.attempt) or self._held_later(version.attempt, other.attempt)
+
+    def _held_later(self, attempt: str, other: str) -> bool:
+        return self._latest_claim.get(attempt, 0) > self._latest_claim.get(other, 0)
 
     def _may_claim_later(self, attempt: str, other: str) -> bool:
         apart_s = self._began_s.get(other, math.inf) - self._began_s.get(attempt, 0.0)
@@ -77,10 +83,12 @@ class AttemptOrder:
             if not self.names_job or all(self._may_claim_later(attempt, other) for other in others):
                 self._left_behind_s.pop(attempt, None)
 
-    def written(self, key: str, *, now_s: float) -> None:
-        """Take note of a claim among written objects."""
+    def written(self, key: str, attempt: str | None, *, now_s: float) -> None:
+        """Take note of a claim among written objects. ``attempt``: that of the pod; ``None``: its request was late."""
         for claim in claims_among([(key, "")]):
             self._claimed_s.setdefault(claim.epoch, now_s)
+            if attempt is not None:
+                self._latest_claim[attempt] = max(claim.epoch, self._latest_claim.get(attempt, 0))
 
     def is_undeclared(self, attempt: str, *, read_s: float) -> bool:
         """Whether a node that read the document of the holder at that time saw one that has not declared an attempt."""

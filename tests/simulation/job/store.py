@@ -189,7 +189,8 @@ class JobStore(MemoryStore):
         self._say("put", key, " =" if before == content else "")
         if key == keys.RUN:
             self.attempts.declared(content, now_s=world.now_s, is_stray=world.is_stray)
-        self.attempts.written(key, now_s=world.now_s)
+        life: Any = world.acting
+        self.attempts.written(key, None if life is None or world.is_stray else life.pod.attempt, now_s=world.now_s)
         name = key.partition("/")[0]
         if re.search(r"/node-[0-9]{5}-of-[0-9]{5}[.]json$", key):
             self._listed_s.pop((world.acting, name), None)

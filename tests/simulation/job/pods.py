@@ -73,6 +73,8 @@ class Pod:
     trainer: Process | None = None
     lives: int = 0
     trains: bool = False
+    has_saves_left: bool = False
+    """Its script is not over."""
     is_gone: bool = False
     is_refused: bool = False
     versions: list[Version] = field(default_factory=list)
@@ -215,7 +217,7 @@ class Pod:
         if self.is_gone:
             return
         self.trainer = Process(f"trainer of {self.name}")
-        self.trains = True
+        self.trains = self.has_saves_left = True
         self.world.loop.spawn(self.trainer, self._train(saves, resumes=resumes, rotates=rotates))
 
     async def _train(self, saves: list[Save], *, resumes: bool, rotates: int | None) -> None:
@@ -230,6 +232,7 @@ class Pod:
             await asyncio.sleep(max(0.0, began_s + save.at_s - self.world.now_s))
             await self._save(save, base + save.step)
             self._rotate(rotates)
+        self.has_saves_left = False
         # The script is over, and the pod stays: what it finished is still to become durable.
 
     def _say_attempt(self) -> None:

@@ -189,7 +189,8 @@ class JobSchedule:
         return counts
 
     def _is_over(self, pod: Pod) -> bool:
-        return not pod.is_alive or pod.is_refused or pod.is_quiet or not self._is_whole(pod.attempt)
+        is_quiet = pod.is_quiet and not (pod.trains and pod.has_saves_left)
+        return not pod.is_alive or pod.is_refused or is_quiet or not self._is_whole(pod.attempt)
 
     def _close(self) -> None:
         self.world.loop.close()

@@ -49,7 +49,8 @@ class Tracked:
         checkpoint = self.checkpoint
         # No step supersedes ``final``, whatever step its own marker has.
         step = checkpoint.resume_step if checkpoint else None
-        return Waiting(self.name, step, bool(checkpoint and checkpoint.urgent), self.overtook)
+        shared = checkpoint is not None and checkpoint.node.count > 1
+        return Waiting(self.name, step, bool(checkpoint and checkpoint.urgent), self.overtook, shared=shared)
 
     @property
     def marked(self) -> Marked:

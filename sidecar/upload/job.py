@@ -9,6 +9,7 @@ import structlog
 from sidecar.core.commit.commit import GiveWay, ReadyToCommit, Reupload, Wait, manifest_of
 from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting
 from sidecar.core.format import keys
+from sidecar.core.format.manifest import Manifest
 from sidecar.core.lifecycle.states import DISCARDED, State
 from sidecar.core.schedule.parts import largest_file_bytes
 from sidecar.errors import (
@@ -93,13 +94,10 @@ class UploadJob:
         if checkpoint.restored_from is None and not await self._wait_for_permission():
             return
         guard = self._overwrite_guard()
-        there, before = await committer.existing_commit(checkpoint)
+        there, before = await self._stored_before(guard)
         if checkpoint.restored_from is not None:
             self._recognize_download(checkpoint.restored_from, there)
             return
-        if there is None and await committer.withdraw_earlier(checkpoint, before):
-            there = await committer.stored_commit(checkpoint.name)
-        guard.repairs = there is not None
         # Hold its files, and take over its early upload.
         held = await self._versions.hold(checkpoint)
         async with self._versions.taken_over(self._active, checkpoint) as sent:
@@ -195,6 +193,16 @@ class UploadJob:
             node=checkpoint.node,
             clock=self._context.clock.monotonic,
         )
+
+    async def _stored_before(self, guard: OverwriteGuard) -> tuple[StoredCommit | None, Manifest | None]:
+        """Return the commit of the step, and this node's earlier manifest of it."""
+        committer, checkpoint = self._context.committer, self._checkpoint
+        there, before = await committer.existing_commit(checkpoint)
+        is_new = there is None and checkpoint.restored_from is None
+        if is_new and await committer.withdraw_earlier(checkpoint, before):
+            there = await committer.stored_commit(checkpoint.name)
+        guard.repairs = there is not None
+        return there, before
 
     def _require_possible_sizes(self) -> None:
         most = largest_file_bytes(self._context.limits.known.max_parts)

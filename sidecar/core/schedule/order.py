@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 BESIDE_S = 0.2
 """Seconds before the last byte of an upload from which the next one is sent beside it, so that the link does not idle."""
+LATEST = 8
+"""Number of the newest checkpoints among which nodes choose together. After an outage, older ones wait."""
 LEAST_USED = 0.5
 """Minimum share of the link that requests in flight use if they are as fast as it allows."""
 
@@ -24,6 +26,10 @@ class Waiting:
     """False: the trainer still writes it, and only closed files can be sent."""
     refused: bool = False
     """The store refused its latest request: other checkpoints go first."""
+    shared: bool = False
+    """Other nodes have parts of it: it is durable once all nodes have sent theirs."""
+    begun: bool = False
+    """Its upload has begun."""
 
 
 Rank = tuple[bool, bool, bool, bool, int]
@@ -47,22 +53,55 @@ def overtakes(newer: Waiting, running: Waiting) -> bool:
 
     A newer step does, unless ``running`` itself preempted another upload. So commits keep coming when the save interval is
     shorter than the upload time, and the newest committed step is at most two uploads old. ``jit`` and ``final`` preempt every
-    periodic one, and everything preempts an upload that the store refuses.
+    periodic one, and everything preempts an upload that the store refuses. Otherwise nothing preempts a part of a checkpoint of
+    several nodes: they would preempt different ones.
     """
     if newer.refused != running.refused:
         return running.refused
     if newer.urgent != running.urgent:
         return newer.urgent
-    return newer.written and rank(newer) > rank(running) and not running.overtook
+    return newer.written and rank(newer) > rank(running) and not running.overtook and not running.shared
 
 
-def send_order(waiting: Iterable[Waiting], *, running: str | None) -> list[Waiting]:
-    """Return the upload order. ``running``, by name, stays first unless another one preempts it."""
+def send_order(waiting: Iterable[Waiting], *, running: str | None, newest_sent: int | None = None) -> list[Waiting]:
+    """Return the upload order of one node. ``running``, by name, stays first unless another one preempts it.
+
+    In a job of several nodes, the first of the others is the one that all nodes choose (``_chosen_by_all``).
+
+    Args:
+        waiting: The checkpoints.
+        running: The upload that runs first, by name; ``None``: there is none.
+        newest_sent: The newest step of which this node's part is in the store; ``None``: there is none.
+    """
     order = upload_order(waiting)
     now = next((c for c in order if c.name == running), None)
     if now is None or overtakes(order[0], now):
+        return _chosen_first(order, newest_sent)
+    steps = [step for step in (now.step, newest_sent) if step is not None]
+    return [now, *_chosen_first([c for c in order if c is not now], max(steps, default=None))]
+
+
+def _chosen_first(order: list[Waiting], newest_sent: int | None) -> list[Waiting]:
+    if not order or not order[0].shared or order[0].urgent:
         return order
-    return [now, *(c for c in order if c is not now)]
+    alike = [c for c in order if c.shared and rank(c)[:-1] == rank(order[0])[:-1]]
+    chosen = _chosen_by_all([c for c in alike if newest_sent is None or (c.step or 0) > newest_sent][:LATEST])
+    return order if chosen is None else [chosen, *(c for c in order if c is not chosen)]
+
+
+def _chosen_by_all(latest: Iterable[Waiting]) -> Waiting | None:
+    """Return the checkpoint that all nodes choose to send next, of the latest ones that none of them has sent; ``None``: none.
+
+    Nodes whose uploads end at different times would each find another checkpoint the newest. If saves come faster than the link
+    takes them, none would be sent by all, and nothing would become durable. So they choose the step that most powers of two
+    divide, which is the same one for all that have it to choose from, and the newest one if there is only one.
+    """
+    return max(latest, key=lambda c: (c.begun, _twos(c.step or 0), c.step or 0), default=None)
+
+
+def _twos(step: int) -> int:
+    """Return how often 2 divides a step; 0 counts as divided most often."""
+    return (step & -step).bit_length() if step else 1 << 16
 
 
 def superseded(waiting: Iterable[Waiting], *, newest_committed_step: int | None) -> list[Waiting]:

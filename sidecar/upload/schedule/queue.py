@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from sidecar.catalog.catalog import Catalog, Tracked
@@ -178,13 +178,28 @@ class Queue:
         if self._flush.plan is not None:
             rank_of = self._flush.plan.rank()
             return sorted(waiting.values(), key=lambda t: rank_of.get(t.name, len(rank_of)))
-        return [waiting[w.name] for w in send_order(map(self._waiting, waiting.values()), running=self._first)]
+        return [waiting[w.name] for w in self._send_order(map(self._waiting, waiting.values()))]
+
+    def _send_order(self, waiting: Iterable[Waiting]) -> list[Waiting]:
+        found = list(waiting)
+        newest_sent = self._newest_sent() if any(its.shared for its in found) else None
+        return send_order(found, running=self._first, newest_sent=newest_sent)
+
+    def _newest_sent(self) -> int | None:
+        """Return the newest step of the latest attempt of which this node's part is in the store."""
+        known = [(t.marked_at_s, t.checkpoint, t.state) for t in self._catalog.all() if t.checkpoint is not None]
+        latest = max(known, key=lambda its: its[0], default=None)
+        if latest is None:
+            return None
+        sent = [c for _, c, state in known if state in (State.UPLOADED, State.COMMITTED) and c.attempt == latest[1].attempt]
+        return max((c.resume_step for c in sent if c.resume_step is not None), default=None)
 
     def _waiting(self, tracked: Tracked) -> Waiting:
         active = self.active.get(tracked.name)
         refused = active is not None and active.transfer is not None and active.transfer.retry_gate.refused
         waiting = tracked.waiting
-        return replace(waiting, refused=True) if refused or (active is not None and active.is_held) else waiting
+        refused = refused or (active is not None and active.is_held)
+        return replace(waiting, refused=refused, begun=active is not None and active.transfer is not None)
 
     def _let_first_through(self, queue: list[Tracked]) -> None:
         first = queue[0].name if queue else None
@@ -203,7 +218,7 @@ class Queue:
             return [transfer[name] for name in sorted(transfer, key=lambda name: rank_of.get(name, len(rank_of)))]
         finished = [self._waiting(a.tracked) for a in self.active.values() if a.transfer is not None]
         unfinished = [place for place, its in self._early.transfers() if transfer[place.name] is its]
-        return [transfer[place.name] for place in send_order([*finished, *unfinished], running=self._first)]
+        return [transfer[place.name] for place in self._send_order([*finished, *unfinished])]
 
     def _report_turn(self, transfer: FileTransfer, *, is_first: bool) -> None:
         active = self.active.get(transfer.name)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from sidecar.core.schedule.order import (
     BESIDE_S,
+    LATEST,
     Waiting,
     overtakes,
     send_order,
@@ -219,6 +221,60 @@ def test_the_running_upload_stays_first_unless_another_one_preempts_it(queue: li
 def test_everything_preempts_an_upload_that_the_store_refuses(one: Waiting, other: Waiting) -> None:
     assert overtakes(one, replace(other, refused=True))
     assert not overtakes(replace(one, refused=True), other)
+
+
+# Several nodes, whose uploads take longer than the time to the next save, and not equally long.
+
+INTERVAL = 8
+"""Parts that a usual node sends from one save to the next."""
+
+
+def sent_by(node: random.Random, upload_parts: float, *, saves: int) -> dict[int, float]:
+    """Return when a node has sent which of the saved steps, in saves: it sends as ``send_order`` says."""
+    left: dict[int, float] = {}
+    sent: dict[int, float] = {}
+    running: int | None = None
+    parts = upload_parts * node.uniform(0.9, 1.1)
+    for tick in range(saves * INTERVAL):
+        if tick % INTERVAL == 0:
+            step = 10 * (tick // INTERVAL + 1)
+            left[step] = parts * node.uniform(0.9, 1.1)
+        waiting = [Waiting(str(step), step, urgent=False, shared=True, begun=step == running) for step in left]
+        order = send_order(waiting, running=None if running is None else str(running), newest_sent=max(sent, default=None))
+        if not order:
+            continue
+        running = order[0].step
+        assert running is not None
+        left[running] -= 1
+        if left[running] <= 0:
+            del left[running]
+            sent[running], running = tick / INTERVAL, None
+    return sent
+
+
+@pytest.mark.parametrize("load", [0.7, 1.1, 1.3, 1.7, 2.5, 4.0])
+@pytest.mark.parametrize("nodes", [2, 12])
+def test_nodes_that_cannot_send_all_send_the_same_ones(load: float, nodes: int) -> None:
+    saves = 80
+    by_node = [sent_by(random.Random(f"{node} {load}"), load * INTERVAL, saves=saves) for node in range(nodes)]
+    durable = sorted((max(sent[step] for sent in by_node), step) for step in set.intersection(*map(set, by_node)))
+    ages = [at / 10 - max((step for when, step in durable if when <= at / 10), default=0) / 10 for at in range(200, 10 * saves)]
+    assert max(ages) <= 2 + 5 * load, "saves since the newest step that is durable"
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=12, unique=True), st.none() | st.integers(0, 1000))
+def test_of_several_nodes_each_sends_one_of_the_latest_first(steps: list[int], newest_sent: int | None) -> None:
+    waiting = [Waiting(str(step), step, urgent=False, shared=True) for step in steps]
+    order = send_order(waiting, running=None, newest_sent=newest_sent)
+    assert sorted(order, key=str) == sorted(waiting, key=str)
+    latest = sorted((step for step in steps if newest_sent is None or step > newest_sent), reverse=True)[:LATEST]
+    assert order[0].step == max(latest or [max(steps)], key=lambda step: (step & -step, step) if latest else (0, step))
+    assert [c.step for c in order[1:]] == sorted((step for step in steps if step != order[0].step), reverse=True)
+
+
+def test_urgent_ones_of_several_nodes_keep_their_place() -> None:
+    jit, periodic = Waiting("3", 3, urgent=True, shared=True), Waiting("8", 8, urgent=False, shared=True)
+    assert send_order([periodic, jit], running="8") == [jit, periodic]
 
 
 rates = st.floats(1, 1e10)

@@ -165,7 +165,8 @@ async def test_after_the_first_refusals_the_left_overs_of_an_earlier_pod_are_rep
     await upload.sent()
     assert upload.guard.asked > 0
     assert upload.store.listings == 1
-    assert upload.store.bodies() <= len(upload.keys) + AT_ONCE + 1, "objects in the listing are not tried first"
+    # One thread that is late is followed by another, which begins with as many.
+    assert upload.store.bodies() <= len(upload.keys) + 2 * AT_ONCE + 2, "objects in the listing are not tried first"
     assert all(upload.store.sent[key, False] == 1 for key in upload.keys)
 
 

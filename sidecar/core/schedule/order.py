@@ -10,7 +10,7 @@ BESIDE_S = 0.2
 LATEST = 8
 """Number of the newest checkpoints among which nodes choose together. After an outage, older ones wait."""
 LEAST_USED = 0.5
-"""Minimum share of the link that requests in flight use if they are as fast as it allows."""
+"""Minimum share of the link that last parts use if it is what limits them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +111,17 @@ def superseded(waiting: Iterable[Waiting], *, newest_committed_step: int | None)
     return [c for c in waiting if c.step is not None and c.step < newest_committed_step]
 
 
-def waits_for_last_parts(*, left_bytes: int, used_bytes_per_s: float | None, link_bytes_per_s: float | None) -> bool:
+def waits_for_last_parts(*, left_bytes: int, bytes_per_s: float | None, link_bytes_per_s: float | None) -> bool:
     """Whether large files wait until other uploads, whose last parts are in flight, are through.
 
     Those uploads would only be later beside others, and with saves more often than the link takes them, the more of them share
-    it, the later is each. Where slow connections leave the link unused, nothing waits.
+    it, the later is each. Where their connections are slow and leave the link unused, nothing waits.
 
     Args:
         left_bytes: Bytes not sent yet of uploads that have no further part to start.
-        used_bytes_per_s: Rate of all requests together in the latest seconds; ``None``: unknown.
+        bytes_per_s: Their rate; ``None``: not measured yet.
         link_bytes_per_s: Capacity of the link; ``None``: unknown.
     """
-    if used_bytes_per_s is None or link_bytes_per_s is None:
+    if link_bytes_per_s is None or left_bytes <= BESIDE_S * link_bytes_per_s:
         return False
-    return left_bytes > BESIDE_S * link_bytes_per_s and used_bytes_per_s >= LEAST_USED * link_bytes_per_s
+    return bytes_per_s is None or bytes_per_s >= LEAST_USED * link_bytes_per_s

@@ -12,7 +12,6 @@ import structlog
 from sidecar.core.schedule.backoff import delay_s
 from sidecar.core.schedule.order import waits_for_last_parts
 from sidecar.core.schedule.slow_parts import RequestProgress, is_worth_hedging, seen_over_s
-from sidecar.core.schedule.throughput import SHORT_S
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError, Unstorable
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
@@ -28,6 +27,28 @@ LAST_PARTS_POLL_S = 0.1
 """Interval in seconds at which large files that wait for the last parts of others look whether they still have to."""
 PREEMPTED_RETRY_S = delay_s(5, random_0_1=1.0)
 """Seconds until the retry of a work item that failed while another upload had priority."""
+
+
+class LastParts:
+    """Progress of the last parts in flight that one transfer waits for."""
+
+    def __init__(self, waiting: FileTransfer | None) -> None:
+        self._waiting = waiting
+        self._progress = RequestProgress()
+        self._seen: tuple[float, int] | None = None
+
+    def is_of_others(self, waiting: FileTransfer, left_bytes: int, *, now_s: float, over_s: float) -> bool:
+        """Whether what was seen says nothing of these parts: others wait, there are more of them, or it is long ago."""
+        if self._waiting is not waiting or self._seen is None:
+            return True
+        seen_s, seen_bytes = self._seen
+        return left_bytes > seen_bytes or now_s - seen_s > over_s
+
+    def saw(self, left_bytes: int, *, now_s: float, over_s: float) -> float | None:
+        """Record the bytes not sent yet. Returns their rate in bytes per second; ``None`` before ``over_s`` seconds."""
+        self._seen = now_s, left_bytes
+        self._progress.saw(left_bytes, now_s=now_s, over_s=over_s)
+        return self._progress.bytes_per_s
 
 
 class Dispatcher:
@@ -46,6 +67,7 @@ class Dispatcher:
         self._small_began_s: dict[WorkItem, float] = {}
         self._sending: dict[WorkItem, tuple[FileTransfer, RequestProgress]] = {}
         self._hedge_timer: asyncio.TimerHandle | None = None
+        self._last_parts = LastParts(None)
         self._last_parts_timer: asyncio.TimerHandle | None = None
 
     def reorder(self, order: Sequence[FileTransfer], *, strictly: bool = False) -> None:
@@ -134,17 +156,18 @@ class Dispatcher:
 
     def _waits_for_last_parts(self, transfer: FileTransfer) -> bool:
         """Whether large parts of a transfer wait for the last ones of others; a timer looks again."""
-        if self._strictly:  # the plan of the flush says what is paused
+        rate = self._executor.rate()
+        items = [item for item, (its, _) in self._sending.items() if its is not transfer and its.is_ending]
+        if self._strictly or rate is None or not items:  # the plan of a flush says what is paused
             return False
-        rate, left_bytes = self._executor.rate(), 0
-        for item, (its, _) in self._sending.items():
-            if its is not transfer and its.is_ending:
-                known = item.hedged.left_bytes if item.hedged is not None else None
-                left_bytes += item.size_bytes if known is None else known
+        left_bytes, link = sum(item.left_bytes for item in items), max(1.0, rate.expected)
+        over_s = seen_over_s(requests=len(items), block_bytes=BLOCK_BYTES, link_bytes_per_s=link)
+        if self._last_parts.is_of_others(transfer, left_bytes, now_s=time.monotonic(), over_s=over_s):
+            self._last_parts = LastParts(transfer)
         waits = waits_for_last_parts(
             left_bytes=left_bytes,
-            used_bytes_per_s=self._executor.sent_rate.bytes_per_s(SHORT_S),
-            link_bytes_per_s=None if rate is None else rate.expected,
+            bytes_per_s=self._last_parts.saw(left_bytes, now_s=time.monotonic(), over_s=over_s),
+            link_bytes_per_s=link,
         )
         if waits and self._last_parts_timer is None:
             self._last_parts_timer = asyncio.get_running_loop().call_later(LAST_PARTS_POLL_S, self._look_again)

@@ -76,6 +76,12 @@ class WorkItem:
         return self.upload.ranges[self.number - 1][1] if self.step in (Step.WHOLE, Step.PART) else 0
 
     @property
+    def left_bytes(self) -> int:
+        """Number of bytes that it has not sent yet; of a whole file in flight: its size."""
+        left = self.hedged.left_bytes if self.hedged is not None else None
+        return self.size_bytes if left is None else left
+
+    @property
     def is_small(self) -> bool:
         """Whether its duration is that of the round trip."""
         return self.step is Step.WHOLE and self.upload.file.size_bytes <= SMALL_BYTES

@@ -281,11 +281,6 @@ rates = st.floats(1, 1e10)
 
 
 @given(st.integers(0, 1 << 40), st.none() | rates, st.none() | rates)
-def test_large_files_wait_for_last_parts_only_while_these_use_a_known_link(
-    left: int, used: float | None, link: float | None
-) -> None:
-    waits = waits_for_last_parts(left_bytes=left, used_bytes_per_s=used, link_bytes_per_s=link)
-    if used is None or link is None or left <= BESIDE_S * link or used < link / 2:
-        assert not waits
-    else:
-        assert waits
+def test_large_files_wait_for_last_parts_that_the_link_limits(left: int, their: float | None, link: float | None) -> None:
+    waits = waits_for_last_parts(left_bytes=left, bytes_per_s=their, link_bytes_per_s=link)
+    assert waits == (link is not None and left > BESIDE_S * link and (their is None or their >= link / 2))

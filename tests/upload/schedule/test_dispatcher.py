@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.schedule.slow_parts import SEEN_S
 from sidecar.transfer.executor import StoreExecutor
+from sidecar.upload.schedule import dispatcher
 from sidecar.upload.schedule.dispatcher import Dispatcher
 from sidecar.upload.send.file_transfer import FileTransfer
 from tests.store.memory import MemoryStore
@@ -92,22 +94,22 @@ async def test_strictly_in_order_nothing_begins_before_the_one_before_is_through
         await ended(second)
 
 
-async def test_where_the_last_parts_of_one_use_the_link_the_next_one_waits_for_them(tmp_path: Path) -> None:
+async def test_the_next_one_waits_for_last_parts_in_flight_unless_they_are_stuck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "BLOCK_BYTES", 1)  # the rate is known after SEEN_S
     store = MemoryStore()
     with executor(concurrency=8) as running:
         first = begun(tmp_path / "checkpoint-1", store, running, parts=2)
         newer = begun(tmp_path / "checkpoint-2", store, running, parts=2)
         gate = StuckGate()
         first._payloads.gate = gate
-        running.sent.add(5 << 20, began_s=0, now_s=5 << 20)  # a byte a second
-        running.sent_rate.sample(0, now_s=0, busy=True)
-        running.sent_rate.sample(3, now_s=3, busy=True)
+        running.sent.add(5 << 20, began_s=0, now_s=(5 << 20) / 1000)
         stream = Dispatcher(running)
         stream.reorder([first])
         stream.reorder([newer, first])
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(SEEN_S / 3)
         assert (first.in_flight, newer.in_flight) == (2, 0)
-        running.sent_rate.sample(3, now_s=6, busy=True)  # nothing was sent: the connections of the first one are stuck
         await ended(newer)
         assert first.in_flight == 2
         gate.opened.set()

@@ -148,6 +148,7 @@ def test_writers_that_race_leave_one_whole_object(store: Store, source: Source) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # two minutes beside other work
 def test_ten_thousand_parts_are_listed_and_joined(
     backend: Backend, opened: tuple[Store, Capabilities], store: Store, source: Source
 ) -> None:

@@ -90,7 +90,8 @@ class CheckpointTraces:
             return None
         way.attributes |= {_ATTRIBUTES[key]: value for key, value in fields.items() if key in _ATTRIBUTES and value is not None}
         if name == "checkpoint_uploading":
-            way.uploading_s = at_s if way.uploading_s is None else way.uploading_s  # not where it continues after a pause
+            if way.uploading_s is None:  # not where it continues after a pause
+                way.uploading_s, way.uploaded_s = at_s, None  # what was found in the store before is sent again
         elif name == "checkpoint_uploaded":
             way.uploaded_s = at_s if way.uploaded_s is None else way.uploaded_s  # told again while other nodes are waited for
         elif name in _ENDS:

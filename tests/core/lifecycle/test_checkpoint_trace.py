@@ -118,6 +118,11 @@ def test_whatever_happens_no_span_of_a_clock_that_goes_on_ends_before_it_begins(
         assert trace.whole.begin_s >= 0  # OTLP has no time before 1970, and the SDK lost the whole batch
 
 
+def test_an_upload_of_what_was_found_in_the_store_before_begins_anew() -> None:
+    [trace] = played(("finished", 0.0, {}), ("uploaded", 1.0, {}), ("uploading", 2.0, {}), ("committed", 3.0, {}))
+    assert trace.parts[-1] == Span("upload", 2.0, 3.0)
+
+
 def test_a_time_before_1970_is_not_believed() -> None:
     [trace] = played(
         ("finished", 100.0, {"created_at": rfc3339(-5.0), "save_s": 4.0}), ("uploading", 101.0, {}), ("committed", 102.0, {})

@@ -10,7 +10,9 @@ import structlog
 from sidecar.core.lifecycle.fencing import (
     MOST_EPOCH,
     TWO_AT_ONCE_HINT,
+    Arrival,
     Claim,
+    Claimed,
     ClaimState,
     Holder,
     Tie,
@@ -22,7 +24,7 @@ from sidecar.core.lifecycle.fencing import (
     takeovers_in_turns,
     waits_for_ending,
 )
-from sidecar.core.lifecycle.prefix_ownership import Ownership, Run, may_hold
+from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run, may_hold
 from sidecar.errors import ConfigurationError, UnreadableRun
 from sidecar.lifecycle.lease_documents import LeaseDocuments
 from sidecar.lifecycle.termination import Ending
@@ -45,6 +47,14 @@ def two_at_once(url: str, run: Run) -> ConfigurationError:
         "moment: give each run its own prefix in CKPT_STORE. Is it an earlier pod of this job? Then set "
         "CKPT_RUN_ID or JOB_NAME for both. Is it another node of this job? Then set CKPT_NODE_INDEX and "
         "CKPT_NODE_COUNT"
+    )
+
+
+def _say_not_taken_over(claimed: Claimed | None) -> None:
+    log.warning(
+        "prefix_not_taken_over",
+        holder=claimed and claimed.holder,
+        reason="it started after this pod, which is the earlier one",
     )
 
 
@@ -138,7 +148,7 @@ class TakeOver:
                     return claims
                 case ClaimState.FENCED if not claims_again and not await self._may_come_back():
                     return None
-                case _ if claims and await self._is_earlier_than(claims[-1]):
+                case _ if claims and await self._leaves_it_to(claims[-1]):
                     return None
             claim = next_claim(claims, me.id, known_epoch=run.epoch)
             if claim.epoch > MOST_EPOCH:
@@ -184,20 +194,52 @@ class TakeOver:
             await self._clock.sleep(TICK_S)
         return claims or [claim]
 
+    async def _leaves_it_to(self, highest: Claim) -> bool:
+        """Whether this pod leaves the prefix to the pod of the highest claim, as the later one.
+
+        A terminating pod also leaves it to one that started at about the same time, if that one lives.
+        """
+        claimed, arrival = await self._starts(highest)
+        is_ending = self._pod.left_s() is not None
+        if not started_later(highest, claimed, arrival, is_ending=is_ending):
+            return False
+        if is_ending and not started_later(highest, claimed, arrival) and await self._is_silent():
+            log.info("holder_is_silent", holder=claimed and claimed.holder, waited_s=SILENCE_S)
+            return False
+        _say_not_taken_over(claimed)
+        return True
+
+    async def _is_silent(self) -> bool:
+        """Whether the holder gives no sign of life on request; also ``False`` if this pod's time is too short to know it."""
+        left_s = self._pod.left_s()
+        if left_s is not None and left_s < 2 * SILENCE_S:
+            return False
+        first = await self._look()
+        await self._executor.persistently(self._documents.ask, self._holder)
+        for _ in range(round(SILENCE_S / TICK_S)):
+            await self._clock.sleep(TICK_S)
+            run = await self._look()
+            if (run.holder, run.beat) != (first.holder, first.beat):
+                return False
+        return True
+
     async def _is_earlier_than(self, highest: Claim, *, is_ending: bool | None = None) -> bool:
         """Whether the pod of a claim started after this one. ``is_ending``: this pod is terminating; ``None``: as it is."""
+        claimed, arrival = await self._starts(highest)
+        is_ending = self._pod.left_s() is not None if is_ending is None else is_ending
+        is_earlier = started_later(highest, claimed, arrival, is_ending=is_ending)
+        if is_earlier:
+            _say_not_taken_over(claimed)
+        return is_earlier
+
+    async def _starts(self, highest: Claim) -> tuple[Claimed | None, Arrival | None]:
+        """Return what the store's clock shows of the starts of a claim's pod and of this one."""
         asked: list[Coroutine[Any, Any, Any]] = [
             self._executor.persistently(self._documents.claimed, highest),
             self._executor.persistently(self._documents.arrive, self._holder),
         ]
         claimed, arrival = await self._executor.together(asked)
-        is_ending = self._pod.left_s() is not None if is_ending is None else is_ending
-        if not started_later(highest, claimed, arrival, is_ending=is_ending):
-            return False
-        log.warning(
-            "prefix_not_taken_over", holder=claimed.holder, reason="it started after this pod, which is the earlier one"
-        )
-        return True
+        return claimed, arrival
 
     def _warn_of_turns(self, claims: list[Claim]) -> None:
         if turns := takeovers_in_turns(claims):

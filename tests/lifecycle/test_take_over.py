@@ -143,6 +143,39 @@ async def test_a_pod_that_goes_does_not_fence_one_that_started_at_about_the_same
     going.started_s = START_TOLERANCE_S / 2
     await staying.lease.settle()
     going.deadline_in_s = 20.0
+    going.on_sleep = functools.partial(staying.lease.renew, int(ASK_POLL_S))
+    with pytest.raises(Fenced, match="staying"):
+        await going.lease.settle()
+    assert going.now_s == 1
+    await staying.lease.require_held()
+
+
+@pytest.mark.parametrize("left_s", [20.0, 2 * SILENCE_S - 1])
+async def test_a_pod_that_goes_takes_over_from_a_silent_one_that_started_at_about_the_same_time(
+    store: FileStore, executor: StoreExecutor, left_s: float
+) -> None:
+    """It left its last checkpoints to a holder that had died: they were in no store (campaign 71017)."""
+    dead, going = Pod(store, executor, "dead"), Pod(store, executor, "going")
+    await dead.lease.settle()
+    going.started_s = START_TOLERANCE_S / 2
+    going.deadline_in_s = left_s
+    if left_s < 2 * SILENCE_S:
+        with pytest.raises(Fenced, match="dead"):
+            await going.lease.settle()
+        assert going.now_s == 0
+        return
+    await going.lease.settle()
+    assert (going.now_s, read(store).holder) == (SILENCE_S, "going")
+
+
+async def test_a_pod_that_goes_does_not_fence_one_that_has_claimed_and_says_so_later(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    staying, going = Pod(store, executor, "staying"), Pod(store, executor, "going")
+    store.put(Claim(1, staying.lease._holder.id).key, b'{"format": 1, "holder": "staying", "age_s": 0.0}')
+    going.started_s = START_TOLERANCE_S / 2
+    going.deadline_in_s = 20.0
+    going.on_sleep = staying.lease.settle
     with pytest.raises(Fenced, match="staying"):
         await going.lease.settle()
     await staying.lease.require_held()

@@ -32,7 +32,8 @@ ENDING_SILENCE_S = 15.0
 its heartbeats share the link with its last checkpoint."""
 START_TOLERANCE_S = 30.0
 """Seconds by which the start of one pod must be after another's to count as later: requests take time, and a store lists times
-in whole seconds. Of two closer ones, the one that claims later counts as the later, unless it is terminating."""
+in whole seconds. Of two closer ones, the one that claims later counts as the later; a terminating one only if the other is
+silent."""
 TURNS = 4
 """Number of take-overs within ``TURNS_WITHIN_S`` seconds that the log names: pods of the job may fence each other in turns."""
 TURNS_WITHIN_S = 600.0

@@ -122,6 +122,8 @@ class FaultProxy:
         """Which connections go silent, in the order in which they come, from 1 on, and where."""
         self.silenced: list[tuple[int, Kind]] = []
         """Those that did."""
+        self.buffers_bodies = False
+        """Take a whole body before the store gets it, as an ingress does: the rate is that of the way behind the proxy."""
         self.on_answer: Callable[[Exchange], object] = lambda _: None
         """Called when the store has answered and the client does not know it yet."""
         self.log: list[Exchange] = []
@@ -244,7 +246,8 @@ class FaultProxy:
         if request.get("expect"):
             client.send(b"HTTP/1.1 100 Continue\r\n\r\n")
         for block in client.body(request):
-            self._throttle.wait(len(block))
+            if not self.buffers_bodies:
+                self._throttle.wait(len(block))
             exchange.received_bytes += len(block)
             yield block
 
@@ -253,12 +256,19 @@ class FaultProxy:
         blocks = self._dialect.request_body(request, self._received(client, exchange))
         if fault and fault.kind in _HARM_TO_UPLOADS:
             blocks = self._harmed(blocks, exchange, fault, request.length or 0)
+        if self.buffers_bodies:
+            blocks = self._slowly(list(blocks))
         send = _chunk_to(store) if request.is_chunked else store.send
         store.send(self._dialect.request(request.without("expect")).encode())
         for block in blocks:
             send(block)
         if request.is_chunked:
             send(b"")
+
+    def _slowly(self, blocks: list[bytes]) -> Iterator[bytes]:
+        for block in blocks:
+            self._throttle.wait(len(block))
+            yield block
 
     def _pass_on(self, client: Peer, store: Peer, exchange: Exchange) -> bool:
         head = self._dialect.answer(store.answer())

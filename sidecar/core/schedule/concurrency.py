@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 FEWEST_AT_START, MOST_AT_START = 2, 4
@@ -25,6 +26,11 @@ EACH_SMALL = 4
 """Small requests in flight per thread for a near store: the thread never sleeps until an answer wakes it."""
 NEAR = 2 * EACH_SMALL
 """If a round trip has room for more small requests than this, each thread has one in flight, and sleeps until its answer."""
+ANSWERED_WITHIN_S = 2.0
+"""Seconds of the measured throughput that may wait for answers. What waits longer is in the buffer of a proxy, where a newer
+checkpoint cannot overtake it."""
+UNANSWERED_BYTES = 64 << 20
+"""The same before any measurement: the answers of a distant store are late, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,18 @@ def small_requests(*, most: int, round_trip_s: float | None) -> SmallRequests:
         return SmallRequests(min(most, room), 1)
     each = min(most, EACH_SMALL)
     return SmallRequests(max(1, min(most // each, math.ceil(room / each))), each)
+
+
+def awaits_answers(sent_bytes: Sequence[int], *, limit: int, bytes_per_s: float | None) -> bool:
+    """Whether further large bodies wait until those that were sent are answered.
+
+    Args:
+        sent_bytes: Sizes of the bodies that were sent as a whole and are not answered.
+        limit: The limit of concurrent requests: as many may wait for answers at any throughput.
+        bytes_per_s: Measured throughput; ``None``: unknown.
+    """
+    enough_bytes = UNANSWERED_BYTES if bytes_per_s is None else ANSWERED_WITHIN_S * bytes_per_s
+    return len(sent_bytes) >= limit and sum(sent_bytes) >= enough_bytes
 
 
 def _room(round_trip_s: float) -> int:

@@ -3,6 +3,9 @@
 A connection can fail without a signal: a NAT entry expires, a load balancer is replaced. Only time reveals that, so the limits
 bound the cost of such a connection. A slow or unreachable store looks the same to one request; the difference is that other
 requests are not answered either. Every wait therefore grows with the time since the store's last answer.
+
+A proxy may take bodies at once and forward them over a slow link: then all are late, while small requests are answered. A body
+that is sent again takes a share of that link, so few are, and ever later.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ LEAST_S = 0.75
 """No request is late before this time: threads of the lowest priority also wait for a core."""
 BEYOND_S = 1.5
 """Upper bound of the lateness limit above the usual latency: half a second is left for another connection."""
+BEYOND = 0.5
+"""The same as a share of a long usual latency: bodies that share a slow link take turns."""
 SILENT_S = 1.5
 """A connection that moves no byte of a body for this time is silent."""
 LEAST_MOVED_BYTES = 4 << 10
@@ -27,7 +32,9 @@ STEP_MOST_S = 4.0
 SLOWEST_BYTES_PER_S = 25_000
 """Below this rate, the link is not slow but has little to carry."""
 BULK_BYTES = 16 << 10
-"""Smaller pieces do not fill a link and are left out of the measured rate."""
+"""Smaller pieces do not fill a link and are left out of the measured rate. From this size on, a request counts as a body."""
+BODY_MOST_S = 600.0
+"""Longest wait for the answer to a body while the store sends anything else: a proxy may forward the body slowly."""
 FLOW_S, FLOW_LEAST_S, FLOW_EVERY_S = 3.0, 1.0, 0.1
 """Window of the measured rate, its minimum, and the interval between two samples while a connection waits, in seconds."""
 HURRIED = 0.5
@@ -78,7 +85,12 @@ def late_s(took: Sequence[float], *, hurried: bool = False) -> float:
         return UNKNOWN_S * share
     ordered = sorted(took)
     usual, high = ordered[len(ordered) // 2], ordered[len(ordered) * 9 // 10]
-    return min(max(2 * high, LEAST_S * share), usual + BEYOND_S * share)
+    return min(max(2 * high, LEAST_S * share), usual + max(BEYOND_S * share, BEYOND * usual))
+
+
+def size_class(size_bytes: int) -> int:
+    """Return the class of a body's size, by powers of two: its latencies and answers are compared with those of its class."""
+    return size_bytes.bit_length()
 
 
 class Quiet:
@@ -105,7 +117,7 @@ class Quiet:
         return max(0.0, began_s - self._since_s)
 
 
-def next_try_s(late_after_s: float, *, tries: int, quiet_before_s: float, most_s: float) -> float:
+def next_try_s(late_after_s: float, *, tries: int, quiet_before_s: float, most_s: float, is_whole_body: bool = False) -> float:
     """Return how many seconds the latest try waits for its answer before the request is hedged.
 
     Args:
@@ -113,8 +125,9 @@ def next_try_s(late_after_s: float, *, tries: int, quiet_before_s: float, most_s
         tries: Tries so far, from 1.
         quiet_before_s: Seconds for which the store had been silent when the latest try began to wait.
         most_s: Upper bound of the result.
+        is_whole_body: The tries have sent a body: a proxy may have all of them, and forward them over a slow link.
     """
-    growing_s = late_after_s * 2.0 ** min(max(0, tries - 2), 10)
+    growing_s = late_after_s * (4.0 ** min(tries - 1, 5) if is_whole_body else 2.0 ** min(max(0, tries - 2), 10))
     return min(most_s, max(growing_s, quiet_before_s))
 
 
@@ -172,17 +185,33 @@ def is_moving(moved_bytes: int, *, in_s: float) -> bool:
     return moved_bytes > 0 and moved_bytes * SILENT_S >= LEAST_MOVED_BYTES * in_s
 
 
-def may_hedge(*, hedges: int, requests: int, is_quiet: bool) -> bool:
+def may_hedge(*, hedges: int, requests: int, is_quiet: bool, is_whole_body: bool = False) -> bool:
     """Whether the budget allows another hedge, or giving up a silent connection.
 
-    If the store answers other requests, a late one has a bad connection. If it answers none, only few are hedged.
+    If the store answers other requests, a late one has a bad connection. If it answers none, only few are hedged. Of bodies
+    that were sent as a whole, few are hedged at a time: a fast store answers each of these hedges soon.
 
     Args:
         hedges: Tries in flight that are not the first of their request.
         requests: Connections in use.
         is_quiet: The store has sent nothing since the request began to wait.
+        is_whole_body: The request has a body, which was sent as a whole.
     """
+    if is_whole_body:
+        return hedges < max(1, requests // 6)
     return not is_quiet or hedges < max(2, requests // 4)
+
+
+def is_given_up(waited_s: float, *, most_s: float, is_body: bool, heard_s_ago: float) -> bool:
+    """Whether a request that is not answered has failed.
+
+    Args:
+        waited_s: Seconds since the last byte of any of its tries left.
+        most_s: Seconds after which a request fails.
+        is_body: It has a body of at least ``BULK_BYTES``. Sent again, it would have to pass the slow link once more.
+        heard_s_ago: Seconds since a byte moved on any connection to the store.
+    """
+    return waited_s >= (BODY_MOST_S if is_body and heard_s_ago < most_s else most_s)
 
 
 def may_be_undone(status: int) -> bool:

@@ -162,7 +162,7 @@ class Exchange:
         now_s, body = time.monotonic(), self._request.body
         self._pulse.quiet.heard_s = now_s
         if attempt.sent_s:
-            self._pulse.latencies.took(self._kind, now_s - attempt.sent_s)
+            self._pulse.latencies.took(self._latency_kind, now_s - attempt.sent_s)
         if attempt.sent_s and _checksum(attempt.body) != _checksum(body):
             raise CheckpointChanged(body.name if isinstance(body, FileSlice) else self.origin)
         return answer
@@ -172,8 +172,21 @@ class Exchange:
         return f"{self._request.kind} large" if self._has_large_body else self._request.kind
 
     @property
+    def _latency_kind(self) -> str:
+        its_class = hedging.size_class(self._body_bytes)
+        return f"{self._request.kind} {its_class}" if self._is_body else self._request.kind
+
+    @property
+    def _body_bytes(self) -> int:
+        return 0 if self._request.body is None else len(self._request.body)
+
+    @property
+    def _is_body(self) -> bool:
+        return self._body_bytes >= hedging.BULK_BYTES
+
+    @property
     def _has_large_body(self) -> bool:
-        return self._request.body is not None and len(self._request.body) >= LARGE_BYTES
+        return self._body_bytes >= LARGE_BYTES
 
     def _hedged(self) -> OpenAnswer:
         """Wait for the first answer; hedge the request while it is late."""
@@ -204,23 +217,25 @@ class Exchange:
         if sum(attempt.is_leaving(now_s) for attempt in self._waiting()):
             state.latest_s = state.moved_s = now_s
             self._pulse.quiet.heard_s = now_s
-        if now_s - state.moved_s >= self._pulse.most_s:
+        waited_s, heard_s_ago = now_s - state.moved_s, now_s - self._pulse.quiet.heard_s
+        if hedging.is_given_up(waited_s, most_s=self._pulse.most_s, is_body=self._is_body, heard_s_ago=heard_s_ago):
             self._pulse.quiet.fell_silent(since_s=state.moved_s, now_s=now_s)
-            raise TimeoutError(f"{self.origin}: no answer for {now_s - state.moved_s:.0f} s")
+            raise TimeoutError(f"{self.origin}: no answer for {waited_s:.0f} s")
         # A relay on a slow link may buffer the end of a body: it has left this machine and not reached the store.
         step_s = self._pulse.step_s(now_s) if self._has_large_body else 0.0
         state.next_s = state.latest_s + hedging.next_try_s(
-            max(step_s, self._pulse.late_s(self._kind)),
+            max(step_s, self._pulse.late_s(self._latency_kind)),
             tries=state.begun,
             quiet_before_s=self._pulse.quiet.before_s(state.latest_s),
-            most_s=self._pulse.most_s,
+            most_s=hedging.BODY_MOST_S if self._is_body else self._pulse.most_s,
+            is_whole_body=self._is_body,
         )
         is_alone = not self._waiting() and state.held is None and not state.has_new
         if is_alone or (
             now_s >= state.next_s
             and state.held is None
             and self._waiting()
-            and self._pulse.begin_hedge(waiting_since_s=state.latest_s, now_s=now_s)
+            and self._pulse.begin_hedge(waiting_since_s=state.latest_s, now_s=now_s, is_whole_body=self._is_body)
         ):
             self._try_again(state, now_s, is_hedge=not is_alone)
 

@@ -62,16 +62,18 @@ class Pulse:
         """Return after how many seconds a request of this kind is late."""
         return self.latencies.late_s(kind, hurried=self.hurried)
 
-    def begin_hedge(self, *, waiting_since_s: float, now_s: float) -> bool:
+    def begin_hedge(self, *, waiting_since_s: float, now_s: float, is_whole_body: bool = False) -> bool:
         """Take a slot of the hedge budget. Returns False if none is free, unless the request waited for too long.
 
         Args:
             waiting_since_s: When the request's latest try began to wait, monotonic seconds.
             now_s: Now, monotonic seconds.
+            is_whole_body: The request has a body, which was sent as a whole.
         """
         with self._lock:
             is_quiet = self.quiet.heard_s < waiting_since_s and now_s - waiting_since_s < self.most_s
-            may = hedging.may_hedge(hedges=self._hedges, requests=self.connections + self.calls, is_quiet=is_quiet)
+            requests = self.connections + self.calls
+            may = hedging.may_hedge(hedges=self._hedges, requests=requests, is_quiet=is_quiet, is_whole_body=is_whole_body)
             self._hedges += may
         return may
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import structlog
 
 from sidecar.core.schedule.backoff import delay_s
+from sidecar.core.schedule.concurrency import awaits_answers
 from sidecar.core.schedule.order import waits_for_last_parts
 from sidecar.core.schedule.slow_parts import RequestProgress, is_worth_hedging, seen_over_s
 from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError, Unstorable
@@ -54,7 +55,8 @@ class LastParts:
 class Dispatcher:
     """Starts work items. Small requests in flight are limited by the round trip, large ones by the measured throughput.
 
-    A large request counts until its last byte is sent: while its answer is pending, the next one uses the link.
+    A large request counts until its last byte is sent: while its answer is pending, the next one uses the link. If more answers
+    are pending than a store needs time for, a proxy has the bodies, and the next one waits.
     """
 
     def __init__(self, executor: StoreExecutor) -> None:
@@ -66,6 +68,8 @@ class Dispatcher:
         self._large_sending = 0
         self._small_began_s: dict[WorkItem, float] = {}
         self._sending: dict[WorkItem, tuple[FileTransfer, RequestProgress]] = {}
+        self._unanswered: dict[WorkItem, FileTransfer] = {}
+        """Large requests whose last byte was sent."""
         self._hedge_timer: asyncio.TimerHandle | None = None
         self._last_parts = LastParts(None)
         self._last_parts_timer: asyncio.TimerHandle | None = None
@@ -141,7 +145,7 @@ class Dispatcher:
         for transfer in self._order:
             # The first upload begins at once, beside parts in flight of others; later uploads use the remaining requests.
             busy = transfer.large_sending if transfer is self._order[0] else self._large_sending
-            large = busy < limit and not self._waits_for_last_parts(transfer)
+            large = busy < limit and not self._awaits_answers(transfer) and not self._waits_for_last_parts(transfer)
             if (item := transfer.take(large=large, small=small)) is not None:
                 if item.is_small:
                     item.at_once = min(self._executor.small.at_once, self._executor.most - self._in_flight)
@@ -153,6 +157,12 @@ class Dispatcher:
         if self._in_flight == 0:
             self._executor.adapted = self._executor.adapted.idle(now_s=time.monotonic())
         return None
+
+    def _awaits_answers(self, transfer: FileTransfer) -> bool:
+        """Whether large parts of a transfer wait for answers to those that were sent: of the first one, to its own."""
+        first, rate = self._order[0], self._executor.rate()
+        sent = [item.size_bytes for item, its in self._unanswered.items() if its is transfer or transfer is not first]
+        return awaits_answers(sent, limit=self._executor.adapted.limit, bytes_per_s=None if rate is None else rate.expected)
 
     def _waits_for_last_parts(self, transfer: FileTransfer) -> bool:
         """Whether large parts of a transfer wait for the last ones of others; a timer looks again."""
@@ -194,6 +204,7 @@ class Dispatcher:
                 self._in_flight -= 1
             item.hedged = None
             self._end_sending(transfer, item)
+            self._unanswered.pop(item, None)
             transfer.wake()
             self.pump()
 
@@ -232,6 +243,7 @@ class Dispatcher:
     def _all_sent(self, transfer: FileTransfer, item: WorkItem) -> None:
         if item.is_sending:
             self._end_sending(transfer, item)
+            self._unanswered[item] = transfer
             self.pump()
 
     def _end_sending(self, transfer: FileTransfer, item: WorkItem) -> None:

@@ -5,7 +5,17 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.schedule.concurrency import EACH_SMALL, REST_S, SLOWED_REST_S, Concurrency, SmallRequests, small_requests
+from sidecar.core.schedule.concurrency import (
+    ANSWERED_WITHIN_S,
+    EACH_SMALL,
+    REST_S,
+    SLOWED_REST_S,
+    UNANSWERED_BYTES,
+    Concurrency,
+    SmallRequests,
+    awaits_answers,
+    small_requests,
+)
 
 MIB = 1 << 20
 CORES = 4
@@ -99,3 +109,14 @@ def test_a_slow_beginning_does_not_make_more_requests_look_faster() -> None:
     for begin in range(4):  # connections take a while to become fast
         state = state.sent(16 * MIB, now_s=1.0 + begin / 10)
     assert run(state, lambda _: 100e6, seconds=REST_S - 5, now_s=1.3).limit == 2
+
+
+@given(sent=st.lists(st.integers(1, 1 << 30), max_size=40), limit=st.integers(1, 32), rate=st.none() | st.floats(0, 1e10))
+def test_the_answers_that_are_awaited_are_worth_two_seconds_of_the_link_and_as_many_as_it_may_carry(
+    sent: list[int], limit: int, rate: float | None
+) -> None:
+    waits = awaits_answers(sent, limit=limit, bytes_per_s=rate)
+    assert not (waits and len(sent) < limit), "a slow link keeps its requests"
+    assert not (waits and sum(sent) < (UNANSWERED_BYTES if rate is None else ANSWERED_WITHIN_S * rate))
+    if not waits and len(sent) >= limit:
+        assert not awaits_answers(sent[:-1], limit=limit, bytes_per_s=rate), "one more body makes no room"

@@ -16,7 +16,8 @@ LATENCIES = st.lists(SECONDS, max_size=40)
 def test_a_request_is_late_soon_after_the_usual_time_and_never_at_once(took: list[float], hurried: bool) -> None:
     late_s = hedging.late_s(took, hurried=hurried)
     usual_s = sorted(took)[len(took) // 2] if took else 0.0
-    assert hedging.LEAST_S * hedging.HURRIED <= late_s <= usual_s + hedging.BEYOND_S < usual_s + 2
+    beyond_s = max(hedging.BEYOND_S, hedging.BEYOND * usual_s)
+    assert hedging.LEAST_S * hedging.HURRIED <= late_s <= usual_s + beyond_s < max(usual_s + 2, 2 * usual_s)
     assert late_s > usual_s or late_s >= hedging.LEAST_S * hedging.HURRIED
 
 
@@ -45,6 +46,43 @@ def test_each_further_try_waits_at_least_as_long_and_none_for_ever(
     )
     assert min(late_s, most_s) <= this <= following <= most_s
     assert hedging.next_try_s(late_s, tries=1, quiet_before_s=0, most_s=60) == late_s
+
+
+@given(late_s=st.floats(0.1, 10), tries=st.integers(1, 50), quiet_s=SECONDS)
+def test_a_body_that_was_sent_as_a_whole_is_sent_again_ever_later(late_s: float, tries: int, quiet_s: float) -> None:
+    """A proxy may have all of its copies, and forward them over a slow link."""
+    most_s = hedging.BODY_MOST_S
+    this, following, of_others = (
+        hedging.next_try_s(late_s, tries=count, quiet_before_s=quiet_s, most_s=most_s, is_whole_body=is_body)
+        for count, is_body in ((tries, True), (tries + 1, True), (tries, False))
+    )
+    assert this >= min(of_others, most_s)
+    assert this <= following <= most_s
+    if tries < 5 and quiet_s < late_s:
+        assert following >= min(4 * this, most_s)
+
+
+@given(waited_s=st.floats(0, 2000), heard_s_ago=st.floats(0, 2000), most_s=st.floats(1, 60))
+def test_a_body_has_longer_to_be_answered_while_the_store_is_heard(waited_s: float, heard_s_ago: float, most_s: float) -> None:
+    of_body, of_other = (
+        hedging.is_given_up(waited_s, most_s=most_s, is_body=is_body, heard_s_ago=heard_s_ago) for is_body in (True, False)
+    )
+    assert of_other is (waited_s >= most_s)
+    assert of_body is (waited_s >= hedging.BODY_MOST_S or (of_other and heard_s_ago >= most_s))
+
+
+@given(size=st.integers(1, 1 << 40))
+def test_bodies_of_one_class_differ_by_less_than_a_factor_of_two(size: int) -> None:
+    assert hedging.size_class(2 * size) == hedging.size_class(size) + 1
+    assert hedging.size_class(size) <= hedging.size_class(size + 1)
+
+
+@given(requests=st.integers(0, 200), is_quiet=st.booleans())
+def test_of_bodies_that_were_sent_as_a_whole_few_are_hedged_at_a_time(requests: int, is_quiet: bool) -> None:
+    at_once = next(
+        n for n in range(1000) if not hedging.may_hedge(hedges=n, requests=requests, is_quiet=is_quiet, is_whole_body=True)
+    )
+    assert 1 <= at_once <= max(1, requests / 6)
 
 
 def test_tries_of_one_request_at_a_silent_store_grow_apart() -> None:

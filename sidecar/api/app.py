@@ -295,8 +295,8 @@ async def _next_of(stream: AsyncIterator[Event | None]) -> _Waited:
 
 async def _stored(services: Services, only: str | None = None) -> list[models.Checkpoint]:
     downloader = services.resume_service.downloader
-    if downloader is None or services.health.trouble is not None:
-        trouble = services.health.trouble or "it was not reached yet"
+    if downloader is None or services.health.unreachable is not None:
+        trouble = services.health.unreachable or "it was not reached yet"
         raise Problem(503, "Store not reachable", f"{trouble}; where=local lists the volume alone")
     reading = asyncio.create_task(_commits(downloader, only))
     # Not awaited when cancelled: a request ends when its thread does.

@@ -50,7 +50,7 @@ class StoreHistory:
         is_busy = self._task is not None and not self._task.done()
         if reader is None or is_busy or services.state.phase not in (Phase.STARTING, Phase.RUNNING):
             return
-        if services.health.trouble is not None or time.monotonic() - self._read_s < KEPT_S:
+        if services.health.unreachable is not None or time.monotonic() - self._read_s < KEPT_S:
             return
         self._state = "reading" if self._state != "read" else self._state
         self._task = asyncio.create_task(self._read(reader))

@@ -103,9 +103,10 @@ async def _open_store(services: Services) -> tuple[Capabilities, Run]:
                 continue
             if settings.verify_access and not error.transient and not _passes_by_itself(error):
                 raise ConfigurationError(str(error)) from None
-            services.health.failed(error)
+            services.health.failed(error, store)
             await asyncio.sleep(REACH_RETRY_S)
         else:
+            services.health.ended(store)
             log.info("store_opened", run_id=run.run_id, verification=capabilities.verification.value)
             return capabilities, run
 

@@ -113,7 +113,7 @@ class RequestWorker:
                 return newest_first(await (await self._reader()).list_folders())
         except TimeoutError:
             log.warning(
-                "resume_without_store", hint="the newest checkpoint on the volume is used", trouble=self._health.trouble
+                "resume_without_store", hint="the newest checkpoint on the volume is used", trouble=self._health.unreachable
             )
             return None
 

@@ -239,6 +239,6 @@ class ResumeService:
         if self._working is not None and request is not self._working:
             first = self._working.status.checkpoint or self._working.wanted
             return f"waits for another request: {first} of the {self._working.asked_by}"
-        if self._health.trouble is not None:
-            return f"{self._health.trouble}; trying again"
+        if self._health.unreachable is not None:
+            return f"{self._health.unreachable}; trying again"
         return None if self._ready.is_set() else "the store was not reached yet; trying again"

@@ -83,7 +83,7 @@ class StoreExamination:
         try:
             up, down = await self._rate.measure()
         except StoreError as error:
-            return replace(facts, rate_error=str(error))
+            return replace(facts, rate_error=str(error), is_rate_refused=isinstance(error, AccessRefused))
         return replace(facts, up_bytes_per_s=up, down_bytes_per_s=down)
 
     def _try_access(self) -> None:

@@ -160,11 +160,26 @@ class StoreExecutor:
             Exception: Raised by ``before_again``, which is awaited before each retry.
             StoreError: The latest failure, when ``retry_gate`` is preempted, or when the patience of this executor is over.
         """
+        request = object()
+        try:
+            made = functools.partial(call, *args, **kwargs)
+            return await self._until_answered(request, made, retry_gate=retry_gate, before_again=before_again)
+        finally:
+            self.health.ended(request)
+
+    async def _until_answered(
+        self,
+        request: object,
+        call: Callable[[], T],
+        *,
+        retry_gate: RetryGate | None,
+        before_again: Callable[[], Awaitable[None]] | None,
+    ) -> T:
         failures, since_s = 0, 0.0
         judge = new_judge() if (new_judge := _judges.get()) is not None else None
         while True:
             try:
-                result = await self.once(call, *args, **kwargs)
+                result = await self.once(call)
             except StoreError as error:
                 failures += 1
                 if _is_answer(error) or (isinstance(error, CorruptObject) and failures >= CORRUPT_TRIES):
@@ -174,7 +189,7 @@ class StoreExecutor:
                     self.health.given_up(error)
                     raise
                 is_alone = judge is not None and isinstance(error, AccessRefused) and await judge(error)
-                wait_s = self._failed(error, failures, is_alone=is_alone)
+                wait_s = self._failed(error, failures, None if is_alone else request)
                 if self._patience_s is not None:  # the last try is at its end, not up to half of it later
                     wait_s = min(wait_s, max(0.0, since_s + self._patience_s - time.monotonic()))
                 if retry_gate is not None:
@@ -209,13 +224,13 @@ class StoreExecutor:
                 raise outcome
         return [outcome for outcome in ended if not isinstance(outcome, BaseException)]
 
-    def _failed(self, error: StoreError, failures: int, *, is_alone: bool = False) -> float:
-        """Record a failure and return the backoff in seconds. ``is_alone``: other requests of its kind succeed."""
+    def _failed(self, error: StoreError, failures: int, request: object | None) -> float:
+        """Record a failure and return the backoff in seconds. ``request``: ``None`` if others of its kind succeed."""
         self.retries += 1
         if isinstance(error, StoreBusy):
             self.adapted = self.adapted.slowed_down(now_s=time.monotonic())
-        if not isinstance(error, CorruptObject) and not is_alone:
-            self.health.failed(error)
+        if not isinstance(error, CorruptObject) and request is not None:
+            self.health.failed(error, request)
         cap_s = HURRIED_CAP_S if self._hurried.is_set() else CAP_S
         wait_s = delay_s(failures, random_0_1=random.random(), cap_s=cap_s)  # noqa: S311 - spreads retries
         log.warning("store_request_failed", error=str(error), failures=failures, again_in_s=round(wait_s, 1))

@@ -8,28 +8,54 @@ from sidecar.errors import StoreError
 
 
 class Health:
-    """Reachability of the store. ``trouble`` is the latest failure's text, or ``None`` once a request has succeeded.
+    """Reachability of the store, and the requests that it refuses while it answers others.
 
-    ``happened`` records ``store_degraded`` when the store becomes unreachable, and ``store_reached_again`` when it recovers.
+    ``happened`` records ``store_degraded`` when trouble begins, and ``store_reached_again`` when it has ended.
     """
 
     def __init__(self, happened: Callable[..., object] = lambda _, **__: None) -> None:
         self._happened = happened
-        self.trouble: str | None = None
+        self._answers = 0
+        """Requests that have succeeded."""
+        self._failed: dict[object, int] = {}
+        """Of each failing request: how many others had succeeded when it last failed."""
+        self._lasting: dict[object, str] = {}
+        """Failing requests beside which others succeed."""
+        self.unreachable: str | None = None
+        """The latest failure's text; ``None``: a request has succeeded since."""
 
-    def failed(self, error: StoreError) -> None:
-        """Record a request that failed in the store or on the network."""
-        before, self.trouble = self.trouble, str(error)
+    @property
+    def trouble(self) -> str | None:
+        """Text of the latest failure. ``None``: the store answers, and no request fails again and again."""
+        return self.unreachable or next(reversed(self._lasting.values()), None)
+
+    def failed(self, error: StoreError, request: object) -> None:
+        """Record that a request has failed in the store or on the network, and is tried again."""
+        before, self.unreachable = self.trouble, str(error)
+        if self._failed.get(request, self._answers) != self._answers:
+            self._lasting[request] = self.unreachable
+        self._failed[request] = self._answers
         if before is None:
             hint = "training goes on; uploads are tried again for ever"
-            self._happened("store_degraded", level="error", error=self.trouble, hint=hint)
+            self._happened("store_degraded", level="error", error=self.unreachable, hint=hint)
 
     def given_up(self, error: StoreError) -> None:
         """Record a request that failed and is not retried: its caller reports the error."""
-        self.trouble = str(error)
+        self.unreachable = str(error)
 
     def succeeded(self) -> None:
         """Record a request that succeeded."""
-        if self.trouble is not None:
-            self.trouble = None
+        before, self.unreachable = self.trouble, None
+        self._answers += 1
+        self._tell_end(before)
+
+    def ended(self, request: object) -> None:
+        """Record that a request is not tried again: it has succeeded, or nobody wants it any more."""
+        before = self.trouble
+        self._failed.pop(request, None)
+        self._lasting.pop(request, None)
+        self._tell_end(before)
+
+    def _tell_end(self, before: str | None) -> None:
+        if before is not None and self.trouble is None:
             self._happened("store_reached_again")

@@ -17,7 +17,7 @@ from tests import servers
 from tests.campaign.plan import Story
 from tests.campaign.proxy import StoreProxy
 from tests.campaign.published import Published, Version
-from tests.campaign.reader import Bucket, Folder, Reader
+from tests.campaign.reader import Bucket, Folder, Reader, step_of
 from tests.campaign.witness import Witness
 from tests.process.sidecar_process import Sidecar
 
@@ -68,14 +68,20 @@ class Run:
         self.note(f"VIOLATION {text}")
 
     def is_committed(self, version: Version) -> bool:
-        commit = self.reader.commit(version.name)
-        return commit is not None and commit.is_whole and self.published.of_commit(commit) == version
+        return self._committed(version.name) == version
 
     def is_committed_or_newer(self, version: Version) -> bool:
-        """Whether a version is committed, or one that its trainer wrote over it since."""
-        commit = self.reader.commit(version.name)
-        found = self.published.of_commit(commit) if commit is not None and commit.is_whole else None
-        return found is not None and self.published.is_not_before(found, version)
+        """Whether a version is committed, one that its trainer wrote over it since, or a later step that supersedes it."""
+        found = self._committed(version.name)
+        if found is not None and self.published.is_not_before(found, version):
+            return True
+        later = [name for name in self.reader.names() if step_of(name) > step_of(version.name)]
+        skips = self.story.settings.get("CKPT_SUPERSEDED") == "skip"
+        return skips and any((step := self._committed(name)) is not None and step.pod == version.pod for name in later)
+
+    def _committed(self, name: str) -> Version | None:
+        commit = self.reader.commit(name)
+        return self.published.of_commit(commit) if commit is not None and commit.is_whole else None
 
     def heal(self) -> None:
         for proxy in self._all_proxies():

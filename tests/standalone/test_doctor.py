@@ -187,6 +187,22 @@ def test_each_operation_that_is_denied_is_named_with_its_permission_and_nothing_
     assert leftovers(person) == []
 
 
+def test_a_proxy_that_refuses_large_bodies_is_found_before_a_checkpoint_meets_it(
+    person_of: Callable[[str], Person], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    person = person_of("moto")
+
+    def rule(request: Request) -> ProxyAnswer | None:
+        return (413, {"Content-Type": "text/html"}, b"<html></html>") if len(request.body) >= 1 << 20 else None
+
+    with Proxy(person.endpoint, rule).running() as endpoint:
+        monkeypatch.setenv("AWS_S3_ENDPOINT", endpoint)
+        found = by_check(person.json("doctor", person.url, code=2))
+    assert found["rate"]["severity"] == "failure"
+    assert "client_max_body_size" in found["rate"]["text"]
+    assert leftovers(person) == []
+
+
 @pytest.mark.rgw
 @pytest.mark.parametrize(
     ("action", "denied"), [("s3:DeleteObject", "DeleteObjects"), ("s3:GetObject", "GetObject"), ("s3:PutObject", "PutObject")]

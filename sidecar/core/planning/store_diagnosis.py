@@ -148,6 +148,8 @@ class StoreFacts:
     down_bytes_per_s: float | None = None
     rate_error: str | None = None
     """Why the rates could not be measured."""
+    is_rate_refused: bool = False
+    """The store, or a proxy before it, refuses bodies of the measurement's size: it refuses those of checkpoints, too."""
     left_behind: tuple[str, ...] = ()
     """Keys that could not be deleted."""
 
@@ -245,5 +247,7 @@ def _link(facts: StoreFacts) -> Iterator[Finding]:
     for check, rate in (("upload-rate", facts.up_bytes_per_s), ("download-rate", facts.down_bytes_per_s)):
         if rate is not None:
             yield ok(check, f"{rate / 1e6:.1f} MB/s")
-    if facts.rate_error is not None:
+    if facts.rate_error is not None and facts.is_rate_refused:
+        yield failure("rate", facts.rate_error, "correct that: larger files do not reach the store")
+    elif facts.rate_error is not None:
         yield warning("rate", f"not measured: {facts.rate_error}", "correct that, then run doctor again")

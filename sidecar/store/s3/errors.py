@@ -148,6 +148,11 @@ def _unexplained(name: str, status: int, answer: Any) -> StoreError:
         return AccessRefused(
             f"{name}: refused without a reason: does AWS_S3_ENDPOINT name an S3 server, and is its http or https right?"
         )
+    if status == 413:
+        return AccessRefused(
+            f"{name}: a proxy before the store refuses bodies of this size (413): raise its limit "
+            "(nginx: client_max_body_size), or set CKPT_PART_SIZE below it"
+        )
     if status == 429:
         return StoreBusy(f"{name}: the store answered 429; it is tried again, with fewer requests at once")
     hint = ""

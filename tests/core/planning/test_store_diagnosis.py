@@ -44,6 +44,7 @@ facts = st.builds(
     verifies_tls=st.booleans(),
     up_bytes_per_s=st.one_of(st.none(), st.floats(0, 1e11)),
     rate_error=st.one_of(st.none(), st.text(min_size=1)),
+    is_rate_refused=st.booleans(),
     left_behind=st.lists(st.text(min_size=1), max_size=2).map(tuple),
 )
 

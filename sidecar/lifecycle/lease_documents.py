@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import structlog
 
@@ -10,7 +11,7 @@ from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import Arrival, Claim, Claimed, Holder, claims_among, decode_claim, seconds_of
 from sidecar.core.lifecycle.prefix_ownership import Run
 from sidecar.core.lifecycle.run_document import encode_run
-from sidecar.errors import NotFound, OversizedDocument, UnreadableRun
+from sidecar.errors import ConfigurationError, NotFound, OversizedDocument, UnreadableRun
 from sidecar.lifecycle.run_document import MAX_RUN_BYTES, read
 from sidecar.store.protocol import Store
 from trainer_hook.contract import FORMAT, encode_json
@@ -109,3 +110,12 @@ class LeaseDocuments:
     def answered(self) -> None:
         """Delete the request for a sign of life."""
         self._store.delete([keys.ASKED])
+
+
+@contextlib.contextmanager
+def start_errors() -> Iterator[None]:
+    """At the start, a document that cannot be read is for a person to change."""
+    try:
+        yield
+    except UnreadableRun as error:
+        raise ConfigurationError(str(error)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,12 @@ from sidecar.core.lifecycle.prefix_ownership import (
     Run,
     awaits_declaration,
     declared_later,
+    left_for,
     why_not,
     with_attempt,
 )
-from sidecar.errors import ConfigurationError, Fenced, StoreError, Undeclared, UnreadableRun
-from sidecar.lifecycle.lease_documents import LeaseDocuments
+from sidecar.errors import Fenced, StoreError, Undeclared, UnreadableRun
+from sidecar.lifecycle.lease_documents import LeaseDocuments, start_errors
 from sidecar.lifecycle.take_over import TICK_S, TakeOver, two_at_once
 from sidecar.lifecycle.termination import Ending
 from sidecar.store.protocol import Store
@@ -110,7 +111,7 @@ class PrefixLease:
 
     async def wait_for_ending(self) -> None:
         """Wait while an earlier pod that is terminating may still commit; see ``TakeOver.wait_for_ending``."""
-        with _start_errors():
+        with start_errors():
             await self._take_over.wait_for_ending()
 
     async def settle(self) -> None:
@@ -122,7 +123,7 @@ class PrefixLease:
             ConfigurationError: Another job holds the prefix.
             Fenced: A later pod of this job holds it already.
         """
-        with _start_errors():
+        with start_errors():
             if not self.takes_over_at_once:
                 match await self._take_over.watch_holder(job=self._holder.job):
                     case Ownership.TWO_AT_ONCE:
@@ -312,7 +313,8 @@ class PrefixLease:
             until_declared: Whether a node above 0 waits until node 0 has declared the attempt, so that its epoch is known.
 
         Raises:
-            Fenced: A later pod of the job has taken the prefix over. A node above 0 knows it if its attempt was declared once.
+            Fenced: A later pod of the job has taken the prefix over. A node above 0 knows it if its attempt was declared once,
+                or if it has left it for a later one.
             StoreError: The store cannot be asked now.
         """
         if self.fenced.is_set():
@@ -329,6 +331,8 @@ class PrefixLease:
             run = await self._executor.once(self._look)
             reason = self._why_not(run, node, attempt, until_declared=until_declared)
             if reason is not None:
+                if node.index > 0 and (later := left_for(attempt, self._epochs)) is not None:
+                    raise Fenced(f"node 0 never declared attempt {attempt}, and this node has left it for {later}")
                 return reason
             if node.index == 0 and attempt not in run.attempts:
                 await self.require_held()
@@ -389,12 +393,3 @@ class PrefixLease:
         held = self._held(run)
         self._documents.write(held)
         self._told_ending = held.ending
-
-
-@contextlib.contextmanager
-def _start_errors() -> Iterator[None]:
-    """At the start, a document that cannot be read is for a person to change."""
-    try:
-        yield
-    except UnreadableRun as error:
-        raise ConfigurationError(str(error)) from None

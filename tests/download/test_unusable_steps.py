@@ -206,20 +206,35 @@ def test_a_name_that_a_damaged_listing_hid_is_found_by_the_next_one(store: Damag
     asyncio.run(scenario((20,)))
 
 
-def test_a_finished_leftover_of_another_attempt_stays_and_an_older_step_is_used(store: DamagedWay, tmp_path: Path) -> None:
+def test_a_finished_leftover_of_another_attempt_stays(store: DamagedWay, tmp_path: Path) -> None:
     async def scenario() -> None:
-        commit_step(store, 10, OTHERS, OTHERS)
-        commit_step(store, 20, FILES, FILES, attempt="b")
-        marker = {"attempt": "a", "node": {"index": 0, "count": 2}}
-        left = write_checkpoint(tmp_path / "volume", "checkpoint-20", {"model": b"mine"}, marker)
-        services = runtime_on(store, tmp_path / "volume", CKPT_NODE_INDEX="0", CKPT_NODE_COUNT="2")
-        status = await answer(services)
-        assert (status.state, status.checkpoint) == (ResumeState.READY, "checkpoint-10")
-        assert "rename or delete it" in reasons(status)["checkpoint-20"]
-        assert contents(left) == {"model": b"mine"}
+        commit_step(store, 20, FILES, attempt="b")
+        left = write_checkpoint(tmp_path / "volume", "checkpoint-20", {"model": b"mine"}, {"attempt": "a"})
+        services = runtime_on(store, tmp_path / "volume")
         status = await answer(services, "checkpoint-20")
         assert status.state is ResumeState.FAILED
         assert "rename or delete it" in (status.detail or "")
+        assert contents(left) == {"model": b"mine"}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("asks_for", ["latest", "checkpoint-20"])
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_part_of_another_attempt_whose_other_parts_are_lost_gives_way_to_the_committed_step(
+    index: int, asks_for: str, store: DamagedWay, tmp_path: Path
+) -> None:
+    """An attempt that ended before its step was durable leaves a part on the volume of each node that lives on."""
+
+    async def scenario() -> None:
+        commit_step(store, 10, OTHERS, OTHERS)
+        commit_step(store, 20, FILES, FILES, attempt="b")
+        marker = {"attempt": "a", "node": {"index": index, "count": 2}}
+        left = write_checkpoint(tmp_path / "volume", "checkpoint-20", {"model": b"mine"}, marker)
+        services = runtime_on(store, tmp_path / "volume", CKPT_NODE_INDEX=str(index), CKPT_NODE_COUNT="2")
+        status = await answer(services, asks_for)
+        assert (status.state, status.checkpoint, status.source) == (ResumeState.READY, "checkpoint-20", "store")
+        assert contents(left) == FILES
 
     asyncio.run(scenario())
 

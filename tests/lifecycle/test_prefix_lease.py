@@ -247,6 +247,20 @@ async def test_a_node_whose_attempt_was_declared_gives_up_after_a_take_over_befo
     assert await one.lease.objection(Node(1, 2), "b") is None
 
 
+async def test_a_node_gives_up_an_attempt_that_was_never_declared_once_its_trainer_is_in_a_later_one(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    """Node 0 was lost before it declared the attempt; the parts of the other nodes waited for it until the pods ended."""
+    lost, present = "20260101T000001Z-aaaaaa", "20260101T000002Z-bbbbbb"
+    zero, one = (Pod(store, executor, f"later-{index}", node=Node(index, 2)) for index in (0, 1))
+    await zero.lease.settle()
+    await zero.lease.objection(None, present)
+    assert "does not hold the prefix" in (await one.lease.objection(Node(1, 2), lost) or "")
+    assert await one.lease.objection(Node(1, 2), present) is None
+    with pytest.raises(Fenced, match=f"left it for {present}"):
+        await one.lease.objection(Node(1, 2), lost)
+
+
 async def test_a_damaged_document_is_waited_for_by_other_nodes_and_written_again_by_the_holder(
     store: FileStore, executor: StoreExecutor
 ) -> None:

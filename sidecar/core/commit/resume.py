@@ -111,9 +111,10 @@ def may_replace(local: Finished | None, commit: Commit) -> bool:
 
     Args:
         local: The finished checkpoint in it; ``None``: none, or an unfinished or rejected one.
-        commit: The commit to download.
+        commit: The commit to download. Where other nodes have parts of the local checkpoint, it is not complete, and the
+            commit of the same step is.
     """
-    if local is None or local.restored_from is not None:
+    if local is None or local.restored_from is not None or local.node.count > 1:
         return True
     return local.attempt == commit.attempt or _is_of_the_same_marker(local, commit)
 

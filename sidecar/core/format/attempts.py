@@ -83,13 +83,23 @@ def was_later(
     our_epoch, their_epoch = epochs
     if our_epoch is not None and their_epoch is not None and our_epoch != their_epoch:
         return our_epoch > their_epoch
-    if began is not None and their_began is not None:
-        ours, theirs = began.restart, their_began.restart
-        if ours and theirs and ours.jobset_uid == theirs.jobset_uid and ours.number != theirs.number:
-            return ours.number > theirs.number
-        if began.at != their_began.at:
-            return began.at > their_began.at
+    if began is not None and their_began is not None and (order := _order(began, their_began)):
+        return order > 0
     return created_s is None or their_created_s is None or created_s > their_created_s
+
+
+def began_later(attempt: str, than: str) -> bool:
+    """Whether the ids alone say that an attempt began strictly later than another one."""
+    ours, theirs = began(attempt), began(than)
+    return ours is not None and theirs is not None and _order(ours, theirs) > 0
+
+
+def _order(ours: Began, theirs: Began) -> int:
+    """Return 1 if ours began later, -1 if theirs did, 0 if they do not say."""
+    one, other = ours.restart, theirs.restart
+    if one and other and one.jobset_uid == other.jobset_uid and one.number != other.number:
+        return 1 if one.number > other.number else -1
+    return (ours.at > theirs.at) - (ours.at < theirs.at)
 
 
 def is_later(ours: str, theirs: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+
+from sidecar.core.format.attempts import began_later
 
 ASK_POLL_S = 2.0
 """Interval in seconds at which the holder polls for requests for a sign of life. Reads leave no versions in a bucket."""
@@ -120,6 +122,16 @@ def declared_later(attempts: Sequence[str], attempt: str, than: str) -> bool | N
         return None
     order = {known: number for number, known in enumerate(attempts)}
     return order.get(attempt, -1) > order.get(than, -1)
+
+
+def left_for(attempt: str, declared: Iterable[str]) -> str | None:
+    """Return a later attempt of this node, for which it has left an attempt that its node 0 never declared; ``None``: none.
+
+    Args:
+        attempt: Attempt of a checkpoint, which is not declared.
+        declared: Attempts of this node that were declared when it last looked.
+    """
+    return next((known for known in declared if began_later(known, attempt)), None)
 
 
 def why_not(run: Run, *, me: str, index: int, attempt: str, job: str | None) -> str | None:

@@ -313,6 +313,8 @@ def test_a_download_replaces_nothing_that_the_trainer_may_be_writing() -> None:
     restored = replace(finished, meta={META_RESTORED: "0" * 16})
     assert may_replace(None, SAME)
     assert may_replace(restored, SAME)
+    assert not may_replace(replace(finished, attempt="b"), SAME)
+    assert may_replace(replace(finished, attempt="b", node=Node(1, 2)), SAME), "one node's part is not complete"
     assert may_replace_beside_trainer(restored, is_unchanged=True)
     assert not may_replace_beside_trainer(restored, is_unchanged=False)
     assert not may_replace_beside_trainer(finished, is_unchanged=True)

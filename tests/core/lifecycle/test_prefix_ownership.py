@@ -15,6 +15,7 @@ from sidecar.core.lifecycle.prefix_ownership import (
     awaits_declaration,
     belongs,
     declared_later,
+    left_for,
     may_hold,
     why_not,
     with_attempt,
@@ -111,3 +112,12 @@ def test_attempts_are_ordered_by_their_declarations(attempts: list[str], one: st
     else:
         assert found is not back
         assert found is (one in attempts and (other not in attempts or attempts.index(one) > attempts.index(other)))
+
+
+@given(st.lists(st.integers(0, 99), max_size=4), st.integers(0, 99))
+def test_an_attempt_is_left_for_one_that_began_later_by_the_ids_alone(declared: list[int], mine: int) -> None:
+    ids = [f"202601010000{second:02}Z-a".replace("0101", "0101T", 1) for second in declared]
+    attempt = f"202601010000{mine:02}Z-b".replace("0101", "0101T", 1)
+    assert (left_for(attempt, ids) is not None) is any(second > mine for second in declared)
+    assert left_for("an id without a time", ids) is None
+    assert left_for(attempt, ["another without a time"]) is None

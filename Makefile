@@ -4,7 +4,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13; do $$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INSTALL := $(BIN)/python .ci/install -c constraints.txt
 STORE  ?= s3
 JSON   ?= 0
 # More processes than cores, because most tests wait: for a server, a deadline. Those of make test-slow train, too.
@@ -172,7 +172,7 @@ plots: $(VENV)/.trainer  ## draw docs/images/*.svg from benchmarks/results/*.jso
 
 .venv-docs/.installed: constraints.txt pyproject.toml
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mkdocs-material
+	.venv-docs/bin/python .ci/install -c constraints.txt mkdocs-material
 	@touch $@
 
 bench-peers: .venv-peers/.installed  ## install the peers
@@ -180,13 +180,13 @@ bench-peers: .venv-peers/.installed  ## install the peers
 # torch first and alone, as below.
 .venv-peers/.installed: benchmarks/peers.txt
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt
+	.venv-peers/bin/python .ci/install -c constraints.txt torch
+	.venv-peers/bin/python .ci/install -r benchmarks/peers.txt
 	@touch $@
 
 # In a folder of its own, for its own tests: where it is installed, accelerate imports it into every process.
 .deepspeed/.installed: $(VENV)/.trainer
-	$(PIP_INSTALL) --no-deps --target .deepspeed \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target .deepspeed \
 		deepspeed einops hjson msgpack ninja psutil py-cpuinfo
 	@touch $@
 
@@ -211,10 +211,10 @@ clean:  ## remove the virtual environments and the demo's files
 $(VENV)/.demo: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo 'no Python 3.11 or newer was found: make PYTHON=/path/to/python3.11' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) `$(PYTHON) examples/demo/torch_index.py` torch
-	$(PIP_INSTALL) -e '.[demo]'
+	$(INSTALL) --cpu torch
+	$(INSTALL) -e '.[demo]'
 	@touch $@
 
 $(VENV)/.trainer: $(VENV)/.demo
-	$(PIP_INSTALL) -e '.[demo,dev]'
+	$(INSTALL) -e '.[demo,dev]'
 	@touch $@

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sidecar.core.commit.commit import ListingCheck, Object, attempt_of
 from sidecar.core.commit.commit_roster import has_bundle
+from sidecar.core.commit.damage import is_known_bad
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
@@ -27,6 +28,16 @@ class StoredCommit:
 
     commit: Commit | None
     crc64nvme: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a commit says of an object. ``etags``: ``None`` where a commit records none."""
+
+    key: str
+    size_bytes: int
+    crc: int
+    etags: tuple[str, ...] | None
 
 
 class Documents:
@@ -72,14 +83,34 @@ class Documents:
             return None
 
     async def damaged(self, commit: Commit) -> list[str]:
-        """Return the keys whose objects differ from those in a commit. Objects that etags do not identify are read."""
+        """Return the keys whose objects differ from those in a commit.
+
+        A read or a listing may be damaged on the way: what differs is looked at again, twice.
+        """
         listing = await self._executor.persistently(self._listing, commit.name)
-        unproven, found = await self._compare(commit, listing)
-        for entry in unproven:
-            there = listing.get(entry.key)
-            if there is None or there.size_bytes != entry.size_bytes or not await self._holds(entry):
-                found.append(entry.key)
-        return found
+        unproven, wrong = await self._compare(commit, listing)
+        named = {manifest.key: manifest for manifest in commit.manifests}
+        suspects = [Recorded(entry.key, entry.size_bytes, entry.crc, (entry.etag,)) for entry in unproven]
+        suspects += [Recorded(key, named[key].size_bytes, checksum.from_text(named[key].crc64nvme), None) for key in wrong]
+        return [suspect.key for suspect in suspects if await self._is_damaged(commit.name, suspect)]
+
+    async def _is_damaged(self, name: str, recorded: Recorded) -> bool:
+        found = [(await self._executor.persistently(self._listing, name)).get(recorded.key) for _ in range(2)]
+        if found[0] != found[1]:
+            return False
+        there = found[0]
+        came: list[str] = []
+        while there is not None and there.size_bytes == recorded.size_bytes and len(came) < 2:
+            crc = await self._crc(recorded)
+            if crc == recorded.crc:
+                return False
+            came.append(str(crc))
+        return is_known_bad(
+            size_bytes=recorded.size_bytes,
+            etags=recorded.etags if there is not None and there.etag else None,
+            there=None if there is None else (there.size_bytes, there.etag),
+            came=came,
+        )
 
     async def why_not_whole(self, commit: Commit, crc64nvme: str) -> str | None:
         """Return why a commit is incomplete or damaged; ``None``: it is whole. Reads documents and one listing, no data.
@@ -124,15 +155,12 @@ class Documents:
         except (NotFound, ContractError):
             return None
 
-    async def _holds(self, entry: FileEntry) -> bool:
-        """Whether a rewritten object has the same content, by reading it: not every store's etag identifies content."""
+    async def _crc(self, recorded: Recorded) -> int | None:
+        """Return the checksum of an object's content by reading it; ``None``: it is gone, or has another size."""
         try:
-            return await self._executor.persistently(self._crc_of, entry.key, entry.size_bytes) == entry.crc
+            return await self._executor.persistently(self._crc_of_range, recorded.key, 0, recorded.size_bytes)
         except (NotFound, CorruptObject):
-            return False
-
-    def _crc_of(self, key: str, size_bytes: int) -> int:
-        return self._crc_of_range(key, 0, size_bytes)
+            return None
 
     def _crc_of_range(self, key: str, offset: int, length: int) -> int:
         crc, buffer = 0, memoryview(bytearray(min(BLOCK_BYTES, max(1, length))))

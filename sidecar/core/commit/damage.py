@@ -35,24 +35,24 @@ def is_patience_over(*, reads: int, since_first_s: float, patience_s: float) -> 
     return reads >= LEAST_READS and since_first_s >= patience_s
 
 
-def is_known_bad(*, size_bytes: int, etags: Collection[str], there: tuple[int, str] | None, came: Sequence[str]) -> bool:
+def is_known_bad(*, size_bytes: int, etags: Collection[str] | None, there: tuple[int, str] | None, came: Sequence[str]) -> bool:
     """Whether an object is damaged in the store, by the store's own metadata.
 
     Args:
         size_bytes: Recorded size.
-        etags: Etags that manifests recorded for it; empty: none known.
+        etags: Etags that manifests recorded for it; empty: none known; ``None``: none are recorded for objects of its kind.
         there: Current size in bytes and etag in the store; ``None``: the object is missing.
         came: Checksums of the damaged reads, latest last.
 
     Returns:
         True if it is missing, has another size, or has another etag and two reads gave the same wrong content. Another etag
-        alone is no proof: a copy of the whole bucket gives all objects new ones.
+        alone is no proof: a copy of the whole bucket gives all objects new ones. Without recorded etags the reads decide.
     """
     if there is None or there[0] != size_bytes:
         return True
-    recorded = [etag for etag in etags if etag]
+    recorded = [etag for etag in etags or () if etag]
     has_other_etag = bool(recorded) and bool(there[1]) and there[1] not in recorded
-    return has_other_etag and len(came) >= 2 and came[-1] == came[-2]
+    return (has_other_etag or etags is None) and len(came) >= 2 and came[-1] == came[-2]
 
 
 def is_content_of(raw: bytes, *, size_bytes: int, etag: str) -> bool:

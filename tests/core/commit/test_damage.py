@@ -46,9 +46,14 @@ def test_an_object_that_is_missing_or_of_another_size_is_bad(came: list[str], si
         (["x", "x"], {"a", "b"}, False),
         (["x", "x"], {""}, False),
         (["x", "x"], set(), False),
+        (["x", "x"], None, True),
+        (["x", "y"], None, False),
+        (["x"], None, False),
     ],
 )
-def test_another_etag_is_damage_only_with_the_same_wrong_content_twice(came: list[str], etags: set[str], is_bad: bool) -> None:
+def test_another_etag_is_damage_only_with_the_same_wrong_content_twice(
+    came: list[str], etags: set[str] | None, is_bad: bool
+) -> None:
     assert is_known_bad(size_bytes=1, etags=etags, there=(1, "b"), came=came) is is_bad
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,8 +13,9 @@ from sidecar.core.commit.commit import ReadyToCommit, Reupload, Wait
 from sidecar.core.format import checksum, keys
 from sidecar.core.format import manifest as manifest_module
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
-from sidecar.core.format.manifest import FileEntry
+from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry
 from sidecar.errors import NeverDurable, NotFound, StoreUnavailable
+from sidecar.store.protocol import Stored
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
@@ -84,6 +85,62 @@ class HeldDelete(MemoryStore):
             self.reached.set()
             self.go_on.wait(20)
         super().delete(wanted)
+
+
+class OnceDamaged(MemoryStore):
+    """Damages the first answer of one kind in transit."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind: str | None = None
+        self._planned = kind
+
+    def begin(self) -> None:
+        self.kind = self._planned
+
+    def list(self, prefix: str) -> Iterator[Stored]:
+        found = list(super().list(prefix))
+        if self.kind is not None and self.kind.startswith("listed"):
+            change = {"size_bytes": 9} if self.kind == "listed size" else {"etag": "0"} if self.kind == "listed etag" else {}
+            is_data = [stored.key.endswith("shard-0") for stored in found]
+            if any(is_data):
+                self.kind = None
+            found = [
+                replace(s, **change) if is_it else s for s, is_it in zip(found, is_data, strict=True) if change or not is_it
+            ]
+        return iter(found)
+
+    def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+        raw = super().get(key, most_bytes=most_bytes)
+        if self.kind == "manifest" and key != COMMIT:
+            self.kind = None
+            return bytes([raw[0] ^ 1]) + raw[1:]
+        return raw
+
+
+@pytest.mark.parametrize("kind", ["listed size", "listed etag", "listed name", "manifest"])
+async def test_an_answer_that_is_damaged_on_the_way_revokes_no_commit(kind: str, executor: StoreExecutor) -> None:
+    """A durable step was revoked and sent again after a flipped bit in one listing."""
+    store = OnceDamaged(kind)
+    pod = Pod(store, executor, 0, count=1)
+    await pod.publish(b"part", "a")
+    ready = await pod.committer.try_commit(pod.checkpoint("a"))
+    assert isinstance(ready, ReadyToCommit)
+    there = await pod.committer.stored_commit(NAME)
+    assert there is not None
+    assert there.commit is not None
+    store.begin()
+    assert await pod.committer.damaged(there.commit) == []
+    assert store.kind is None, "it was damaged"
+    # What is damaged in the store is found.
+    manifest = store.get(pod.key("a"))
+    store.put(pod.key("a"), bytes([manifest[0] ^ 1]) + manifest[1:])
+    assert await pod.committer.damaged(there.commit) == [pod.key("a")]
+    store.put(pod.key("a"), manifest)
+    store.put(keys.shared_file(NAME, "shard-0"), b"torn")
+    assert await pod.committer.damaged(there.commit) == [keys.shared_file(NAME, "shard-0")]
+    store.delete([keys.shared_file(NAME, "shard-0")])
+    assert await pod.committer.damaged(there.commit) == [keys.shared_file(NAME, "shard-0")]
 
 
 async def test_a_node_that_makes_way_late_leaves_what_the_others_published_meanwhile(executor: StoreExecutor) -> None:

@@ -72,15 +72,8 @@ class Documents:
 
     async def part(self, commit: Commit, node: Node) -> Manifest | None:
         """Return a node's manifest of a commit; ``None``: the commit names none, or it does not match the commit."""
-        key = keys.manifest(commit.name, commit.attempt, node)
-        named = named_in(commit, key)
-        if named is None:
-            return None
-        try:
-            raw = await self._executor.persistently(self._store.get, key)
-            return decode_manifest(raw, key=key) if checksum.to_text(checksum.checksum(raw)) == named.crc64nvme else None
-        except (NotFound, ContractError):
-            return None
+        named = named_in(commit, keys.manifest(commit.name, commit.attempt, node))
+        return None if named is None else await self._manifest(named, None)
 
     async def damaged(self, commit: Commit) -> list[str]:
         """Return the keys whose objects differ from those in a commit.
@@ -148,12 +141,18 @@ class Documents:
     async def _manifest(self, named: ManifestEntry, raw: bytes | None) -> Manifest | None:
         """Return a manifest if it matches the commit, else ``None``. ``raw``: its bytes in the bundle; ``None``: not in it."""
         try:
-            if raw is None:
-                raw = await self._executor.persistently(lambda: self._store.get(named.key, most_bytes=named.size_bytes))
-            is_named = checksum.to_text(checksum.checksum(raw)) == named.crc64nvme
-            return decode_manifest(raw, key=named.key) if is_named else None
-        except (NotFound, ContractError):
+            if raw is None or not _is(named, raw):
+                raw = await self._executor.persistently(self._read_named, named)
+            return decode_manifest(raw, key=named.key)
+        except (NotFound, OversizedDocument, CorruptObject, ContractError):
             return None
+
+    def _read_named(self, named: ManifestEntry) -> bytes:
+        raw = self._store.get(named.key, most_bytes=named.size_bytes)
+        if not _is(named, raw):
+            got = f"crc64nvme {checksum.to_text(checksum.checksum(raw))}"
+            raise CorruptObject(named.key, want=f"crc64nvme {named.crc64nvme}", got=got)
+        return raw
 
     async def _crc(self, recorded: Recorded) -> int | None:
         """Return the checksum of an object's content by reading it; ``None``: it is gone, or has another size."""
@@ -186,3 +185,8 @@ class Documents:
 def named_in(commit: Commit, key: str) -> ManifestEntry | None:
     """Return a commit's entry for the manifest under a key; ``None``: it has none."""
     return next((entry for entry in commit.manifests if entry.key == key), None)
+
+
+def _is(named: ManifestEntry, raw: bytes) -> bool:
+    """Whether bytes are those of the manifest that a commit names."""
+    return checksum.to_text(checksum.checksum(raw)) == named.crc64nvme

@@ -130,6 +130,7 @@ async def test_an_answer_that_is_damaged_on_the_way_revokes_no_commit(kind: str,
     assert there is not None
     assert there.commit is not None
     store.begin()
+    assert await pod.committer.part(there.commit, pod.node) is not None, "without its part, the commit would be replaced"
     assert await pod.committer.damaged(there.commit) == []
     assert store.kind is None, "it was damaged"
     # What is damaged in the store is found.

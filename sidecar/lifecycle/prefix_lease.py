@@ -310,7 +310,7 @@ class PrefixLease:
         Args:
             node: Node of the checkpoint; ``None``: this pod's.
             attempt: Attempt of the checkpoint.
-            until_declared: Whether a node above 0 waits until node 0 has declared the attempt, so that its epoch is known.
+            until_declared: Whether a node above 0 waits as before a commit, which the checkpoint would replace.
 
         Raises:
             Fenced: A later pod of the job has taken the prefix over. A node above 0 knows it if its attempt was declared once,
@@ -321,6 +321,8 @@ class PrefixLease:
             raise Fenced(self.fenced_by)
         node = node or self._node
         if node.index > 0 and attempt in self._epochs:
+            if until_declared:
+                return await self.why_not_commit(node, attempt)
             try:
                 await self.require_held(node, attempt)
             except Undeclared as error:

@@ -211,18 +211,21 @@ class UploadJob:
                 key = keys.shared_file(self._checkpoint.name, file.path)
                 raise TooLarge(key, f"{file.size_bytes} bytes, at most {most}")
 
-    async def _wait_for_permission(self, *, until_declared: bool = False) -> bool:
+    async def _wait_for_permission(self, *, replaces: bool = False) -> bool:
         """Wait until the lease permits this run to write the checkpoint; other uploads have priority meanwhile.
 
         Args:
-            until_declared: Whether the epoch of its attempt has to be known, too.
+            replaces: Whether it may replace a commit: then as before a commit, and the epoch of its attempt has to be known.
 
         Returns:
             False if the checkpoint was given up or rewritten first.
         """
         context, active, checkpoint = self._context, self._active, self._checkpoint
         while context.catalog.is_current(self._tracked):
-            reason = await context.lease.objection(checkpoint.node, checkpoint.attempt, until_declared=until_declared)
+            if replaces and checkpoint.is_inherited:  # its attempt is not declared any more
+                reason = await context.committer.lease.why_not_commit(checkpoint.node, checkpoint.attempt)
+            else:
+                reason = await context.lease.objection(checkpoint.node, checkpoint.attempt, until_declared=replaces)
             if reason is None:
                 active.is_held = False
                 return True
@@ -236,7 +239,7 @@ class UploadJob:
 
     async def _may_replace(self, existing: ExistingCommit, held: Held, there: StoredCommit) -> bool:
         checkpoint = self._checkpoint
-        if not checkpoint.is_inherited and not await self._wait_for_permission(until_declared=True):
+        if not await self._wait_for_permission(replaces=True):
             return False
         decision = await existing.decide(checkpoint, held.contents, there)
         if not self._context.catalog.is_current(self._tracked):  # deleted, superseded or given up meanwhile

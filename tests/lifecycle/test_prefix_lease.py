@@ -84,6 +84,7 @@ async def test_nodes_of_an_attempt_that_the_present_holder_did_not_declare_commi
     await later.lease.settle()
     await one.lease.require_held(Node(1, 2), "a")  # it may send: nothing is declared yet
     assert "not declared" in (await one.lease.why_not_commit(Node(1, 2), "a") or "")
+    assert "not declared" in (await one.lease.objection(Node(1, 2), "a", until_declared=True) or ""), "nor replaces it a commit"
     assert await later.lease.objection(Node(0, 2), "b") is None
     with pytest.raises(Fenced, match="node 0 of attempt a does not hold the prefix"):
         await one.lease.require_held(Node(1, 2), "a")

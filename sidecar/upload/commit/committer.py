@@ -96,8 +96,7 @@ class Committer(Revocation):
 
         Args:
             checkpoint: A checkpoint that this node reported as durable.
-            thoroughly: If this node wrote the commit, also check every object. A commit of missing or damaged objects is
-                revoked.
+            thoroughly: If this node wrote the commit, also check every object, and revoke a commit of damaged ones.
         """
         there = await self.stored_commit(checkpoint.name)
         if there is None or there.commit is None:
@@ -108,7 +107,9 @@ class Committer(Revocation):
         part = await self.part(there.commit, checkpoint.node)
         if part is None or not _is_of(part, checkpoint):
             return there.commit.attempt != checkpoint.attempt  # superseded by another attempt, not lost
-        if thoroughly and of in self._written and (damaged := await self.damaged(there.commit)):
+        is_checked = thoroughly and of in self._written
+        damaged = await self.damaged(there.commit) if is_checked else []
+        if damaged and await self.lease.why_not_commit(checkpoint.node, checkpoint.attempt) is None:
             log.error("commit_taken_back", checkpoint=checkpoint.name, damaged=damaged[:8], hint="it is uploaded again")
             await self.revoke_commit(checkpoint.name, judged=there)
             return False

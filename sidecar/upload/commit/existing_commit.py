@@ -63,11 +63,12 @@ class ExistingCommit:
         """Return the decision about a checkpoint whose step is committed. Before ``Replace``, the commit is revoked (I4).
 
         Raises:
-            Outdated: The commit was replaced meanwhile; the upload starts again.
+            Outdated: The commit was replaced meanwhile, or must not be replaced now; the upload starts again.
+            Fenced: A later pod of the job has taken the prefix over.
         """
-        name, commit = checkpoint.name, there.commit
+        commit = there.commit
         if commit is None:
-            await self._revoke_commit(name, there)
+            await self._revoke_commit(checkpoint, there)
             return Replace()
         part = await self._committer.part(commit, checkpoint.node)
         files = await self._as_entries(checkpoint, contents, part.files) if part is not None else None
@@ -85,7 +86,7 @@ class ExistingCommit:
         if isinstance(decision, AlreadyCommitted) and await self._is_known_bad(commit, there):
             decision = Replace()
         if isinstance(decision, Replace):
-            await self._revoke_commit(name, there)
+            await self._revoke_commit(checkpoint, there)
             self._replaced += [] if part is None else [part]
         if isinstance(decision, KeepExisting) and not decision.torn:
             await self._revoke_if_damaged(commit, there)
@@ -133,9 +134,12 @@ class ExistingCommit:
             or bool(await self._committer.damaged(commit))
         )
 
-    async def _revoke_commit(self, name: str, there: StoredCommit) -> None:
-        if not await self._committer.revoke_commit(name, judged=there):
-            raise Outdated(f"another save of {name} was committed meanwhile")
+    async def _revoke_commit(self, checkpoint: Finished, there: StoredCommit) -> None:
+        # What may not be committed now replaces nothing. Reading the files may have taken long since that was asked.
+        if (why_not := await self._committer.lease.why_not_commit(checkpoint.node, checkpoint.attempt)) is not None:
+            raise Outdated(why_not)
+        if not await self._committer.revoke_commit(checkpoint.name, judged=there):
+            raise Outdated(f"another save of {checkpoint.name} was committed meanwhile")
 
     async def _revoke_if_damaged(self, commit: Commit, there: StoredCommit) -> None:
         """Revoke a commit of damaged objects: our late requests may have overwritten those of the other attempt."""

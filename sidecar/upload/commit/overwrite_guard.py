@@ -16,7 +16,7 @@ VALID_S = 2.0
 
 
 class Outdated(Stopped):
-    """The step was committed while it was being sent: with another save of it, or with an earlier sending of the same files."""
+    """The step was committed while it was being sent, or its commit must not be replaced now: the upload starts again."""
 
 
 class OverwriteGuard:

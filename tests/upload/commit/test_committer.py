@@ -6,10 +6,12 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from sidecar.core.commit.commit import ReadyToCommit, Reupload, Wait
+from sidecar.core.commit.rewrite import Replace
 from sidecar.core.format import checksum, keys
 from sidecar.core.format import manifest as manifest_module
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
@@ -20,6 +22,9 @@ from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
 from sidecar.upload.commit.committer import Committer, manifest_of
+from sidecar.upload.commit.existing_commit import ExistingCommit
+from sidecar.upload.commit.overwrite_guard import Outdated
+from sidecar.upload.commit.revocation import NoLease
 from tests.store.memory import MemoryStore
 from trainer_hook.contract import Node
 
@@ -302,3 +307,40 @@ async def test_a_deletion_that_is_tried_again_leaves_what_another_node_committed
     assert not await pod.committer.revoke_commit(NAME, judged=judged)
     assert store.get(COMMIT) == theirs
     assert pod.key("a") in [stored.key for stored in store.list("")]
+
+
+class Undecided(NoLease):
+    """A later pod holds the prefix and has not declared an attempt yet: it decides what to resume."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+
+    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
+        return self.reason
+
+
+async def test_a_save_that_may_not_be_committed_now_revokes_no_commit(executor: StoreExecutor) -> None:
+    """A node of the attempt before revoked the step that the later pod had just chosen, and could not commit its own."""
+    store, lease = MemoryStore(), Undecided()
+    pod = Pod(store, executor, 1)
+    for each in (Pod(store, executor, 0), pod):
+        await each.publish(b"part", "a")
+    assert isinstance(await pod.committer.try_commit(pod.checkpoint("a")), ReadyToCommit)
+    there = await pod.committer.stored_commit(NAME)
+    assert there is not None
+    pod.committer.lease = lease
+    again = replace(pod.checkpoint("a"), created_at_s=1.8e9 + 5, save_id="later")
+    lease.reason = "node 0 has not declared attempt a its own yet"
+    existing = ExistingCommit(pod.committer, executor, NothingDamaged())
+    contents: Any = None
+    with pytest.raises(Outdated, match="not declared"):
+        await existing.decide(again, contents, there)
+    assert store.get(COMMIT)
+    lease.reason = None
+    assert isinstance(await existing.decide(again, contents, there), Replace)
+    with pytest.raises(NotFound):
+        store.get(COMMIT)
+
+
+class NothingDamaged:
+    quarantined = frozenset[str]()

@@ -73,6 +73,9 @@ class Scanner:
         """Version and time of first sight (monotonic) of markers that may still be being written."""
         self._again: set[str] = set()
         """Names whose files changed under the same marker."""
+        self._scans = 0
+        self.found_in: dict[str, int] = {}
+        """Attempts of checkpoints that were finished on this volume, with the number of the scan that found the first one."""
         self._trouble = _Trouble()
         self._pins_left: list[Place] = []
         """Pins of an earlier process that could not be read yet."""
@@ -147,6 +150,7 @@ class Scanner:
             self._readable = False
             return
         self._readable = True
+        self._scans += 1
         if self._pins_left:
             await self._take_pins()
         signatures = self._signatures(names)
@@ -229,6 +233,8 @@ class Scanner:
             await asyncio.to_thread(self._volume.pins.release, known.checkpoint)
         try:
             checkpoint = judge(found, self._identity())
+            if checkpoint.restored_from is None:
+                self.found_in.setdefault(checkpoint.attempt, self._scans)
             check_keys(checkpoint, self._limits)
             # Held at once, before the trainer's next rotation.
             pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pins.hold, checkpoint)

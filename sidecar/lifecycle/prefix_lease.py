@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +17,10 @@ from sidecar.core.lifecycle.prefix_ownership import (
     CHECK_S,
     Ownership,
     Run,
-    awaits_declaration,
-    declared_later,
-    left_for,
     why_not,
-    with_attempt,
 )
 from sidecar.errors import Fenced, StoreError, Undeclared, UnreadableRun
+from sidecar.lifecycle.known_attempts import KnownAttempts
 from sidecar.lifecycle.lease_documents import LeaseDocuments, start_errors
 from sidecar.lifecycle.take_over import TICK_S, TakeOver, two_at_once
 from sidecar.lifecycle.termination import Ending
@@ -43,8 +40,17 @@ FIRST = Node(0, 2)
 class PrefixLease:
     """A pod's share of the lease. Node 0 holds it for all nodes and declares its attempts; the others accept those alone."""
 
-    def __init__(self, store: Store, executor: StoreExecutor, pod: Ending, *, clock: Clock | None = None) -> None:
-        """Start without a run; ``begin`` it first."""
+    def __init__(
+        self,
+        store: Store,
+        executor: StoreExecutor,
+        pod: Ending,
+        *,
+        found_in: Mapping[str, int] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Start without a run; ``begin`` it first. ``found_in``: as for ``KnownAttempts``."""
+        self._attempts = KnownAttempts({} if found_in is None else found_in)
         self._url = store.url
         self._executor = executor
         self._pod = pod
@@ -54,10 +60,6 @@ class PrefixLease:
         self._claim: Claim | None = None
         """This pod's claim; ``None``: it has not taken the prefix over."""
         self._writes = asyncio.Lock()
-        self._epochs: dict[str, int] = {}
-        """Epochs of the attempts that are known to be declared by the holder."""
-        self._declared: tuple[str, ...] = ()
-        """Attempts that this pod, as the holder, has declared its own: a late write of an earlier pod may hide them."""
         self._is_released = False
         """This pod commits nothing any more, and gives no further sign of life."""
         self._told_ending = False
@@ -99,11 +101,11 @@ class PrefixLease:
 
     def epoch_of(self, attempt: str) -> int | None:
         """Return the epoch of this pod's checkpoints of an attempt; ``None``: unknown."""
-        return self._epochs.get(attempt) or None if self._claim is None else self._claim.epoch
+        return self._attempts.epochs.get(attempt) or None if self._claim is None else self._claim.epoch
 
     def is_later(self, attempt: str, than: str) -> bool | None:
         """Whether an attempt is later than another one, as far as node 0 has declared them; ``None``: unknown."""
-        return declared_later(self._documents.run.attempts if self._claim is None else self._declared, attempt, than)
+        return self._attempts.is_later(attempt, than, run=self._documents.run if self._claim is None else None)
 
     def wake(self) -> None:
         """Look at once: the pod has got a termination notice."""
@@ -157,7 +159,7 @@ class PrefixLease:
         is_other = run.holder != self._holder.name
         if is_other and run.holder is not None:
             log.info("prefix_taken_over", earlier=run.holder, epoch=claim.epoch)
-        self._declared = tuple(self._epochs) if is_other else run.attempts
+        self._attempts.declared = (self._attempts.take_over(run) if is_other else run).attempts
         await self._executor.persistently(self._beat, run)
         if old := obsolete(claims):
             with contextlib.suppress(StoreError):
@@ -205,7 +207,7 @@ class PrefixLease:
             if self._claim is None or self._is_released:
                 return
             # A late write of this pod's earlier life may have hidden them.
-            is_late = run.epoch != self._claim.epoch or not set(self._declared) <= set(run.attempts)
+            is_late = run.epoch != self._claim.epoch or not set(self._attempts.declared) <= set(run.attempts)
             if even_if_same or is_late or self._documents.is_missing or run.holder != self._holder.name:
                 await self._require_highest()
                 # The write takes about as long as what came before it.
@@ -217,7 +219,7 @@ class PrefixLease:
         """Learn the epoch of each attempt of the trainer until cancelled, on a node above 0: before its first checkpoint."""
         while True:
             trainer, node = self._pod.trainer(), self._node
-            if trainer is not None and trainer.attempt is not None and trainer.attempt not in self._epochs:
+            if trainer is not None and trainer.attempt is not None and trainer.attempt not in self._attempts.epochs:
                 with contextlib.suppress(StoreError, Fenced):
                     await self.objection(node, trainer.attempt, until_declared=True)
             await self._clock.sleep(max(ASK_POLL_S, node.count / 1000))
@@ -265,7 +267,7 @@ class PrefixLease:
         elif node.index > 0 and attempt is not None:  # only node 0 has a claim; the others go by the attempts that it declares
             run = await self._executor.persistently(self._look)
             reason = self._why_not(run, node, attempt)
-            if reason is not None and (waits := self._awaits_declaration(run, attempt)) is not None:
+            if reason is not None and (waits := self._attempts.awaits_declaration(run, attempt)) is not None:
                 raise Undeclared(waits)
             if reason is not None:
                 raise Fenced(reason)
@@ -291,11 +293,11 @@ class PrefixLease:
         except UnreadableRun as error:
             return str(error)
         claimed_epoch = claims[-1].epoch if claims else 0
-        if (reason := self._awaits_declaration(run, attempt, claimed_epoch=claimed_epoch)) is not None:
+        if (reason := self._attempts.awaits_declaration(run, attempt, claimed_epoch=claimed_epoch)) is not None:
             return reason
         if (reason := self._why_not(run, node, attempt)) is not None:
             raise Fenced(reason)
-        self._epochs[attempt] = run.epoch
+        self._attempts.epochs[attempt] = run.epoch
         return None
 
     async def _require_highest(self) -> None:
@@ -320,36 +322,32 @@ class PrefixLease:
         if self.fenced.is_set():
             raise Fenced(self.fenced_by)
         node = node or self._node
-        if node.index > 0 and attempt in self._epochs:
+        if node.index > 0 and attempt in self._attempts.epochs:
             if until_declared:
                 return await self.why_not_commit(node, attempt)
             try:
                 await self.require_held(node, attempt)
             except Undeclared as error:
                 return str(error)
-        if node.count == 1 or attempt in self._epochs:
+        if node.count == 1 or attempt in self._attempts.epochs:
             return None
         async with self._writes:
             run = await self._executor.once(self._look)
             reason = self._why_not(run, node, attempt, until_declared=until_declared)
             if reason is not None:
-                if node.index > 0 and (later := left_for(attempt, self._epochs)) is not None:
+                if node.index > 0 and (later := self._attempts.left_for(attempt)) is not None:
                     raise Fenced(f"node 0 never declared attempt {attempt}, and this node has left it for {later}")
                 return reason
             if node.index == 0 and attempt not in run.attempts:
                 await self.require_held()
                 if self._claim is not None:  # also over a late write of an earlier pod
-                    run = replace(run, holder=self._holder.name, epoch=self._claim.epoch, attempts=self._declared)
-                run = with_attempt(run, attempt)
+                    run = replace(run, holder=self._holder.name, epoch=self._claim.epoch, attempts=self._attempts.declared)
+                run = self._attempts.declare(run, attempt)
                 await self._executor.once(self._documents.write, run)
-                self._declared = run.attempts
+                self._attempts.declared = run.attempts
             if attempt in run.attempts:
-                self._epochs[attempt] = run.epoch
+                self._attempts.epochs[attempt] = run.epoch
         return None
-
-    def _awaits_declaration(self, run: Run, attempt: str, *, claimed_epoch: int = 0) -> str | None:
-        known_epoch = self._epochs.get(attempt)
-        return awaits_declaration(run, claimed_epoch=claimed_epoch, attempt=attempt, known_epoch=known_epoch)
 
     def _why_not(self, run: Run, node: Node, attempt: str, *, until_declared: bool = False) -> str | None:
         job = None if until_declared and node.index > 0 else self._holder.job
@@ -388,7 +386,7 @@ class PrefixLease:
             ends_in_s=None if left_s is None else round(max(0.0, left_s), 1),
             beat_s=None if left_s is None else round(self._beat_s, 1),
             epoch=self._claim.epoch if self._claim else run.epoch,
-            attempts=self._declared if self._claim else run.attempts,
+            attempts=self._attempts.declared if self._claim else run.attempts,
         )
 
     def _beat(self, run: Run) -> None:

@@ -233,7 +233,7 @@ async def test_a_node_whose_attempt_was_declared_gives_up_after_a_take_over_befo
         one.trainer = lambda: TrainerState("running", attempt="a")  # type: ignore[method-assign]
         one.on_sleep = asyncio.Event().wait  # type: ignore[assignment]
         learning = asyncio.create_task(one.lease.learn_epochs())
-        while "a" not in one.lease._epochs:
+        while "a" not in one.lease._attempts.epochs:
             await asyncio.sleep(0.01)
         learning.cancel()
     later = Pod(store, executor, "later-0", node=Node(0, 2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -84,10 +84,32 @@ def is_of_another(run: Run, *, me: str) -> bool:
     return run.holder not in (None, me) and not run.ending
 
 
-def with_attempt(run: Run, attempt: str) -> Run:
-    """Return the run with an attempt that its holder declares its own."""
+def with_attempt(run: Run, attempt: str, found_in: Mapping[str, int] | None = None) -> Run:
+    """Return the run with an attempt that its holder declares its own, in the order in which they began.
+
+    Args:
+        run: The run.
+        attempt: The attempt.
+        found_in: The scan of the holder's volume that found each attempt's first checkpoint.
+    """
     others = [known for known in run.attempts if known != attempt]
-    return replace(run, attempts=(*others[1 - MOST_ATTEMPTS :], attempt))
+    at = next((place for place, known in enumerate(others) if began_after(known, attempt, found_in or {})), len(others))
+    before = others[max(0, len(others) + 1 - MOST_ATTEMPTS) : at]
+    return replace(run, attempts=(*before, attempt, *others[at:][1 - MOST_ATTEMPTS :]))
+
+
+def began_after(attempt: str, than: str, found_in: Mapping[str, int]) -> bool:
+    """Whether an attempt began after another one, as far as one pod can know it.
+
+    Args:
+        attempt: The attempt.
+        than: The other one.
+        found_in: The scan of the pod's volume that found each attempt's first checkpoint. Attempts of different scans began in
+            that order, whatever the clocks of their ids say; others began in the order of their ids.
+    """
+    if attempt in found_in and than in found_in and found_in[attempt] != found_in[than]:
+        return found_in[attempt] > found_in[than]
+    return began_later(attempt, than)
 
 
 def awaits_declaration(run: Run, *, claimed_epoch: int, attempt: str, known_epoch: int | None = None) -> str | None:
@@ -122,16 +144,6 @@ def declared_later(attempts: Sequence[str], attempt: str, than: str) -> bool | N
         return None
     order = {known: number for number, known in enumerate(attempts)}
     return order.get(attempt, -1) > order.get(than, -1)
-
-
-def left_for(attempt: str, declared: Iterable[str]) -> str | None:
-    """Return a later attempt of this node, for which it has left an attempt that its node 0 never declared; ``None``: none.
-
-    Args:
-        attempt: Attempt of a checkpoint, which is not declared.
-        declared: Attempts of this node that were declared when it last looked.
-    """
-    return next((known for known in declared if began_later(known, attempt)), None)
 
 
 def why_not(run: Run, *, me: str, index: int, attempt: str, job: str | None) -> str | None:

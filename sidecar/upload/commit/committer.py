@@ -107,8 +107,7 @@ class Committer(Revocation):
         part = await self.part(there.commit, checkpoint.node)
         if part is None or not _is_of(part, checkpoint):
             return there.commit.attempt != checkpoint.attempt  # superseded by another attempt, not lost
-        is_checked = thoroughly and of in self._written
-        damaged = await self.damaged(there.commit) if is_checked else []
+        damaged = await self.damaged(there.commit) if thoroughly and of in self._written else []
         if damaged and await self.lease.why_not_commit(checkpoint.node, checkpoint.attempt) is None:
             log.error("commit_taken_back", checkpoint=checkpoint.name, damaged=damaged[:8], hint="it is uploaded again")
             await self.revoke_commit(checkpoint.name, judged=there)

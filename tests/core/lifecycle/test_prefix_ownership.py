@@ -13,9 +13,9 @@ from sidecar.core.lifecycle.prefix_ownership import (
     Ownership,
     Run,
     awaits_declaration,
+    began_after,
     belongs,
     declared_later,
-    left_for,
     may_hold,
     why_not,
     with_attempt,
@@ -69,6 +69,25 @@ def test_the_latest_attempts_that_node_0_said_are_its_own_are_known(said: list[s
     assert not said or run.attempts[-1] == said[-1]
 
 
+@given(st.permutations(range(1, 9)), st.integers(0, 3), st.booleans())
+def test_attempts_that_are_declared_late_keep_their_order(declared: list[int], skew: int, is_found: bool) -> None:
+    """A sidecar that was stopped meanwhile sends the newest checkpoint first, and so declares the latest attempt first."""
+    # With skew, the clock went back between any two attempts: only the scans know their order.
+    ids = {number: f"20260101T00000{9 - number if skew and is_found else number}Z-{number}" for number in declared}
+    found = {ids[number]: number for number in declared} if is_found else {}
+    run = Run("r")
+    for number in declared:
+        run = with_attempt(run, ids[number], found)
+    assert run.attempts == tuple(ids[number] for number in sorted(declared))
+
+
+def test_an_attempt_that_is_declared_is_not_forgotten_for_being_the_earliest() -> None:
+    ids = [f"20260101T0000{second:02}Z-a" for second in range(MOST_ATTEMPTS + 2)]
+    run = Run("r", attempts=tuple(ids[2:]))
+    assert with_attempt(run, ids[0]).attempts == (ids[0], *ids[3:])
+    assert with_attempt(with_attempt(run, ids[0]), ids[1]).attempts == (ids[1], *ids[3:])
+
+
 def test_other_nodes_write_what_node_0_said_is_its_own_and_node_0_says_it_while_it_holds_the_prefix() -> None:
     run = with_attempt(Run("r", holder="first"), "a-1")
     assert why_not(run, me="first", index=0, attempt="a-2", job=None) is None
@@ -114,10 +133,15 @@ def test_attempts_are_ordered_by_their_declarations(attempts: list[str], one: st
         assert found is (one in attempts and (other not in attempts or attempts.index(one) > attempts.index(other)))
 
 
-@given(st.lists(st.integers(0, 99), max_size=4), st.integers(0, 99))
-def test_an_attempt_is_left_for_one_that_began_later_by_the_ids_alone(declared: list[int], mine: int) -> None:
-    ids = [f"202601010000{second:02}Z-a".replace("0101", "0101T", 1) for second in declared]
-    attempt = f"202601010000{mine:02}Z-b".replace("0101", "0101T", 1)
-    assert (left_for(attempt, ids) is not None) is any(second > mine for second in declared)
-    assert left_for("an id without a time", ids) is None
-    assert left_for(attempt, ["another without a time"]) is None
+@given(st.integers(0, 99), st.integers(0, 99), st.dictionaries(st.sampled_from(["one", "other"]), st.integers(1, 3)))
+def test_what_a_pod_saw_decides_which_attempt_began_after_another_and_else_their_ids(
+    one: int, other: int, scans: dict[str, int]
+) -> None:
+    ids = {"one": f"20260101T0000{one:02}Z-a", "other": f"20260101T0000{other:02}Z-b"}
+    found_in = {ids[name]: scan for name, scan in scans.items()}
+    is_after = began_after(ids["one"], ids["other"], found_in)
+    if len(scans) == 2 and scans["one"] != scans["other"]:
+        assert is_after is (scans["one"] > scans["other"])
+    else:
+        assert is_after is (one > other)
+    assert not began_after("an id without a time", ids["one"], found_in)

@@ -1,0 +1,43 @@
+"""Attempts of a job of several nodes, as one pod knows them: which are declared, under which epoch, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from sidecar.core.lifecycle.prefix_ownership import Run, awaits_declaration, began_after, declared_later, with_attempt
+
+
+class KnownAttempts:
+    """Attempts that node 0 has declared, as far as this pod has read or written them."""
+
+    def __init__(self, found_in: Mapping[str, int]) -> None:
+        """Start without any. ``found_in``: scan of this pod's volume that found each attempt's first checkpoint."""
+        self._found_in = found_in
+        self.epochs: dict[str, int] = {}
+        """Epochs of the attempts that are known to be declared by the holder."""
+        self.declared: tuple[str, ...] = ()
+        """Attempts that this pod, as the holder, has declared its own: a late write of an earlier pod may hide them."""
+
+    def take_over(self, run: Run) -> Run:
+        """Return the run of another holder with the attempts that this pod declares as the next one."""
+        run = replace(run, attempts=())
+        for attempt in self.epochs:
+            run = self.declare(run, attempt)
+        return run
+
+    def declare(self, run: Run, attempt: str) -> Run:
+        """Return the run with an attempt that this pod, as the holder, declares its own."""
+        return with_attempt(run, attempt, self._found_in)
+
+    def left_for(self, attempt: str) -> str | None:
+        """Return a later declared attempt of this node, for which it has left an attempt that was never declared."""
+        return next((known for known in self.epochs if began_after(known, attempt, self._found_in)), None)
+
+    def awaits_declaration(self, run: Run, attempt: str, *, claimed_epoch: int = 0) -> str | None:
+        """Do as ``prefix_ownership.awaits_declaration``, with the epoch under which the attempt was declared."""
+        return awaits_declaration(run, claimed_epoch=claimed_epoch, attempt=attempt, known_epoch=self.epochs.get(attempt))
+
+    def is_later(self, attempt: str, than: str, *, run: Run | None) -> bool | None:
+        """Whether an attempt was declared after another one; ``None``: unknown. ``run``: of the holder, if another."""
+        return declared_later(self.declared if run is None else run.attempts, attempt, than)

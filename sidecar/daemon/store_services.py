@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -58,20 +58,20 @@ async def _use_store(services: Services) -> None:
         capabilities, run = await _open_store(services)
         lease.begin(run, _holder(services))
         if is_first:  # the other nodes resume the step that node 0 chooses, and commit what it declares
-            await lease.wait_for_ending()
+            await _despite_damage(lease.wait_for_ending)
         if is_first and lease.takes_over_at_once:  # before a resume is decided: no earlier pod commits after it
-            await lease.settle()
+            await _despite_damage(lease.settle)
     await _opened(services, capabilities)
     uploader = _uploader(services, capabilities)
     services.state.store_opened.set()
     if is_first and not lease.is_held:  # for all nodes: no other job may write below the prefix at this time
-        await lease.settle()
+        await _despite_damage(lease.settle)
     tasks: list[Coroutine[Any, Any, None]] = [
         run_forever("uploader", uploader.run),
         run_forever("cleaner", services.cleaner.run),
     ]
     if is_first:
-        tasks += [run_forever("lease", lease.keep), lease.settle_later(), _end_when_fenced(services)]
+        tasks += [run_forever("lease", lease.keep), _despite_damage(lease.settle_later), _end_when_fenced(services)]
     else:
         tasks.append(run_forever("attempts", lease.learn_epochs))
     if services.settings.keep_store is not None:
@@ -109,6 +109,16 @@ async def _open_store(services: Services) -> tuple[Capabilities, Run]:
             services.health.ended(store)
             log.info("store_opened", run_id=run.run_id, verification=capabilities.verification.value)
             return capabilities, run
+
+
+async def _despite_damage(work: Callable[[], Awaitable[None]]) -> None:
+    """Do what a start needs. Bytes that change on the way, however often, end no sidecar."""
+    while True:
+        try:
+            return await work()
+        except CorruptObject as error:
+            log.warning("start_waits", error=str(error), hint="it is tried again; is the way to the store sound?")
+            await asyncio.sleep(REACH_RETRY_S)
 
 
 def _passes_by_itself(error: StoreError) -> bool:

@@ -35,6 +35,14 @@ def moto_bucket(moto_endpoint: str) -> Iterator[Bucket]:
     made.close()
 
 
+@pytest.fixture
+def checking_bucket(checking_endpoint: str) -> Iterator[Bucket]:
+    """Where damaged bodies are refused."""
+    made = Bucket(checking_endpoint)
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="session", params=["moto", *REAL_STORES])
 def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bucket]:
     """A run with ``checkpoint-1``, that was uploaded without trouble and that nobody changes."""

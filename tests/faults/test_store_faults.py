@@ -9,7 +9,7 @@ import pytest
 from tests.faults.bucket import Bucket, checkpoint_files
 from tests.faults.plan import IN_ANY_REQUEST, IN_DOWNLOADS, IN_UPLOADS, Dice, Fault, Kind, Rule, Rules
 from tests.faults.proxy import FaultProxy
-from tests.process.sidecar_process import contents, sidecar, write_checkpoint
+from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 
 NAME = "checkpoint-1"
 PART, SMALL, MANIFEST, COMMIT = "model.safetensors$", r"small/1[0-4]\.bin$", r"node-00000-of-00001\.json$", r"\.complete$"
@@ -118,6 +118,23 @@ def test_a_byte_that_changes_while_the_store_is_probed_ends_no_sidecar(kind: Kin
     ):
         running.ready()
         assert plan.unused() == []
+        assert running.terminate() == 0
+
+
+def test_bytes_that_change_again_and_again_while_the_prefix_is_taken_over_end_no_sidecar(
+    checking_bucket: Bucket, tmp_path: Path
+) -> None:
+    with sidecar(tmp_path / "volume", checking_bucket.settings()) as earlier:
+        earlier.ready()
+        assert earlier.terminate() == 0
+    plan = Rules([Rule(Fault(Kind.CORRUPT_UPLOAD), operation="PutObject", key=r"/run\.json$", times=4)])
+    proxy = FaultProxy(checking_bucket.endpoint, plan)
+    with proxy.running() as endpoint, sidecar(tmp_path / "new-volume", checking_bucket.settings(endpoint)) as running:
+        running.up()
+        until(lambda: running.events("start_waits"))
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-1", {"model": b"1"})
+        running.committed("checkpoint-1")
         assert running.terminate() == 0
 
 

@@ -71,8 +71,8 @@ async def healthz() -> models.Alive:
 @health.get("/readyz", summary="Watching, and the store is reachable", responses=responses(503))
 async def readyz(services: Running) -> models.Ready:
     """503 while the store is not reachable; training does not depend on it."""
-    if services.state.capabilities is None or services.health.trouble is not None:
-        trouble = services.health.trouble or "the store was not reached yet"
+    if services.state.capabilities is None or services.health.unreachable is not None:
+        trouble = services.health.unreachable or "the store was not reached yet"
         raise Problem(503, "Not ready", f"{trouble}; it is tried again, training goes on")
     lease = views.lease(services.lease)
     if lease.reason is not None:

@@ -74,8 +74,11 @@ class Scanner:
         self._again: set[str] = set()
         """Names whose files changed under the same marker."""
         self._scans = 0
+        self._there_before: set[str] = set()
+        """Names that the first scan found and that could not be taken yet."""
         self.found_in: dict[str, int] = {}
-        """Attempts of checkpoints that were finished on this volume, with the number of the scan that found the first one."""
+        """Attempts of checkpoints that were finished on this volume, with the number of the scan that found the first one;
+        all that were there when this process started: 1."""
         self._trouble = _Trouble()
         self._pins_left: list[Place] = []
         """Pins of an earlier process that could not be read yet."""
@@ -104,6 +107,7 @@ class Scanner:
         current = self._volume.look_at_marker(pinned.name)
         is_newest = current in (None, version) and (known is None or known.version == version)
         if is_newest and self._volume.pins.holds_its_version(place, pinned):
+            self._there_before.add(pinned.name)
             await self._take(pinned)
         else:
             # Taken later, after the newer version is deleted from the volume, it would replace that version in the store.
@@ -151,6 +155,8 @@ class Scanner:
             return
         self._readable = True
         self._scans += 1
+        if self._scans == 1:
+            self._there_before |= names
         if self._pins_left:
             await self._take_pins()
         signatures = self._signatures(names)
@@ -234,7 +240,8 @@ class Scanner:
         try:
             checkpoint = judge(found, self._identity())
             if checkpoint.restored_from is None:
-                self.found_in.setdefault(checkpoint.attempt, self._scans)
+                was_there = checkpoint.name in self._there_before
+                self.found_in.setdefault(checkpoint.attempt, 1 if was_there else max(1, self._scans))
             check_keys(checkpoint, self._limits)
             # Held at once, before the trainer's next rotation.
             pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pins.hold, checkpoint)
@@ -246,6 +253,7 @@ class Scanner:
             self._catalog.finished(checkpoint, held=pin is None or pin.held)
         # Last: a checkpoint that could not be held because the volume failed is taken again at the next scan.
         self._seen[found.name] = found.marker.signature
+        self._there_before.discard(found.name)
 
     def _is_taken(self, known: Tracked) -> bool:
         """Whether this version need not be examined again; a lost one may be back, another one was requested again."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
-from sidecar.core.lifecycle.prefix_ownership import Run, awaits_declaration, began_after, declared_later, with_attempt
+from sidecar.core.lifecycle.prefix_ownership import Run, Seen, awaits_declaration, began_after, declared_later, with_attempt
 
 
 class KnownAttempts:
     """Attempts that node 0 has declared, as far as this pod has read or written them."""
 
-    def __init__(self, found_in: Mapping[str, int]) -> None:
-        """Start without any. ``found_in``: scan of this pod's volume that found each attempt's first checkpoint."""
-        self._found_in = found_in
+    def __init__(self, seen: Callable[[], Seen]) -> None:
+        """Start without any. ``seen``: what this pod has seen of their order."""
+        self._seen = seen
         self.epochs: dict[str, int] = {}
         """Epochs of the attempts that are known to be declared by the holder."""
         self.declared: tuple[str, ...] = ()
@@ -28,11 +28,12 @@ class KnownAttempts:
 
     def declare(self, run: Run, attempt: str) -> Run:
         """Return the run with an attempt that this pod, as the holder, declares its own."""
-        return with_attempt(run, attempt, self._found_in)
+        return with_attempt(run, attempt, self._seen())
 
     def left_for(self, attempt: str) -> str | None:
         """Return a later declared attempt of this node, for which it has left an attempt that was never declared."""
-        return next((known for known in self.epochs if began_after(known, attempt, self._found_in)), None)
+        seen = self._seen()
+        return next((known for known in self.epochs if began_after(known, attempt, seen)), None)
 
     def awaits_declaration(self, run: Run, attempt: str, *, claimed_epoch: int = 0) -> str | None:
         """Do as ``prefix_ownership.awaits_declaration``, with the epoch under which the attempt was declared."""

@@ -17,6 +17,7 @@ from sidecar.core.lifecycle.prefix_ownership import (
     CHECK_S,
     Ownership,
     Run,
+    Seen,
     why_not,
 )
 from sidecar.errors import Fenced, StoreError, Undeclared, UnreadableRun
@@ -49,8 +50,8 @@ class PrefixLease:
         found_in: Mapping[str, int] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Start without a run; ``begin`` it first. ``found_in``: as for ``KnownAttempts``."""
-        self._attempts = KnownAttempts({} if found_in is None else found_in)
+        """Start without a run; ``begin`` it first. ``found_in``: scan of the volume that found each attempt first."""
+        self._attempts = KnownAttempts(lambda: Seen(pod.present_attempt(), found_in or {}))
         self._url = store.url
         self._executor = executor
         self._pod = pod
@@ -189,8 +190,8 @@ class PrefixLease:
         beats = is_news or (is_ending and tick % round(ENDING_BEAT_S / TICK_S) == 0)
         if beats:  # first: a later pod waits for it
             await self._give_sign(even_if_same=True)
-        if (trainer := self._pod.trainer()) is not None and trainer.attempt is not None:
-            await self.objection(None, trainer.attempt)  # before the first checkpoint: the other nodes wait for it
+        if (attempt := self._pod.present_attempt()) is not None:
+            await self.objection(None, attempt)  # before the first checkpoint: the other nodes wait for it
         asked = tick % ASK_POLL_S == 0 and await self._executor.once(self._documents.is_asked)
         if not beats and (asked or tick % CHECK_S == 0):
             await self._give_sign(even_if_same=asked)
@@ -218,10 +219,10 @@ class PrefixLease:
     async def learn_epochs(self) -> None:
         """Learn the epoch of each attempt of the trainer until cancelled, on a node above 0: before its first checkpoint."""
         while True:
-            trainer, node = self._pod.trainer(), self._node
-            if trainer is not None and trainer.attempt is not None and trainer.attempt not in self._attempts.epochs:
+            attempt, node = self._pod.present_attempt(), self._node
+            if attempt is not None and attempt not in self._attempts.epochs:
                 with contextlib.suppress(StoreError, Fenced):
-                    await self.objection(node, trainer.attempt, until_declared=True)
+                    await self.objection(node, attempt, until_declared=True)
             await self._clock.sleep(max(ASK_POLL_S, node.count / 1000))
 
     async def release(self) -> None:

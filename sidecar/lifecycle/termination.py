@@ -52,8 +52,8 @@ class Ending(Protocol):
         """Return the seconds until the pod's deadline; ``None`` while the pod stays."""
         ...
 
-    def trainer(self) -> TrainerState | None:
-        """Return the state that the trainer reported last; ``None``: none."""
+    def present_attempt(self) -> str | None:
+        """Return the attempt that this pod's trainer reported last; ``None``: none."""
         ...
 
     def age_s(self) -> float:
@@ -75,6 +75,8 @@ class Termination:
         self._observers: list[Callable[[], object]] = []
         self._trainer_before: bytes | None = None
         """Content of ``trainer.json`` when this process started."""
+        self._trainer_of_earlier_pod: bytes | None = None
+        """Content of ``trainer.json`` that an earlier pod left."""
         self.pod_since_s = self._started_at_s
         """When this pod began to use the volume, epoch seconds."""
         self._pod_booted_s = pod_record.boot_clock_s()
@@ -99,6 +101,7 @@ class Termination:
         report = self._volume.read_state(LAST_REPORT)
         self.clear_stale(is_first_life=is_first_life, ended_at_s=None if is_unique else ended_at_s(report))
         self._trainer_before = self._volume.read_small(TRAINER_STATE)
+        self._trainer_of_earlier_pod = self._trainer_before if is_first_life else None
         self._ended_in_order_at_s = ended_in_order_at_s(report)
         self.pod_since_s, self._pod_booted_s, self.inherited = record.since_s, record.booted_s, record.inherited
 
@@ -239,6 +242,11 @@ class Termination:
         """Return the attempt that the hook reported last, or ``None`` without a hook."""
         trainer = self.trainer()
         return trainer.attempt if trainer else None
+
+    def present_attempt(self) -> str | None:
+        """Return the attempt that this pod's trainer reported last; ``None``: none, or that of an earlier pod."""
+        raw = self._volume.read_small(TRAINER_STATE)
+        return None if raw == self._trainer_of_earlier_pod else self.trainer_attempt()
 
     def is_terminating(self) -> bool:
         """Whether there is a termination notice."""

@@ -16,7 +16,7 @@ from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
-from trainer_hook.contract import ContractError, Node
+from trainer_hook.contract import ContractError, Node, rfc3339
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ class Documents:
         named = {manifest.key: manifest for manifest in commit.manifests}
         suspects = [Recorded(entry.key, entry.size_bytes, entry.crc, (entry.etag,)) for entry in unproven]
         suspects += [Recorded(key, named[key].size_bytes, checksum.from_text(named[key].crc64nvme), None) for key in wrong]
-        return [suspect.key for suspect in suspects if await self._is_damaged(commit.name, suspect)]
+        if not suspects:
+            return []
+        one, other = [await self._executor.persistently(self._listing, commit.name) for _ in range(2)]
+        agreed = [suspect for suspect in suspects if one.get(suspect.key) == other.get(suspect.key)]
+        return [suspect.key for suspect in agreed if await self._is_damaged(suspect, one.get(suspect.key))]
 
-    async def _is_damaged(self, name: str, recorded: Recorded) -> bool:
-        found = [(await self._executor.persistently(self._listing, name)).get(recorded.key) for _ in range(2)]
-        if found[0] != found[1]:
-            return False
-        there = found[0]
+    async def _is_damaged(self, recorded: Recorded, there: Object | None) -> bool:
         came: list[str] = []
         while there is not None and there.size_bytes == recorded.size_bytes and len(came) < 2:
             crc = await self._crc(recorded)
@@ -190,3 +190,8 @@ def named_in(commit: Commit, key: str) -> ManifestEntry | None:
 def _is(named: ManifestEntry, raw: bytes) -> bool:
     """Whether bytes are those of the manifest that a commit names."""
     return checksum.to_text(checksum.checksum(raw)) == named.crc64nvme
+
+
+def is_of(manifest: Manifest, checkpoint: Finished) -> bool:
+    """Whether a manifest belongs to this save of a checkpoint."""
+    return (manifest.save_id, manifest.created_at) == (checkpoint.save_id, rfc3339(checkpoint.created_at_s))

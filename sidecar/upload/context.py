@@ -37,7 +37,7 @@ class Lease(Protocol):
         Args:
             node: Node of the checkpoint; ``None``: this pod's.
             attempt: Attempt of the checkpoint.
-            until_declared: Whether a node above 0 waits until node 0 has declared the attempt, so that its epoch is known.
+            until_declared: Whether a node above 0 waits as before a commit, which the checkpoint would replace.
 
         Raises:
             StoreError: A request failed.

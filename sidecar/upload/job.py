@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import time
 from typing import Any
 
 import structlog
@@ -25,6 +28,7 @@ from sidecar.errors import (
 )
 from sidecar.repository.documents import StoredCommit
 from sidecar.upload.commit.existing_commit import ExistingCommit
+from sidecar.upload.commit.last_look import LastLook
 from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import UploadContext
@@ -70,7 +74,7 @@ class UploadJob:
             if catalog.is_current(tracked):
                 catalog.move(tracked, State.LOST, reason=str(error))
         except Fenced as error:
-            self.give_up(str(error))
+            await self._look_and_give_up(str(error))
         except Outdated as error:
             log.warning("upload_starts_again", checkpoint=tracked.name, error=str(error))
             self._restart(str(error))
@@ -172,6 +176,17 @@ class UploadJob:
         if catalog.is_current(tracked):
             catalog.move(tracked, State.GIVEN_UP, reason=reason, sent_bytes=tracked.sent_bytes)
 
+    async def _look_and_give_up(self, reason: str) -> None:
+        """Give the checkpoint up, unless all nodes have committed it before."""
+        context = self._context
+        if self._checkpoint.node.count > 1:
+            with contextlib.suppress(StoreError):
+                if await LastLook(context.store, context.executor).committed([self._checkpoint]):
+                    context.catalog.durable(self._tracked, at_s=time.time())
+            if context.catalog.is_current(self._tracked) and context.catalog.is_of_abandoned_attempt(self._tracked):
+                context.catalog.move(self._tracked, State.SUPERSEDED, reason=reason)
+        self.give_up(reason)
+
     def reject(self, reason: str) -> None:
         """Reject the checkpoint for a reason that only a new version of it can remove."""
         catalog, tracked = self._context.catalog, self._tracked
@@ -239,10 +254,9 @@ class UploadJob:
 
     async def _may_replace(self, existing: ExistingCommit, held: Held, there: StoredCommit) -> bool:
         checkpoint = self._checkpoint
-        if not await self._wait_for_permission(replaces=True):
-            return False
-        decision = await existing.decide(checkpoint, held.contents, there)
-        if not self._context.catalog.is_current(self._tracked):  # deleted, superseded or given up meanwhile
+        may_replace = functools.partial(self._wait_for_permission, replaces=True)
+        decision = await existing.decide(checkpoint, held.contents, there, is_permitted=may_replace)
+        if decision is None or not self._context.catalog.is_current(self._tracked):  # deleted, superseded or given up meanwhile
             return False
         match decision:
             case AlreadyCommitted():

@@ -163,6 +163,37 @@ def test_trouble_at_the_start_leaves_a_pin_that_holds_the_only_copy(tmp_path: Pa
     asyncio.run(scenario())
 
 
+def test_what_was_on_the_volume_at_the_start_is_found_in_the_first_scan(tmp_path: Path, failing: Failing) -> None:
+    """Pins were found before the first scan, and what could not be read in a later one: the present attempt seemed earlier."""
+    early, late = ({"attempt": f"2026010100000{second}Z-a".replace("20260101", "20260101T")} for second in (1, 2))
+
+    async def scenario() -> None:
+        volume = tmp_path / "volume"
+        first = new_life(volume)
+        write_checkpoint(volume, "checkpoint-10", {"a": b"x"}, early)
+        await first.scanner.scan()
+        write_checkpoint(volume, "checkpoint-20", {"a": b"x"}, late)
+        await first.scanner.scan()
+        assert first.scanner.found_in == {early["attempt"]: 1, late["attempt"]: 2}
+        durable = first.catalog.get("checkpoint-10")
+        assert durable
+        assert durable.checkpoint
+        first.volume.pins.release(durable.checkpoint)
+        second = new_life(volume)
+        failing("checkpoint-10/", errno.EIO)
+        await second.scanner.take_over_pins()
+        await second.scanner.scan()
+        assert second.scanner.found_in == {late["attempt"]: 1}
+        failing("", 0)
+        write_checkpoint(volume, "checkpoint-30", {"a": b"x"}, {"attempt": "another"})
+        await second.scanner.scan()
+        await second.scanner.scan()
+        assert second.scanner.found_in[early["attempt"]] == second.scanner.found_in[late["attempt"]] == 1
+        assert second.scanner.found_in["another"] > 1
+
+    asyncio.run(scenario())
+
+
 def test_trouble_while_a_held_file_is_opened_does_not_lose_its_checkpoint(tmp_path: Path, failing: Failing) -> None:
     async def scenario() -> None:
         services = new_life(tmp_path / "volume")

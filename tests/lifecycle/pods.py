@@ -12,7 +12,7 @@ from sidecar.lifecycle.run_document import claim
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
-from trainer_hook.contract import Node, TrainerState
+from trainer_hook.contract import Node
 
 
 class Pod:
@@ -41,7 +41,7 @@ class Pod:
     def left_s(self) -> float | None:
         return self.deadline_in_s
 
-    def trainer(self) -> TrainerState | None:
+    def present_attempt(self) -> str | None:
         return None
 
     def age_s(self) -> float:

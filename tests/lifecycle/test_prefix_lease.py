@@ -21,7 +21,7 @@ from sidecar.lifecycle.run_document import read
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.executor import StoreExecutor
 from tests.lifecycle.pods import Pod
-from trainer_hook.contract import Node, TrainerState
+from trainer_hook.contract import Node
 
 
 async def test_the_later_pod_holds_the_prefix_and_the_earlier_one_learns_it_before_it_writes(
@@ -230,7 +230,7 @@ async def test_a_node_whose_attempt_was_declared_gives_up_after_a_take_over_befo
     await zero.lease.settle()
     await zero.lease.objection(None, "a")
     if has_learned:
-        one.trainer = lambda: TrainerState("running", attempt="a")  # type: ignore[method-assign]
+        one.present_attempt = lambda: "a"  # type: ignore[method-assign]
         one.on_sleep = asyncio.Event().wait  # type: ignore[assignment]
         learning = asyncio.create_task(one.lease.learn_epochs())
         while "a" not in one.lease._attempts.epochs:

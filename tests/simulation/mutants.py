@@ -14,7 +14,7 @@ from sidecar.core.commit import retention as retention_rules
 from sidecar.core.commit.commit import ReadyToCommit
 from sidecar.core.commit.rewrite import Replace
 from sidecar.core.commit.training_line import Committed
-from sidecar.lifecycle import prefix_lease, take_over
+from sidecar.lifecycle import known_attempts, take_over
 from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.retention import store_retention
 from sidecar.upload.commit import committer, existing_commit
@@ -139,7 +139,7 @@ MUTANTS: dict[str, Mutant] = {
     "no version is ever replaced": Mutant("step", _set(Catalog, "is_replaced", lambda *_: False)),
     "an earlier pod takes over": Mutant("job", _set(take_over, "started_later", lambda *_, **__: False), 1602),
     "a commit does not wait for the present attempt": Mutant(
-        "job", _set(prefix_lease, "awaits_declaration", lambda *_, **__: None), 215
+        "job", _set(known_attempts, "awaits_declaration", lambda *_, **__: None), 215
     ),
     "a rewritten step is ordered by clocks": Mutant("job", _set(PrefixLease, "epoch_of", lambda *_: None), 234),
     "an upload is always current": Mutant("job", _set(Catalog, "is_current", lambda *_: True), 35),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from sidecar.core.format.attempts import began_later
@@ -84,29 +84,39 @@ def is_of_another(run: Run, *, me: str) -> bool:
     return run.holder not in (None, me) and not run.ending
 
 
-def with_attempt(run: Run, attempt: str, found_in: Mapping[str, int] | None = None) -> Run:
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a pod has seen of the order in which attempts began."""
+
+    present: str | None = None
+    """Attempt of the trainer that runs now, or ran last; ``None``: not known."""
+    found_in: Mapping[str, int] = field(default_factory=dict)
+    """The scan of the pod's volume that found each attempt's first checkpoint."""
+
+
+def with_attempt(run: Run, attempt: str, seen: Seen = Seen()) -> Run:
     """Return the run with an attempt that its holder declares its own, in the order in which they began.
 
     Args:
         run: The run.
         attempt: The attempt.
-        found_in: The scan of the holder's volume that found each attempt's first checkpoint.
+        seen: What the holder has seen of their order.
     """
     others = [known for known in run.attempts if known != attempt]
-    at = next((place for place, known in enumerate(others) if began_after(known, attempt, found_in or {})), len(others))
+    at = next((place for place, known in enumerate(others) if began_after(known, attempt, seen)), len(others))
     before = others[max(0, len(others) + 1 - MOST_ATTEMPTS) : at]
     return replace(run, attempts=(*before, attempt, *others[at:][1 - MOST_ATTEMPTS :]))
 
 
-def began_after(attempt: str, than: str, found_in: Mapping[str, int]) -> bool:
+def began_after(attempt: str, than: str, seen: Seen) -> bool:
     """Whether an attempt began after another one, as far as one pod can know it.
 
-    Args:
-        attempt: The attempt.
-        than: The other one.
-        found_in: The scan of the pod's volume that found each attempt's first checkpoint. Attempts of different scans began in
-            that order, whatever the clocks of their ids say; others began in the order of their ids.
+    The trainer's present attempt is the latest. Attempts that different scans found first began in that order. Both hold
+    whatever the clocks of their ids say. Others began in the order of their ids.
     """
+    if seen.present in (attempt, than):
+        return attempt == seen.present != than
+    found_in = seen.found_in
     if attempt in found_in and than in found_in and found_in[attempt] != found_in[than]:
         return found_in[attempt] > found_in[than]
     return began_later(attempt, than)

@@ -50,6 +50,8 @@ class Facts:
     quarantined: int = 0
     trouble: str | None = None
     """Why the store cannot be used; ``None``: it can."""
+    fails_again: bool = False
+    """A request fails again and again."""
     lease: str | None = None
     """Why this pod must not write to the store; ``None``: it may."""
     is_fenced: bool = False
@@ -95,6 +97,8 @@ def _dangers(facts: Facts) -> Iterator[tuple[Level, str]]:
 def _worries(facts: Facts) -> Iterator[tuple[Level, str]]:
     if facts.trouble is not None and not (facts.trains or facts.pending):
         yield Level.ATTENTION, "The store cannot be used"
+    if facts.trouble is None and facts.fails_again:
+        yield Level.ATTENTION, "A request to the store fails again and again, although others succeed"
     if facts.lease is not None and not facts.is_fenced:
         yield Level.ATTENTION, "Uploads wait for another pod of this run"
     if facts.fits_grace is False and facts.trains and facts.sees_trainer and facts.phase is Phase.RUNNING:

@@ -192,7 +192,7 @@ def may_hedge(*, hedges: int, requests: int, is_quiet: bool, is_whole_body: bool
     that were sent as a whole, few are hedged at a time: a fast store answers each of these hedges soon.
 
     Args:
-        hedges: Tries in flight that are not the first of their request.
+        hedges: Tries in flight that are not the first of their request: of bodies that were sent as a whole, or of others.
         requests: Connections in use.
         is_quiet: The store has sent nothing since the request began to wait.
         is_whole_body: The request has a body, which was sent as a whole.

@@ -138,7 +138,7 @@ class Exchange:
 
     def _end_place(self, attempt: Try) -> None:
         if attempt.is_hedge:
-            self._pulse.end_hedge()
+            self._pulse.end_hedge(is_whole_body=self._is_body)
 
     def _send_over(self, attempt: Try) -> OpenAnswer | None:
         """Send the whole request. Returns the answer if the store gave it before all was sent, else ``None``."""
@@ -266,7 +266,7 @@ class Exchange:
             attempt = self._begun(None, silences=self._request.silences, unless=lambda: any_is_answered(others))
         except BaseException:
             if is_hedge:
-                self._pulse.end_hedge()
+                self._pulse.end_hedge(is_whole_body=self._is_body)
             raise
         attempt.is_hedge = is_hedge
         if isinstance(body, FileSlice):

@@ -53,6 +53,8 @@ class Pulse:
         self.latencies = hedging.Latencies()
         self._lock = threading.Lock()
         self._hedges = 0
+        self._body_hedges = 0
+        """The same of bodies that were sent as a whole."""
 
     def heard(self) -> None:
         """Record that bytes moved on a connection."""
@@ -73,9 +75,16 @@ class Pulse:
         with self._lock:
             is_quiet = self.quiet.heard_s < waiting_since_s and now_s - waiting_since_s < self.most_s
             requests = self.connections + self.calls
-            may = hedging.may_hedge(hedges=self._hedges, requests=requests, is_quiet=is_quiet, is_whole_body=is_whole_body)
-            self._hedges += may
+            hedges = self._body_hedges if is_whole_body else self._hedges
+            may = hedging.may_hedge(hedges=hedges, requests=requests, is_quiet=is_quiet, is_whole_body=is_whole_body)
+            self._count(may, is_whole_body=is_whole_body)
         return may
+
+    def _count(self, change: int, *, is_whole_body: bool) -> None:
+        if is_whole_body:
+            self._body_hedges += change
+        else:
+            self._hedges += change
 
     def step_s(self, now_s: float) -> float:
         """Return the seconds for which a connection with a body may pause on a slow link; 0 where the link is not slow."""
@@ -95,10 +104,10 @@ class Pulse:
         )
         return now_s - still_s >= longest_s and self.begin_hedge(waiting_since_s=still_s, now_s=now_s)
 
-    def end_hedge(self) -> None:
+    def end_hedge(self, *, is_whole_body: bool = False) -> None:
         """Return a slot to the hedge budget."""
         with self._lock:
-            self._hedges -= 1
+            self._count(-1, is_whole_body=is_whole_body)
 
 
 class Link(socket.socket):

@@ -87,6 +87,7 @@ _BUSY = frozenset({"SlowDown", "Throttling", "ThrottlingException", "RequestLimi
 _TRANSIENT = frozenset(
     {"InternalError", "ServiceUnavailable", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted"}
     | {"XMinioServerNotInitialized"}
+    | {"MalformedXML"}  # the client's XML is well-formed: a bit has flipped on the way
 )
 
 

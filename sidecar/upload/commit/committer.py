@@ -30,8 +30,8 @@ from sidecar.core.format import keys
 from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Commit, Manifest, decode_manifest, encode, too_large
-from sidecar.errors import AlreadyExists, NeverDurable, NotFound, Stopped
-from sidecar.repository.documents import StoredCommit, named_in
+from sidecar.errors import AlreadyExists, NeverDurable, NotFound, Stopped, Undeclared
+from sidecar.repository.documents import StoredCommit, is_of, named_in
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.commit_poll import CommitPoll
@@ -105,10 +105,12 @@ class Committer(Revocation):
         if there.crc64nvme == self._equal.get(of):
             return True
         part = await self.part(there.commit, checkpoint.node)
-        if part is None or not _is_of(part, checkpoint):
+        if part is None or not is_of(part, checkpoint):
             return there.commit.attempt != checkpoint.attempt  # superseded by another attempt, not lost
         damaged = await self.damaged(there.commit) if thoroughly and of in self._written else []
-        if damaged and await self.lease.why_not_commit(checkpoint.node, checkpoint.attempt) is None:
+        if damaged:
+            if (why_not := await self.lease.why_not_commit(checkpoint.node, checkpoint.attempt)) is not None:
+                raise Undeclared(why_not)
             log.error("commit_taken_back", checkpoint=checkpoint.name, damaged=damaged[:8], hint="it is uploaded again")
             await self.revoke_commit(checkpoint.name, judged=there)
             return False
@@ -162,7 +164,7 @@ class Committer(Revocation):
         Returns:
             Whether there was one: then the other nodes may have committed it meanwhile.
         """
-        if before is None or _is_of(before, checkpoint):
+        if before is None or is_of(before, checkpoint):
             return False
         # Reading the manifest may have taken long, so the commit is read again.
         if await self.stored_commit(checkpoint.name) is not None:
@@ -298,7 +300,7 @@ class Committer(Revocation):
         etags = {key: there.etag for key, there in listing.items()}
         reads = await poll.collector.read(etags, range(node.count))
         own = next((read for read in reads if read.manifest.node.index == node.index), None)
-        if own is not None and not _is_of(own.manifest, checkpoint):
+        if own is not None and not is_of(own.manifest, checkpoint):
             return Reupload({}, "a late request has replaced this node's manifest by an earlier one")
         manifests, raw = [read.manifest for read in reads], {read.manifest.node.index: read.raw for read in reads}
         decision = decide(manifests, listing, me=node)
@@ -378,7 +380,7 @@ class Committer(Revocation):
         """Return ``ReadyToCommit`` if an existing commit names this node's part as published."""
         key = keys.manifest(checkpoint.name, checkpoint.attempt, checkpoint.node)
         own = await poll.collector.own(key)
-        if own is not None and _is_of(own.manifest, checkpoint):
+        if own is not None and is_of(own.manifest, checkpoint):
             commit, wanted = there.commit, manifest_entry(own.manifest, own.raw)
             if commit is not None and named_in(commit, key) == wanted:
                 return ReadyToCommit()
@@ -390,11 +392,6 @@ class Committer(Revocation):
 
     def _etags(self, prefix: str) -> dict[str, str]:
         return {o.key: o.etag for o in self._store.list(prefix)}
-
-
-def _is_of(manifest: Manifest, checkpoint: Finished) -> bool:
-    """Whether a manifest belongs to this save of a checkpoint."""
-    return (manifest.save_id, manifest.created_at) == (checkpoint.save_id, rfc3339(checkpoint.created_at_s))
 
 
 __all__ = ["Committer", "ReadyToCommit", "Reupload", "StoredCommit", "Wait", "manifest_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Sequence
 from typing import Protocol
 
 import structlog
@@ -58,24 +58,47 @@ class ExistingCommit:
         """This node's manifests of the commits that were revoked."""
 
     async def decide(
-        self, checkpoint: Finished, contents: Contents, there: StoredCommit
-    ) -> AlreadyCommitted | KeepExisting | Replace:
+        self, checkpoint: Finished, contents: Contents, there: StoredCommit, *, is_permitted: Callable[[], Awaitable[bool]]
+    ) -> AlreadyCommitted | KeepExisting | Replace | None:
         """Return the decision about a checkpoint whose step is committed. Before ``Replace``, the commit is revoked (I4).
+
+        Args:
+            checkpoint: The checkpoint.
+            contents: Its files.
+            there: The commit.
+            is_permitted: Waits until a commit of this node may be replaced, unless the store holds the checkpoint already.
+                Returns False if the checkpoint was given up or rewritten first: then the result is ``None``.
 
         Raises:
             Outdated: The commit was replaced meanwhile, or must not be replaced now; the upload starts again.
             Fenced: A later pod of the job has taken the prefix over.
         """
         commit = there.commit
-        if commit is None:
+        part = None if commit is None else await self._committer.part(commit, checkpoint.node)
+        files = None if part is None else await self._as_entries(checkpoint, contents, part.files)
+        decision = self._decision(checkpoint, commit, part, files)
+        is_bad = commit is not None and isinstance(decision, AlreadyCommitted) and await self._is_known_bad(commit, there)
+        if isinstance(decision, AlreadyCommitted) and not is_bad:
+            return decision
+        if not (isinstance(decision, KeepExisting) and checkpoint.is_inherited):  # of no epoch: the decision stands
+            if not await is_permitted():
+                return None
+            decision = Replace() if is_bad else self._decision(checkpoint, commit, part, files)  # its epoch may be known now
+        if isinstance(decision, Replace):
             await self._revoke_commit(checkpoint, there)
+            self._replaced += [] if part is None else [part]
+        if commit is not None and isinstance(decision, KeepExisting) and not decision.torn:
+            await self._revoke_if_damaged(commit, there)
+        return decision
+
+    def _decision(
+        self, checkpoint: Finished, commit: Commit | None, part: Manifest | None, files: list[FileEntry] | None
+    ) -> AlreadyCommitted | KeepExisting | Replace:
+        if commit is None:
             return Replace()
-        part = await self._committer.part(commit, checkpoint.node)
-        files = await self._as_entries(checkpoint, contents, part.files) if part is not None else None
-        created_at = rfc3339(checkpoint.created_at_s)
-        decision = rewrite(
+        return rewrite(
             attempt=checkpoint.attempt,
-            created_at=created_at,
+            created_at=rfc3339(checkpoint.created_at_s),
             files=files,
             theirs=commit,
             part=part,
@@ -83,14 +106,6 @@ class ExistingCommit:
             names_attempt=checkpoint.names_attempt,
             epoch=self._committer.epoch_of(checkpoint),
         )
-        if isinstance(decision, AlreadyCommitted) and await self._is_known_bad(commit, there):
-            decision = Replace()
-        if isinstance(decision, Replace):
-            await self._revoke_commit(checkpoint, there)
-            self._replaced += [] if part is None else [part]
-        if isinstance(decision, KeepExisting) and not decision.torn:
-            await self._revoke_if_damaged(commit, there)
-        return decision
 
     async def adopt(
         self, checkpoint: Finished, contents: Contents, journal: Journal, before: Manifest | None, *, but: Collection[str]

@@ -6,8 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from sidecar.core.format.found_checkpoint import Finished
-from sidecar.repository.documents import Documents
-from trainer_hook.contract import rfc3339
+from sidecar.repository.documents import Documents, is_of
 
 
 class LastLook(Documents):
@@ -30,6 +29,6 @@ class LastLook(Documents):
         if there is None or there.commit is None or there.commit.attempt != checkpoint.attempt:
             return False
         part = await self.part(there.commit, checkpoint.node)
-        if part is None or (part.save_id, part.created_at) != (checkpoint.save_id, rfc3339(checkpoint.created_at_s)):
+        if part is None or not is_of(part, checkpoint):
             return False
         return await self.why_not_whole(there.commit, there.crc64nvme) is None

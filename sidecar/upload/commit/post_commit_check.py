@@ -23,6 +23,8 @@ MOST_DOUBLINGS = 4
 another attempt that sends the step can finish it."""
 POLL_S = 1.0
 """Interval in seconds at which due checks are started."""
+AGAIN_S = 5.0
+"""Seconds after which a check is repeated that got no answer, or that must not revoke the commit now."""
 
 
 class PostCommitCheck:
@@ -74,7 +76,8 @@ class PostCommitCheck:
         except Fenced:  # a later pod is responsible for the prefix now
             return
         except StoreError as error:
-            log.warning("commit_not_looked_at", checkpoint=tracked.name, error=str(error))
+            log.warning("commit_not_looked_at", checkpoint=tracked.name, error=str(error), again_in_s=AGAIN_S)
+            self._due.append((self._clock.monotonic() + AGAIN_S, tracked, thoroughly))
             return
         if not stands and tracked.state is State.COMMITTED:
             self._gone[tracked.version] += 1

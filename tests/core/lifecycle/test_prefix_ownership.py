@@ -12,6 +12,7 @@ from sidecar.core.lifecycle.prefix_ownership import (
     SILENCE_S,
     Ownership,
     Run,
+    Seen,
     awaits_declaration,
     began_after,
     belongs,
@@ -77,7 +78,7 @@ def test_attempts_that_are_declared_late_keep_their_order(declared: list[int], s
     found = {ids[number]: number for number in declared} if is_found else {}
     run = Run("r")
     for number in declared:
-        run = with_attempt(run, ids[number], found)
+        run = with_attempt(run, ids[number], Seen(found_in=found))
     assert run.attempts == tuple(ids[number] for number in sorted(declared))
 
 
@@ -133,15 +134,23 @@ def test_attempts_are_ordered_by_their_declarations(attempts: list[str], one: st
         assert found is (one in attempts and (other not in attempts or attempts.index(one) > attempts.index(other)))
 
 
-@given(st.integers(0, 99), st.integers(0, 99), st.dictionaries(st.sampled_from(["one", "other"]), st.integers(1, 3)))
+@given(
+    st.integers(0, 99),
+    st.integers(0, 99),
+    st.dictionaries(st.sampled_from(["one", "other"]), st.integers(1, 3)),
+    st.sampled_from(["one", "other", "a third one", None]),
+)
 def test_what_a_pod_saw_decides_which_attempt_began_after_another_and_else_their_ids(
-    one: int, other: int, scans: dict[str, int]
+    one: int, other: int, scans: dict[str, int], present: str | None
 ) -> None:
     ids = {"one": f"20260101T0000{one:02}Z-a", "other": f"20260101T0000{other:02}Z-b"}
-    found_in = {ids[name]: scan for name, scan in scans.items()}
-    is_after = began_after(ids["one"], ids["other"], found_in)
-    if len(scans) == 2 and scans["one"] != scans["other"]:
+    seen = Seen(present and ids.get(present, present), {ids[name]: scan for name, scan in scans.items()})
+    is_after = began_after(ids["one"], ids["other"], seen)
+    if present in ids:
+        assert is_after is (present == "one"), "the present one is the latest"
+    elif len(scans) == 2 and scans["one"] != scans["other"]:
         assert is_after is (scans["one"] > scans["other"])
     else:
         assert is_after is (one > other)
-    assert not began_after("an id without a time", ids["one"], found_in)
+    assert not began_after("an id without a time", ids["one"], seen)
+    assert not began_after(ids["one"], ids["one"], seen)

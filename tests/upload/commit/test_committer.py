@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.commit.commit import ReadyToCommit, Reupload, Wait
-from sidecar.core.commit.rewrite import Replace
+from sidecar.core.commit.rewrite import AlreadyCommitted, Replace
 from sidecar.core.format import checksum, keys
 from sidecar.core.format import manifest as manifest_module
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
@@ -334,12 +334,54 @@ async def test_a_save_that_may_not_be_committed_now_revokes_no_commit(executor: 
     existing = ExistingCommit(pod.committer, executor, NothingDamaged())
     contents: Any = None
     with pytest.raises(Outdated, match="not declared"):
-        await existing.decide(again, contents, there)
+        await existing.decide(again, contents, there, is_permitted=permitted)
     assert store.get(COMMIT)
     lease.reason = None
-    assert isinstance(await existing.decide(again, contents, there), Replace)
+    assert isinstance(await existing.decide(again, contents, there, is_permitted=permitted), Replace)
     with pytest.raises(NotFound):
         store.get(COMMIT)
+
+
+async def test_what_the_store_holds_already_is_durable_without_a_permission(executor: StoreExecutor) -> None:
+    """On a node above 0, committed checkpoints of an earlier attempt waited for a declaration that comes after the resume."""
+    store, lease = MemoryStore(), Undecided()
+    pod = Pod(store, executor, 1)
+    for each in (Pod(store, executor, 0), pod):
+        await each.publish(b"part", "a")
+    assert isinstance(await pod.committer.try_commit(pod.checkpoint("a")), ReadyToCommit)
+    there = await pod.committer.stored_commit(NAME)
+    assert there is not None
+    pod.committer.lease, lease.reason = lease, "node 0 has not declared attempt a its own yet"
+    checkpoint = replace(pod.checkpoint("a"), files=(FoundFile("shard-1", 4, 0, 0),))
+    contents: Any = Holds({"shard-1": b"part"})
+
+    async def asked() -> bool:
+        raise AssertionError("no permission is needed")
+
+    existing = ExistingCommit(pod.committer, executor, NothingDamaged())
+    assert isinstance(await existing.decide(checkpoint, contents, there, is_permitted=asked), AlreadyCommitted)
+    # A commit of damaged objects is replaced, and for that it is.
+    store.put(keys.shared_file(NAME, "shard-0"), b"torn")
+    with pytest.raises(Outdated, match="not declared"):
+        await existing.decide(checkpoint, contents, there, is_permitted=permitted)
+    assert await existing.decide(checkpoint, contents, there, is_permitted=given_up) is None
+    assert store.get(COMMIT)
+
+
+async def permitted() -> bool:
+    return True
+
+
+async def given_up() -> bool:
+    return False
+
+
+class Holds:
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self._files = files
+
+    def checksums(self, path: str, ranges: list[tuple[int, int]]) -> list[int]:
+        return [checksum.checksum(self._files[path][offset : offset + length]) for offset, length in ranges]
 
 
 class NothingDamaged:

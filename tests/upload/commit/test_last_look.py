@@ -63,3 +63,17 @@ async def test_a_node_whose_part_others_have_committed_ends_with_0_and_otherwise
         executor.close()
     assert code == (0 if harm == "none" else 3)
     assert tracked.state is (State.COMMITTED if harm == "none" else State.GIVEN_UP)
+
+
+@pytest.mark.parametrize(("later", "code"), [("20260101T000002Z-b", 0), ("20260101T000000Z-b", 3)])
+async def test_a_part_of_an_attempt_that_all_nodes_have_left_is_no_loss(tmp_path: Path, later: str, code: int) -> None:
+    """The step of a later attempt was durable, and the exit code was 3."""
+    store, attempt = MemoryStore(), "20260101T000001Z-a"
+    daemon = await ending(tmp_path, store, Pod(store, None, 1).checkpoint(attempt))  # type: ignore[arg-type]
+    catalog = daemon.services.catalog
+    after = replace(Pod(store, None, 1).checkpoint(later), name="checkpoint-30", step=30, created_at_s=1.9e9)  # type: ignore[arg-type]
+    catalog.durable(catalog.finished(after, held=True), at_s=1.9e9)
+    try:
+        assert await daemon._finish() == code
+    finally:
+        daemon.services.executor.close()

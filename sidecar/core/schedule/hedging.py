@@ -17,6 +17,9 @@ UNKNOWN_S = 1.5
 """A request is late after this time while no latency of its kind is known. Seconds, as all ``_S``."""
 LEAST_S = 0.75
 """No request is late before this time: threads of the lowest priority also wait for a core."""
+DELETION_LEAST_S = 4.0
+"""No deletion is late before this time: its abandoned try, if it arrives later still, deletes what was written since."""
+DELETIONS = frozenset({"DeleteObject", "DeleteObjects"})
 BEYOND_S = 1.5
 """Upper bound of the lateness limit above the usual latency: half a second is left for another connection."""
 BEYOND = 0.5
@@ -70,7 +73,8 @@ class Latencies:
 
     def late_s(self, kind: str, *, hurried: bool = False) -> float:
         """Return after how many seconds a request of this kind is late."""
-        return late_s(tuple(self._latencies_s.get(kind, ())), hurried=hurried)
+        usual_s = late_s(tuple(self._latencies_s.get(kind, ())), hurried=hurried)
+        return max(usual_s, DELETION_LEAST_S) if kind in DELETIONS else usual_s
 
 
 def late_s(took: Sequence[float], *, hurried: bool = False) -> float:

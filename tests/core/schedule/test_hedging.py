@@ -26,6 +26,17 @@ def test_a_request_is_late_no_later_when_the_pod_terminates(took: list[float]) -
     assert hedging.late_s(took, hurried=True) <= hedging.late_s(took)
 
 
+@given(took=LATENCIES, hurried=st.booleans())
+def test_a_deletion_is_late_later_than_others(took: list[float], hurried: bool) -> None:
+    """The copy of a deletion arrived after the step had been committed again, and deleted a manifest that the commit named."""
+    latencies = Latencies()
+    for seconds in took:
+        for kind in ("PutObject", "DeleteObjects"):
+            latencies.took(kind, seconds)
+    of_others, of_deletions = (latencies.late_s(kind, hurried=hurried) for kind in ("PutObject", "DeleteObjects"))
+    assert of_deletions == max(of_others, hedging.DELETION_LEAST_S)
+
+
 def test_kinds_have_latencies_of_their_own_and_old_ones_are_forgotten() -> None:
     latencies = Latencies()
     for _ in range(hedging.KEPT):

@@ -244,7 +244,8 @@ class RequestWorker:
         self._warn_if_elastic(offer)
         known = self._catalog.get(name)
         unknown = self._volume.marker_signature(name) not in (None, known.version if known else None)
-        if unknown or not may_replace(known.checkpoint if known else None, commit):
+        is_chosen = request.wanted != LATEST
+        if unknown or not may_replace(known.checkpoint if known else None, commit, is_chosen=is_chosen):
             raise CheckpointChanged(name)
         source = "local"
         if not (self._volume.marker_signature(name) and await reader.is_local(offer, self._node)):

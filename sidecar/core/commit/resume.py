@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.core.format import checksum
+from sidecar.core.format.attempts import began_later
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry
 from sidecar.core.format.obstacles import contradiction
@@ -106,15 +107,19 @@ def check_paths(commit: Commit, entries: Iterable[FileEntry]) -> None:
         raise ContractError(f"{commit.name}: {why}, of different nodes")
 
 
-def may_replace(local: Finished | None, commit: Commit) -> bool:
+def may_replace(local: Finished | None, commit: Commit, *, is_chosen: bool) -> bool:
     """Whether a download requested by the trainer may replace the directory of that name on the volume.
 
     Args:
         local: The finished checkpoint in it; ``None``: none, or an unfinished or rejected one.
-        commit: The commit to download. Where other nodes have parts of the local checkpoint, it is not complete, and the
-            commit of the same step is.
+        commit: The commit to download.
+        is_chosen: The trainer asks for this very step: in a job of several nodes, node 0 has chosen it for all. One node's part
+            of it by another attempt is not complete, and the commit is. Before that choice, the nodes may be about to commit
+            their parts of a later attempt instead.
     """
-    if local is None or local.restored_from is not None or local.node.count > 1:
+    if local is None or local.restored_from is not None:
+        return True
+    if local.node.count > 1 and (is_chosen or began_later(commit.attempt, local.attempt)):
         return True
     return local.attempt == commit.attempt or _is_of_the_same_marker(local, commit)
 

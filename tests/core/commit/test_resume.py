@@ -80,10 +80,10 @@ def test_a_marker_without_an_attempt_is_the_same_for_the_next_pod_on_the_volume(
     next_pod = replace(LOCAL, attempt="b", names_attempt=False)
     assert not differs_from_its_commit(next_pod, SAME)
     assert differs_from_its_commit(replace(next_pod, files=LOCAL.files[:1]), SAME)
-    assert may_replace(next_pod, SAME)
+    assert may_replace(next_pod, SAME, is_chosen=False)
     anew = replace(next_pod, files=LOCAL.files[:1], created_at_s=LOCAL.created_at_s + 1)
     assert not differs_from_its_commit(anew, SAME)
-    assert not may_replace(anew, SAME)
+    assert not may_replace(anew, SAME, is_chosen=True)
 
 
 @st.composite
@@ -311,10 +311,15 @@ def test_a_path_that_is_a_file_of_one_node_and_a_directory_of_another_is_refused
 def test_a_download_replaces_nothing_that_the_trainer_may_be_writing() -> None:
     finished = Finished("checkpoint-20", "v", 20, None, "a", Node(), 1.8e9, None, (), {})
     restored = replace(finished, meta={META_RESTORED: "0" * 16})
-    assert may_replace(None, SAME)
-    assert may_replace(restored, SAME)
-    assert not may_replace(replace(finished, attempt="b"), SAME)
-    assert may_replace(replace(finished, attempt="b", node=Node(1, 2)), SAME), "one node's part is not complete"
+    assert may_replace(None, SAME, is_chosen=False)
+    assert may_replace(restored, SAME, is_chosen=False)
+    assert not may_replace(replace(finished, attempt="b"), SAME, is_chosen=True)
+    part = replace(finished, attempt="b", node=Node(1, 2))
+    assert may_replace(part, SAME, is_chosen=True), "one node's part is not complete"
+    assert not may_replace(part, SAME, is_chosen=False), "it may become"
+    earlier, later = (f"20260101T00000{second}Z-a" for second in (1, 2))
+    assert may_replace(replace(part, attempt=earlier), SAME.model_copy(update={"attempt": later}), is_chosen=False)
+    assert not may_replace(replace(part, attempt=later), SAME.model_copy(update={"attempt": earlier}), is_chosen=False)
     assert may_replace_beside_trainer(restored, is_unchanged=True)
     assert not may_replace_beside_trainer(restored, is_unchanged=False)
     assert not may_replace_beside_trainer(finished, is_unchanged=True)

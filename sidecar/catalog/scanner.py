@@ -78,7 +78,7 @@ class Scanner:
         """Names that the first scan found and that could not be taken yet."""
         self.found_in: dict[str, int] = {}
         """Attempts of checkpoints that were finished on this volume, with the number of the scan that found the first one;
-        all that were there when this process started: 1."""
+        1: all that were there when this process started; 0: what an earlier pod left."""
         self._trouble = _Trouble()
         self._pins_left: list[Place] = []
         """Pins of an earlier process that could not be read yet."""
@@ -240,8 +240,8 @@ class Scanner:
         try:
             checkpoint = judge(found, self._identity())
             if checkpoint.restored_from is None:
-                was_there = checkpoint.name in self._there_before
-                self.found_in.setdefault(checkpoint.attempt, 1 if was_there else max(1, self._scans))
+                found_in = 1 if checkpoint.name in self._there_before else max(1, self._scans)
+                self.found_in.setdefault(checkpoint.attempt, 0 if checkpoint.is_inherited else found_in)
             check_keys(checkpoint, self._limits)
             # Held at once, before the trainer's next rotation.
             pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pins.hold, checkpoint)

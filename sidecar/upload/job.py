@@ -181,8 +181,9 @@ class UploadJob:
         context = self._context
         if self._checkpoint.node.count > 1:
             with contextlib.suppress(StoreError):
-                if await LastLook(context.store, context.executor).committed([self._checkpoint]):
-                    context.catalog.durable(self._tracked, at_s=time.time())
+                found = await LastLook(context.store, context.executor).committed([self._checkpoint])
+                if found and context.catalog.is_current(self._tracked):
+                    await self._durable(time.time())
             if context.catalog.is_current(self._tracked) and context.catalog.is_of_abandoned_attempt(self._tracked):
                 context.catalog.move(self._tracked, State.SUPERSEDED, reason=reason)
         self.give_up(reason)

@@ -141,6 +141,6 @@ MUTANTS: dict[str, Mutant] = {
     "a commit does not wait for the present attempt": Mutant(
         "job", _set(known_attempts, "awaits_declaration", lambda *_, **__: None), 215
     ),
-    "a rewritten step is ordered by clocks": Mutant("job", _set(PrefixLease, "epoch_of", lambda *_: None), 234),
+    "a rewritten step is ordered by clocks": Mutant("job", _set(PrefixLease, "epoch_of", lambda *_: None), 2400),
     "an upload is always current": Mutant("job", _set(Catalog, "is_current", lambda *_: True), 35),
 }

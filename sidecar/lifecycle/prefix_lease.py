@@ -344,8 +344,8 @@ class PrefixLease:
                 if self._claim is not None:  # also over a late write of an earlier pod
                     run = replace(run, holder=self._holder.name, epoch=self._claim.epoch, attempts=self._attempts.declared)
                 run = self._attempts.declare(run, attempt)
+                self._attempts.declared = run.attempts  # also if the answer to the write is lost
                 await self._executor.once(self._documents.write, run)
-                self._attempts.declared = run.attempts
             if attempt in run.attempts:
                 self._attempts.epochs[attempt] = run.epoch
         return None

@@ -130,7 +130,7 @@ class Status(BaseModel):
     safety: Safety = Field(description="Whether training on this pod is safe now")
     node_index: int | None = Field(None, description="Of this pod among those of the job; null: the settings do not say it")
     node_count: int | None = None
-    degraded: bool = Field(description="The store is not usable now; training continues")
+    degraded: bool = Field(description="The store is not usable now, or refuses a request again and again; training continues")
     degraded_reason: str | None = None
     store: StoreStatus
     trainer: Trainer

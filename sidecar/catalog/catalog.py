@@ -183,6 +183,10 @@ class Catalog:
             return False
         return newest.checkpoint.attempt != tracked.checkpoint.attempt and _is_after(newest, tracked)
 
+    def was_left(self, tracked: Tracked) -> bool:
+        """Whether a checkpoint is one node's part of an attempt that all nodes have left for one with a durable step."""
+        return tracked.checkpoint is not None and tracked.checkpoint.node.count > 1 and self.is_of_abandoned_attempt(tracked)
+
     def _becomes_newest_durable(self, tracked: Tracked, step: int) -> bool:
         newest = self.newest_durable
         if newest is None or self.newest_durable_step is None or _is_after(tracked, newest):

@@ -13,6 +13,7 @@ from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.resume import newest_first
 from sidecar.core.format.found_checkpoint import FoundCheckpoint, Identity, is_whole, judge
 from sidecar.core.format.key_limits import KeyLimits, check_keys
+from sidecar.core.lifecycle.prefix_ownership import first_found
 from sidecar.core.lifecycle.states import REPORTED, SETTLED, State
 from sidecar.errors import CheckpointRejected
 from sidecar.volume.opener import Place
@@ -77,8 +78,7 @@ class Scanner:
         self._there_before: set[str] = set()
         """Names that the first scan found and that could not be taken yet."""
         self.found_in: dict[str, int] = {}
-        """Attempts of checkpoints that were finished on this volume, with the number of the scan that found the first one;
-        1: all that were there when this process started; 0: what an earlier pod left."""
+        """Attempts of checkpoints that were finished on this volume, as ``Seen.found_in``."""
         self._trouble = _Trouble()
         self._pins_left: list[Place] = []
         """Pins of an earlier process that could not be read yet."""
@@ -240,8 +240,9 @@ class Scanner:
         try:
             checkpoint = judge(found, self._identity())
             if checkpoint.restored_from is None:
-                found_in = 1 if checkpoint.name in self._there_before else max(1, self._scans)
-                self.found_in.setdefault(checkpoint.attempt, 0 if checkpoint.is_inherited else found_in)
+                was_there = checkpoint.name in self._there_before
+                number = first_found(self._scans, was_there=was_there, is_inherited=checkpoint.is_inherited)
+                self.found_in.setdefault(checkpoint.attempt, number)
             check_keys(checkpoint, self._limits)
             # Held at once, before the trainer's next rotation.
             pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pins.hold, checkpoint)

@@ -46,7 +46,7 @@ def exit_report(
         unseen: Why a finished checkpoint may be unknown; ``None``: all are known.
     """
     durable = sorted((t for t in catalog.all() if t.state is State.COMMITTED), key=lambda t: t.name)
-    given_up = [t for t in catalog.all() if (t.state in PENDING or t.state in REPORTED) and not _was_left(t, catalog)]
+    given_up = [t for t in catalog.all() if (t.state in PENDING or t.state in REPORTED) and not catalog.was_left(t)]
     newest_rejected = {t.name: t.reason for t in catalog.newest_rejected()}
     notice = termination.current_notice
     exit_code = EXIT_GIVEN_UP if given_up or newest_rejected or unseen else EXIT_DONE
@@ -106,11 +106,6 @@ def ended_waiting(volume: Volume) -> int:
     log.error("ended_without_the_volume", reason=unseen, hint="the next sidecar on this volume sends what is not durable")
     termination_message.write(f"not everything finished is known to be durable: {unseen}")
     return EXIT_GIVEN_UP
-
-
-def _was_left(tracked: Tracked, catalog: Catalog) -> bool:
-    """Whether a checkpoint is one node's part of an attempt that all nodes have left: a later one has a durable step."""
-    return tracked.checkpoint is not None and tracked.checkpoint.node.count > 1 and catalog.is_of_abandoned_attempt(tracked)
 
 
 def _given_up(tracked: Tracked) -> dict[str, Any]:

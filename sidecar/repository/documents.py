@@ -141,7 +141,7 @@ class Documents:
     async def _manifest(self, named: ManifestEntry, raw: bytes | None) -> Manifest | None:
         """Return a manifest if it matches the commit, else ``None``. ``raw``: its bytes in the bundle; ``None``: not in it."""
         try:
-            if raw is None or not _is(named, raw):
+            if raw is None or not _matches(named, raw):
                 raw = await self._executor.persistently(self._read_named, named)
             return decode_manifest(raw, key=named.key)
         except (NotFound, OversizedDocument, CorruptObject, ContractError):
@@ -149,7 +149,7 @@ class Documents:
 
     def _read_named(self, named: ManifestEntry) -> bytes:
         raw = self._store.get(named.key, most_bytes=named.size_bytes)
-        if not _is(named, raw):
+        if not _matches(named, raw):
             got = f"crc64nvme {checksum.to_text(checksum.checksum(raw))}"
             raise CorruptObject(named.key, want=f"crc64nvme {named.crc64nvme}", got=got)
         return raw
@@ -187,7 +187,7 @@ def named_in(commit: Commit, key: str) -> ManifestEntry | None:
     return next((entry for entry in commit.manifests if entry.key == key), None)
 
 
-def _is(named: ManifestEntry, raw: bytes) -> bool:
+def _matches(named: ManifestEntry, raw: bytes) -> bool:
     """Whether bytes are those of the manifest that a commit names."""
     return checksum.to_text(checksum.checksum(raw)) == named.crc64nvme
 

@@ -44,6 +44,15 @@ class Lease(Protocol):
         """
         ...
 
+    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
+        """Return why the commit of a checkpoint has to wait, or ``None``: it may be written now.
+
+        Raises:
+            Fenced: A later pod of the job has taken the prefix over.
+            StoreError: A request failed.
+        """
+        ...
+
 
 class StoreLimits:
     """Known capabilities of the store. The maximum number of parts may turn out to be lower than declared."""

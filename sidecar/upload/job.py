@@ -177,15 +177,15 @@ class UploadJob:
             catalog.move(tracked, State.GIVEN_UP, reason=reason, sent_bytes=tracked.sent_bytes)
 
     async def _look_and_give_up(self, reason: str) -> None:
-        """Give the checkpoint up, unless all nodes have committed it before."""
+        """Give the checkpoint up after a fencing, unless it is committed, or superseded by a later attempt."""
         context = self._context
         if self._checkpoint.node.count > 1:
             with contextlib.suppress(StoreError):
                 found = await LastLook(context.store, context.executor).committed([self._checkpoint])
                 if found and context.catalog.is_current(self._tracked):
                     await self._durable(time.time())
-            if context.catalog.is_current(self._tracked) and context.catalog.is_of_abandoned_attempt(self._tracked):
-                context.catalog.move(self._tracked, State.SUPERSEDED, reason=reason)
+        if context.catalog.is_current(self._tracked) and context.catalog.was_left(self._tracked):
+            context.catalog.move(self._tracked, State.SUPERSEDED, reason=reason)
         self.give_up(reason)
 
     def reject(self, reason: str) -> None:
@@ -239,7 +239,7 @@ class UploadJob:
         context, active, checkpoint = self._context, self._active, self._checkpoint
         while context.catalog.is_current(self._tracked):
             if replaces and checkpoint.is_inherited:  # its attempt is not declared any more
-                reason = await context.committer.lease.why_not_commit(checkpoint.node, checkpoint.attempt)
+                reason = await context.lease.why_not_commit(checkpoint.node, checkpoint.attempt)
             else:
                 reason = await context.lease.objection(checkpoint.node, checkpoint.attempt, until_declared=replaces)
             if reason is None:

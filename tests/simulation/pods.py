@@ -95,6 +95,9 @@ class Staying:
     async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
         return None
 
+    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
+        return None
+
 
 class NothingEarly:
     """``EarlyUploads`` of a trainer whose files are not seen before their marker."""

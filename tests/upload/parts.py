@@ -118,6 +118,9 @@ class LastingPod:
     async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
         return None
 
+    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
+        return None
+
 
 def uploads(store: Store, running: StoreExecutor) -> UploadContext:
     """Return what uploads to a store share."""

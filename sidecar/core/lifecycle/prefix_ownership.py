@@ -94,6 +94,19 @@ class Seen:
     """The scan of the pod's volume that found each attempt's first checkpoint."""
 
 
+def first_found(scan: int, *, was_there: bool, is_inherited: bool) -> int:
+    """Return the number in ``Seen.found_in`` of an attempt whose first checkpoint is found by a scan.
+
+    Args:
+        scan: The scan, from 1 in each process; 0: before the first one.
+        was_there: The checkpoint was on the volume when this process started: all these have the same number.
+        is_inherited: An earlier pod left it: its attempts began before those of this pod.
+    """
+    if is_inherited:
+        return 0
+    return 1 if was_there else max(1, scan)
+
+
 def with_attempt(run: Run, attempt: str, seen: Seen = Seen()) -> Run:
     """Return the run with an attempt that its holder declares its own, in the order in which they began.
 

@@ -17,6 +17,7 @@ from sidecar.core.lifecycle.prefix_ownership import (
     began_after,
     belongs,
     declared_later,
+    first_found,
     may_hold,
     why_not,
     with_attempt,
@@ -154,3 +155,12 @@ def test_what_a_pod_saw_decides_which_attempt_began_after_another_and_else_their
         assert is_after is (one > other)
     assert not began_after("an id without a time", ids["one"], seen)
     assert not began_after(ids["one"], ids["one"], seen)
+
+
+@given(st.integers(0, 9), st.booleans(), st.booleans())
+def test_what_was_there_at_the_start_has_one_number_and_what_an_earlier_pod_left_a_lower_one(
+    scan: int, was_there: bool, is_inherited: bool
+) -> None:
+    number = first_found(scan, was_there=was_there, is_inherited=is_inherited)
+    assert number == (0 if is_inherited else 1 if was_there else max(1, scan))
+    assert is_inherited or number > first_found(scan, was_there=was_there, is_inherited=True)

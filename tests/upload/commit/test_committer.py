@@ -17,6 +17,7 @@ from sidecar.core.format import manifest as manifest_module
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry
 from sidecar.errors import NeverDurable, NotFound, StoreUnavailable
+from sidecar.repository.documents import StoredCommit
 from sidecar.store.protocol import Stored
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
@@ -319,15 +320,21 @@ class Undecided(NoLease):
         return self.reason
 
 
+async def committed_by_two(store: MemoryStore, executor: StoreExecutor) -> tuple[Pod, StoredCommit]:
+    """Return node 1 of two, and the commit that it wrote."""
+    zero, one = (Pod(store, executor, index) for index in (0, 1))
+    for pod in (zero, one):
+        await pod.publish(b"part", "a")
+    assert isinstance(await one.committer.try_commit(one.checkpoint("a")), ReadyToCommit)
+    there = await one.committer.stored_commit(NAME)
+    assert there is not None
+    return one, there
+
+
 async def test_a_save_that_may_not_be_committed_now_revokes_no_commit(executor: StoreExecutor) -> None:
     """A node of the attempt before revoked the step that the later pod had just chosen, and could not commit its own."""
     store, lease = MemoryStore(), Undecided()
-    pod = Pod(store, executor, 1)
-    for each in (Pod(store, executor, 0), pod):
-        await each.publish(b"part", "a")
-    assert isinstance(await pod.committer.try_commit(pod.checkpoint("a")), ReadyToCommit)
-    there = await pod.committer.stored_commit(NAME)
-    assert there is not None
+    pod, there = await committed_by_two(store, executor)
     pod.committer.lease = lease
     again = replace(pod.checkpoint("a"), created_at_s=1.8e9 + 5, save_id="later")
     lease.reason = "node 0 has not declared attempt a its own yet"
@@ -345,12 +352,7 @@ async def test_a_save_that_may_not_be_committed_now_revokes_no_commit(executor: 
 async def test_what_the_store_holds_already_is_durable_without_a_permission(executor: StoreExecutor) -> None:
     """On a node above 0, committed checkpoints of an earlier attempt waited for a declaration that comes after the resume."""
     store, lease = MemoryStore(), Undecided()
-    pod = Pod(store, executor, 1)
-    for each in (Pod(store, executor, 0), pod):
-        await each.publish(b"part", "a")
-    assert isinstance(await pod.committer.try_commit(pod.checkpoint("a")), ReadyToCommit)
-    there = await pod.committer.stored_commit(NAME)
-    assert there is not None
+    pod, there = await committed_by_two(store, executor)
     pod.committer.lease, lease.reason = lease, "node 0 has not declared attempt a its own yet"
     checkpoint = replace(pod.checkpoint("a"), files=(FoundFile("shard-1", 4, 0, 0),))
     contents: Any = Holds({"shard-1": b"part"})

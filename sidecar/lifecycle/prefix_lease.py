@@ -120,7 +120,7 @@ class PrefixLease:
     async def settle(self) -> None:
         """Take the prefix over, if it is another pod's: at once from a pod of the same job, else once its holder is silent.
 
-        If told to end before that is known, it does not: another job may hold it (``settle_later``).
+        If told to end too early to know that, it does not: another job may hold it (``settle_later``).
 
         Raises:
             ConfigurationError: Another job holds the prefix.
@@ -284,7 +284,7 @@ class PrefixLease:
         """
         if self._claim is not None or node.index == 0 or self.fenced.is_set():
             await self.require_held(node, attempt)
-            return None
+            return None if self._claim is not None else await self.objection(node, attempt)
         asked: list[Coroutine[Any, Any, Any]] = [
             self._executor.persistently(self._look),
             self._executor.persistently(self._documents.claims),
@@ -330,7 +330,7 @@ class PrefixLease:
                 await self.require_held(node, attempt)
             except Undeclared as error:
                 return str(error)
-        if node.count == 1 or attempt in self._attempts.epochs:
+        if attempt in self._attempts.epochs or (node.count == 1 and self._claim is not None):
             return None
         async with self._writes:
             run = await self._executor.once(self._look)
@@ -339,6 +339,8 @@ class PrefixLease:
                 if node.index > 0 and (later := self._attempts.left_for(attempt)) is not None:
                     raise Fenced(f"node 0 never declared attempt {attempt}, and this node has left it for {later}")
                 return reason
+            if node.count == 1:
+                return None
             if node.index == 0 and attempt not in run.attempts:
                 await self.require_held()
                 if self._claim is not None:  # also over a late write of an earlier pod

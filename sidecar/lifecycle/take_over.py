@@ -69,6 +69,8 @@ class TakeOver:
         self._clock = clock
         self._look_s = 0.0
         """Longest time of a read of ``run.json`` in seconds."""
+        self._silent: Run | None = None
+        """The run whose holder has been silent for ``SILENCE_S`` after a request."""
         self.waits_for: str | None = None
         """What the take-over waits for at this moment, as a sentence; ``None``: for nothing."""
 
@@ -108,15 +110,15 @@ class TakeOver:
         """Ask the holder for a sign of life, unless it is known to be of ``job``.
 
         Returns:
-            ``OURS``: it is dead, or of the job. ``TWO_AT_ONCE``: it is alive. ``WATCH``: this pod is told to end before either
-            is known.
+            ``OURS``: it is dead, or of the job. ``TWO_AT_ONCE``: it is alive. ``WATCH``: this pod is told to end, and its time
+            is too short to know it.
         """
         first = run = await self._look()
         began_s: float | None = None
         while True:
             watched_s = 0.0 if began_s is None else self._clock.monotonic() - began_s
             found = may_hold(first, run, me=self._holder.name, job=job, watched_s=watched_s)
-            if found is not Ownership.WATCH or self._pod.left_s() is not None:
+            if found is not Ownership.WATCH or self._ends_before_silence_is_known(watched_s):
                 break
             if began_s is None:
                 log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
@@ -127,8 +129,14 @@ class TakeOver:
             run = await self._look()
         self.waits_for = None
         if began_s is not None and found is Ownership.OURS:
+            self._silent = run
             await self._executor.persistently(self._documents.answered)
         return found
+
+    def _ends_before_silence_is_known(self, watched_s: float = 0.0) -> bool:
+        """Whether this pod is terminating, and has no time to learn that the holder is silent and to upload after that."""
+        left_s = self._pod.left_s()
+        return left_s is not None and watched_s + left_s < 2 * SILENCE_S
 
     async def claim(self) -> list[Claim] | None:
         """Claim the prefix, unless a later pod holds it.
@@ -211,10 +219,11 @@ class TakeOver:
 
     async def _is_silent(self) -> bool:
         """Whether the holder gives no sign of life on request; also ``False`` if this pod's time is too short to know it."""
-        left_s = self._pod.left_s()
-        if left_s is not None and left_s < 2 * SILENCE_S:
-            return False
         first = await self._look()
+        if first == self._silent:
+            return True
+        if self._ends_before_silence_is_known():
+            return False
         await self._executor.persistently(self._documents.ask, self._holder)
         for _ in range(round(SILENCE_S / TICK_S)):
             await self._clock.sleep(TICK_S)

@@ -132,7 +132,7 @@ async def test_a_pod_that_is_told_to_end_does_not_fence_a_holder_that_may_be_ano
 ) -> None:
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
     await first.lease.settle()
-    second.deadline_in_s = 20.0
+    second.deadline_in_s = 10.0
     await second.lease.settle()
     await first.lease.require_held()
     assert not second.lease.is_held

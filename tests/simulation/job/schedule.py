@@ -278,8 +278,11 @@ class JobSchedule:
         return any(self.store.attempts.counts_as_later(v, our) for v in versions if v.attempt != attempt for our in ours)
 
     def _check_durable(self, attempts: list[str]) -> None:
-        """What was said to be durable is there, or something newer of it is; unless a later attempt went back behind it."""
-        if self._was_hit():
+        """What was said to be durable is there, or something newer of it is; unless a later attempt went back behind it.
+
+        Nothing holds where nodes of one attempt continued from different steps: each rewrites what another has finished.
+        """
+        if self._was_hit() or any(len({p.resumed_step for p in self.pods if p.attempt == one}) > 1 for one in attempts):
             return
         newest = reader.newest_whole(self.store.contents)
         step = -1 if newest is None else reader.step_of(newest.name)

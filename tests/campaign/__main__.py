@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +34,8 @@ def main() -> int:
         print(*(story(seed, chosen) for seed in seeds), sep="\n")
         return 0
     base = given.folder or Path(tempfile.mkdtemp(prefix="campaign-"))
+    for one in (signal.SIGTERM, signal.SIGINT):  # which a shell may have told to ignore in the background
+        signal.signal(one, signal.default_int_handler)
     began_s = time.monotonic()
     results = campaign.search(seeds, chosen=chosen, at_once=min(given.at_once, len(seeds)), base=base, tell=_tell)
     if not after:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import ssl
 import tempfile
 import time
@@ -133,7 +134,9 @@ _certificates: dict[str, tuple[ssl.SSLContext, Path]] = {}
 
 
 def warm() -> None:
-    """Import what sidecars import before the first of them starts."""
+    """Import what sidecars import before the first of them starts. An interrupt from the terminal is the campaign's alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with tempfile.TemporaryDirectory() as folder:
         sidecar_forks().start(["-m", "this"], environ=os.environ, log=Path(folder) / "log").wait(120)
 
@@ -141,16 +144,26 @@ def warm() -> None:
 def search(
     seeds: Sequence[int], *, chosen: Sequence[str] = STORES, at_once: int = 6, base: Path | None = None, tell: Any = print
 ) -> list[Result]:
-    """Play many seeds. ``at_once``: runs at the same time, which mostly wait."""
+    """Play many seeds. ``at_once``: runs at the same time, which mostly wait.
+
+    After an interrupt the runs that have begun are played to their end, and the servers end.
+    """
     base = base or Path(tempfile.mkdtemp(prefix="campaign-"))
     base.mkdir(parents=True, exist_ok=True)
     results: list[Result] = []
     workers = ProcessPoolExecutor(at_once, mp_context=get_context("spawn"), initializer=warm)
     with stores(chosen, base / "stores") as (endpoints, missing), workers as pool:
         played = [pool.submit(play, seed, chosen, endpoints, missing, str(base)) for seed in seeds]
-        for future in as_completed(played):
-            results.append(result := future.result())
-            tell(line(result))
+        try:
+            for future in as_completed(played):
+                results.append(result := future.result())
+                tell(line(result))
+        except KeyboardInterrupt:
+            tell("stopped: the runs that have begun are played to their end")
+            pool.shutdown(cancel_futures=True)
+            told = {result.seed for result in results}
+            ended = [future.result() for future in played if future.done() and not future.cancelled()]
+            results += [result for result in ended if result.seed not in told]
     if not any(result.violations for result in results):
         shutil.rmtree(base, ignore_errors=True)
     return sorted(results, key=lambda result: result.seed)

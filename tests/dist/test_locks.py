@@ -127,6 +127,14 @@ def test_the_image_installs_nothing_without_its_hash() -> None:
     assert "pip download" not in text
 
 
+@pytest.mark.parametrize("dockerfile", ["Dockerfile.sidecar", "Dockerfile.trainer", "deploy/compose/ceph/Dockerfile"])
+def test_the_base_of_an_image_is_named_by_its_digest(dockerfile: str) -> None:
+    text = (ROOT / dockerfile).read_text()
+    assert set(re.findall(r"^FROM (\S+)", text, re.MULTILINE)) == {"${BASE_IMAGE}"}
+    [base] = re.findall(r"^ARG BASE_IMAGE=(\S+)", text, re.MULTILINE)
+    assert re.fullmatch(r"[a-z]+:[\w.-]+@sha256:[0-9a-f]{64}", base)
+
+
 def test_the_image_builds_with_what_the_project_builds_with() -> None:
     assert PROJECT["build-system"]["requires"] == GROUPS["build"]
 

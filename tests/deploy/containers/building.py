@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from examples.demo.compose import Failed, Project, call, compose_command
 
 ROOT = Path(__file__).parents[3]
 FILES = ("compose.yaml", "compose.ceph.yaml")
-BASE = os.environ.get("BASE_IMAGE") or "python:3.11-slim-bookworm"
+BASE = os.environ.get("BASE_IMAGE") or re.findall(r"(?m)^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile.sidecar").read_text())[0]
 IMAGES = {
     "SIDECAR_IMAGE": "checkpoint-sidecar:test",
     "TRAINER_IMAGE": "checkpoint-trainer:test",

@@ -23,7 +23,6 @@ from sidecar.lifecycle.take_over import UNREADABLE_TRIES
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.executor import StoreExecutor
 from tests.lifecycle.pods import Pod
-from trainer_hook.contract import Node
 
 
 async def test_a_pod_that_is_ending_is_waited_for_until_it_says_that_it_has_ended(
@@ -70,20 +69,6 @@ async def test_a_pod_that_is_ending_itself_leaves_the_earlier_one_half_of_its_ti
     await later.lease.wait_for_ending()
     assert later.now_s == 20
     await earlier.lease.require_held()
-
-
-async def test_without_a_name_an_answering_holder_is_another_job_and_a_silent_one_is_replaced(
-    store: FileStore, executor: StoreExecutor
-) -> None:
-    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
-    await first.lease.settle()
-    await second.lease.settle()
-    assert second.now_s >= SILENCE_S
-    third = Pod(store, executor, "third", job=None)
-    third.on_sleep = functools.partial(second.lease.renew, int(ASK_POLL_S))
-    with pytest.raises(ConfigurationError, match="is being written by another job"):
-        await third.lease.settle()
-    assert read(store).holder == "second"
 
 
 async def test_of_many_that_take_over_at_once_one_holds_the_prefix_in_the_end(
@@ -332,54 +317,6 @@ async def test_without_a_name_the_second_of_two_that_claim_at_once_is_refused_an
     assert not second.lease.fenced.is_set()
     await first.lease.require_held()
     assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, first.lease._holder.id).key]
-
-
-async def test_a_pod_whose_termination_notice_is_withdrawn_takes_over_from_a_silent_holder(
-    store: FileStore, executor: StoreExecutor
-) -> None:
-    """It had left the prefix to a holder that might be alive, and never asked again: its checkpoints waited for ever."""
-    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
-    await first.lease.settle()
-    second.deadline_in_s = 10.0
-    await second.lease.settle()
-    assert not second.lease.is_held
-
-    async def withdraws() -> None:
-        if second.now_s >= 5:
-            second.deadline_in_s = None
-
-    second.on_sleep = withdraws
-    await second.lease.settle_later()
-    assert second.now_s >= 5 + SILENCE_S
-    assert (read(store).holder, read(store).epoch) == ("second", 2)
-
-
-async def test_a_lone_pod_that_is_told_to_end_writes_nothing_beside_a_holder_that_may_be_alive(
-    store: FileStore, executor: StoreExecutor
-) -> None:
-    """It committed without a claim: a sidecar that its container restarted in the grace period, after it had been fenced."""
-    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
-    await first.lease.settle()
-    second.deadline_in_s = 10.0
-    await second.lease.settle()
-    assert not second.lease.is_held
-    for why_not in (await second.lease.objection(Node(), "a"), await second.lease.why_not_commit(Node(), "a")):
-        assert "the prefix is held by first" in (why_not or "")
-    first.deadline_in_s = 5.0
-    await first.lease.renew(1)  # the holder is terminating, too
-    assert await second.lease.objection(Node(), "a") is None
-    assert await second.lease.why_not_commit(Node(), "a") is None
-
-
-async def test_a_pod_with_time_enough_takes_over_from_a_silent_holder_while_it_is_terminating(
-    store: FileStore, executor: StoreExecutor
-) -> None:
-    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
-    await first.lease.settle()
-    second.deadline_in_s = 30.0
-    await second.lease.settle()
-    assert second.lease.is_held
-    assert SILENCE_S <= second.now_s < SILENCE_S + 2
 
 
 async def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(store: FileStore, executor: StoreExecutor) -> None:

@@ -55,7 +55,7 @@ class Network:
 
     def __init__(self) -> None:
         self._own = f"ckpt{os.getpid()}"
-        self._subnet = f"10.{random.randrange(190, 250)}.{random.randrange(0, 250)}"
+        self._subnet = f"10.{random.randrange(190, 240)}.{random.randrange(0, 250)}"  # 10.244: pods of tests/cluster
         self._hosts = 0
         self.store_address = f"{self._subnet}.1"
         """Where pods find this machine."""

@@ -168,8 +168,9 @@ def test_metrics_are_in_prometheus_format_and_alone_on_their_own_port(running: S
             text = response.read().decode()
         assert "checkpoint_sidecar_newest_durable_step 5.0" in text
         assert 'checkpoint_sidecar_checkpoints{state="committed"} 1.0' in text
-    with pytest.raises(urllib.error.HTTPError, match="404"):
+    with pytest.raises(urllib.error.HTTPError, match="404") as refused:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/status")
+    refused.value.close()
 
 
 def test_changing_calls_need_the_token_when_that_is_asked_for(tmp_path: Path) -> None:

@@ -135,6 +135,13 @@ def test_the_base_of_an_image_is_named_by_its_digest(dockerfile: str) -> None:
     assert re.fullmatch(r"[a-z]+:[\w.-]+@sha256:[0-9a-f]{64}", base)
 
 
+def test_the_actions_are_named_by_their_commits() -> None:
+    texts = {path.name: path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")}
+    used = [line for text in texts.values() for line in re.findall(r"uses: (.+)", text) if not line.startswith("./")]
+    assert len(used) > 10
+    assert not [line for line in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v[\d.]+", line)]
+
+
 def test_the_image_builds_with_what_the_project_builds_with() -> None:
     assert PROJECT["build-system"]["requires"] == GROUPS["build"]
 

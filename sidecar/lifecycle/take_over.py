@@ -36,6 +36,8 @@ log = structlog.get_logger()
 TICK_S = 1.0
 UNREADABLE_TRIES = 3
 """Number of reads, ``TICK_S`` apart, before ``run.json`` counts as not this system's."""
+UPLOAD_S = 2.0
+"""Seconds that a terminating pod must have left for its upload, once it is known that the holder is silent."""
 MOST_TRIES = 16
 """Number of claims that a pod writes while others take the same epoch first."""
 
@@ -118,7 +120,7 @@ class TakeOver:
         while True:
             watched_s = 0.0 if began_s is None else self._clock.monotonic() - began_s
             found = may_hold(first, run, me=self._holder.name, job=job, watched_s=watched_s)
-            if found is not Ownership.WATCH or self._ends_before_silence_is_known(watched_s):
+            if found is not Ownership.WATCH or self._ends_within(SILENCE_S - watched_s + UPLOAD_S):
                 break
             if began_s is None:
                 log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
@@ -133,10 +135,10 @@ class TakeOver:
             await self._executor.persistently(self._documents.answered)
         return found
 
-    def _ends_before_silence_is_known(self, watched_s: float = 0.0) -> bool:
-        """Whether this pod is terminating, and has no time to learn that the holder is silent and to upload after that."""
+    def _ends_within(self, seconds: float) -> bool:
+        """Whether this pod is terminating, and its deadline is that near."""
         left_s = self._pod.left_s()
-        return left_s is not None and watched_s + left_s < 2 * SILENCE_S
+        return left_s is not None and left_s < seconds
 
     async def claim(self) -> list[Claim] | None:
         """Claim the prefix, unless a later pod holds it.
@@ -222,7 +224,7 @@ class TakeOver:
         first = await self._look()
         if first == self._silent:
             return True
-        if self._ends_before_silence_is_known():
+        if self._ends_within(2 * SILENCE_S):
             return False
         await self._executor.persistently(self._documents.ask, self._holder)
         for _ in range(round(SILENCE_S / TICK_S)):

@@ -15,7 +15,7 @@ from sidecar.core.lifecycle.fencing import (
     Holder,
     claims_among,
 )
-from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S
+from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
 from sidecar.errors import Fenced, StoreUnavailable, Undeclared, UnreadableRun
 from sidecar.lifecycle.run_document import read
 from sidecar.store.file.store import FileStore
@@ -132,7 +132,7 @@ async def test_a_pod_that_is_told_to_end_does_not_fence_a_holder_that_may_be_ano
 ) -> None:
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
     await first.lease.settle()
-    second.deadline_in_s = 10.0
+    second.deadline_in_s = SILENCE_S + 1
     await second.lease.settle()
     await first.lease.require_held()
     assert not second.lease.is_held

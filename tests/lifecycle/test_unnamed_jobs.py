@@ -35,7 +35,7 @@ async def test_a_pod_whose_termination_notice_is_withdrawn_takes_over_from_a_sil
     """It had left the prefix to a holder that might be alive, and never asked again: its checkpoints waited for ever."""
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
     await first.lease.settle()
-    second.deadline_in_s = 10.0
+    second.deadline_in_s = SILENCE_S + 1
     await second.lease.settle()
     assert not second.lease.is_held
 
@@ -55,7 +55,7 @@ async def test_a_lone_pod_that_is_told_to_end_writes_nothing_beside_a_holder_tha
     """It committed without a claim: a sidecar that its container restarted in the grace period, after it had been fenced."""
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
     await first.lease.settle()
-    second.deadline_in_s = 10.0
+    second.deadline_in_s = SILENCE_S + 1
     await second.lease.settle()
     assert not second.lease.is_held
     for why_not in (await second.lease.objection(Node(), "a"), await second.lease.why_not_commit(Node(), "a")):
@@ -71,7 +71,7 @@ async def test_a_pod_with_time_enough_takes_over_from_a_silent_holder_while_it_i
 ) -> None:
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
     await first.lease.settle()
-    second.deadline_in_s = 30.0
+    second.deadline_in_s = SILENCE_S + 3
     await second.lease.settle()
     assert second.lease.is_held
     assert SILENCE_S <= second.now_s < SILENCE_S + 2

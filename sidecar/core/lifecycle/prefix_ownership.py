@@ -184,7 +184,8 @@ def why_not(run: Run, *, me: str, index: int, attempt: str, job: str | None) -> 
     """
     if index == 0:
         other = job is None and is_of_another(run, me=me)
-        return f"the prefix is held by {run.holder}: a later pod of this job, or another job" if other else None
+        hint = "CKPT_RUN_ID or JOB_NAME would tell"
+        return f"the prefix is held by {run.holder}: a later pod of this job, or another job; {hint}" if other else None
     if attempt in run.attempts or (job is not None and not run.attempts):
         return None
     holder = f" ({run.holder} does)" if run.holder else ""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import Counter
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from html import unescape
 
 from tests.campaign.published import Published, Version
@@ -46,6 +48,8 @@ class Witness(Dialect):
         """Every version is published before it can be committed; else contents are compared at the end."""
         self._flipped: set[str] = set()
         """Steps whose present commit document was changed on its way, and stored by a store that compares no checksums."""
+        self._story: dict[str, deque[str]] = defaultdict(lambda: deque(maxlen=60))
+        """What happened to the documents of each step, for the one who reads a violation."""
 
     def request_body(self, request: Request, blocks: Iterator[bytes]) -> Iterator[bytes]:
         if request.operation == "DeleteObject":
@@ -59,6 +63,8 @@ class Witness(Dialect):
     def answered(self, exchange: Exchange) -> None:
         """Look at a commit that the store has just taken (I2, I3)."""
         key = exchange.key.removeprefix(self._prefix)
+        if exchange.operation == "PutObject":
+            self._tell(key, f"put: {exchange.store_status}, asked {time.monotonic() - exchange.began_s:.2f} s before")
         name = key.removesuffix("/.complete")
         is_commit = key.endswith("/.complete") and exchange.operation == "PutObject" and exchange.store_status == 200
         if not is_commit or "/" in name:
@@ -81,13 +87,14 @@ class Witness(Dialect):
                 # post-commit check mends it, a resume does not take it, and the end of the run reads it again.
                 self.seen["commits that a later writing had hit"] += 1
             elif not commit.is_whole:
-                self._say(f"I2: {name} was committed, and {'; '.join(commit.problems[:3])}")
+                self._say(f"I2: {name} was committed, and {'; '.join(commit.problems[:3])}", of=name)
             elif version is None and self.knows_all:
-                self._say(f"{name} was committed with content that nobody published")
+                self._say(f"{name} was committed with content that nobody published", of=name)
 
     def _before_deletion(self, keys: list[str]) -> None:
         names = {key.removeprefix(self._prefix) for key in keys if key.startswith(self._prefix)}
         for key in names:
+            self._tell(key, "deleted")
             name = key.split("/")[0]
             if name != "final" and not name.startswith("checkpoint-"):
                 continue
@@ -101,14 +108,19 @@ class Witness(Dialect):
     def _before_removal(self, name: str, key: str) -> None:
         commit = self._reader.commit(name)
         if commit is not None and commit.is_whole and key in commit.keys:
-            self._say(f"I4: {key} is deleted while the commit of {name} names it")
+            self._say(f"I4: {key} is deleted while the commit of {name} names it", of=name)
 
     def _before_revocation(self, name: str) -> None:
         """Only for another writing, or by retention (I7)."""
         others = [other for other in self._reader.names() if step_of(other) > step_of(name) >= 0]
         is_retention = self._keep is not None and len(others) >= self._keep
         if self._published.count(name) < 2 and not is_retention and name not in self._flipped:
-            self._say(f"I7: the commit of {name} is deleted; of higher steps there are {others}")
+            self._say(f"I7: the commit of {name} is deleted; of higher steps there are {others}", of=name)
 
-    def _say(self, violation: str) -> None:
-        self.violations.append(violation)
+    def _tell(self, key: str, what: str) -> None:
+        name, _, document = key.partition("/")
+        if document == ".complete" or document.startswith(".ckpt/"):
+            self._story[name].append(f"{datetime.now(UTC):%H:%M:%S.%f} {document} {what}")
+
+    def _say(self, violation: str, *, of: str) -> None:
+        self.violations.append("\n  ".join([violation, *self._story[of]]))

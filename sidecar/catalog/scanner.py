@@ -11,7 +11,7 @@ import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.resume import newest_first
-from sidecar.core.format.found_checkpoint import FoundCheckpoint, Identity, is_whole, judge
+from sidecar.core.format.found_checkpoint import FoundCheckpoint, Identity, is_whole, judge, may_be_half_deleted
 from sidecar.core.format.key_limits import KeyLimits, check_keys
 from sidecar.core.lifecycle.prefix_ownership import first_found
 from sidecar.core.lifecycle.states import REPORTED, SETTLED, State
@@ -27,6 +27,8 @@ log = structlog.get_logger()
 
 SETTLE_S = 0.25
 """Seconds for which an empty or malformed marker must stay unchanged: a shell's ``echo … > .complete`` is briefly empty."""
+DELETION_S = 2.0
+"""Seconds for which a checkpoint must stay unchanged from which entries may have been deleted: a rotation may be at work."""
 TROUBLE_S = 5.0
 """Seconds for which an unreadable checkpoint counts as being written; afterwards it is shown as rejected. It is examined again
 at each scan in any case."""
@@ -70,8 +72,8 @@ class Scanner:
         self._readable = True
         self._seen: dict[str, str] = {}
         """Marker version of all examined checkpoints, by name."""
-        self._unsettled: dict[str, tuple[str, float]] = {}
-        """Version and time of first sight (monotonic) of markers that may still be being written."""
+        self._unsettled: dict[str, tuple[FoundCheckpoint, float]] = {}
+        """Checkpoints that may still be changing, with the time (monotonic) since which they look so."""
         self._again: set[str] = set()
         """Names whose files changed under the same marker."""
         self._scans = 0
@@ -218,16 +220,16 @@ class Scanner:
         self._catalog.rejected(name, signature, reason, marked_at_s=written_at_s(signature))
 
     def _is_settled(self, found: FoundCheckpoint) -> bool:
-        if is_whole(found.marker.content):
-            self._unsettled.pop(found.name, None)
-            return True
-        before, since_s = self._unsettled.get(found.name, ("", 0.0))
-        if before != found.marker.signature:
-            self._unsettled[found.name] = (found.marker.signature, time.monotonic())
+        """Whether it may be taken now, or has stayed as it is for long enough."""
+        marker_s = 0.0 if is_whole(found.marker.content) else SETTLE_S
+        quiet_s = DELETION_S if may_be_half_deleted(found) else marker_s
+        before, since_s = self._unsettled.get(found.name) or (None, 0.0)
+        if quiet_s and before != found:
+            self._unsettled[found.name] = (found, time.monotonic())
             return False
-        if time.monotonic() - since_s < SETTLE_S:
+        if time.monotonic() - since_s < quiet_s:
             return False
-        del self._unsettled[found.name]
+        self._unsettled.pop(found.name, None)
         return True
 
     async def _take(self, found: FoundCheckpoint) -> None:

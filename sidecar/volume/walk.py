@@ -41,18 +41,24 @@ def examine(place: Place, name: str) -> FoundCheckpoint:
 
 def _examine(place: Place, name: str, refusals: Refusals) -> FoundCheckpoint:
     content, status = read_regular(place / MARKER, max_bytes=MAX_MARKER_BYTES + 1)
-    marker = FoundMarker(content, signature(status), status.st_mtime_ns)
+    marker = FoundMarker(content, signature(status), status.st_mtime_ns, status.st_ctime_ns)
     if (kind := refusals.kind_of(status)) is not None:
         raise CheckpointRejected(f"{MARKER} is a {kind}: write a file of its own")
-    return FoundCheckpoint(name, *walk_files(place, refusals), marker)
+    folders = [place]
+    files, irregular = walk_files(place, refusals, folders)
+    # After the walk: what left a directory before it was listed shows in its time.
+    return FoundCheckpoint(name, files, irregular, marker, max(folder.status().st_mtime_ns for folder in folders))
 
 
-def walk_files(place: Place, refusals: Refusals | None = None) -> tuple[tuple[FoundFile, ...], tuple[tuple[str, str], ...]]:
+def walk_files(
+    place: Place, refusals: Refusals | None = None, folders: list[Place] | None = None
+) -> tuple[tuple[FoundFile, ...], tuple[tuple[str, str], ...]]:
     """Return the regular files of a directory but for its marker, and its other entries with their kind; in order of path.
 
     Args:
         place: The directory.
         refusals: Regular files that count as other entries; ``None``: there are none.
+        folders: Gets the directories below it.
 
     Raises:
         OSError: The directory is missing, or cannot be read.
@@ -65,7 +71,10 @@ def walk_files(place: Place, refusals: Refusals | None = None) -> tuple[tuple[Fo
                 irregular.append((path, kind))
             elif path != MARKER:
                 files.append(FoundFile(path, found.st_size, found.st_mtime_ns, found.st_ino))
-        elif not stat.S_ISDIR(found.st_mode):
+        elif stat.S_ISDIR(found.st_mode):
+            if folders is not None:
+                folders.append(place / path)
+        else:
             irregular.append((path, _KINDS.get(stat.S_IFMT(found.st_mode), "special file")))
     files.sort(key=lambda file: file.path)
     return tuple(files), tuple(sorted(irregular))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from trainer_hook.contract import (
@@ -21,6 +21,8 @@ from trainer_hook.contract import (
     step_of,
 )
 
+CLOCK_TICK_NS = 50_000_000
+"""Two times of one call may differ by this much: the kernel's clock of files counts in milliseconds."""
 _GROWING = "-growing"
 
 
@@ -56,6 +58,8 @@ class FoundMarker:
     content: bytes
     signature: str
     mtime_ns: int
+    changed_ns: int = field(default=0, compare=False)
+    """Time of the last change of its inode: of the write, or of the rename to its name."""
 
     @property
     def mtime_s(self) -> float:
@@ -71,6 +75,8 @@ class FoundCheckpoint:
     files: tuple[FoundFile, ...]
     irregular: tuple[tuple[str, str], ...]
     marker: FoundMarker
+    entries_changed_ns: int = field(default=0, compare=False)
+    """When an entry last came into one of its directories, or left it; read after the walk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +143,18 @@ class Finished:
 def is_whole(marker: bytes) -> bool:
     """Whether a marker's bytes are complete. An empty or truncated marker may be the beginning of a longer one."""
     return marker.rstrip().endswith(b"}")
+
+
+def may_be_half_deleted(found: FoundCheckpoint) -> bool:
+    """Whether files may be missing: entries left its directories, or came, after a marker that does not list the files.
+
+    A rotation deletes entry by entry, and the marker is not always the first.
+    """
+    try:
+        lists_files = parse_marker(found.marker.content, name=found.name).files is not None
+    except ContractError:
+        return False
+    return not lists_files and found.entries_changed_ns > found.marker.changed_ns + CLOCK_TICK_NS
 
 
 def judge(found: FoundCheckpoint, identity: Identity) -> Finished:

@@ -114,7 +114,7 @@ class Witness(Dialect):
         written_s = max((its.at_s for its in self.written if its.commit.raw == commit.raw), default=0.0)
         is_beside = time.monotonic() - written_s < BESIDE_S
         if self.may_be_overwritten and self._published.count(name) > 1 and "/.ckpt/" in key and is_beside:
-            # A node takes its manifest of an earlier save back once it has seen no commit, and reads the commit again after that.
+            # A node that has seen no commit takes its manifest of an earlier save back, and reads the commit again after that.
             self.seen["manifests taken back beside a commit of them"] += 1
         else:
             self._say(f"I4: {key} is deleted while the commit of {name} names it", of=name)

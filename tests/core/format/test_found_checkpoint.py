@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.format.found_checkpoint import (
+    CLOCK_TICK_NS,
     Finished,
     FoundCheckpoint,
     FoundFile,
@@ -16,6 +18,7 @@ from sidecar.core.format.found_checkpoint import (
     is_growing,
     is_whole,
     judge,
+    may_be_half_deleted,
     written_after,
 )
 from tests import strategies
@@ -231,3 +234,21 @@ def test_the_fields_of_a_finished_checkpoint(name: str, partial: bool) -> None:
 )
 def test_a_marker_that_ends_early_is_not_whole(marker: bytes, expected: bool) -> None:
     assert is_whole(marker) is expected
+
+
+@pytest.mark.parametrize(
+    ("marker", "lists"),
+    [(b"", False), (b"{}", False), ({"format": 1, "step": 20}, False), ({"format": 1, "files": []}, True), (b"no JSON", True)],
+)
+def test_only_a_marker_that_lists_no_files_leaves_open_whether_some_were_deleted(
+    marker: bytes | dict[str, Any], lists: bool
+) -> None:
+    def changed_after_ns(nanoseconds: int) -> FoundCheckpoint:
+        checkpoint = found(marker)
+        marked = dataclasses.replace(checkpoint.marker, changed_ns=10**18)
+        return dataclasses.replace(checkpoint, marker=marked, entries_changed_ns=10**18 + nanoseconds)
+
+    assert not may_be_half_deleted(changed_after_ns(0))
+    assert not may_be_half_deleted(changed_after_ns(CLOCK_TICK_NS))
+    assert may_be_half_deleted(changed_after_ns(CLOCK_TICK_NS + 1)) is not lists
+    assert changed_after_ns(0) == changed_after_ns(1), "a look at it changes nothing"

@@ -1,0 +1,82 @@
+"""Rotations at work while the volume is scanned: a checkpoint is taken whole or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from sidecar.catalog import scanner
+from sidecar.core.lifecycle.states import State
+from tests.catalog.test_volume_trouble import new_life, state_of
+
+NAME = "checkpoint-20"
+
+
+def checkpoint(volume: Path, marker: str) -> Path:
+    """A finished checkpoint that is some time old."""
+    folder = volume / NAME
+    (folder / "deep/er").mkdir(parents=True)
+    for path in ("a.pt", "deep/b.pt", "deep/er/c.pt"):
+        (folder / path).write_bytes(b"x")
+    (folder / ".complete.tmp").write_text(marker)
+    (folder / ".complete.tmp").rename(folder / ".complete")
+    time.sleep(0.1)
+    return folder
+
+
+@pytest.mark.parametrize("gone", ["a.pt", "deep/b.pt", "deep/er/c.pt", "deep"])
+@pytest.mark.parametrize("marker", ["", "{}", '{"format": 1, "step": 20}'])
+def test_a_checkpoint_is_not_taken_while_a_rotation_deletes_it(tmp_path: Path, marker: str, gone: str) -> None:
+    """It was committed without the files that were deleted first: nothing else says what a bare marker belongs to."""
+
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        folder = checkpoint(tmp_path / "volume", marker)
+        shutil.rmtree(folder / gone) if (folder / gone).is_dir() else (folder / gone).unlink()
+        for _ in range(3):  # the marker is empty for longer than SETTLE_S, too
+            await services.scanner.scan()
+            assert state_of(services, NAME) is None
+            assert services.scanner.unsettled
+            await asyncio.sleep(scanner.SETTLE_S / 2)
+        shutil.rmtree(folder)
+        await services.scanner.scan()
+        assert state_of(services, NAME) is None
+        assert not services.scanner.unsettled
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("marker", ["", "{}"])
+def test_what_stays_as_it_is_after_a_change_is_taken(tmp_path: Path, marker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a file system that gives a directory the present time at each look."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(scanner, "DELETION_S", 0.5)
+        services = new_life(tmp_path / "volume")
+        folder = checkpoint(tmp_path / "volume", marker)
+        (folder / "made-later").touch()
+        (folder / "made-later").unlink()
+        await services.scanner.scan()
+        assert state_of(services, NAME) is None
+        await asyncio.sleep(0.6)
+        (folder / "deep").touch()
+        await services.scanner.scan()
+        assert state_of(services, NAME) is State.FINISHED
+        assert not services.scanner.unsettled
+
+    asyncio.run(scenario())
+
+
+def test_a_marker_that_lists_its_files_needs_no_second_look(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        folder = checkpoint(tmp_path / "volume", '{"format": 1, "files": [{"path": "a.pt", "size_bytes": 1}]}')
+        (folder / "deep/b.pt").unlink()
+        await services.scanner.scan()
+        assert state_of(services, NAME) is State.FINISHED
+
+    asyncio.run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,20 @@ def test_a_byte_that_changes_while_the_store_is_probed_ends_no_sidecar(kind: Kin
         running.ready()
         assert plan.unused() == []
         assert running.terminate() == 0
+
+
+def test_a_document_that_changed_on_the_way_down_is_not_believed(checking_bucket: Bucket, tmp_path: Path) -> None:
+    """One flipped bit in the name of the job: the holder wrote it back, and the job's next pod was refused for good."""
+    job = {"JOB_NAME": "train", "POD_NAMESPACE": "team"}
+    for number, at in enumerate((0.2, 0.3, 0.35)):
+        plan = Rules([Rule(Fault(Kind.CORRUPT_DOWNLOAD, at=at), operation="GetObject", key=r"/run\.json$", after=number % 2)])
+        with (
+            FaultProxy(checking_bucket.endpoint, plan).running() as endpoint,
+            sidecar(tmp_path / f"volume-{number}", checking_bucket.settings(endpoint) | job) as running,
+        ):
+            running.ready()
+            assert running.terminate() == 0
+        assert json.loads(checking_bucket.get("run.json"))["job"] == "team/train"
 
 
 def test_bytes_that_change_again_and_again_while_the_prefix_is_taken_over_end_no_sidecar(

@@ -62,6 +62,8 @@ class S3Store:
         self._reads = Reads(self._clients, self.stat, root=self._root, url=self.url)
         self.verification = Verification.READ_BACK
         self._takes_conditions = True
+        self._etags_are_md5 = False
+        """Whether an etag was the MD5 of its document. Those of encrypted documents are not."""
         self.crc_with_parts = False
 
     def probe(self) -> Capabilities:  # noqa: D102
@@ -85,28 +87,43 @@ class S3Store:
                 raise refused from None
 
     def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:  # noqa: D102
+        content, etag = self._get(key, most_bytes)
+        if self._is_md5_of(content, etag) or not self._etags_are_md5:
+            return content
+        # It was damaged on the way, or it is encrypted, unlike others here: then it is the same twice.
+        if self._get(key, most_bytes) != (content, etag):
+            raise StoreUnavailable(f"{self.url}/{key}: two answers differ; it is tried again")
+        return content
+
+    def _get(self, key: str, most_bytes: int) -> tuple[bytes, str]:
+        """Return a document as the store sent it, and its etag."""
         answer = self._ask(key, Control.get, self._root + key, most_bytes=most_bytes)
-        if answer is not None and answer.says_where_it_ends and self._is_of_store(answer):
-            return answer.content
+        etag = "" if answer is None else plain_etag(answer.headers.get("etag", ""))
+        if answer is not None and answer.says_where_it_ends and self._is_of_store(answer.content, etag):
+            return answer.content, etag
         there = self.stat(key)  # by a listing, whose truncation is detected
         size_bytes = there.size_bytes
         if size_bytes > most_bytes:
             raise OversizedDocument(f"{self.url}/{key}", most_bytes=most_bytes, size_bytes=size_bytes)
         if answer is None or len(answer.content) != size_bytes:
             raise StoreUnavailable(f"{self.url}/{key}: the answer has not the {size_bytes} bytes listed; it is tried again")
-        if there.etag != plain_etag(answer.headers.get("etag", "")):
+        if there.etag != etag:
             raise StoreUnavailable(f"{self.url}/{key}: the answer has not the etag {there.etag} listed; it is tried again")
-        return answer.content
+        return answer.content, etag
 
-    def _is_of_store(self, answer: WholeAnswer) -> bool:
+    def _is_of_store(self, content: bytes, etag: str) -> bool:
         """Whether a document's etag proves that the store sent it.
 
         Other servers send etags, too. The store's is the MD5 of the content, or looks like one where the content is encrypted.
         """
-        etag = plain_etag(answer.headers.get("etag", ""))
-        if etag == hashlib.md5(answer.content, usedforsecurity=False).hexdigest():
+        if self._is_md5_of(content, etag):
             return True
         return self.verification is not Verification.MD5 and _MD5.fullmatch(etag) is not None
+
+    def _is_md5_of(self, content: bytes, etag: str) -> bool:
+        is_md5 = etag == hashlib.md5(content, usedforsecurity=False).hexdigest()
+        self._etags_are_md5 |= is_md5
+        return is_md5
 
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:  # noqa: D102
         condition = only_if_absent and self._takes_conditions
@@ -120,6 +137,7 @@ class S3Store:
                 raise
             return self.stat(key)
         stored = Stored(key, len(content), plain_etag(etag))
+        self._is_md5_of(content, stored.etag)
         if self._is_what_was_sent(stored, content):
             return stored
         if self._remove_damaged(stored):
@@ -156,7 +174,7 @@ class S3Store:
 
     def _is_what_was_sent(self, stored: Stored, content: bytes) -> bool:
         if self.verification is Verification.MD5:
-            return stored.etag == hashlib.md5(content, usedforsecurity=False).hexdigest()
+            return self._is_md5_of(content, stored.etag)
         return self.verification is not Verification.READ_BACK or self._holds(stored.key, content)
 
     def put_with_crc(self, key: str, content: bytes, *, crc64nvme: int) -> None:  # noqa: D102

@@ -88,8 +88,9 @@ class Scanner:
 
     async def take_over_pins(self) -> None:
         """Continue with the checkpoints that an earlier sidecar process pinned, also if the trainer has deleted them since."""
-        self._pins_left = await asyncio.to_thread(self._volume.pins.left)
-        await self._take_pins()
+        async with self._one_at_a_time:
+            self._pins_left = await asyncio.to_thread(self._volume.pins.left)
+            await self._take_pins()
         with contextlib.suppress(OSError):  # they are small
             await asyncio.to_thread(self._volume.drop_stray_journals)
 
@@ -141,6 +142,10 @@ class Scanner:
             or self._trouble.any_is_fresh()
             or self._pin_trouble.any_is_fresh()
         )
+
+    def examined_names(self) -> list[str]:
+        """Return the checkpoints that may still be changing."""
+        return sorted({*self._unsettled, *self._again})
 
     async def scan(self) -> None:
         """Scan the volume once. A failure to read it is logged once, and retried by the next scan."""
@@ -233,6 +238,7 @@ class Scanner:
         return True
 
     async def _take(self, found: FoundCheckpoint) -> None:
+        self._unsettled.pop(found.name, None)  # a pin may be taken of what the scan waits for
         known = self._catalog.get(found.name)
         if known is not None and known.version == found.marker.signature and self._is_taken(known):
             self._seen[found.name] = found.marker.signature

@@ -18,6 +18,7 @@ from sidecar.core.lifecycle.fencing import (
     Tie,
     after_tie,
     claim_state,
+    has_ended,
     next_claim,
     rivals,
     started_later,
@@ -207,15 +208,18 @@ class TakeOver:
     async def _leaves_it_to(self, highest: Claim) -> bool:
         """Whether this pod leaves the prefix to the pod of the highest claim, as the later one.
 
-        A terminating pod also leaves it to one that started at about the same time, if that one lives.
+        A terminating pod also leaves it to one that started at about the same time, unless that one has ended or is silent.
         """
         claimed, arrival = await self._starts(highest)
         is_ending = self._pod.left_s() is not None
         if not started_later(highest, claimed, arrival, is_ending=is_ending):
             return False
-        if is_ending and not started_later(highest, claimed, arrival) and await self._is_silent():
-            log.info("holder_is_silent", holder=claimed and claimed.holder, waited_s=SILENCE_S)
-            return False
+        if is_ending and not started_later(highest, claimed, arrival):
+            if has_ended(await self._look(), highest):
+                return False
+            if await self._is_silent():
+                log.info("holder_is_silent", holder=claimed and claimed.holder, waited_s=SILENCE_S)
+                return False
         _say_not_taken_over(claimed)
         return True
 

@@ -94,30 +94,32 @@ class Witness(Dialect):
                 self._say(f"{name} was committed with content that nobody published", of=name)
 
     def _before_deletion(self, keys: list[str]) -> None:
-        names = {key.removeprefix(self._prefix) for key in keys if key.startswith(self._prefix)}
-        for key in names:
+        """Look at a deletion before the store is asked for it (I4, I7). Each step is read once, however many objects go."""
+        doomed: dict[str, list[str]] = defaultdict(list)
+        for key in dict.fromkeys(key.removeprefix(self._prefix) for key in keys if key.startswith(self._prefix)):
             self._tell(key, "deleted")
-            name = key.split("/")[0]
+            doomed[key.split("/")[0]].append(key)
+        for name, objects in doomed.items():
             if name != "final" and not name.startswith("checkpoint-"):
                 continue
             with self._lock:
-                self.seen["deletions"] += 1
-                if key.endswith("/.complete"):
+                self.seen["deletions"] += len(objects)
+                if f"{name}/.complete" in objects:
                     self._before_revocation(name)
-                elif f"{name}/.complete" not in names:
-                    self._before_removal(name, key)
+                else:
+                    self._before_removal(name, objects)
 
-    def _before_removal(self, name: str, key: str) -> None:
+    def _before_removal(self, name: str, objects: list[str]) -> None:
         commit = self._reader.commit(name)
-        if commit is None or not commit.is_whole or key not in commit.keys:
+        if commit is None or not commit.is_whole or not (named := [key for key in objects if key in commit.keys]):
             return
         written_s = max((its.at_s for its in self.written if its.commit.raw == commit.raw), default=0.0)
-        is_beside = time.monotonic() - written_s < BESIDE_S
-        if self.may_be_overwritten and self._published.count(name) > 1 and "/.ckpt/" in key and is_beside:
+        is_beside = time.monotonic() - written_s < BESIDE_S and all("/.ckpt/" in key for key in named)
+        if self.may_be_overwritten and self._published.count(name) > 1 and is_beside:
             # A node that has seen no commit takes its manifest of an earlier save back, and reads the commit again after that.
             self.seen["manifests taken back beside a commit of them"] += 1
         else:
-            self._say(f"I4: {key} is deleted while the commit of {name} names it", of=name)
+            self._say(f"I4: {', '.join(named)} is deleted while the commit of {name} names it", of=name)
 
     def _before_revocation(self, name: str) -> None:
         """Only for another writing, or by retention (I7)."""

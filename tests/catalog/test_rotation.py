@@ -80,3 +80,23 @@ def test_a_marker_that_lists_its_files_needs_no_second_look(tmp_path: Path) -> N
         assert state_of(services, NAME) is State.FINISHED
 
     asyncio.run(scenario())
+
+
+def test_what_was_pinned_before_a_restart_is_not_examined_for_ever(tmp_path: Path) -> None:
+    """A scan had seen its empty marker just before the pin was taken, and nothing looked at it again: exit code 3."""
+
+    async def scenario() -> None:
+        first = new_life(tmp_path / "volume")
+        checkpoint(tmp_path / "volume", "")
+        while state_of(first, NAME) is None:
+            await first.scanner.scan()
+            await asyncio.sleep(scanner.SETTLE_S)
+        second = new_life(tmp_path / "volume")
+        await second.scanner.scan()
+        assert second.scanner.unsettled
+        assert second.scanner.examined_names() == [NAME]
+        await second.scanner.take_over_pins()
+        assert state_of(second, NAME) is State.FINISHED
+        assert not second.scanner.unsettled
+
+    asyncio.run(scenario())

@@ -154,6 +154,23 @@ async def test_a_pod_that_goes_takes_over_from_a_silent_one_that_started_at_abou
     assert (going.now_s, read(store).holder) == (SILENCE_S, "going")
 
 
+async def test_a_pod_that_goes_takes_over_at_once_from_one_that_has_ended(store: FileStore, executor: StoreExecutor) -> None:
+    """With little time left it left its last checkpoints to a holder that had said that it commits nothing any more."""
+    ended, going = Pod(store, executor, "ended"), Pod(store, executor, "going")
+    await ended.lease.settle()
+    going.started_s = START_TOLERANCE_S / 2
+    going.deadline_in_s = SILENCE_S
+    ended.deadline_in_s = 5.0
+    await ended.lease.renew(1)
+    with pytest.raises(Fenced, match="ended"):
+        await going.lease.settle()
+    await ended.lease.release()
+    again = Pod(store, executor, "going")
+    again.started_s, again.deadline_in_s = going.started_s, going.deadline_in_s
+    await again.lease.settle()
+    assert (again.now_s, read(store).holder) == (0, "going")
+
+
 async def test_a_pod_that_goes_does_not_fence_one_that_has_claimed_and_says_so_later(
     store: FileStore, executor: StoreExecutor
 ) -> None:

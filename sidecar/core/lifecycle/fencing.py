@@ -248,6 +248,11 @@ def started_later(claim: Claim, claimed: Claimed | None, arrival: Arrival | None
     return at_s - claimed.age_s > arrival.began_s + tolerance_s
 
 
+def has_ended(run: Run, claim: Claim) -> bool:
+    """Whether the pod of a claim, which is the highest, has said in ``run.json`` that it commits nothing any more."""
+    return run.epoch == claim.epoch and run.ending and run.ends_in_s is None
+
+
 def takeovers_in_turns(claims: Iterable[Claim]) -> int | None:
     """Return how often the prefix was taken over within ``TURNS_WITHIN_S``, if often enough to say so; else ``None``."""
     times = [at_s for claim in claims if (at_s := seconds_of(claim.modified)) is not None]

@@ -24,7 +24,6 @@ from sidecar.errors import (
     StoreError,
     StoreUnavailable,
 )
-from sidecar.store.http.wire import WholeAnswer
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.store.s3.answers import plain_etag
 from sidecar.store.s3.client import Clients, S3Options

@@ -33,6 +33,7 @@ from sidecar.core.lifecycle.fencing import (
     decode_claim,
     ending_silence_s,
     fencing_claim,
+    has_ended,
     in_order,
     next_claim,
     obsolete,
@@ -381,3 +382,16 @@ def test_a_holder_that_says_it_ends_for_ever_is_waited_for_a_day_at_most() -> No
         assert waits_for_ending(run, run, me="me", watched_s=0.0, silent_s=0.0)
         assert not waits_for_ending(run, run, me="me", watched_s=86_400.0, silent_s=0.0)
         assert not waits_for_ending(run, run, me="me", watched_s=1000.0, silent_s=901.0)
+
+
+@pytest.mark.parametrize(
+    ("run", "is_over"),
+    [
+        (Run("run", holder="pod", epoch=2, ending=True, ends_in_s=None), True),
+        (Run("run", holder="pod", epoch=2, ending=True, ends_in_s=4.0), False),
+        (Run("run", holder="pod", epoch=2), False),
+        (Run("run", holder="earlier", epoch=1, ending=True, ends_in_s=None), False),
+    ],
+)
+def test_a_pod_has_ended_once_it_says_so_in_its_own_epoch(run: Run, is_over: bool) -> None:
+    assert has_ended(run, Claim(2, "0" * 16)) is is_over

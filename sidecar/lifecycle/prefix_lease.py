@@ -284,11 +284,12 @@ class PrefixLease:
         """
         if self._claim is not None or node.index == 0 or self.fenced.is_set():
             await self.require_held(node, attempt)
-            return None if self._claim is not None else await self.objection(node, attempt)
-        asked: list[Coroutine[Any, Any, Any]] = [
-            self._executor.persistently(self._look),
-            self._executor.persistently(self._documents.claims),
-        ]
+            try:
+                return None if self._claim is not None else await self.objection(node, attempt)
+            except StoreError as error:
+                return str(error)
+        looks = self._look, self._documents.claims
+        asked: list[Coroutine[Any, Any, Any]] = [self._executor.persistently(look) for look in looks]
         try:
             run, claims = await self._executor.together(asked)
         except UnreadableRun as error:
@@ -330,7 +331,8 @@ class PrefixLease:
                 await self.require_held(node, attempt)
             except Undeclared as error:
                 return str(error)
-        if attempt in self._attempts.epochs or (node.count == 1 and self._claim is not None):
+        claims_nothing = self._holder.node is None  # its index is in the markers alone
+        if attempt in self._attempts.epochs or (node.count == 1 and (self._claim is not None or claims_nothing)):
             return None
         async with self._writes:
             run = await self._executor.once(self._look)

@@ -132,7 +132,8 @@ class TakeOver:
             run = await self._look()
         self.waits_for = None
         if began_s is not None and found is Ownership.OURS:
-            self._silent = run
+            is_silent = not run.ending and (run.holder, run.beat) == (first.holder, first.beat)
+            self._silent = run if is_silent else None
             await self._executor.persistently(self._documents.answered)
         return found
 
@@ -184,7 +185,9 @@ class TakeOver:
 
     async def _may_come_back(self) -> bool:
         """Whether this pod, which was fenced, is a machine that may be used again, and the holder is silent."""
-        return not self._holder.is_unique and await self.watch_holder(job=None) is Ownership.OURS
+        if self._holder.is_unique:
+            return False
+        return await self._look() == self._silent or await self.watch_holder(job=None) is Ownership.OURS
 
     async def _gives_way(self, claims: list[Claim]) -> bool:
         """Whether the pod of a claim with the epoch of this pod's, which is the highest, is known to have started later.

@@ -82,6 +82,21 @@ def test_a_marker_that_lists_its_files_needs_no_second_look(tmp_path: Path) -> N
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("marker", ["{}", '{"format": 1, "step": 20}'])
+def test_a_file_that_is_written_after_the_marker_is_no_rotation(tmp_path: Path, marker: str) -> None:
+    """A log that grows beside the checkpoint kept it from being judged, and a resume waited for ever."""
+
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        folder = checkpoint(tmp_path / "volume", marker)
+        (folder / "train.log").write_text("loss: 1")
+        await services.scanner.scan()
+        assert state_of(services, NAME) is State.REJECTED
+        assert not services.scanner.unsettled
+
+    asyncio.run(scenario())
+
+
 def test_what_was_pinned_before_a_restart_is_not_examined_for_ever(tmp_path: Path) -> None:
     """A scan had seen its empty marker just before the pin was taken, and nothing looked at it again: exit code 3."""
 

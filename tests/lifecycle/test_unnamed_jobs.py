@@ -6,8 +6,9 @@ import functools
 
 import pytest
 
+from sidecar.core.lifecycle.fencing import Holder
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, SILENCE_S
-from sidecar.errors import ConfigurationError
+from sidecar.errors import ConfigurationError, Fenced
 from sidecar.lifecycle.run_document import read
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.executor import StoreExecutor
@@ -75,3 +76,31 @@ async def test_a_pod_with_time_enough_takes_over_from_a_silent_holder_while_it_i
     await second.lease.settle()
     assert second.lease.is_held
     assert SILENCE_S <= second.now_s < SILENCE_S + 2
+
+
+@pytest.mark.parametrize("left_s", [30.0, 100.0])
+async def test_a_pod_that_is_drained_while_it_watches_does_not_fence_a_holder_that_is_drained_too(
+    left_s: float, store: FileStore, executor: StoreExecutor
+) -> None:
+    """The holder answers that it is terminating: that is a sign of life, not silence."""
+    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
+    await first.lease.settle()
+
+    async def drained() -> None:
+        first.deadline_in_s = second.deadline_in_s = left_s
+        await first.lease.renew(2)
+
+    second.on_sleep = drained
+    with pytest.raises(Fenced):
+        await second.lease.settle()
+    await first.lease.require_held()
+
+
+async def test_a_lone_pod_whose_index_only_its_markers_name_claims_nothing_and_waits_for_nobody(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    await Pod(store, executor, "earlier", job=None).lease.settle()
+    later = Pod(store, executor, "later", job=None)
+    later.lease.begin(read(store), Holder("later", is_unique=True, node=None, job=None, run_id=None))
+    assert await later.lease.objection(Node(), "a") is None
+    assert await later.lease.why_not_commit(Node(), "a") is None

@@ -150,11 +150,14 @@ def may_be_half_deleted(found: FoundCheckpoint) -> bool:
 
     A rotation deletes entry by entry, and the marker is not always the first.
     """
+    if found.entries_changed_ns <= found.marker.changed_ns + CLOCK_TICK_NS:
+        return False
+    if written_after(found.files, found.marker.mtime_ns) is not None:  # a rotation writes nothing
+        return False
     try:
-        lists_files = parse_marker(found.marker.content, name=found.name).files is not None
+        return parse_marker(found.marker.content, name=found.name).files is None
     except ContractError:
         return False
-    return not lists_files and found.entries_changed_ns > found.marker.changed_ns + CLOCK_TICK_NS
 
 
 def judge(found: FoundCheckpoint, identity: Identity) -> Finished:

@@ -20,6 +20,7 @@ import structlog
 
 from sidecar.api.app import create_app, create_metrics_app
 from sidecar.api.server import Server, listen
+from sidecar.catalog.catalog import Tracked
 from sidecar.catalog.events import rounded
 from sidecar.catalog.scanner import SETTLE_S
 from sidecar.core.lifecycle.phases import Phase, longest_last_look_s, longest_release_s
@@ -246,14 +247,19 @@ class Daemon:
         """Find the checkpoints that other nodes have committed, while this node was about to send its part again."""
         services, termination = self.services, self.services.termination
         within_s = longest_last_look_s(termination.kill_in_s(), cut_short=termination.sigterms > 1)
-        pending = {t.checkpoint.name: t for t in services.catalog.pending() if t.checkpoint and t.checkpoint.node.count > 1}
+        pending = [t for t in services.catalog.pending() if t.checkpoint and t.checkpoint.node.count > 1]
         if not pending or not within_s or termination.fenced_by is not None or not services.state.store_opened.is_set():
             return
-        with contextlib.suppress(StoreError, Stopped, TimeoutError):
+        last_look = LastLook(services.store, services.executor)
+
+        async def look(tracked: Tracked) -> None:
+            with contextlib.suppress(StoreError, Stopped):  # one that cannot be read hides no other
+                if tracked.checkpoint and await last_look.is_committed(tracked.checkpoint):
+                    services.catalog.durable(tracked, at_s=time.time())
+
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                look = LastLook(services.store, services.executor)
-                for found in await look.committed([t.checkpoint for t in pending.values() if t.checkpoint]):
-                    services.catalog.durable(pending[found.name], at_s=time.time())
+                await asyncio.gather(*map(look, pending))
 
     def _give_up_pending(self) -> None:
         services = self.services

@@ -181,7 +181,7 @@ class UploadJob:
         context = self._context
         if self._checkpoint.node.count > 1:
             with contextlib.suppress(StoreError):
-                found = await LastLook(context.store, context.executor).committed([self._checkpoint])
+                found = await LastLook(context.store, context.executor).is_committed(self._checkpoint)
                 if found and context.catalog.is_current(self._tracked):
                     await self._durable(time.time())
         if context.catalog.is_current(self._tracked) and context.catalog.was_left(self._tracked):

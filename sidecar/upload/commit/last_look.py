@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import Any
-
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.repository.documents import Documents, is_of
 
@@ -12,19 +9,14 @@ from sidecar.repository.documents import Documents, is_of
 class LastLook(Documents):
     """Compares checkpoints that this node was about to send, or to send again, with the commits in the store."""
 
-    async def committed(self, checkpoints: Sequence[Finished]) -> list[Finished]:
-        """Return the checkpoints whose step has a whole commit that names this node's part of the same save.
+    async def is_committed(self, checkpoint: Finished) -> bool:
+        """Whether a checkpoint's step has a whole commit that names this node's part of the same save.
 
-        Reads documents and one listing each, no data: an object that only its content could prove counts as damaged.
+        Reads documents and one listing, no data: an object that only its content could prove counts as damaged.
 
         Raises:
             StoreError: A request failed.
         """
-        looks: list[Coroutine[Any, Any, bool]] = [self._is_committed(checkpoint) for checkpoint in checkpoints]
-        found = await self._executor.together(looks)
-        return [checkpoint for checkpoint, is_committed in zip(checkpoints, found, strict=True) if is_committed]
-
-    async def _is_committed(self, checkpoint: Finished) -> bool:
         there = await self.stored_commit(checkpoint.name)
         if there is None or there.commit is None or there.commit.attempt != checkpoint.attempt:
             return False

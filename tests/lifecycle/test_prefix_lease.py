@@ -15,7 +15,7 @@ from sidecar.core.lifecycle.fencing import (
     Holder,
     claims_among,
 )
-from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
+from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S
 from sidecar.errors import Fenced, StoreUnavailable, Undeclared, UnreadableRun
 from sidecar.lifecycle.run_document import read
 from sidecar.store.file.store import FileStore
@@ -125,20 +125,6 @@ async def test_a_late_write_of_an_earlier_pod_does_not_hide_what_the_holder_decl
     store.put(keys.RUN, late)
     await later.lease.renew(round(CHECK_S))
     assert (read(store).holder, read(store).epoch, read(store).attempts) == ("later", 2, ("b",))
-
-
-async def test_a_pod_that_is_told_to_end_does_not_fence_a_holder_that_may_be_another_job(
-    store: FileStore, executor: StoreExecutor
-) -> None:
-    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
-    await first.lease.settle()
-    second.deadline_in_s = SILENCE_S + 1
-    await second.lease.settle()
-    await first.lease.require_held()
-    assert not second.lease.is_held
-    await second.lease.renew(round(CHECK_S))
-    await second.lease.release()
-    assert read(store).holder == "first"
 
 
 async def test_deleted_claims_fence_nobody_but_the_earlier_pod(store: FileStore, executor: StoreExecutor) -> None:

@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from sidecar.core.lifecycle.fencing import Holder
-from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, SILENCE_S
+from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
 from sidecar.errors import ConfigurationError, Fenced
 from sidecar.lifecycle.run_document import read
 from sidecar.store.file.store import FileStore
@@ -61,6 +61,10 @@ async def test_a_lone_pod_that_is_told_to_end_writes_nothing_beside_a_holder_tha
     assert not second.lease.is_held
     for why_not in (await second.lease.objection(Node(), "a"), await second.lease.why_not_commit(Node(), "a")):
         assert "the prefix is held by first" in (why_not or "")
+    await second.lease.renew(round(CHECK_S))
+    await second.lease.release()
+    await first.lease.require_held()
+    assert read(store).holder == "first"
     first.deadline_in_s = 5.0
     await first.lease.renew(1)  # the holder is terminating, too
     assert await second.lease.objection(Node(), "a") is None

@@ -204,7 +204,7 @@ bench-peers: .venv-peers/.installed  ## install the peers
 	@touch $@
 
 clean:  ## remove the virtual environments and the demo's files
-	rm -rf $(VENV) .venv-docs .venv-oldest .venv-peers .deepspeed .demo .tools .sbom dist build
+	rm -rf $(VENV) .python .venv-docs .venv-oldest .venv-peers .deepspeed .demo .tools .sbom dist build
 
 # What `make demo` needs, in a third of the time. torch first and alone: the newest release otherwise brings gigabytes of CUDA to a
 # machine that only runs on its CPU. PyTorch's own index has a build without CUDA.

@@ -101,7 +101,10 @@ class Revocation(Documents):
             await self._executor.persistently(self._store.delete, [keys.commit(name)], before_again=check)
         except AlreadyExists:
             return False
-        await self.delete_while_uncommitted(name, await self._named_by(name, there))
+        named = await self._named_by(name, there)
+        if await self.stored_commit(name) is not None:  # committed again, or the deletion was damaged on its way
+            return False
+        await self.delete_while_uncommitted(name, named)
         return True
 
     async def remove(self, name: str, *, judged: StoredCommit | None = None) -> bool:

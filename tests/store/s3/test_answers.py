@@ -206,14 +206,17 @@ def test_a_document_whose_etag_is_not_the_stores_is_not_read(
     check_nothing_is_believed(scripted.store, "get", lambda store: store.get("k"))
 
 
-def test_a_document_that_is_encrypted_in_the_store_is_read(scripted: Scripted) -> None:
+@pytest.mark.parametrize("others_are_md5", [False, True])
+def test_a_document_that_is_encrypted_in_the_store_is_read(others_are_md5: bool, scripted: Scripted) -> None:
+    """Where the etags of others are MD5s, it is read twice: a damaged document would not be the same."""
     other = "e" * 32
     scripted.script = lambda asked: s3(asked).replace(ETAG.encode(), other.encode())
+    scripted.store._etags_are_md5 = others_are_md5
     assert scripted.store.get("k") == CONTENT, "the listing has the same etag"
     scripted.store.verification = Verification.STORE_CRC
     scripted.asked.clear()
     assert scripted.store.get("k") == CONTENT
-    assert [request.operation for request in scripted.asked] == ["GET"]
+    assert [request.operation for request in scripted.asked] == ["GET"] * (1 + others_are_md5)
 
 
 def test_an_object_on_the_page_behind_an_empty_one_is_there(scripted: Scripted) -> None:

@@ -25,7 +25,7 @@ from sidecar.core.lifecycle.fencing import (
     takeovers_in_turns,
     waits_for_ending,
 )
-from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run, may_hold
+from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run, gave_sign, may_hold
 from sidecar.errors import ConfigurationError, UnreadableRun
 from sidecar.lifecycle.lease_documents import LeaseDocuments
 from sidecar.lifecycle.termination import Ending
@@ -132,8 +132,7 @@ class TakeOver:
             run = await self._look()
         self.waits_for = None
         if began_s is not None and found is Ownership.OURS:
-            is_silent = not run.ending and (run.holder, run.beat) == (first.holder, first.beat)
-            self._silent = run if is_silent else None
+            self._silent = None if run.ending or gave_sign(first, run) else run
             await self._executor.persistently(self._documents.answered)
         return found
 
@@ -237,7 +236,7 @@ class TakeOver:
         for _ in range(round(SILENCE_S / TICK_S)):
             await self._clock.sleep(TICK_S)
             run = await self._look()
-            if (run.holder, run.beat) != (first.holder, first.beat):
+            if gave_sign(first, run):
                 return False
         return True
 

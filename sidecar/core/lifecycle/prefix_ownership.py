@@ -74,9 +74,14 @@ def may_hold(first: Run, now: Run, *, me: str, job: str | None, watched_s: float
     """
     if now.holder in (None, me) or now.ending or (job is not None and now.job == job):
         return Ownership.OURS
-    if (now.holder, now.beat) != (first.holder, first.beat):
+    if gave_sign(first, now):
         return Ownership.TWO_AT_ONCE
     return Ownership.OURS if watched_s >= SILENCE_S else Ownership.WATCH
+
+
+def gave_sign(first: Run, now: Run) -> bool:
+    """Whether a holder gave a sign of life between two looks at the run."""
+    return (now.holder, now.beat) != (first.holder, first.beat)
 
 
 def is_of_another(run: Run, *, me: str) -> bool:
@@ -184,7 +189,7 @@ def why_not(run: Run, *, me: str, index: int, attempt: str, job: str | None) -> 
     """
     if index == 0:
         other = job is None and is_of_another(run, me=me)
-        hint = "CKPT_RUN_ID or JOB_NAME would tell"
+        hint = "set CKPT_RUN_ID or JOB_NAME, so that pods know their job"
         return f"the prefix is held by {run.holder}: a later pod of this job, or another job; {hint}" if other else None
     if attempt in run.attempts or (job is not None and not run.attempts):
         return None

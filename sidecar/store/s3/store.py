@@ -87,7 +87,7 @@ class S3Store:
 
     def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:  # noqa: D102
         content, etag = self._get(key, most_bytes)
-        if self._is_md5_of(content, etag) or not self._etags_are_md5:
+        if self._note_md5(content, etag) or not self._etags_are_md5:
             return content
         # It was damaged on the way, or it is encrypted, unlike others here: then it is the same twice.
         if self._get(key, most_bytes) != (content, etag):
@@ -115,11 +115,12 @@ class S3Store:
 
         Other servers send etags, too. The store's is the MD5 of the content, or looks like one where the content is encrypted.
         """
-        if self._is_md5_of(content, etag):
+        if self._note_md5(content, etag):
             return True
         return self.verification is not Verification.MD5 and _MD5.fullmatch(etag) is not None
 
-    def _is_md5_of(self, content: bytes, etag: str) -> bool:
+    def _note_md5(self, content: bytes, etag: str) -> bool:
+        """Return whether an etag is the MD5 of its document, and take note that this store's etags are."""
         is_md5 = etag == hashlib.md5(content, usedforsecurity=False).hexdigest()
         self._etags_are_md5 |= is_md5
         return is_md5
@@ -136,7 +137,7 @@ class S3Store:
                 raise
             return self.stat(key)
         stored = Stored(key, len(content), plain_etag(etag))
-        self._is_md5_of(content, stored.etag)
+        self._note_md5(content, stored.etag)
         if self._is_what_was_sent(stored, content):
             return stored
         if self._remove_damaged(stored):
@@ -173,7 +174,7 @@ class S3Store:
 
     def _is_what_was_sent(self, stored: Stored, content: bytes) -> bool:
         if self.verification is Verification.MD5:
-            return self._is_md5_of(content, stored.etag)
+            return self._note_md5(content, stored.etag)
         return self.verification is not Verification.READ_BACK or self._holds(stored.key, content)
 
     def put_with_crc(self, key: str, content: bytes, *, crc64nvme: int) -> None:  # noqa: D102

@@ -170,7 +170,6 @@ async def one_resume(services: Running, identifier: str, wait_s: WaitS = 0) -> m
 async def flush(services: Running, wanted: models.FlushRequest) -> models.Flushed:
     """504 names the checkpoints not durable in time, lost or given up, and the newest one if it is rejected."""
     asked = FlushCall(services)
-    await services.state.unless_ended(services.inventory.scan())
     in_time = await within(wanted.timeout_s, services.state.unless_ended(asked.all_settled()))
     missing = asked.missing()
     if missing:

@@ -17,7 +17,8 @@ class FlushCall:
         self._waited_for: dict[str, Tracked] = {}
 
     async def all_settled(self) -> None:
-        """Wait until no checkpoint is pending."""
+        """Scan the volume, then wait until no checkpoint is pending."""
+        await self._services.inventory.scan()
         while True:
             self._remember()
             if self._services.inventory.everything_durable():

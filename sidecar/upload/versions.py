@@ -162,8 +162,9 @@ class VolumeVersions:
         return await asyncio.to_thread(Journal, self._journal_of(checkpoint))
 
     def let_go(self, checkpoint: Finished) -> None:
-        """As ``Versions``."""
-        self._volume.pins.release(checkpoint)
+        """As ``Versions``. The links are removed in a thread: where the trainer has deleted the files, theirs are the last."""
+        links = self._volume.pins.set_aside(checkpoint)
+        asyncio.get_running_loop().run_in_executor(None, links.discard)
         self._journal_of(checkpoint).discard()
 
     def has_no_marker(self, name: str) -> bool:

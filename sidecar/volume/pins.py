@@ -105,7 +105,11 @@ class Pins:
 
     def release(self, checkpoint: Finished) -> None:
         """Remove the pin of a checkpoint."""
-        self.drop(self._place_of(checkpoint))
+        self.set_aside(checkpoint).discard()
+
+    def set_aside(self, checkpoint: Finished) -> Place:
+        """End the pin of a checkpoint, and return its directory of links, to be discarded: that may take long."""
+        return self._set_aside(self._place_of(checkpoint))
 
     def left(self) -> list[Place]:
         """Return the pins of an earlier sidecar process; its incomplete ones are removed."""
@@ -134,10 +138,13 @@ class Pins:
 
     def drop(self, place: Place) -> None:
         """Remove a pin. It is renamed first, so that a kill in the middle leaves nothing that looks complete."""
+        self._set_aside(place).discard()
+
+    def _set_aside(self, place: Place) -> Place:
         doomed = place.with_name(f"{place.name}.{uuid.uuid4().hex[:8]}.tmp")
         with suppress(OSError):
             place.rename(doomed)
-        doomed.discard()
+        return doomed
 
     def _place_of(self, checkpoint: Finished) -> Place:
         return self._folder / held_as(checkpoint.name, checkpoint.version)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import uuid
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 import structlog
 
@@ -41,19 +42,31 @@ class Pin:
     the files from deletion by the trainer: ``held`` is False then, and the status shows it.
     """
 
-    def __init__(self, checkpoint: Finished, base: Place, *, held: bool) -> None:
+    def __init__(self, checkpoint: Finished, base: Place, source: Place, *, held: bool) -> None:
+        """``base``: where the files are opened. ``source``: the checkpoint's own directory."""
         self.checkpoint = checkpoint
         self.base = base
         self.held = held
+        self._source = source
         self._expected = {file.path: file for file in checkpoint.files}
 
-    def open(self, path: str) -> AbstractContextManager[int]:
-        """Open a file for reading, if unchanged since the walk. Raises as ``opened_as_seen``."""
-        return opened_as_seen(self.base, self._expected[path], whose=self.checkpoint.name)
+    @contextmanager
+    def open(self, path: str) -> Iterator[int]:
+        """Open a file for reading, if unchanged since the walk. Raises as ``opened_as_seen``.
 
-    def exists(self) -> bool:
-        """Whether the files still exist."""
-        return self.base.is_folder()
+        Where somebody removed or replaced the link, the file in the checkpoint's own directory is opened: it is the same one.
+        """
+        with ExitStack() as stack:
+            try:
+                fd = stack.enter_context(self._opened(self.base, path))
+            except CheckpointRejected:
+                if not self.held:
+                    raise
+                fd = stack.enter_context(self._opened(self._source, path))
+            yield fd
+
+    def _opened(self, place: Place, path: str) -> AbstractContextManager[int]:
+        return opened_as_seen(place, self._expected[path], whose=self.checkpoint.name)
 
 
 class Pins:
@@ -78,11 +91,10 @@ class Pins:
             Disappeared: They were deleted.
             OSError: The volume failed.
         """
-        place = self._place_of(checkpoint)
+        place, source = self._place_of(checkpoint), self._root / checkpoint.name
         if place.is_folder():
-            return Pin(checkpoint, place, held=True)
+            return Pin(checkpoint, place, source, held=True)
         building = place.with_name(f"{place.name}.tmp")
-        source = self._root / checkpoint.name
         building.discard()
         try:
             link_files(source, building, [*(file.path for file in checkpoint.files), MARKER])
@@ -96,8 +108,8 @@ class Pins:
                 raise
             if error.errno in REFUSED:
                 log.warning("checkpoint_not_held", checkpoint=checkpoint.name, error=str(error), hint="it is sent unheld")
-            return Pin(checkpoint, source, held=False)
-        return Pin(checkpoint, place, held=True)
+            return Pin(checkpoint, source, source, held=False)
+        return Pin(checkpoint, place, source, held=True)
 
     def holds(self, checkpoint: Finished) -> bool:
         """Whether the files remain if the trainer deletes them."""

@@ -236,14 +236,15 @@ class Job:
     def _replace(self, act: NodeAct) -> None:
         """Start another pod for a node. The earlier one saves on, for the attempt that it knows.
 
-        It saves new steps. The part of one node is enough to replace the commit of an earlier attempt, so it would end that.
+        It saves new steps, after the one that all may be saving now. The part of one node is enough to replace the commit of an
+        earlier attempt, or an earlier save of its own, so it would end that.
         """
         earlier, step, attempt = self._nodes[act.node], self._run.published.last_step(), self._attempt_id
         self._nodes[act.node] = self._new_node(act.node)
         self._earlier.append((earlier, act.node, attempt))
 
         def saves_on() -> None:
-            for number in (1, 2):
+            for number in (2, 3):
                 time.sleep(1.2)
                 name = f"checkpoint-{step + STEPS * number}"
                 files = {f"__{act.node}_0.distcp": content(f"{name} of a pod that was replaced", 9_000 + number)}

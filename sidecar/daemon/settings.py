@@ -221,7 +221,9 @@ def from_environment(environ: Mapping[str, str], *, mountinfo: str = "", hostnam
     except ValidationError as error:
         raise ConfigurationError(plain_text(_first_line(error, given))) from None
     except OSError as error:
-        raise ConfigurationError(f"CKPT_CREDENTIALS_DIR or CKPT_CA_BUNDLE: {error.filename}: {error.strerror}") from None
+        raise ConfigurationError(
+            plain_text(f"CKPT_CREDENTIALS_DIR or CKPT_CA_BUNDLE: {error.filename}: {error.strerror}")
+        ) from None
 
 
 def _mounted_secret(given: Mapping[str, str]) -> dict[str, str | None]:

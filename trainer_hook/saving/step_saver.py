@@ -282,15 +282,7 @@ class StepSaver:
     def save_final(self, global_step: int) -> None:
         """Write the final model to ``final/``."""
         folder = self._volume / contract.FINAL
-        ready = True
-        if self._world.local_rank == 0:
-            try:
-                remove(folder)
-                self.records.clear(contract.FINAL)
-            except OSError:
-                ready = False
-            self.free_space()
-        if not self._consensus.all_agree(ready):
+        if not self._consensus.all_agree(self._world.local_rank != 0 or self._make_way(folder)):
             return
         self._session.saves[contract.FINAL] += 1
         try:
@@ -299,9 +291,28 @@ class StepSaver:
             if self.records.wrote(contract.FINAL):
                 finish(folder, self.marker(folder, "final", {}, global_step=global_step))
                 self.records.clear(contract.FINAL)
+                self.records.end(contract.FINAL)
         except Exception as error:
             warn(f"final/ could not be saved ({type(error).__name__}: {error}); the checkpoints stand")
             with contextlib.suppress(OSError):
                 remove(folder)
+                self.records.end(contract.FINAL)
             return
         info(f"saved final/ (step {self._session.base_step + global_step})")
+
+    def _make_way(self, folder: Path) -> bool:
+        """Delete an earlier final model. Returns whether one can be written now."""
+        try:
+            if not self.records.may_replace(folder):
+                warn(
+                    f"{folder} holds other files than a checkpoint's: the final model is not saved there; the checkpoints stand"
+                )
+                return False
+            self.records.begin(contract.FINAL)
+            remove(folder)
+            self.records.clear(contract.FINAL)
+        except OSError as error:
+            warn(f"final/ could not be saved ({error}); the checkpoints stand")
+            return False
+        self.free_space()
+        return True

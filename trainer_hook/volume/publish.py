@@ -185,6 +185,29 @@ class RankRecords:
             return False
         return True
 
+    def may_replace(self, folder: Path) -> bool:
+        """Whether a folder holds nothing but a checkpoint, finished or begun: no files of the script's own."""
+        if self._begun(folder.name).exists() or (folder / contract.MARKER).is_file():
+            return True
+        try:
+            return not any(os.scandir(folder))
+        except FileNotFoundError:
+            return True
+
+    def begin(self, name: str) -> None:
+        """Record that what is in the folder of this name from now on is ours, until it is finished.
+
+        Raises ``OSError``: the volume is full or not writable.
+        """
+        publish(self._begun(name), b"")
+
+    def end(self, name: str) -> None:
+        """Take the record of ``begin`` back."""
+        self._begun(name).unlink(missing_ok=True)
+
+    def _begun(self, name: str) -> Path:
+        return self._folder / f"{name}.begun"
+
     def clear(self, name: str) -> None:
         """Remove the records of a checkpoint."""
         for path in self._folder.glob(f"{name}.*.done"):

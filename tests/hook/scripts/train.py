@@ -24,6 +24,7 @@ TOLD = {
     "same_trainer": False,
     "rows": 64,
     "fsdp": False,
+    "save_model": None,
 }
 TOLD |= json.loads(sys.argv[1])
 RANK = os.environ.get("RANK", "0")
@@ -123,6 +124,8 @@ def main():
         outcome = trainer.train(resume_from_checkpoint=TOLD["resume"])
         tell(f"rank {RANK} call {call} ended at {outcome.global_step}")
         tell(f"rank {RANK} loss {outcome.training_loss} of {sorted(outcome.metrics)}")
+    if TOLD["save_model"]:
+        trainer.save_model(TOLD["save_model"])
     tell(f"limits {trainer.args.save_only_model} {trainer.args.save_total_limit} {trainer.args.output_dir}")
     digest = hashlib.sha256()
     for name, tensor in sorted(net.state_dict().items()):

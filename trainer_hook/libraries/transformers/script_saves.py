@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainer_hook.contract import MARKER, META_OWNER, SCRIPT_OWNED, ContractError
+from trainer_hook.contract import FINAL, MARKER, META_OWNER, SCRIPT_OWNED, ContractError
 from trainer_hook.libraries.transformers.step_tail import script_folder
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import replaced
@@ -23,7 +23,7 @@ class ScriptSaves:
         self._call = call
         self._trainer = trainer
         self._session = call.session
-        self._volume = call.session.settings.dir
+        self._volume = Path(os.path.realpath(call.session.settings.dir))
         self._was_refused = False
 
     def watched(self) -> contextlib.AbstractContextManager[None]:
@@ -33,10 +33,15 @@ class ScriptSaves:
         @functools.wraps(original)
         def save_checkpoint(*args: Any, **kwargs: Any) -> Any:
             if "_get_output_dir" not in vars(trainer):  # else the save is the hook's own
-                self._withdraw(script_folder(trainer))
+                self._withdraw(self._folder())
             return original(*args, **kwargs)
 
         return replaced(trainer, "_save_checkpoint", save_checkpoint)
+
+    def _folder(self) -> Path:
+        """Return the folder of the script's own save of the current step, without links and ``..`` on the way to it."""
+        folder = script_folder(self._trainer)
+        return Path(os.path.realpath(folder.parent)) / folder.name
 
     def _withdraw(self, folder: Path) -> None:
         """Delete a published checkpoint: the sidecar holds its files by hard links, so they must not be written in place."""
@@ -52,7 +57,7 @@ class ScriptSaves:
 
     def publish(self) -> None:
         """Publish the step that the script has just saved, if it lies on the volume and can be resumed from."""
-        folder, saver = script_folder(self._trainer), self._call.saver
+        folder, saver = self._folder(), self._call.saver
         name = saver.name(self._trainer.state.global_step)
         if name in self._session.saved or not folder.is_relative_to(self._volume):
             return
@@ -67,13 +72,25 @@ class ScriptSaves:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if saver.records.wrote(name):
-                if folder != target:
+                is_there = target.exists() and target.samefile(folder)
+                if not is_there:
                     _link(folder, target)
-                finish(target, saver.marker(target, "periodic", {META_OWNER: SCRIPT_OWNED} if folder == target else {}))
+                finish(target, saver.marker(target, "periodic", {META_OWNER: SCRIPT_OWNED} if is_there else {}))
                 saver.records.clear(name)
                 info(f"published {name}, which the script saved")
         except (OSError, ContractError) as error:
             warn(f"{folder} could not be published ({error}); the script's own checkpoint is not touched")
+
+
+def leave_final(volume: Path, folder: Path) -> None:
+    """Leave ``final/`` to a script that saves a model there. The sidecar holds the files of ours by hard links."""
+    final = volume / FINAL
+    if os.path.realpath(folder) == os.path.realpath(final) and (final / MARKER).exists():
+        with contextlib.suppress(OSError):
+            remove(final)
+        info(
+            "the script saves a model in final/: that one is not published; name its folder otherwise, or write final/.complete"
+        )
 
 
 def _link(source: Path, target: Path) -> None:

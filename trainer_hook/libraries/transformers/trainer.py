@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from trainer_hook.libraries.transformers import exactness
@@ -15,11 +16,11 @@ from trainer_hook.libraries.transformers.best_model import best_from_store, expe
 from trainer_hook.libraries.transformers.callback import callback_class
 from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.libraries.transformers.finished import hand_over, take_over, training_outcome
-from trainer_hook.libraries.transformers.script_saves import ScriptSaves
+from trainer_hook.libraries.transformers.script_saves import ScriptSaves, leave_final
 from trainer_hook.libraries.transformers.step_tail import no_step_too_many, unfinished_of
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import surrounded
-from trainer_hook.process.session import Session, current_session
+from trainer_hook.process.session import Session, current_session, known_session
 from trainer_hook.resuming.resumer import STATE, Choice, is_finished, read_state
 from trainer_hook.train_call.train_call import TrainCall
 
@@ -61,6 +62,20 @@ def patch(trainer_module: Any, find_session: Callable[[], Session]) -> None:
             self._checkpoint_hook = False
 
     trainer_class.train = train
+    trainer_class.save_model = _leaving_final(trainer_class.save_model)
+
+
+def _leaving_final(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap ``Trainer.save_model``, by which a script may save its model in the folder of our final model."""
+
+    @functools.wraps(original)
+    def save_model(self: Any, output_dir: Any = None, _internal_call: bool = False) -> Any:
+        session = None if _internal_call else known_session()
+        if session is not None and self.is_local_process_zero():
+            leave_final(session.settings.dir, Path(output_dir or self.args.output_dir))
+        return original(self, output_dir, _internal_call)
+
+    return save_model
 
 
 def _session_for(find_session: Callable[[], Session]) -> Session | None:

@@ -255,6 +255,8 @@ class Scanner:
             # Held at once, before the trainer's next rotation.
             pin = None if checkpoint.restored_from else await asyncio.to_thread(self._volume.pins.hold, checkpoint)
         except Disappeared as error:
+            if self._is_withdrawn(found.name):
+                return
             self._catalog.move(self._catalog.finished(checkpoint, held=False), State.LOST, reason=str(error))
         except (ContractError, CheckpointRejected) as error:
             self._reject(found.name, found.marker.signature, str(error))
@@ -263,6 +265,10 @@ class Scanner:
         # Last: a checkpoint that could not be held because the volume failed is taken again at the next scan.
         self._seen[found.name] = found.marker.signature
         self._there_before.discard(found.name)
+
+    def _is_withdrawn(self, name: str) -> bool:
+        """Whether the trainer has removed the marker alone, to write the files anew."""
+        return self._volume.look_at_marker(name) is None and (self._volume / name).is_folder()
 
     def _is_taken(self, known: Tracked) -> bool:
         """Whether this version need not be examined again; a lost one may be back, another one was requested again."""

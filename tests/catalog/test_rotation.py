@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from sidecar.catalog import scanner
+from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.lifecycle.states import State
+from sidecar.volume.pins import Pin
 from tests.catalog.test_volume_trouble import new_life, state_of
 
 NAME = "checkpoint-20"
@@ -113,5 +115,27 @@ def test_what_was_pinned_before_a_restart_is_not_examined_for_ever(tmp_path: Pat
         await second.scanner.take_over_pins()
         assert state_of(second, NAME) is State.FINISHED
         assert not second.scanner.unsettled
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("deleted", "state"), [(".complete", None), ("", State.LOST)])
+def test_a_marker_that_is_removed_before_the_files_are_held_is_withdrawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: str, state: State | None
+) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        folder = checkpoint(tmp_path / "volume", '{"format": 1}')
+        hold = services.volume.pins.hold
+
+        def late(finished: Finished) -> Pin:
+            (folder / ".complete").unlink() if deleted else shutil.rmtree(folder)
+            return hold(finished)
+
+        monkeypatch.setattr(services.volume.pins, "hold", late)
+        while (folder / ".complete").exists():
+            await services.scanner.scan()
+            await asyncio.sleep(scanner.SETTLE_S)
+        assert state_of(services, NAME) is state
 
     asyncio.run(scenario())

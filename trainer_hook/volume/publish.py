@@ -130,6 +130,16 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def withdraw(folder: Path) -> None:
+    """Delete the files of a checkpoint, its marker first, whose folder is written anew at once."""
+    (folder / contract.MARKER).unlink(missing_ok=True)
+    for entry in os.scandir(folder):
+        if entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)
+        else:
+            Path(entry.path).unlink(missing_ok=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Local:
     """A finished checkpoint on the volume."""

@@ -86,6 +86,25 @@ def test_batches_that_draw_random_numbers_are_found_out(fetch: Any, is_said: boo
     assert "get_batch_samples" not in vars(one)
 
 
+def test_a_pass_that_begins_after_one_batch_may_shuffle(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that resumed before the last batch of an epoch was said to be inexact."""
+    seen: list[object] = []
+
+    class Trainer:
+        def get_batch_samples(self, epoch_iterator: object, _: int) -> None:
+            if epoch_iterator not in seen:
+                draws_torch()
+            seen.append(epoch_iterator)
+
+    one: Any = Trainer()
+    vars(one).update(vars(trainer()))
+    del one.get_batch_samples
+    with reported(one, 15):
+        for epoch in ("first", "second", "second", "second"):
+            one.get_batch_samples(epoch, 1)
+    assert capsys.readouterr().err == ""
+
+
 def test_what_was_saved_with_save_only_model_is_no_checkpoint_to_resume_from(tmp_path: Path) -> None:
     alone: Any = SimpleNamespace(world=World(), all_agree=bool)
     resumer = Resumer(Settings(dir=tmp_path), Client("http://127.0.0.1:1", tmp_path), alone)

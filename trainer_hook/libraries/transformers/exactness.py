@@ -9,8 +9,6 @@ from typing import Any
 from trainer_hook.process.log import info
 from trainer_hook.process.patching import replaced
 
-_CHECKED_FETCH = 2
-"""The fetch of batches that is checked: the first of a pass also shuffles."""
 _STATEFUL_CALLBACKS = ("EarlyStoppingCallback",)
 """Callbacks of the library with a state that decides about training."""
 
@@ -42,12 +40,12 @@ def reported(trainer: Any, step: int) -> Iterator[None]:
     if original is None:
         yield
         return
-    fetched = 0
+    passes: list[Any] = []
 
     def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
-        nonlocal fetched
-        fetched += 1
-        if fetched < _CHECKED_FETCH:
+        this_pass = args[0] if args else kwargs.get("epoch_iterator")
+        if not passes or passes[-1] is not this_pass:  # the first fetch of a pass also shuffles
+            passes[:] = [this_pass]
             return original(*args, **kwargs)
         vars(trainer).pop("get_batch_samples", None)
         before = _drawn()

@@ -51,7 +51,7 @@ MIN_WAIT_S = 0.05
 AT_ONCE = 3
 """Maximum concurrent tries of a small request: the first, which a slow store still answers, and two on new connections."""
 BODIES_AT_ONCE = 2
-"""Maximum concurrent tries of a request with a large body."""
+"""Maximum concurrent tries of a request with a body."""
 COPIED_BYTES_PER_S = 100e6
 """Assumed minimum rate of copies inside a store."""
 KEPT = 32

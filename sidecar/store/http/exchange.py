@@ -113,7 +113,10 @@ class Exchange:
                 self._wire.give_back(self.origin, attempt.connection, kept=self._answer.leaves_connection_usable)
             else:
                 self._give_up(attempt)
-        while self._places:
+        self._leave_places(but=0)
+
+    def _leave_places(self, *, but: int) -> None:
+        while self._places > but:
             self._places -= 1
             self._pulse.end_hedge()
 
@@ -131,6 +134,7 @@ class Exchange:
     def _give_up(self, attempt: Try) -> None:
         self._tries.remove(attempt)
         self._places += attempt.connection.link.holds_place
+        self._leave_places(but=1)  # the connection in its place
         self._end_place(attempt)
         if not attempt.is_new:
             self._wire.drop_idle(self.origin)  # other idle connections may be dead for the same reason
@@ -231,24 +235,33 @@ class Exchange:
             is_whole_body=self._is_body,
         )
         is_alone = not self._waiting() and state.held is None and not state.has_new
-        if is_alone or (
-            now_s >= state.next_s
-            and state.held is None
-            and self._waiting()
-            and self._pulse.begin_hedge(waiting_since_s=state.latest_s, now_s=now_s, is_whole_body=self._is_body)
-        ):
+        if is_alone or (now_s >= state.next_s and state.held is None and self._waiting() and self._may_hedge(state, now_s)):
             self._try_again(state, now_s, is_hedge=not is_alone)
+
+    def _may_hedge(self, state: HedgeState, now_s: float) -> bool:
+        replaced = self._replaced()
+        return self._pulse.begin_hedge(
+            waiting_since_s=state.latest_s,
+            now_s=now_s,
+            is_whole_body=self._is_body,
+            replaces=replaced is not None and replaced.is_hedge,
+        )
+
+    def _replaced(self) -> Try | None:
+        """Return the try that another one would replace; ``None``: there may be one more."""
+        waiting = self._waiting()
+        # The first try is kept: a slow store will answer it.
+        return waiting[1] if len(waiting) >= (hedging.BODIES_AT_ONCE if self._is_body else hedging.AT_ONCE) else None
 
     def _try_again(self, state: HedgeState, now_s: float, *, is_hedge: bool) -> None:
         """Send the request over a new connection, in parallel to the tries in flight."""
         if is_hedge:
             self._pulse.quiet.fell_silent(since_s=state.latest_s, now_s=now_s)
             log.info("store_request_hedged", store=self.origin, kind=self._kind, waited_s=round(now_s - state.latest_s, 2))
-            waiting = self._waiting()
-            if not waiting[0].is_new:
+            if not self._waiting()[0].is_new:
                 self._wire.drop_idle(self.origin)
-            if len(waiting) >= (hedging.BODIES_AT_ONCE if self._has_large_body else hedging.AT_ONCE):
-                self._give_up(waiting[1])  # the first try is kept: a slow store will answer it
+            if (replaced := self._replaced()) is not None:
+                self._give_up(replaced)
         try:
             answer = self._sent_again(is_hedge=is_hedge)
         except NotNeeded:

@@ -64,18 +64,19 @@ class Pulse:
         """Return after how many seconds a request of this kind is late."""
         return self.latencies.late_s(kind, hurried=self.hurried)
 
-    def begin_hedge(self, *, waiting_since_s: float, now_s: float, is_whole_body: bool = False) -> bool:
+    def begin_hedge(self, *, waiting_since_s: float, now_s: float, is_whole_body: bool = False, replaces: bool = False) -> bool:
         """Take a slot of the hedge budget. Returns False if none is free, unless the request waited for too long.
 
         Args:
             waiting_since_s: When the request's latest try began to wait, monotonic seconds.
             now_s: Now, monotonic seconds.
             is_whole_body: The request has a body, which was sent as a whole.
+            replaces: The hedge takes the place of an earlier one of the same request, which is given up for it.
         """
         with self._lock:
             is_quiet = self.quiet.heard_s < waiting_since_s and now_s - waiting_since_s < self.most_s
             requests = self.connections + self.calls
-            hedges = self._body_hedges if is_whole_body else self._hedges
+            hedges = (self._body_hedges if is_whole_body else self._hedges) - replaces
             may = hedging.may_hedge(hedges=hedges, requests=requests, is_quiet=is_quiet, is_whole_body=is_whole_body)
             self._count(may, is_whole_body=is_whole_body)
         return may
@@ -102,7 +103,7 @@ class Pulse:
             connections=self.connections,
             hurried=self.hurried,
         )
-        return now_s - still_s >= longest_s and self.begin_hedge(waiting_since_s=still_s, now_s=now_s)
+        return now_s - still_s >= longest_s and self.begin_hedge(waiting_since_s=still_s, now_s=now_s, replaces=tries > 0)
 
     def end_hedge(self, *, is_whole_body: bool = False) -> None:
         """Return a slot to the hedge budget."""

@@ -134,12 +134,15 @@ class HedgedCall:
         self._check_deadline(now_s)
         if self._held is not None or now_s < self._decide_s() or self._call.within_s is not None:
             return
-        if not self._pulse.begin_hedge(waiting_since_s=self._latest_s, now_s=now_s):
+        # The first try is kept: a slow store will answer it.
+        superseded = self._waiting[1] if len(self._waiting) >= hedging.AT_ONCE else None
+        replaces = superseded is not None and superseded.is_hedge
+        if not self._pulse.begin_hedge(waiting_since_s=self._latest_s, now_s=now_s, replaces=replaces):
             return
         self._pulse.quiet.fell_silent(since_s=self._latest_s, now_s=now_s)
         log.info("store_request_hedged", kind=self._operation, waited_s=round(now_s - self._latest_s, 2))
-        if len(self._waiting) >= hedging.AT_ONCE:
-            superseded = self._waiting.pop(1)  # the first try is kept: a slow store will answer it
+        if superseded is not None:
+            self._waiting.remove(superseded)
             self._release(superseded)
             superseded.give_up()
         self._begin(is_fresh=True).is_hedge = True

@@ -1,0 +1,67 @@
+"""The budget of hedges, while connections that took a request stay silent for ever."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sidecar.core.schedule import hedging
+from sidecar.store.http.link import Pulse
+from sidecar.store.http.wire import Request, Wire
+from tests.store.http.test_exchange import Silent, answers, soon
+from tests.store.http.test_wire import body_of, exchange, serving
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hedging, "UNKNOWN_S", 0.3)
+    monkeypatch.setattr(hedging, "LEAST_S", 0.3)
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    made = Wire(tls=None, connect_timeout_s=5.0, stall_s=60.0)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("size_bytes", [32 << 10, 2 << 20])
+def test_a_body_whose_hedge_is_silent_too_is_sent_again(wire: Wire, size_bytes: int) -> None:
+    """Others are answered meanwhile, as by a proxy that forwards bodies slowly: it waited ten minutes."""
+    silent, over = [Silent(), Silent(), Silent()], threading.Event()
+
+    def others_are_answered() -> None:
+        while not over.wait(0.05):
+            wire.pulse.heard()
+
+    others = threading.Thread(target=others_are_answered)
+    others.start()
+    try:
+        with serving(*silent, answers, tls=None) as url, body_of(os.urandom(size_bytes)) as body, soon():
+            assert exchange(wire, Request("PUT", url, {}, body)).content == b"ok"
+            for each in silent:
+                each.go_on()
+    finally:
+        over.set()
+        others.join()
+
+
+def test_a_small_request_whose_hedges_are_silent_is_sent_again(wire: Wire) -> None:
+    """The store answers nothing meanwhile: both places of the budget are its own, and it waited a minute."""
+    silent = [Silent() for _ in range(4)]
+    with serving(*silent, answers, tls=None) as url, soon():
+        assert exchange(wire, Request("GET", url, {})).content == b"ok"
+        for each in silent:
+            each.go_on()
+
+
+def test_a_hedge_in_the_place_of_another_needs_no_place_of_its_own() -> None:
+    pulse, now_s = Pulse(most_s=60.0), time.monotonic()
+    assert [pulse.begin_hedge(waiting_since_s=now_s - 1, now_s=now_s) for _ in range(3)] == [True, True, False]
+    assert pulse.begin_hedge(waiting_since_s=now_s - 1, now_s=now_s, replaces=True)
+    pulse.end_hedge()
+    assert not pulse.begin_hedge(waiting_since_s=now_s - 1, now_s=now_s), "both places are taken"

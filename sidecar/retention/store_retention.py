@@ -14,7 +14,7 @@ import structlog
 from sidecar.catalog.events import Events
 from sidecar.core.commit.resume import newest_first
 from sidecar.core.commit.retention import Deletion, StorePlan, is_surplus, plan_store_deletion
-from sidecar.core.commit.training_line import Committed, origin_of, present_line
+from sidecar.core.commit.training_line import Committed, origin_of, present_line, train_call_of
 from sidecar.core.format import keys
 from sidecar.errors import ArchivedObject
 from sidecar.store.protocol import Store
@@ -220,8 +220,10 @@ class StoreRetention:
         if there is None or there.commit is None or step is None:
             return None
         commit = there.commit
-        origin, epoch = origin_of(commit.meta), commit.epoch
-        return Committed(name, step, commit.attempt, commit.created_at, origin, there.crc64nvme, epoch=epoch)
+        origin, call = origin_of(commit.meta), train_call_of(commit.meta)
+        return Committed(
+            name, step, commit.attempt, commit.created_at, origin, there.crc64nvme, epoch=commit.epoch, train_call=call
+        )
 
     def _forget_all_but(self, there: set[Writing]) -> None:
         self._seen_s = {writing: at_s for writing, at_s in self._seen_s.items() if writing in there}

@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Any
 
 from trainer_hook.contract import TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339, step_of
-from trainer_hook.process import exit_code
+from trainer_hook.process import earlier_scripts, exit_code
 from trainer_hook.process.client import Client
+from trainer_hook.process.earlier_scripts import Ended
 from trainer_hook.process.ending import end_after_failure, wait_until_durable
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.rank_consensus import RankConsensus, World, new_attempt
@@ -42,8 +43,11 @@ class Session:
     outcome: str | None = None
     """``succeeded`` (the last ``train()`` ended by itself), ``failed`` or ``preempted``; ``None``: still training."""
     train_calls: int = 0
+    """Calls of ``train()`` that have ended, of this script and of those that trained before it in this container."""
     base_step: int = 0
     """Steps of the earlier ``train()`` calls: the numbers of checkpoints continue through all calls."""
+    earlier: Ended | None = None
+    """The script that trained before this one; ``None``: not looked up yet."""
     origin: dict[str, Any] | None = None
     """Step and attempt of the checkpoint that this attempt resumed from; ``None``: none, or unknown."""
     last_step: int = 0
@@ -73,6 +77,27 @@ class Session:
             self.take_part(consensus.world, consensus.from_rank_0(self.attempt or new_attempt()))
             self.consensus = consensus
         return self.consensus
+
+    def follow(self, earlier: Ended) -> None:
+        """Count on from the scripts that trained before this one. The same on every rank."""
+        self.earlier, self.train_calls, self.base_step = earlier, earlier.calls, earlier.steps
+        if earlier.calls:
+            self.origin = {"step": earlier.steps, "attempt": earlier.attempt}
+            if self.world is not None and self.world.local_rank == 0:
+                info(f"{earlier.script} trained before in this container: this script has checkpoints of its own")
+
+    @property
+    def is_first_call(self) -> bool:
+        """Whether this script has not ended a ``train()`` call yet."""
+        return self.train_calls == (self.earlier.calls if self.earlier else 0)
+
+    def call_ended(self, step: int) -> None:
+        """Count a ``train()`` call that has ended by itself after ``step`` steps."""
+        self.base_step += step
+        self.train_calls += 1
+        self.outcome = "succeeded"
+        if self.world is not None and self.world.local_rank == 0:
+            earlier_scripts.record(self.settings.dir, calls=self.train_calls, steps=self.base_step, attempt=self.attempt)
 
     def take_part(self, world: World, attempt: str) -> None:
         """Take this rank's lease for an attempt."""

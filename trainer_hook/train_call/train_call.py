@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from trainer_hook.process.earlier_scripts import before
 from trainer_hook.process.log import info
 from trainer_hook.process.session import Session
 from trainer_hook.process.training_progress import TrainingProgress
@@ -28,6 +29,8 @@ class TrainCall:
         session.outcome = None
         self.session = session
         self.consensus = session.join()
+        if session.earlier is None:
+            session.follow(self.consensus.from_rank_0(before(session.settings.dir) if self.consensus.world.rank == 0 else None))
         if not self.consensus.all_agree(session.stop.notice_at_s is None):
             exit_preempted(session, 0)
         self._driver = driver
@@ -53,7 +56,7 @@ class TrainCall:
         if named is not None and named.step >= choice.step_in_call:
             info(f"continues from {named.path} (step {named.step}), as the script asks: {choice.name} is not further")
             return None
-        if session.train_calls == 0:
+        if session.is_first_call:
             session.base_step = choice.base_step
         session.continues_from(choice.name, attempt=choice.attempt)
         return choice
@@ -134,9 +137,7 @@ class TrainCall:
             exit_preempted(session, step)
         self.close()
         session.tell_state("running", session.base_step + step)
-        session.base_step += step
-        session.train_calls += 1
-        session.outcome = "succeeded"
+        session.call_ended(step)
 
     def close(self) -> None:
         """Wait for an asynchronous save and free its memory; SIGTERM ends the process at once again. May be repeated."""

@@ -95,9 +95,10 @@ def plan_store_deletion(
     """Return the retention plan of the store (I7).
 
     A commit is deleted only if at least ``keep_newest`` commits of higher steps on the present training line were verified as
-    whole. So the highest step always stays, and damaged, quarantined or abandoned-line commits do not count towards
+    whole. So the highest step always stays. Damaged, quarantined or abandoned-line commits do not count towards
     ``keep_newest``. Those are deleted by the same rule, so not before an older good one. The newer commits must also have been
-    written no earlier, by this node's observation and by the store's clock, whatever attempts and pod clocks say.
+    written no earlier, by this node's observation and by the store's clock, whatever attempts and pod clocks say. The last
+    commit of each ``train()`` call stays: in a new pod, the script begins with its first call.
 
     Args:
         committed: All readable committed steps of the run.
@@ -115,11 +116,10 @@ def plan_store_deletion(
     counted = [commit for commit in steps if commit.name in on_line and commit.name in whole]
     plan = StorePlan([], [])
     newest = {commit.name for commit in (*steps[-keep_newest:], *counted[-keep_newest:])}
-    among_newest = f"one of the {keep_newest} newest" if keep_newest > 1 else "the newest"
+    last = {commit.train_call: commit.name for commit in steps if commit.name in on_line}
+    last.pop(max(last, default=0), None)  # of the present call, the newest stay
     for commit in steps:
-        is_newest = commit.name in newest
-        if is_newest or _stays_for_ever(commit.step, keep_every_steps):
-            reason = among_newest if is_newest else f"a multiple of {keep_every_steps} steps"
+        if (reason := _why_retained(commit, newest, last, keep_newest, keep_every_steps)) is not None:
             plan.retained.append(Deletion(commit.name, reason))
             continue
         newer = [other for other in counted if other.step > commit.step]
@@ -135,6 +135,18 @@ def plan_store_deletion(
         else:
             plan.kept.append(Deletion(commit.name, _why_kept(commit, on_line, len(newer), keep_newest)))
     return plan
+
+
+def _why_retained(
+    commit: Committed, newest: Collection[str], last: Mapping[int, str], keep_newest: int, keep_every_steps: int | None
+) -> str | None:
+    if commit.name in newest:
+        return f"one of the {keep_newest} newest" if keep_newest > 1 else "the newest"
+    if _stays_for_ever(commit.step, keep_every_steps):
+        return f"a multiple of {keep_every_steps} steps"
+    if last.get(commit.train_call) == commit.name:
+        return f"the last of train() call {commit.train_call}, with which a new pod begins"
+    return None
 
 
 def _why_kept(commit: Committed, line: Collection[str], newer: int, keep_newest: int) -> str:

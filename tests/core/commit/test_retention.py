@@ -119,6 +119,20 @@ def test_the_highest_step_and_the_newest_of_the_line_never_go(
     assert not sound or sound[0] not in gone
 
 
+@given(stores(), counts, strides, st.lists(st.integers(0, 60), max_size=3))
+def test_the_last_step_of_each_train_call_never_goes(
+    given: tuple[list[Committed], set[str]], keep_newest: int, every: int | None, ends: list[int]
+) -> None:
+    commits = [replace(commit, train_call=sum(end < commit.step for end in ends)) for commit in given[0]]
+    gone = names(plan_of((commits, given[1]), keep_newest, every).deletions)
+    line = present_line(commits)
+    last = {commit.train_call: commit.name for commit in reversed(line)}
+    last.pop(max(last, default=0), None)
+    assert not set(last.values()) & gone
+    of_one_call = names(plan_of(given, keep_newest, every).deletions)
+    assert of_one_call - gone <= set(last.values()), "nothing else stays for it"
+
+
 @given(stores(), counts, strides)
 def test_what_stays_although_its_step_is_old_has_a_reason(
     given: tuple[list[Committed], set[str]], keep_newest: int, every: int | None

@@ -7,11 +7,31 @@ import signal
 
 
 def default_action(number: int, _: object) -> None:
-    """Do for PID 1 what the kernel does for every other process."""
+    """Do for PID 1 what the kernel does for every other process, once no process below it trains: all end with PID 1."""
     if os.getpid() == 1:
-        os._exit(128 + number)
+        signal.signal(number, lambda *_: None)
+        code = 128 + number
+        try:
+            code = _wait_for_trainers() or code
+        finally:
+            os._exit(code)
     signal.signal(number, signal.SIG_DFL)  # a forked child
     os.kill(os.getpid(), number)
+
+
+def _wait_for_trainers() -> int | None:
+    """Return the exit code if a process trained; ``None``: none did."""
+    # Imported only now: every Python that is PID 1 of a container imports this module at its start.
+    from trainer_hook.process.settings import from_environment
+    from trainer_hook.process.signals import StopSignal
+    from trainer_hook.process.trainers_below import trainers_below
+
+    settings = from_environment(os.environ)
+    if not trainers_below(settings.dir, ranks=True):
+        return None
+    stop = StopSignal(settings.dir, exit_code=settings.preempted_exit_code, grace_s=settings.grace_seconds)
+    stop.wait_for_trainers(tell=True, ranks=True)
+    return settings.preempted_exit_code
 
 
 def end_by_sigterm() -> None:

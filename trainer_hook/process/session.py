@@ -214,7 +214,7 @@ def session_from_environment() -> Session | None:
 def open_session(settings: Settings) -> Session:
     """Open a session, and register what runs at exit."""
     make_system_folders(settings.dir)
-    stop = StopSignal(settings.dir, exit_code=settings.preempted_exit_code)
+    stop = StopSignal(settings.dir, exit_code=settings.preempted_exit_code, grace_s=settings.grace_seconds)
     session = Session(settings, stop, SaveRequests(settings.dir), Client(settings.sidecar_url, settings.dir))
     # Registered early, so that it runs after the script's own functions.
     atexit.register(session.at_exit)

@@ -23,6 +23,7 @@ from trainer_hook import contract
 from trainer_hook.process import main_thread
 from trainer_hook.process.log import warn
 from trainer_hook.process.pid_one import default_action
+from trainer_hook.process.trainers_below import ranks_below, wait_for_trainers
 from trainer_hook.volume.publish import publish
 
 _POLL_S = 0.5
@@ -45,9 +46,10 @@ def process_start_s() -> float:
 class StopSignal:
     """Whether this process has a termination notice. One per process; install it once."""
 
-    def __init__(self, volume: Path, *, exit_code: int) -> None:
+    def __init__(self, volume: Path, *, exit_code: int, grace_s: float = 30.0) -> None:
         self._volume = volume
         self._exit_code = exit_code
+        self._grace_s = grace_s
         self._previous: Any = None
         self._training = False
         self._wakeup_fd = -1
@@ -116,7 +118,8 @@ class StopSignal:
         while numbers := reader.recv(64):
             if signal.SIGTERM in numbers:
                 self._notice_signal()
-                if not self._training and not callable(self._previous) and not _ranks_below():
+                if not self._training and not callable(self._previous) and not ranks_below():
+                    self.wait_for_trainers(tell=False)
                     # The main thread may wait in C code for other ranks, where its handler never runs.
                     exit_within(self._exit_code, within_s=_IDLE_EXIT_S)
 
@@ -151,6 +154,7 @@ class StopSignal:
                 if not self._training:
                     raise
         elif not self._training:
+            self.wait_for_trainers(tell=True)
             if _only_threads_are_left():  # where the interpreter ignores an exception
                 exit_now(self._exit_code)
             raise SystemExit(self._exit_code)
@@ -173,6 +177,16 @@ class StopSignal:
             with contextlib.suppress(OSError):
                 publish(self._volume / contract.TERMINATING, notice)
             self._notice = None
+
+    def wait_for_trainers(self, *, tell: bool, ranks: bool = False) -> None:
+        """Wait for processes below this one that train, at most to the end of the grace period: its end may kill them.
+
+        ``subprocess.run`` kills its child, the kernel all of a container when PID 1 ends. For children of multiprocessing
+        (``ranks``) the interpreter's exit waits. ``tell``: send SIGTERM to those processes.
+        """
+        self._notice_signal()
+        if self.notice_at_s is not None:
+            wait_for_trainers(self._volume, until_s=self.notice_at_s + self._grace_s, tell=tell, ranks=ranks)
 
     @property
     def is_training(self) -> bool:
@@ -219,14 +233,6 @@ def _only_threads_are_left() -> bool:
     """Whether the main thread has ended and the interpreter waits for other threads."""
     main = threading.main_thread()
     return not main.is_alive() and any(thread is not main and not thread.daemon for thread in threading.enumerate())
-
-
-def _ranks_below() -> bool:
-    """Whether multiprocessing has children that the exit waits for, such as ranks that save just in time."""
-    process = sys.modules.get("multiprocessing.process")
-    children = list(process._children) if process is not None else []
-    # Not is_alive(): it reaps, and the main thread may be waiting for the same child.
-    return any(not child.daemon and getattr(child._popen, "returncode", 0) is None for child in children)
 
 
 def exit_within(code: int, *, within_s: float) -> None:

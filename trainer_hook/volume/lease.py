@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import struct
 import time
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from trainer_hook.contract import LEASES
 
 RETRY_FOR_S = 0.1
 """Retries of a lease that is held: a process that only checks it locks it for an instant."""
+
+_FLOCK = struct.Struct("hhqqi0q")
+"""``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
 
 _held: dict[str, int] = {}
 """Descriptors by path. They stay open: closing any descriptor of the file would release the lock."""
@@ -43,3 +47,27 @@ def _locked(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def holders(volume: Path) -> set[int]:
+    """Return the other processes that hold a lease, by their pids in this container."""
+    try:
+        # Closing a descriptor of a lease that this process holds would release it.
+        paths = [path for path in (volume / LEASES).glob("*.lease") if str(path) not in _held]
+    except OSError:
+        return set()
+    return set(map(_holder, paths)) - {0}
+
+
+def _holder(path: Path) -> int:
+    """Return 0 if no process holds it. Only asks: even a short lock of ours could refuse a trainer that takes its lease now."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        finally:
+            os.close(fd)
+    except OSError:
+        return 0
+    kind, _, _, _, pid = _FLOCK.unpack(answer)
+    return 0 if kind == fcntl.F_UNLCK else int(pid)

@@ -62,7 +62,8 @@ def patch(trainer_module: Any, find_session: Callable[[], Session]) -> None:
             self._checkpoint_hook = False
 
     trainer_class.train = train
-    trainer_class.save_model = _leaving_final(trainer_class.save_model)
+    if (save_model := getattr(trainer_class, "save_model", None)) is not None:
+        trainer_class.save_model = _leaving_final(save_model)
 
 
 def _leaving_final(original: Callable[..., Any]) -> Callable[..., Any]:

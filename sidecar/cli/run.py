@@ -58,7 +58,7 @@ async def _life(settings: Settings) -> NoReturn:
         traceback.print_exc()
         termination_message.write(f"a bug, see the log: {type(error).__name__}: {error}")
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, AttributeError):  # full, or closed from the start
-                stream.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)

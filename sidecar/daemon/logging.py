@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import sys
-import threading
 from typing import Any, Literal
 
 import structlog
-
-
-class Lines:
-    """Log lines on standard output. One that cannot be written is dropped: a full disk or a lost reader ends nothing."""
-
-    _one_at_a_time = threading.Lock()
-
-    def msg(self, line: str) -> None:
-        """Write one line."""
-        if sys.stdout is not None:  # it was closed before the start
-            with self._one_at_a_time, contextlib.suppress(OSError):
-                sys.stdout.write(f"{line}\n")
-                sys.stdout.flush()
-
-    debug = info = warning = error = critical = msg
 
 
 def configure(style: Literal["json", "console"]) -> None:
@@ -33,7 +16,7 @@ def configure(style: Literal["json", "console"]) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     last: Any = structlog.processors.JSONRenderer(ensure_ascii=False)
     if style == "console":
-        last = structlog.dev.ConsoleRenderer(colors=sys.stdout is not None and sys.stdout.isatty())
+        last = structlog.dev.ConsoleRenderer(colors=sys.stdout.isatty())
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
@@ -42,7 +25,7 @@ def configure(style: Literal["json", "console"]) -> None:
             last,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=lambda *_: Lines(),
+        logger_factory=structlog.PrintLoggerFactory(),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")

@@ -4,6 +4,8 @@ import gc
 import signal
 import sys
 
+from sidecar.cli import streams
+
 _NOT_INSTALLED = ("rich", "httpx", "httpx2")
 """Packages that libraries of the sidecar import where they are installed, for what it does not do: structlog for tracebacks in
 colour, aiobotocore for another transport."""
@@ -11,6 +13,7 @@ colour, aiobotocore for another transport."""
 
 def main() -> int:
     """Run a command and return its exit code."""
+    streams.prepare()
     if sys.argv[1:2] == ["run"]:
         # The kernel throws signals away that PID 1 of a container has no handler for: until the daemon has one, they wait.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

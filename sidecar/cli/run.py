@@ -59,6 +59,5 @@ async def _life(settings: Settings) -> NoReturn:
         termination_message.write(f"a bug, see the log: {type(error).__name__}: {error}")
     finally:
         with contextlib.suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+            sys.stderr.flush()  # the log is not buffered
         os._exit(code)

@@ -9,6 +9,7 @@ from sidecar.cli.client import Refused, Unreachable
 from sidecar.cli.direct import DIRECT
 from sidecar.cli.missing_package import not_installed
 from sidecar.cli.output import fail
+from sidecar.cli.streams import OutputLost
 from sidecar.core.lifecycle.exit_codes import (
     EXIT_CONFIGURATION,
     EXIT_DAMAGED,
@@ -38,7 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = arguments[0] if arguments and not arguments[0].startswith("-") else ""
     said, as_json = f" {name}" if name else "", "--json" in arguments
     try:
-        return _run(arguments)
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except OutputLost as error:
+        return fail(f"{said}: {error}", EXIT_FAILED)
     except (Unreachable, Refused, SidecarError) as error:
         # A probe has two exit codes: the kubelet knows no others.
         return fail(f"{said}: {error}", EXIT_FAILED if name == "probe" else exit_code(error), as_json=as_json)

@@ -6,8 +6,10 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from sidecar.cli.streams import OutputLost
 from sidecar.core.format.plain_text import plain_text
 
 PROGRAM = "checkpoint-sidecar"
@@ -58,6 +60,7 @@ def fail(text: str, code: int, *, as_json: bool = False) -> int:
     """Print one line on standard error, for programs also an object with ``error`` on standard output. Returns ``code``."""
     text = what_failed(plain_text(text))  # names in it may come from the store
     if as_json:
-        print(json.dumps({"error": text.strip().removeprefix(": "), "exit_code": code}), flush=True)
+        with suppress(OutputLost, BrokenPipeError):  # the line tells it, too
+            print(json.dumps({"error": text.strip().removeprefix(": "), "exit_code": code}), flush=True)
     print(f"{PROGRAM}{text}", file=sys.stderr, flush=True)
     return code

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
+from sidecar.cli import streams
 from sidecar.cli.missing_package import not_installed
 from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.exit_codes import (
@@ -21,8 +23,13 @@ from sidecar.errors import ConfigurationError, NothingFound, RequestRefused, Sid
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code (docs/kubectl.md, "Exit codes")."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    streams.prepare()
     try:
-        return _invoke(arguments)
+        code = _invoke(arguments)
+        sys.stdout.flush()
+        return code
+    except streams.OutputLost as error:
+        return _fail(str(error), EXIT_FAILED, arguments)
     except SidecarError as error:
         return _fail(str(error), _exit_code(error), arguments)
     except ModuleNotFoundError as error:
@@ -67,6 +74,7 @@ def _invoke(arguments: Sequence[str]) -> int:
 def _fail(text: str, code: int, arguments: Sequence[str]) -> int:
     text = plain_text(text)
     if "--json" in arguments:
-        print(json.dumps({"error": text, "exit_code": code}), flush=True)
+        with suppress(streams.OutputLost, BrokenPipeError):  # the line tells it, too
+            print(json.dumps({"error": text, "exit_code": code}), flush=True)
     print(f"kubectl ckpt: {text}", file=sys.stderr, flush=True)
     return code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from typing import Annotated, Literal
-from urllib.parse import quote
 
 import typer
 
@@ -15,7 +14,8 @@ from sidecar.cli.output import print_answer, print_path
 from sidecar.cli.render import checkpoint_text
 from sidecar.core.format.checkpoint_address import is_address, named_checkpoint
 from sidecar.core.lifecycle.exit_codes import EXIT_FAILED, EXIT_NOTHING
-from sidecar.errors import ConfigurationError
+from sidecar.errors import ConfigurationError, NothingFound
+from trainer_hook.contract import is_checkpoint_name
 
 RESUME_POLL_S = 1.0
 
@@ -55,7 +55,7 @@ def show(
         from sidecar.cli.store_lookup import show_stored
 
         return show_stored(address, as_json=as_json)
-    answer = Client(timeout_s=60).get(f"/v1/checkpoints/{quote(named_checkpoint(checkpoint), safe='')}")
+    answer = Client(timeout_s=60).get(f"/v1/checkpoints/{_name(checkpoint)}")
     print_answer(answer, checkpoint_text, as_json=as_json)
     return 0
 
@@ -70,7 +70,8 @@ def resume(
     The path is all that is on standard output. Exit code 5: there is no committed checkpoint.
     """
     client = Client(timeout_s=70)
-    answer = client.post("/v1/resume", {"checkpoint": named_checkpoint(checkpoint), "asked_by": "person"})
+    wanted = checkpoint if checkpoint == "latest" else _name(checkpoint)
+    answer = client.post("/v1/resume", {"checkpoint": wanted, "asked_by": "person"})
     until_s = time.monotonic() + timeout_s
     with progress.shown("resume") as on_progress:
         while answer["state"] in ("choosing", "downloading") and (left_s := until_s - time.monotonic()) > 0:
@@ -79,3 +80,15 @@ def resume(
     code = {"ready": 0, "none": EXIT_NOTHING}.get(answer["state"], EXIT_FAILED)
     why_not = "nothing to resume from" if code == EXIT_NOTHING else f"{answer['state']}: {answer['detail']}"
     return print_path(answer, "resume", why_not=why_not, code=code, as_json=as_json)
+
+
+def _name(text: str) -> str:
+    """Return the name of a checkpoint that a person gave as its name, or as its step alone.
+
+    Raises:
+        NothingFound: It is no such name.
+    """
+    name = named_checkpoint(text)
+    if not is_checkpoint_name(name):
+        raise NothingFound(f"{text[:80]!r} is no checkpoint's name: checkpoint-<step> or final")
+    return name

@@ -79,6 +79,16 @@ def test_commands_that_only_ask_a_sidecar_need_nothing_installed(arguments: list
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("asking", ["show", "resume"])
+@pytest.mark.parametrize("name", ["", "nonsense", "checkpoint-3O", "../final", "checkpoint-007"])
+def test_a_name_that_no_checkpoint_has_is_not_found(name: str, asking: str, tmp_path: Path) -> None:
+    ended = command(asking, name, CKPT_DIR=str(tmp_path), CKPT_API_PORT="1")
+    assert (ended.returncode, ended.stderr) == (
+        5,
+        f"checkpoint-sidecar {asking}: {name!r} is no checkpoint's name: checkpoint-<step> or final\n",
+    )
+
+
 @pytest.mark.parametrize("port", ["abc", "65536", "-1", "٣"])
 def test_a_port_that_is_none_is_one_line(port: str, tmp_path: Path) -> None:
     ended = command("status", CKPT_DIR=str(tmp_path), CKPT_API_PORT=port)

@@ -9,7 +9,7 @@ import typer
 
 from sidecar.cli import direct, progress
 from sidecar.cli.client import Client
-from sidecar.cli.options import Json, TimeoutS, store_address
+from sidecar.cli.options import Json, TimeoutS, address_to_read, store_address
 from sidecar.cli.output import print_answer, print_path
 from sidecar.cli.render import checkpoint_text
 from sidecar.core.format.checkpoint_address import is_address, named_checkpoint
@@ -51,7 +51,7 @@ def show(
 ) -> int:
     """Show one checkpoint, of the running sidecar or of a store."""
     if is_address(checkpoint):
-        address = store_address(checkpoint)
+        address = address_to_read(checkpoint)
         from sidecar.cli.store_lookup import show_stored
 
         return show_stored(address, as_json=as_json)

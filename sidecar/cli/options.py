@@ -6,9 +6,11 @@ from typing import Annotated
 
 import typer
 
+from sidecar.core.format import keys
 from sidecar.core.format.checkpoint_address import Address, misnamed, parse_address
 from sidecar.core.format.durations import duration_s
-from sidecar.errors import ConfigurationError
+from sidecar.errors import ConfigurationError, NothingFound
+from sidecar.store_url import FolderPlace, store_place
 from trainer_hook.contract import ContractError
 
 
@@ -38,6 +40,28 @@ def store_address(text: str) -> Address:
         return parse_address(text)
     except ContractError as error:
         raise ConfigurationError(str(error)) from None
+
+
+def address_to_read(text: str) -> Address:
+    """Return the parts of an address that is read.
+
+    Raises:
+        ConfigurationError: It is no address of a store.
+        NothingFound: It has a misspelled checkpoint's name below a run in a folder.
+    """
+    address = store_address(text)
+    if address.checkpoint is None and _is_missing_below_run(address.store):
+        raise NothingFound(f"{text}: no such checkpoint{misnamed(text)}")
+    return address
+
+
+def _is_missing_below_run(store: str) -> bool:
+    """Whether a folder is missing in one that is a run's store. So its volume is mounted."""
+    try:
+        place = store_place(store)
+        return isinstance(place, FolderPlace) and not place.path.exists() and (place.path.parent / keys.RUN).is_file()
+    except (OSError, ValueError):  # opening the store says what is wrong
+        return False
 
 
 def checkpoint_address(text: str) -> tuple[str, str]:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sidecar.cli import progress
-from sidecar.cli.options import CheckpointAddress, Json, StoreAddress, WhileLive, Yes, checkpoint_address, store_address
+from sidecar.cli.options import (
+    CheckpointAddress,
+    Json,
+    StoreAddress,
+    WhileLive,
+    Yes,
+    address_to_read,
+    checkpoint_address,
+    store_address,
+)
 from sidecar.cli.output import PROGRAM, print_answer
 from sidecar.cli.render import counted, size_text
 from sidecar.cli.render_store import plan_text, quarantine_text, verification_text
@@ -36,7 +45,7 @@ def verify(
     from sidecar.cli.session import run_in_store
     from sidecar.standalone.checking import verified
 
-    address = store_address(checkpoint)
+    address = address_to_read(checkpoint)
     if every and address.checkpoint is not None:
         raise ConfigurationError("--all is for a prefix, without the name of a checkpoint")
     found = run_in_store(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sidecar.cli import progress
-from sidecar.cli.options import CheckpointAddress, Json, StoreAddress, store_address
+from sidecar.cli.options import CheckpointAddress, Json, StoreAddress, address_to_read, store_address
 from sidecar.cli.output import print_answer, print_path
 from sidecar.cli.render import counted, size_text
 from sidecar.cli.store_care import ask_holder
@@ -45,7 +45,7 @@ def pull(
     from sidecar.cli.session import run_in_store
     from sidecar.standalone.pulling import Puller, Wanted
 
-    address = store_address(checkpoint)
+    address = address_to_read(checkpoint)
     wanted = Wanted(address.checkpoint, frozenset(rank or ()), node)
 
     async def work(session: StoreSession, on_progress: progress.OnProgress) -> Pulled:

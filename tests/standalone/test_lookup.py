@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.cli.options import address_to_read
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import Quarantined, encode
 from sidecar.core.lifecycle.prefix_ownership import Run
@@ -174,3 +175,18 @@ def test_credentials_that_are_missing_are_named_in_one_line(local: Person, monke
     assert local.run("ls", "s3://bucket/run") == 2
     assert local.err.count("\n") == 1
     assert "credentials" in local.err
+
+
+@pytest.mark.parametrize(("name", "hint"), [("nonsense", ""), ("checkpoint-3O", "; 'checkpoint-3O' is no checkpoint's name: ")])
+def test_a_misspelled_checkpoint_of_a_run_in_a_folder_is_not_found_at_once(name: str, hint: str, local: Person) -> None:
+    with local.store() as store:
+        store.put(keys.RUN, encode_run(Run("r1", job="j", holder="h")))
+    for command in (["show", local.at(name)], ["verify", local.at(name)], ["pull", local.at(name), "."]):
+        assert local.run(*command) == 5
+        assert local.err.startswith(f"checkpoint-sidecar {command[0]}: {local.at(name)}: no such checkpoint{hint}")
+        assert local.err.count("\n") == 1
+
+
+def test_a_folder_that_may_not_be_mounted_is_not_taken_for_a_misspelled_checkpoint(tmp_path: Path) -> None:
+    for text in (f"file://{tmp_path}/runs/nonsense", f"file://{tmp_path}/nonsense", "s3://bucket/nonsense", "file://host/x"):
+        assert address_to_read(text).store == text

@@ -200,7 +200,7 @@ class RankRecords:
         if self._begun(folder.name).exists() or (folder / contract.MARKER).is_file():
             return True
         try:
-            return not any(os.scandir(folder))
+            return not os.listdir(folder)  # noqa: PTH208 - names are enough
         except FileNotFoundError:
             return True
 
@@ -209,6 +209,7 @@ class RankRecords:
 
         Raises ``OSError``: the volume is full or not writable.
         """
+        self._folder.mkdir(parents=True, exist_ok=True)  # a script may empty its output folder
         publish(self._begun(name), b"")
 
     def end(self, name: str) -> None:

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sidecar.core.commit.training_line import train_call_of
 from sidecar.core.format import checksum
 from sidecar.core.format.attempts import began_later
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry
 from sidecar.core.format.obstacles import contradiction
 from sidecar.core.format.rank_layout import Share, left_out, private_files
-from trainer_hook.contract import FINAL, META_TRAIN_CALL, ContractError, Node, rfc3339, step_of
+from trainer_hook.contract import FINAL, ContractError, Node, rfc3339, step_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ def newest_first(names: Iterable[str], *, and_final: bool = False) -> list[str]:
 
 def matches_train_call(meta: Mapping[str, Any], train_call: int | None) -> bool:
     """Whether a checkpoint belongs to the given ``train()`` call; ``None``: any call."""
-    return train_call is None or meta.get(META_TRAIN_CALL, 0) == train_call
+    return train_call is None or train_call_of(meta) == train_call
 
 
 def check_manifest(entry: ManifestEntry, raw: bytes) -> None:

@@ -41,9 +41,9 @@ class Committed:
 
 
 def train_call_of(meta: Mapping[str, Any]) -> int:
-    """Return which ``train()`` call wrote ``meta``; 0: the first, or not recorded."""
-    said = meta.get(META_TRAIN_CALL)
-    return said if isinstance(said, int) else 0
+    """Return which ``train()`` call wrote ``meta``; 0: the first, or not recorded; -1: malformed."""
+    said = meta.get(META_TRAIN_CALL, 0)
+    return said if isinstance(said, int) else -1
 
 
 def origin_of(meta: Mapping[str, Any]) -> Origin | None:

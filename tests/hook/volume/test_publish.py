@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -250,3 +251,21 @@ def test_a_checkpoint_is_finished_although_the_clock_was_set_back_while_it_was_w
     os.utime(folder / "optimizer", ns=(ahead_ns + 1, ahead_ns + 1))
     with pytest.raises(ContractError):
         judge(Volume(tmp_path).examine(folder.name), Identity(Node(), "pod"))
+
+
+def test_a_folder_is_replaced_that_was_begun_by_the_hook_or_is_finished_or_empty(volume: Path) -> None:
+    [rank] = records(volume, ranks=1)
+    folder = volume / "final"
+    assert rank.may_replace(folder)
+    folder.mkdir()
+    assert rank.may_replace(folder)
+    (folder / "notes").touch()
+    assert not rank.may_replace(folder)
+    (folder / MARKER).touch()
+    assert rank.may_replace(folder)
+    (folder / MARKER).unlink()
+    shutil.rmtree(volume / SYSTEM_DIR)  # by a script that empties its output folder
+    rank.begin("final")
+    assert rank.may_replace(folder)
+    rank.end("final")
+    assert not rank.may_replace(folder)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from sidecar.core.schedule import hedging
 from sidecar.store.http.link import Pulse
 from sidecar.store.http.wire import Request, Wire
+from sidecar.store.s3.client import S3Options
+from sidecar.store.s3.store import S3Store
 from tests.store.http.test_exchange import Silent, answers, soon
-from tests.store.http.test_wire import body_of, exchange, serving
+from tests.store.http.test_wire import body_of, exchange, read_request, serving
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +61,24 @@ def test_a_small_request_whose_hedges_are_silent_is_sent_again(wire: Wire) -> No
         assert exchange(wire, Request("GET", url, {})).content == b"ok"
         for each in silent:
             each.go_on()
+
+
+def answers_with_object(connection: socket.socket) -> None:
+    read_request(connection)
+    connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\nETag: "444bcb3a3fcf8389296c49467f27e1d6"\r\n\r\nok')
+
+
+def test_a_document_whose_hedges_are_silent_is_asked_for_again(credentials_dir: Path) -> None:
+    """As the one before, on the plane of small requests."""
+    silent = [Silent() for _ in range(4)]
+    with serving(*silent, answers_with_object, tls=None) as url, soon():
+        store = S3Store(
+            S3Options(bucket="b", prefix="run", endpoint_url=url.removesuffix("/k"), credentials_dir=credentials_dir)
+        )
+        assert store.get("k") == b"ok"
+        for each in silent:
+            each.go_on()
+        store.close()
 
 
 def test_a_hedge_in_the_place_of_another_needs_no_place_of_its_own() -> None:

@@ -40,12 +40,13 @@ def reported(trainer: Any, step: int) -> Iterator[None]:
     if original is None:
         yield
         return
-    passes: list[Any] = []
+    last_pass: Any = object()  # none yet
 
     def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
+        nonlocal last_pass
         this_pass = args[0] if args else kwargs.get("epoch_iterator")
-        if not passes or passes[-1] is not this_pass:  # the first fetch of a pass also shuffles
-            passes[:] = [this_pass]
+        if last_pass is not this_pass:  # the first fetch of a pass also shuffles
+            last_pass = this_pass
             return original(*args, **kwargs)
         vars(trainer).pop("get_batch_samples", None)
         before = _drawn()

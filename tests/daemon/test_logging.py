@@ -87,14 +87,6 @@ def test_a_name_that_is_not_utf_8_is_escaped(log_file: tuple[int, Path]) -> None
     assert log_file[1].read_text() == "a\\udcffb ä\n"
 
 
-@pytest.fixture
-def restored() -> Iterator[None]:
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
-
-
-@pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_a_log_on_a_full_disk_raises_nothing_and_goes_on_afterwards(
     style: str, log_file: tuple[int, Path], monkeypatch: pytest.MonkeyPatch

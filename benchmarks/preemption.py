@@ -127,6 +127,7 @@ def main() -> None:
         raise SystemExit(reason)
     settings = ClusterSettings()
     access = {"aws_access_key_id": settings.access_key, "aws_secret_access_key": settings.secret_key}
+    # The stubs want literal arguments.
     s3: Any = boto3.resource("s3", endpoint_url=settings.endpoint, region_name=settings.region, **access)  # type: ignore[call-overload]
     bucket = s3.Bucket(settings.bucket)
     if bucket.creation_date is None:

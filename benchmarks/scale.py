@@ -169,6 +169,7 @@ def simulate(nodes: int, *, dead: float) -> dict[str, Any]:
     store.counting = True
 
     async def live(checkpoint: Finished, entries: list[FileEntry], *, dies: bool) -> None:
+        # The part of an executor and of a sleep that a committer uses.
         committer = Committer(store, SimulatedExecutor(world, store), clock=world.clock, sleep=Sleep)  # type: ignore[arg-type]
         await committer.publish_manifest(manifest_of(checkpoint, entries))
         if dies:

@@ -127,6 +127,7 @@ def watch_the_hook(watch: Watch) -> None:
     from trainer_hook.asynchronous import snapshot
     from trainer_hook.saving.step_saver import StepSaver
 
+    # For the whole process: a trainer makes its saver itself.
     StepSaver.save = watch.holding(StepSaver.save)  # type: ignore[method-assign]
     before = snapshot.before_next_step
     snapshot.before_next_step = lambda optimizer, act: before(optimizer, watch.holding(act))

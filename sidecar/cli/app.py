@@ -67,7 +67,7 @@ def invoke(arguments: Sequence[str]) -> int:
 
 def _complete() -> int:
     """Answer a shell that asks for completions; its variables have the command line."""
-    from typer.completion import completion_init  # type: ignore[attr-defined]
+    from typer.completion import completion_init  # type: ignore[attr-defined]  # imported there from a private module
 
     completion_init()
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 import typer
-from typer.completion import get_completion_script  # type: ignore[attr-defined]
+from typer.completion import get_completion_script  # type: ignore[attr-defined]  # imported there from a private module
 
 from sidecar.cli.output import COMPLETE, PROGRAM
 

@@ -172,8 +172,11 @@ def test_a_slow_and_distant_store_is_only_slow(plain_bucket: Bucket, tmp_path: P
     upload(plain_bucket, proxy, tmp_path / "volume")
     plain_bucket.assert_holds(NAME, checkpoint_files())
     # moto answers 500 where a join is asked for a second time while the first is under way: a late one is.
-    others = [exchange for exchange in proxy.log if exchange.operation != "CompleteMultipartUpload"]
-    assert {exchange.status for exchange in others if "checkpoint" in exchange.key} <= {200, 204, 206, 404}
+    others = [each for each in proxy.log if "checkpoint" in each.key and each.operation != "CompleteMultipartUpload"]
+    failed = [each for each in others if each.status not in (200, 204, 206, 404)]
+    # Beside other work a request is late now and then: of its tries, one is abandoned, or refused (412) as the later one.
+    assert {each.status for each in failed} <= {None, 412}
+    assert len(failed) <= len(others) / 10, [(each.operation, each.key, each.status) for each in failed]
 
 
 @pytest.mark.slow

@@ -19,7 +19,9 @@ LEAST_S = 0.75
 """No request is late before this time: threads of the lowest priority also wait for a core."""
 DELETION_LEAST_S = 4.0
 """No deletion is late before this time: its abandoned try, if it arrives later still, deletes what was written since."""
-DELETIONS = frozenset({"DeleteObject", "DeleteObjects"})
+DELETIONS = frozenset({"DeleteObject", "DeleteObjects", "AbortMultipartUpload"})
+COSTLY = frozenset({"CompleteMultipartUpload", "AbortMultipartUpload", "DeleteObjects"})
+"""Requests whose work in the store grows with the number of parts or objects: it is done for each try, abandoned or not."""
 BEYOND_S = 1.5
 """Upper bound of the lateness limit above the usual latency: half a second is left for another connection."""
 BEYOND = 0.5
@@ -50,8 +52,8 @@ MIN_WAIT_S = 0.05
 """Shortest wait for an answer between two decisions about a hedge."""
 AT_ONCE = 3
 """Maximum concurrent tries of a small request: the first, which a slow store still answers, and two on new connections."""
-BODIES_AT_ONCE = 2
-"""Maximum concurrent tries of a request with a body."""
+FEW_AT_ONCE = 2
+"""Maximum concurrent tries of a request with a body, or with much work for the store."""
 COPIED_BYTES_PER_S = 100e6
 """Assumed minimum rate of copies inside a store."""
 KEPT = 32
@@ -121,7 +123,7 @@ class Quiet:
         return max(0.0, began_s - self._since_s)
 
 
-def next_try_s(late_after_s: float, *, tries: int, quiet_before_s: float, most_s: float, is_whole_body: bool = False) -> float:
+def next_try_s(late_after_s: float, *, tries: int, quiet_before_s: float, most_s: float, is_costly: bool = False) -> float:
     """Return how many seconds the latest try waits for its answer before the request is hedged.
 
     Args:
@@ -129,9 +131,10 @@ def next_try_s(late_after_s: float, *, tries: int, quiet_before_s: float, most_s
         tries: Tries so far, from 1.
         quiet_before_s: Seconds for which the store had been silent when the latest try began to wait.
         most_s: Upper bound of the result.
-        is_whole_body: The tries have sent a body: a proxy may have all of them, and forward them over a slow link.
+        is_costly: The tries have sent a body (a proxy may have all of them, and forward them over a slow link), or the store
+            has much work with each (``COSTLY``).
     """
-    growing_s = late_after_s * (4.0 ** min(tries - 1, 5) if is_whole_body else 2.0 ** min(max(0, tries - 2), 10))
+    growing_s = late_after_s * (4.0 ** min(tries - 1, 5) if is_costly else 2.0 ** min(max(0, tries - 2), 10))
     return min(most_s, max(growing_s, quiet_before_s))
 
 
@@ -187,6 +190,11 @@ def step_s(bytes_per_s: float | None, *, connections: int) -> float:
 def is_moving(moved_bytes: int, *, in_s: float) -> bool:
     """Whether a connection reaches the floor on progress, ``LEAST_MOVED_BYTES`` per ``SILENT_S``, over ``in_s`` seconds."""
     return moved_bytes > 0 and moved_bytes * SILENT_S >= LEAST_MOVED_BYTES * in_s
+
+
+def at_once(*, is_costly: bool) -> int:
+    """Return the maximum number of concurrent tries of one request. ``is_costly``: as of ``next_try_s``."""
+    return FEW_AT_ONCE if is_costly else AT_ONCE
 
 
 def may_hedge(*, hedges: int, requests: int, is_quiet: bool, is_whole_body: bool = False) -> bool:

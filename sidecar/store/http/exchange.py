@@ -232,7 +232,7 @@ class Exchange:
             tries=state.begun,
             quiet_before_s=self._pulse.quiet.before_s(state.latest_s),
             most_s=hedging.BODY_MOST_S if self._is_body else self._pulse.most_s,
-            is_whole_body=self._is_body,
+            is_costly=self._is_body,
         )
         is_alone = not self._waiting() and state.held is None and not state.has_new
         if is_alone or (now_s >= state.next_s and state.held is None and self._waiting() and self._may_hedge(state, now_s)):
@@ -251,7 +251,7 @@ class Exchange:
         """Return the try that another one would replace; ``None``: there may be one more."""
         waiting = self._waiting()
         # The first try is kept: a slow store will answer it.
-        return waiting[1] if len(waiting) >= (hedging.BODIES_AT_ONCE if self._is_body else hedging.AT_ONCE) else None
+        return waiting[1] if len(waiting) >= hedging.at_once(is_costly=self._is_body) else None
 
     def _try_again(self, state: HedgeState, now_s: float, *, is_hedge: bool) -> None:
         """Send the request over a new connection, in parallel to the tries in flight."""

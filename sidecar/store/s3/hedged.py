@@ -35,6 +35,7 @@ class HedgedCall:
         self._request = request
         self._call = call
         self._operation: str = (request.context or {}).get(OPERATION, "")
+        self._is_costly = self._operation in hedging.COSTLY
         self._most_bytes = call.most_bytes or (MAX_ANSWER_BYTES if self._operation in _LONG else MAX_SMALL_BYTES)
         self._waiting: list[Attempt] = []
         self._begun = 0
@@ -117,6 +118,7 @@ class HedgedCall:
             tries=self._begun,
             quiet_before_s=self._pulse.quiet.before_s(self._latest_s),
             most_s=self._pulse.most_s,
+            is_costly=self._is_costly,
         )
 
     def _hedge_if_late(self, now_s: float) -> None:
@@ -135,7 +137,7 @@ class HedgedCall:
         if self._held is not None or now_s < self._decide_s() or self._call.within_s is not None:
             return
         # The first try is kept: a slow store will answer it.
-        superseded = self._waiting[1] if len(self._waiting) >= hedging.AT_ONCE else None
+        superseded = self._waiting[1] if len(self._waiting) >= hedging.at_once(is_costly=self._is_costly) else None
         replaces = superseded is not None and superseded.is_hedge
         if not self._pulse.begin_hedge(waiting_since_s=self._latest_s, now_s=now_s, replaces=replaces):
             return

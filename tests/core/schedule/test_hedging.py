@@ -31,10 +31,11 @@ def test_a_deletion_is_late_later_than_others(took: list[float], hurried: bool) 
     """The copy of a deletion arrived after the step had been committed again, and deleted a manifest that the commit named."""
     latencies = Latencies()
     for seconds in took:
-        for kind in ("PutObject", "DeleteObjects"):
+        for kind in ("PutObject", *hedging.DELETIONS):
             latencies.took(kind, seconds)
-    of_others, of_deletions = (latencies.late_s(kind, hurried=hurried) for kind in ("PutObject", "DeleteObjects"))
-    assert of_deletions == max(of_others, hedging.DELETION_LEAST_S)
+    of_others = latencies.late_s("PutObject", hurried=hurried)
+    for kind in hedging.DELETIONS:
+        assert latencies.late_s(kind, hurried=hurried) == max(of_others, hedging.DELETION_LEAST_S)
 
 
 def test_kinds_have_latencies_of_their_own_and_old_ones_are_forgotten() -> None:
@@ -64,7 +65,7 @@ def test_a_body_that_was_sent_as_a_whole_is_sent_again_ever_later(late_s: float,
     """A proxy may have all of its copies, and forward them over a slow link."""
     most_s = hedging.BODY_MOST_S
     this, following, of_others = (
-        hedging.next_try_s(late_s, tries=count, quiet_before_s=quiet_s, most_s=most_s, is_whole_body=is_body)
+        hedging.next_try_s(late_s, tries=count, quiet_before_s=quiet_s, most_s=most_s, is_costly=is_body)
         for count, is_body in ((tries, True), (tries + 1, True), (tries, False))
     )
     assert this >= min(of_others, most_s)

@@ -87,3 +87,24 @@ def test_a_hedge_in_the_place_of_another_needs_no_place_of_its_own() -> None:
     assert pulse.begin_hedge(waiting_since_s=now_s - 1, now_s=now_s, replaces=True)
     pulse.end_hedge()
     assert not pulse.begin_hedge(waiting_since_s=now_s - 1, now_s=now_s), "both places are taken"
+
+
+def test_a_slow_deletion_of_parts_is_asked_for_few_times(credentials_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RGW deletes 10,000 parts for each try, abandoned or not: six tries of one abort slowed the store down for all others."""
+    monkeypatch.setattr(hedging, "DELETION_LEAST_S", 0.2)
+    asked_s: list[float] = []
+
+    def slow(connection: socket.socket) -> None:
+        read_request(connection)
+        asked_s.append(time.monotonic())
+        time.sleep(max(0.0, asked_s[0] + 3.0 - time.monotonic()))
+        connection.sendall(b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n")
+
+    with serving(*[slow] * 8, tls=None) as url:
+        store = S3Store(
+            S3Options(bucket="b", prefix="run", endpoint_url=url.removesuffix("/k"), credentials_dir=credentials_dir)
+        )
+        store.abort_upload("k", "an-id")
+        store.close()
+        assert 2 <= len(asked_s) <= 3
+        assert asked_s[-1] - asked_s[0] >= 0.8

@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,20 +49,27 @@ class StallRun:
     step_s: float
     state_bytes: int
     device: str
+    early: int
+    """Number of saves that waited for the save before them: saves were too close for this disk."""
     digests: dict[str, str]
     """SHA-256 of the files of the last checkpoint."""
 
 
+class CannotRun(Exception):
+    """A mode did not run to its end."""
+
+
 def run(mode: str, size_gb: float, options: argparse.Namespace) -> StallRun:
-    """Train in a process of its own, with an empty volume."""
+    """Train in a process of its own, with an empty volume. Raises ``CannotRun``."""
+    every = options.every or (max(40, round(20 * size_gb)) if options.is_cuda else 6)
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="stall-") as folder:
         volume = Path(folder, "volume")
         volume.mkdir()
-        told = [mode, str(size_gb), str(options.saves), str(options.every), folder]
+        told = [mode, str(size_gb), str(options.saves), str(every), folder]
         command = [sys.executable, "-m", "benchmarks.stall_trainer", *told]
         settings = {
             "CKPT_DIR": str(volume),
-            "CKPT_SAVE_STEPS": str(options.every),
+            "CKPT_SAVE_STEPS": str(every),
             "CKPT_SAVE_TOTAL_LIMIT": "1",
             "CKPT_RESUME_TIMEOUT_S": "1",
             "CKPT_ASYNC": "1" if mode == OURS else "0",
@@ -72,8 +80,8 @@ def run(mode: str, size_gb: float, options: argparse.Namespace) -> StallRun:
         environ = inherited | settings | {"PYTHONPATH": str(ROOT)}
         done = subprocess.run([*hook, *command], cwd=folder, env=environ, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise SystemExit(f"{mode}: {done.stderr[-2000:]}")
-        return _run_of(mode, json.loads(done.stdout.splitlines()[-1]), options.every, volume)
+            raise CannotRun(f"{WHAT[mode]} failed: {done.stderr.strip().splitlines()[-1:]}")
+        return _run_of(mode, json.loads(done.stdout.splitlines()[-1]), every, volume)
 
 
 def _run_of(mode: str, told: dict[str, Any], every: int, volume: Path) -> StallRun:
@@ -84,12 +92,16 @@ def _run_of(mode: str, told: dict[str, Any], every: int, volume: Path) -> StallR
     # A save at the end of step n, and the optimizer's next step, are in the interval from the end of n on: steps_s[n - 1].
     held_s = [held.get(step, 0.0) for step in saves]
     lost_s = [sum(steps_s[n - 1 : n - 1 + every]) - usual_s * len(steps_s[n - 1 : n - 1 + every]) for n in saves]
-    digests = {}
-    for path in sorted(volume.glob("checkpoint-*/[!.]*")):
-        with path.open("rb") as file:
-            digests[str(path.relative_to(volume))] = hashlib.file_digest(file, "sha256").hexdigest()
+    files = sorted(volume.glob("checkpoint-*/[!.]*"))
+    with ThreadPoolExecutor() as threads:
+        digests = dict(zip((str(path.relative_to(volume)) for path in files), threads.map(_digest, files), strict=True))
     device, size = str(told["device"]), int(told["state_bytes"])
-    return StallRun(mode, held_s[0], held_s[1:], lost_s[1:], usual_s, size, device, digests)
+    return StallRun(mode, held_s[0], held_s[1:], lost_s[1:], usual_s, size, device, len(told["early"]), digests)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def table(runs: list[StallRun]) -> str:
@@ -108,6 +120,8 @@ def table(runs: list[StallRun]) -> str:
             f"{WHAT[mode]:<26}{held:>12.3f} ({worst:.3f}){held / step_s:>10.2f}{blocking[0] / held:>7.1f}x{start:>10.2f}"
             f"{lost:>12.3f} ({most:.3f}){_times_less(blocking[2], lost)}"
         )
+    early = dict.fromkeys(WHAT[r.mode] for r in runs if r.early)
+    lines += [f"{what}: saves waited for the save before them (--every N: more steps between two saves)" for what in early]
     lines.append(f"the same bytes in every file of the last checkpoint, blocking and not: {'yes' if are_equal(runs) else 'NO'}")
     return "\n".join(lines)
 
@@ -137,22 +151,37 @@ def main() -> None:
     parser.add_argument("--gb", help="sizes of the state; 0.5,2 on a CPU, 2,20 on a GPU")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--saves", type=int, default=4, help="per round")
-    parser.add_argument("--every", type=int, default=6, help="steps from one save to the next")
+    parser.add_argument("--every", type=int, help="steps from one save to the next; 6 on a CPU, 40 or 20 for each GB on a GPU")
     parser.add_argument("--modes", type=some_of(MODES), default=list(MODES), help=",".join(MODES))
     parser.add_argument("--folder", type=Path, help="where checkpoints are written")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     import torch  # its import takes seconds, and the tests of this module's table need none
 
+    if BLOCKING not in options.modes:
+        options.modes.append(BLOCKING)
+    options.is_cuda = torch.cuda.is_available()
     measured: dict[str, list[StallRun]] = {}
-    sizes = options.gb or ("2,20" if torch.cuda.is_available() else "0.5,2")
+    sizes = options.gb or ("2,20" if options.is_cuda else "0.5,2")
     for size in sizes.split(","):
         free = shutil.disk_usage(options.folder or tempfile.gettempdir()).free
         if free < 3e9 * float(size):
             raise SystemExit(f"{size} GB of state need {3 * float(size):.1f} GB of disk: --folder names another place")
-        runs = [run(mode, float(size), options) for _ in range(options.rounds) for mode in options.modes]
-        print(table(runs), flush=True)
+        runs, failed = list[StallRun](), set[str]()
+        for mode in options.modes * options.rounds:
+            try:
+                if mode not in failed:
+                    runs.append(run(mode, float(size), options))
+                    print(
+                        f"{size} GB, {WHAT[mode]}: held {runs[-1].first_held_s:.3f} s, then {runs[-1].held_s}", file=sys.stderr
+                    )
+            except CannotRun as error:
+                if mode == BLOCKING:  # the others are compared with it
+                    raise SystemExit(str(error)) from None
+                failed.add(mode)
+                print(error, file=sys.stderr, flush=True)
         measured[size] = runs
+        print(table(runs), flush=True)
     if options.json:
         write(options.json, {size: [asdict(r) for r in runs] for size, runs in measured.items()})
 

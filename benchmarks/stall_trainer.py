@@ -56,6 +56,8 @@ class Watch(TrainerCallback):
     def __init__(self) -> None:
         self.ends_s: list[float] = []
         self.held_s: dict[int, float] = {}
+        self.early: list[int] = []
+        """Steps of saves that began before the save before them was written: they waited for it."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if IS_CUDA:
@@ -84,6 +86,7 @@ class Dcp(TrainerCallback):
         self._every, self._folder, self._process = every, folder, mode == "dcp-process"
         self._stager = DefaultStager(StagingOptions(IS_CUDA, self._process, IS_CUDA, IS_CUDA))
         self._response: Any = None
+        self._watch = watch
         self._save_held, self._staged_held = watch.holding(self._save), watch.holding(self._wait_until_staged)
         self.trainer: Any = None
 
@@ -104,7 +107,10 @@ class Dcp(TrainerCallback):
 
     def _wait(self) -> None:
         if self._response is not None:
-            getattr(self._response, "upload_completion", self._response).result()
+            self._written().result()
+
+    def _written(self) -> Any:
+        return getattr(self._response, "upload_completion", self._response)
 
     def _save(self, step: int) -> None:
         import torch.distributed as dist
@@ -114,21 +120,35 @@ class Dcp(TrainerCallback):
         if not dist.is_initialized():
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
             dist.init_process_group("gloo", store=dist.FileStore(str(self._folder / "store"), 1), rank=0, world_size=1)
+        if self._response is not None and not self._written().done():
+            self._watch.early.append(step)
         self._wait()
         kind = AsyncCheckpointerType.PROCESS if self._process else AsyncCheckpointerType.THREAD
-        state = {"model": self.trainer.model.state_dict(), "optimizer": self.trainer.optimizer.state_dict()}
+        # Plain dictionaries: the stager of torch 2.11 cannot copy others.
+        optimizer = self.trainer.optimizer
+        state = {
+            "model": dict(self.trainer.model.state_dict()),
+            "optimizer": dict(getattr(optimizer, "optimizer", optimizer).state_dict()),
+        }
         self._response = dcp.async_save(
             state, checkpoint_id=str(self._folder / "dcp"), async_checkpointer_type=kind, async_stager=self._stager
         )
 
 
-def watch_the_hook(watch: Watch) -> None:
+def watch_the_hook(watch: Watch, volume: Path) -> None:
     """Time the hook in the training thread: its saves, and the waits of the optimizer's step."""
     from trainer_hook.asynchronous import snapshot
     from trainer_hook.saving.step_saver import StepSaver
 
+    save_held = watch.holding(StepSaver.save)
+
+    def save(saver: StepSaver, step: int, *args: Any, **kwargs: Any) -> bool:
+        if any(not (written / ".complete").exists() for written in volume.glob("checkpoint-*")):
+            watch.early.append(step)
+        return bool(save_held(saver, step, *args, **kwargs))
+
     # For the whole process: a trainer makes its saver itself.
-    StepSaver.save = watch.holding(StepSaver.save)  # type: ignore[method-assign]
+    StepSaver.save = save  # type: ignore[method-assign, assignment]
     before = snapshot.before_next_step
     snapshot.before_next_step = lambda optimizer, act: before(optimizer, watch.holding(act))
 
@@ -153,14 +173,20 @@ def main(mode: str, size_gb: float, saves: int, every: int, folder: Path) -> Non
     peer = Dcp(mode, every, folder, watch) if mode.startswith("dcp") else None
     trainer = Trainer(model=net, args=arguments, train_dataset=Rows(), callbacks=[watch, *filter(None, [peer])])
     if peer is None:
-        watch_the_hook(watch)
+        watch_the_hook(watch, folder / "volume")
     else:
         peer.trainer = trainer
     trainer.train()
     between_s = [later - earlier for earlier, later in zip(watch.ends_s, watch.ends_s[1:], strict=False)]
     parameters = sum(parameter.nbytes for parameter in net.parameters())
     device = torch.cuda.get_device_name() if IS_CUDA else "cpu"
-    told = {"held_s": watch.held_s, "steps_s": between_s, "state_bytes": parameters * STATE_COPIES, "device": device}
+    told = {
+        "held_s": watch.held_s,
+        "steps_s": between_s,
+        "early": watch.early,
+        "state_bytes": parameters * STATE_COPIES,
+        "device": device,
+    }
     print(json.dumps(told), flush=True)
     os._exit(0)  # nobody waits for a sidecar here
 

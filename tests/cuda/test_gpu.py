@@ -58,7 +58,7 @@ def test_a_preempted_run_ends_with_the_weights_of_an_uninterrupted_one(
 
 
 def test_files_of_a_save_during_training_equal_those_of_a_blocking_one(device: str, tmp_path: Path) -> None:
-    options = argparse.Namespace(saves=2, every=3, folder=tmp_path)
+    options = argparse.Namespace(saves=2, every=3, folder=tmp_path, is_cuda=device == "cuda")
     runs = [stall.run(mode, 0.1, options) for mode in (stall.BLOCKING, stall.OURS)]
     assert (runs[0].device == "cpu") == (not _gpu())
     assert stall.are_equal(runs)

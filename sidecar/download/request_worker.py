@@ -13,6 +13,7 @@ from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
 from sidecar.core.commit.resume import PassedOver, matches_train_call, may_replace, may_replace_beside_trainer, newest_first
 from sidecar.core.format import obstacles
+from sidecar.download import pending_rewrite
 from sidecar.download.downloader import Downloader, Offer, Unproven
 from sidecar.download.local_copies import LocalCopies, step_of_local
 from sidecar.download.patience import Patience
@@ -141,6 +142,8 @@ class RequestWorker:
                 if names != before:
                     tried.discard(name or "")
                     continue
+            if offer is not None and await self._is_rewritten(request, offer):
+                offer = await self._offer(request, offer.name)
             if offer is not None and await self._use(request, offer):
                 return True
             local = await self._local.newest(request.train_call, committed=names)
@@ -326,11 +329,27 @@ class RequestWorker:
         self._pass_over(request, name, str(error))
 
     async def _is_still_committed(self, name: str, crc: str) -> bool:
+        return await self._committed_crc(name) == crc
+
+    async def _committed_crc(self, name: str) -> str | None:
         try:
             found = await (await self._reader()).commit(name)
         except (ContractError, ArchivedObject):
+            return None
+        return None if found is None else found[1]
+
+    async def _is_rewritten(self, request: ResumeRequest, offer: Offer) -> bool:
+        """Wait for a rewrite of the step that is under way. Returns whether its commit is another now, or gone."""
+        if request.asked_by is not AskedBy.TRAINER or not pending_rewrite.is_pending(self._catalog, offer.commit):
             return False
-        return found is not None and found[1] == crc
+        log.info("resume_waits", checkpoint=offer.name, reason="the job may be about to commit a later attempt's parts of it")
+        return await pending_rewrite.changed_commit(
+            self._catalog,
+            offer.commit,
+            offer.commit_crc,
+            committed_crc=self._committed_crc,
+            until_s=request.asked_s + pending_rewrite.PATIENCE_S,
+        )
 
     def _cannot_read(self, request: ResumeRequest, name: str, error: UnreadableObject | RefusedObject) -> None:
         self._unreadable.add(name)

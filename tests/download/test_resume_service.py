@@ -259,7 +259,7 @@ def test_a_local_checkpoint_whose_files_changed_is_not_offered(torn_by: str, sto
         else:
             (folder / "model").write_bytes(b"half")
         answer = running.resume()
-        assert (answer["state"], answer["source"]) == ("ready", "store")
+        assert (answer["state"], answer["source"]) == ("ready", "store"), answer
         assert contents(folder) == WHOLE
 
 

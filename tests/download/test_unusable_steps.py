@@ -17,6 +17,7 @@ from sidecar.core.commit import damage
 from sidecar.core.format import keys
 from sidecar.daemon.services import Services
 from sidecar.download import downloader as downloader_module
+from sidecar.download import pending_rewrite
 from sidecar.download.downloader import Downloader
 from sidecar.download.request import AskedBy, ResumeState, ResumeStatus
 from sidecar.errors import NotFound
@@ -34,6 +35,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(damage, "FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(downloader_module, "FULL_PATIENCE_S", 1.0)
     monkeypatch.setattr(downloader_module, "SHORT_PATIENCE_S", 0.05)
+    monkeypatch.setattr(pending_rewrite, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(pending_rewrite, "POLL_S", 0.02)
 
 
 @pytest.fixture
@@ -239,6 +242,33 @@ def test_a_part_of_another_attempt_gives_way_to_the_committed_step_once_that_is_
         status = await answer(services, asks_for)
         assert (status.state, status.checkpoint) == (ResumeState.READY, "checkpoint-20" if gives_way else "checkpoint-10")
         assert contents(left) == (FILES if gives_way else {"model": b"mine"})
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_revoked_first", [False, True])
+def test_a_step_that_the_job_is_about_to_commit_again_is_waited_for(
+    is_revoked_first: bool, store: DamagedWay, tmp_path: Path
+) -> None:
+    """Node 0 passed over the newest step half a second before its parts of a later attempt were sent (campaign 89468)."""
+
+    async def scenario() -> None:
+        commit_step(store, 10, OTHERS, OTHERS)
+        commit_step(store, 20, FILES, FILES, attempt="a")
+        marker = {"attempt": "b", "node": {"index": 0, "count": 2}}
+        left = write_checkpoint(tmp_path / "volume", "checkpoint-20", OTHERS, marker)
+        services = runtime_on(store, tmp_path / "volume", CKPT_NODE_INDEX="0", CKPT_NODE_COUNT="2")
+        asked = services.resume_service.request("latest")
+        assert (await services.resume_service.progress(asked.id, timeout_s=0.3)).state is ResumeState.CHOOSING  # type: ignore[union-attr]
+        if is_revoked_first:
+            store.delete([keys.commit("checkpoint-20")])
+            await asyncio.sleep(0.2)
+        commit_step(store, 20, OTHERS, OTHERS, attempt="b")
+        status = await services.resume_service.progress(asked.id, timeout_s=5)
+        assert status is not None
+        assert (status.state, status.checkpoint, status.source) == (ResumeState.READY, "checkpoint-20", "local")
+        assert contents(left) == OTHERS
+        assert status.passed_over == ()
 
     asyncio.run(scenario())
 

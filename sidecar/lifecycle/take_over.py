@@ -230,7 +230,7 @@ class TakeOver:
         first = await self._look()
         if first == self._silent:
             return True
-        if self._ends_within(2 * SILENCE_S):
+        if self._ends_within(SILENCE_S + UPLOAD_S):
             return False
         await self._executor.persistently(self._documents.ask, self._holder)
         for _ in range(round(SILENCE_S / TICK_S)):

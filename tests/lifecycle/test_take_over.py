@@ -19,7 +19,7 @@ from sidecar.core.lifecycle.fencing import (
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
 from sidecar.errors import ConfigurationError, Fenced
 from sidecar.lifecycle.run_document import claim, read
-from sidecar.lifecycle.take_over import UNREADABLE_TRIES
+from sidecar.lifecycle.take_over import UNREADABLE_TRIES, UPLOAD_S
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.executor import StoreExecutor
 from tests.lifecycle.pods import Pod
@@ -136,16 +136,16 @@ async def test_a_pod_that_goes_does_not_fence_one_that_started_at_about_the_same
     await staying.lease.require_held()
 
 
-@pytest.mark.parametrize("left_s", [20.0, 2 * SILENCE_S - 1])
+@pytest.mark.parametrize("left_s", [20.0, SILENCE_S + UPLOAD_S, SILENCE_S + UPLOAD_S - 1])
 async def test_a_pod_that_goes_takes_over_from_a_silent_one_that_started_at_about_the_same_time(
     store: FileStore, executor: StoreExecutor, left_s: float
 ) -> None:
-    """It left its last checkpoints to a holder that had died: they were in no store (campaign 71017)."""
+    """It left its last checkpoints to a holder that had died: they were in no store (campaigns 71017, 90301)."""
     dead, going = Pod(store, executor, "dead"), Pod(store, executor, "going")
     await dead.lease.settle()
     going.started_s = START_TOLERANCE_S / 2
     going.deadline_in_s = left_s
-    if left_s < 2 * SILENCE_S:
+    if left_s < SILENCE_S + UPLOAD_S:
         with pytest.raises(Fenced, match="dead"):
             await going.lease.settle()
         assert going.now_s == 0

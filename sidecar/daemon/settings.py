@@ -236,6 +236,9 @@ def _mounted_secret(given: Mapping[str, str]) -> dict[str, str | None]:
 
 def _variables(given: Mapping[str, str]) -> dict[str, str | None]:
     read: dict[str, str | None] = {name: value for name, value in given.items() if name in _READ_NAMES}
+    for name, value in read.items():
+        if value is not None and value != value.encode(errors="replace").decode():  # bytes that Python could not decode
+            raise ConfigurationError(f"{name}: its value is not UTF-8; set it again")
     if given.get("CKPT_SPOT") == "aws" and (endpoint := given.get("AWS_EC2_METADATA_SERVICE_ENDPOINT")):
         read.setdefault("CKPT_SPOT_ENDPOINT", endpoint)
     return read

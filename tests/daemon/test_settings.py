@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import traceback
 from decimal import Decimal
@@ -346,3 +347,9 @@ def test_the_node_comes_from_the_environment_and_may_be_left_to_the_marker() -> 
 def test_settings_cannot_be_changed_after_the_start() -> None:
     with pytest.raises(ValueError, match="frozen"):
         read().concurrency = 9  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", ["CKPT_STORE", "CKPT_DIR", "CKPT_CREDENTIALS_DIR", "CKPT_CA_BUNDLE", "CKPT_PART_SIZE"])
+def test_a_value_that_is_not_utf_8_is_refused_by_name_alone(name: str) -> None:
+    """Python keeps such bytes of the environment as lone surrogates, which no message can hold."""
+    assert refusal(**{name: os.fsdecode(b"/certs/\xff")}) == f"{name}: its value is not UTF-8; set it again"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import uuid
 
 from sidecar.core.format import keys
@@ -14,6 +15,8 @@ from trainer_hook.contract import ContractError
 
 MAX_RUN_BYTES = 1 << 20
 """Maximum size of ``run.json`` and ``run-asked.json``: enough for thousands of attempts."""
+UNREADABLE_TRIES, UNREADABLE_PAUSE_S = 3, 1.0
+"""Number of reads, and the seconds between two, before ``run.json`` counts as not this system's."""
 
 
 def claim(store: Store, *, run_id: str | None, job: str | None = None) -> Run:
@@ -28,8 +31,10 @@ def claim(store: Store, *, run_id: str | None, job: str | None = None) -> Run:
         ConfigurationError: The prefix belongs to another run or job, or its ``run.json`` cannot be read.
     """
     try:
-        with contextlib.suppress(UnreadableRun):  # perhaps damaged in transit
-            return _checked(store, _read_or_create(store, run_id, job), run_id, job)
+        for _ in range(UNREADABLE_TRIES - 1):
+            with contextlib.suppress(UnreadableRun):  # perhaps damaged in transit, or about to be removed by its writer
+                return _checked(store, _read_or_create(store, run_id, job), run_id, job)
+            time.sleep(UNREADABLE_PAUSE_S)
         return _checked(store, _read_or_create(store, run_id, job), run_id, job)
     except UnreadableRun as error:
         raise ConfigurationError(str(error)) from None

@@ -28,6 +28,7 @@ from sidecar.core.lifecycle.fencing import (
 from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run, gave_sign, may_hold
 from sidecar.errors import ConfigurationError, UnreadableRun
 from sidecar.lifecycle.lease_documents import LeaseDocuments
+from sidecar.lifecycle.run_document import UNREADABLE_PAUSE_S, UNREADABLE_TRIES
 from sidecar.lifecycle.termination import Ending
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
@@ -35,8 +36,6 @@ from sidecar.transfer.executor import StoreExecutor
 log = structlog.get_logger()
 
 TICK_S = 1.0
-UNREADABLE_TRIES = 3
-"""Number of reads, ``TICK_S`` apart, before ``run.json`` counts as not this system's."""
 UPLOAD_S = 2.0
 """Seconds that a terminating pod must have left for its upload, once it is known that the holder is silent."""
 MOST_TRIES = 16
@@ -271,7 +270,7 @@ class TakeOver:
             try:
                 return await self._timed_look()
             except UnreadableRun:  # perhaps damaged in transit, or about to be written again by its holder
-                await self._clock.sleep(TICK_S)
+                await self._clock.sleep(UNREADABLE_PAUSE_S)
         return await self._timed_look()
 
     async def _timed_look(self) -> Run:

@@ -18,8 +18,8 @@ from sidecar.core.lifecycle.fencing import (
 )
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
 from sidecar.errors import ConfigurationError, Fenced
-from sidecar.lifecycle.run_document import claim, read
-from sidecar.lifecycle.take_over import UNREADABLE_TRIES, UPLOAD_S
+from sidecar.lifecycle.run_document import UNREADABLE_TRIES, claim, read
+from sidecar.lifecycle.take_over import UPLOAD_S
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.executor import StoreExecutor
 from tests.lifecycle.pods import Pod

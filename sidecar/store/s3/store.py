@@ -43,6 +43,8 @@ SSE_HEADER = "x-amz-server-side-encryption"
 CRC_HEADER = "x-amz-checksum-crc64nvme"
 DELETE_BATCH = 1000
 """Source: S3 API reference, "DeleteObjects"."""
+REMOVAL_TRIES = 3
+"""Tries to delete a document that was damaged on its way."""
 JOINING_S = (0.1, 0.2, 0.4, 0.8, 1.5)
 """Pauses in seconds between lookups of the object whose upload the store no longer knows."""
 
@@ -154,10 +156,12 @@ class S3Store:
         """
         if not written.etag:
             return True
-        there = next((found.etag for found in self.list(written.key) if found.key == written.key), None)
-        if there == written.etag:
+        for _ in range(REMOVAL_TRIES):
+            there = next((found.etag for found in self.list(written.key) if found.key == written.key), None)
+            if there != written.etag:
+                return there is None
             self.delete([written.key])
-        return there in (None, written.etag)
+        return True
 
     def _exists(self, key: str) -> bool:
         try:

@@ -12,6 +12,7 @@ import pytest
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, SILENCE_S
 from sidecar.errors import ConfigurationError
+from sidecar.lifecycle import run_document
 from sidecar.lifecycle.run_document import claim
 from sidecar.store.file.store import FileStore
 from tests.process.conftest import ON_ONE_STORE, Place
@@ -85,6 +86,22 @@ def test_a_run_document_that_is_not_ours_is_named(content: bytes | None, tmp_pat
         os.truncate(tmp_path / keys.RUN, 100 << 30)
     with pytest.raises(ConfigurationError, match=r"run\.json is not this system's.*choose an empty prefix"):
         claim(store, run_id=None)
+
+
+def test_a_damaged_run_document_is_read_again_until_its_writer_has_removed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other nodes ended as if a person had to choose another prefix (campaign 90228)."""
+    store, waits = FileStore(tmp_path), list[float]()
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        (tmp_path / keys.RUN).unlink()
+
+    (tmp_path / keys.RUN).write_bytes(b'{"format": 1, "run_ie": "a"}')
+    monkeypatch.setattr(run_document.time, "sleep", pause)
+    assert claim(store, run_id="mine").run_id == "mine"
+    assert waits == [run_document.UNREADABLE_PAUSE_S]
 
 
 @pytest.mark.slow

@@ -83,6 +83,31 @@ def test_a_body_damaged_on_the_way_up_is_noticed_and_not_kept(
         assert store.get("parts") == content
 
 
+def test_a_damaged_document_is_deleted_though_its_deletion_is_damaged_too(opener: Opener, moto: str) -> None:
+    """``run.json`` stayed damaged, and every pod of the run ended with "is not this system's" (campaign 90228)."""
+    deletions: list[bytes] = []
+
+    def damage(request: Request) -> None:
+        if request.method == "PUT" and request.path.endswith("/k") and not deletions:
+            request.body = request.body.replace(b"manifest", b"manifesu")
+        elif request.method == "POST" and "delete" in request.query:
+            deletions.append(request.body)
+            if len(deletions) == 1:
+                request.body = request.body.replace(b"/k<", b"/j<")
+
+    with Proxy(moto, damage).running() as endpoint:
+        store = opener(endpoint)
+        store.verification = Verification.MD5
+        store._etags_are_md5 = True
+        with pytest.raises(CorruptObject):
+            store.put("k", b"manifest", only_if_absent=True)
+        assert len(deletions) == 2
+        with pytest.raises(NotFound):
+            store.stat("k")
+        store.put("k", b"manifest", only_if_absent=True)
+        assert store.get("k") == b"manifest"
+
+
 def test_a_small_object_damaged_on_the_way_up_is_refused_by_a_store_that_looks_at_its_md5(opener: Opener) -> None:
     proxy = Proxy(rule=lambda request: s3_error(400, "BadDigest") if "Content-MD5" in request.headers else None)
     with proxy.running() as endpoint, pytest.raises(CorruptObject, match="BadDigest"):

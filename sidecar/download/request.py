@@ -76,6 +76,8 @@ class ResumeRequest:
         self.share = share
         self.asked_s = time.monotonic()
         self.ended_s: float | None = None
+        self.error: Exception | None = None
+        """What ended it, if nothing was decided about a checkpoint."""
         self.is_awaited = True
         """The requester still waits. False after the trainer's next, different request, until this one is polled again."""
         self.is_interrupted = False

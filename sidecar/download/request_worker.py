@@ -91,6 +91,7 @@ class RequestWorker:
             detail = f"{what}: {error.strerror or error}: {obstacles.hint(error.errno)}"
             self.end(request, ResumeState.FAILED, detail=detail)
         except Exception as error:
+            request.error = error
             log.exception("resume_failed")
             self.end(request, ResumeState.FAILED, detail=f"{type(error).__name__}: {error}")
 

@@ -105,7 +105,9 @@ class Puller:
         passed: list[PassedOver] = []
         for name in names:
             request = await self._try(name, wanted, on_bytes)
-            status, trouble = request.status, self._session.executor.health.trouble
+            # Other requests may have succeeded since the one that failed.
+            failed = request.error if isinstance(request.error, StoreUnavailable) else None
+            status, trouble = request.status, failed or self._session.executor.health.trouble
             if status.state is ResumeState.FAILED and trouble is not None:
                 raise StoreUnavailable(f"{name}: {trouble}: what arrived is kept, and the same command continues")
             passed += status.passed_over

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from sidecar.core.format import key_limits, keys
-from sidecar.errors import StoreUnavailable
+from sidecar.errors import StoreError, StoreUnavailable
 from sidecar.standalone.directory import SourceDirectory
+from sidecar.transfer.health import Health
 from tests.standalone.conftest import Person, checkpoint
 
 
@@ -155,6 +156,32 @@ def old_without_links(path: Path) -> Path:
     for file in path.rglob("*"):
         os.utime(file, (past_s, past_s), follow_symlinks=False)
     return path
+
+
+def test_a_pull_whose_request_failed_ends_as_unreachable_though_others_are_answered_later(
+    local: Person, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with exit code 1, as a defect does."""
+    from sidecar.store.file.store import FileStore
+
+    contents = {f"{n}.pt": bytes([n]) * (3 << 20) for n in range(4)}
+    assert local.run("push", str(old(checkpoint(out, 10, contents))), local.url) == 0
+    read, given_up = FileStore.read, Health.given_up
+
+    def cut(store: FileStore, key: str, **options: Any) -> Any:
+        if key.endswith("2.pt"):
+            raise StoreUnavailable("the cable was pulled")
+        return read(store, key, **options)
+
+    def given_up_while_another_is_answered(health: Health, error: StoreError) -> None:
+        given_up(health, error)
+        health.succeeded()
+
+    monkeypatch.setattr(FileStore, "read", cut)
+    monkeypatch.setattr(Health, "given_up", given_up_while_another_is_answered)
+    monkeypatch.setattr("sidecar.standalone.session.PATIENCE_S", 0.0)
+    assert local.run("pull", local.at("checkpoint-10"), str(out / "laptop")) == 6, local.err
+    assert "checkpoint-10: the cable was pulled: what arrived is kept, and the same command continues" in local.err
 
 
 def test_a_pull_that_was_cut_off_continues_where_it_was(local: Person, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

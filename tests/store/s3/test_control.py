@@ -16,6 +16,7 @@ from urllib.parse import quote_plus
 import pytest
 
 from sidecar.core.format.checksum import checksum
+from sidecar.core.schedule import hedging
 from sidecar.errors import Stopped, StoreUnavailable
 from sidecar.store.cancellation import Cancellation
 from sidecar.store.protocol import PendingUpload, Stored, Verification
@@ -178,7 +179,8 @@ def test_a_cancelled_request_ends_at_once_and_its_thread_is_free(credentials_dir
         assert ended.wait(SOON_S)
 
 
-def test_a_cancelled_call_makes_no_further_request(credentials_dir: Path) -> None:
+def test_a_cancelled_call_makes_no_further_request(credentials_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hedging, "UNKNOWN_S", 30.0)  # beside other tests an answer may be late
     cancellation, asked = Cancellation(), list[Asked]()
     with answering(s3, asked) as endpoint, store_at(endpoint, credentials_dir) as store:
         assert cancellation.run(lambda: store.get("k")) == CONTENT

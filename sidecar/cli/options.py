@@ -56,10 +56,13 @@ def address_to_read(text: str) -> Address:
 
 
 def _is_missing_below_run(store: str) -> bool:
-    """Whether a folder is missing in one that is a run's store. So its volume is mounted."""
+    """Whether a folder is missing in one that is a run's store, or has pushed checkpoints. So its volume is mounted."""
     try:
         place = store_place(store)
-        return isinstance(place, FolderPlace) and not place.path.exists() and (place.path.parent / keys.RUN).is_file()
+        if not isinstance(place, FolderPlace) or place.path.exists():
+            return False
+        above = place.path.parent
+        return (above / keys.RUN).is_file() or any(above.glob(keys.commit("*")))
     except (OSError, ValueError):  # opening the store says what is wrong
         return False
 

@@ -177,10 +177,16 @@ def test_credentials_that_are_missing_are_named_in_one_line(local: Person, monke
     assert "credentials" in local.err
 
 
+@pytest.mark.parametrize("is_pushed", [False, True])
 @pytest.mark.parametrize(("name", "hint"), [("nonsense", ""), ("checkpoint-3O", "; 'checkpoint-3O' is no checkpoint's name: ")])
-def test_a_misspelled_checkpoint_of_a_run_in_a_folder_is_not_found_at_once(name: str, hint: str, local: Person) -> None:
+def test_a_misspelled_checkpoint_of_a_run_in_a_folder_is_not_found_at_once(
+    name: str, hint: str, is_pushed: bool, local: Person
+) -> None:
     with local.store() as store:
-        store.put(keys.RUN, encode_run(Run("r1", job="j", holder="h")))
+        if is_pushed:
+            store.put(keys.commit("checkpoint-30"), b"{}")
+        else:
+            store.put(keys.RUN, encode_run(Run("r1", job="j", holder="h")))
     for command in (["show", local.at(name)], ["verify", local.at(name)], ["pull", local.at(name), "."]):
         assert local.run(*command) == 5
         assert local.err.startswith(f"checkpoint-sidecar {command[0]}: {local.at(name)}: no such checkpoint{hint}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import structlog
 
@@ -26,6 +27,23 @@ class LocalCopies:
         self._volume = volume
         self._catalog = catalog
         self._reader = reader
+        self._deletions: dict[str, asyncio.Event] = {}
+        """Ends of the deletions that are under way."""
+
+    @contextmanager
+    def deleting(self, name: str) -> Iterator[None]:
+        """Take note that a checkpoint is deleted from the volume: no request uses it meanwhile."""
+        ended = self._deletions[name] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._deletions[name]
+            ended.set()
+
+    async def deletion_ended(self, name: str) -> None:
+        """Return once no deletion of a checkpoint is under way."""
+        if (ended := self._deletions.get(name)) is not None:
+            await ended.wait()
 
     async def newest(self, train_call: int | None, *, restored: bool = False, committed: Sequence[str] = ()) -> Tracked | None:
         """Return the newest checkpoint on the volume that can be used as it is, or ``None``.
@@ -52,7 +70,8 @@ class LocalCopies:
         for tracked in sorted(usable, key=step_of_local, reverse=True):
             assert tracked.checkpoint is not None
             unchanged = await asyncio.to_thread(self._volume.is_unchanged, tracked.checkpoint)
-            if unchanged and not (tracked.name in committed and await self._is_torn(tracked)):
+            usable_now = unchanged and not (tracked.name in committed and await self._is_torn(tracked))
+            if usable_now and tracked.name not in self._deletions:
                 return tracked
             hint = "files were changed or deleted since it was finished"
             log.warning("local_checkpoint_not_used", checkpoint=tracked.name, hint=hint)

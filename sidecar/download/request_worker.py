@@ -71,7 +71,7 @@ class RequestWorker:
         self._quarantine = quarantine
         self._inventory = inventory
         self._reader = reader
-        self._local = LocalCopies(volume, catalog, reader)
+        self.local = LocalCopies(volume, catalog, reader)
         self._unreadable: set[str] = set()
         """Steps whose full patience was already spent."""
         self.make_room: Callable[[int], Awaitable[list[str]]] | None = None
@@ -96,13 +96,13 @@ class RequestWorker:
             self.end(request, ResumeState.FAILED, detail=f"{type(error).__name__}: {error}")
 
     async def _latest(self, request: ResumeRequest) -> None:
-        fallback = await self._local.newest(request.train_call, restored=True)
+        fallback = await self.local.newest(request.train_call, restored=True)
         names = await self._in_store(patience_s=None if fallback is None else LOCAL_PATIENCE_S)
         if names is not None and await self._from_store(request, names):
             return
         # Looked up again: the trainer may have finished a checkpoint while the store was read. And a checkpoint downloaded and
         # verified earlier is better than a start from scratch.
-        local = await self._local.newest(request.train_call, restored=True, committed=names or [])
+        local = await self.local.newest(request.train_call, restored=True, committed=names or [])
         if local is not None:
             self._use_local(request, local)
         else:
@@ -124,7 +124,7 @@ class RequestWorker:
         reader = await self._reader()
         tried: set[str] = set()
         listed_again = False
-        local = await self._local.newest(request.train_call, committed=names)
+        local = await self.local.newest(request.train_call, committed=names)
         while True:
             name = next((n for n in names if n not in tried), None)
             if name is None and listed_again:
@@ -147,7 +147,7 @@ class RequestWorker:
                 offer = await self._offer(request, offer.name)
             if offer is not None and await self._use(request, offer):
                 return True
-            local = await self._local.newest(request.train_call, committed=names)
+            local = await self.local.newest(request.train_call, committed=names)
 
     async def _second_listing(self, reader: Downloader, found: str | None) -> list[str]:
         names = await reader.list_folders()
@@ -245,6 +245,7 @@ class RequestWorker:
     async def _fetch(self, request: ResumeRequest, offer: Offer) -> None:
         name, commit, reader = offer.name, offer.commit, await self._reader()
         request.trying(name, commit.step, commit.size_bytes)
+        await self.local.deletion_ended(name)  # one that began before the request was known; none begins now
         self._warn_if_elastic(offer)
         known = self._catalog.get(name)
         unknown = self._volume.marker_signature(name) not in (None, known.version if known else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from sidecar.catalog.catalog import Catalog, Tracked
@@ -94,6 +95,10 @@ class ResumeService:
     def is_in_use(self, name: str) -> bool:
         """Whether a checkpoint is among ``in_use``."""
         return name in self.in_use()
+
+    def deleting(self, name: str) -> AbstractContextManager[None]:
+        """Take note, as a context, that a checkpoint is deleted from the volume: no request uses it meanwhile."""
+        return self._worker.local.deleting(name)
 
     def makes_room_by(self, make_room: Callable[[int], Awaitable[list[str]]]) -> None:
         """Take the call that deletes durable checkpoints from the volume, for a download that does not fit."""

@@ -130,7 +130,8 @@ class Cleaner:
         for deletion in plan:
             # Deletions take time: a checkpoint that was rewritten or given to a resume meanwhile is no longer the planned one.
             if not self._resume_service.is_in_use(deletion.name) and self._is_there(deletion.name, versions[deletion.name]):
-                await asyncio.to_thread(self._volume.delete, deletion.name)
+                with self._resume_service.deleting(deletion.name):
+                    await asyncio.to_thread(self._volume.delete, deletion.name)
                 log.info("local_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
                 deleted.append(deletion.name)
         return deleted

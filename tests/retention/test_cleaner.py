@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 
 from sidecar.core.schedule.order import superseded
 from sidecar.daemon.services import Services
+from sidecar.download.request import ResumeState
 from tests.catalog.test_volume_trouble import new_life
-from tests.process.sidecar_process import write_checkpoint
+from tests.download.committed import DamagedWay, commit_step
+from tests.download.test_unusable_steps import runtime_on
+from tests.process.sidecar_process import contents, write_checkpoint
 
 
 async def durable(services: Services, *steps: int) -> None:
@@ -87,6 +91,47 @@ def test_what_is_handed_out_after_the_plan_was_made_is_not_deleted(tmp_path: Pat
         monkeypatch.setattr(services.volume, "delete", delete)
         await services.cleaner.clean_volume()
         assert len(deleted) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("asks_for", ["checkpoint-10", "latest"])
+def test_a_request_uses_no_checkpoint_whose_deletion_has_begun(
+    asks_for: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory vanished during the download, which was refused as "in the way"; or it was the answer (campaign 1028)."""
+
+    async def scenario() -> None:
+        store, begun, go_on = DamagedWay(), threading.Event(), threading.Event()
+        commit_step(store, 10, {"m": b"v1"})
+        services = runtime_on(store, tmp_path / "volume", CKPT_KEEP_LOCAL="1")
+        folder = write_checkpoint(tmp_path / "volume", "checkpoint-10", {"m": b"v1"}, {"attempt": "a"})
+        await services.scanner.scan()
+        local = services.catalog.get("checkpoint-10")
+        assert local is not None
+        services.catalog.durable(local, at_s=time.time())
+        real = services.volume.delete
+
+        def delete(name: str) -> None:
+            begun.set()
+            go_on.wait(10)
+            real(name)
+
+        monkeypatch.setattr(services.volume, "delete", delete)
+        monkeypatch.setattr(services.volume, "free_bytes", lambda: 100)
+        deleting = asyncio.create_task(services.cleaner.make_room(10_000))
+        await asyncio.to_thread(begun.wait, 5)
+        asked = services.resume_service.request(asks_for)
+        early = await services.resume_service.progress(asked.id, timeout_s=0.5)
+        monkeypatch.undo()
+        go_on.set()
+        assert await deleting == ["checkpoint-10"]
+        status = await services.resume_service.progress(asked.id, timeout_s=10)
+        assert early is not None
+        assert early.state is ResumeState.CHOOSING
+        assert status is not None
+        assert (status.state, status.checkpoint, status.source) == (ResumeState.READY, "checkpoint-10", "store")
+        assert contents(folder) == {"m": b"v1"}
 
     asyncio.run(scenario())
 

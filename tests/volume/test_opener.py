@@ -203,7 +203,7 @@ _MAY = {
     "volume/volume.py": {"mkdir"},  # of the mount itself
     "volume/hook_install.py": {"read_bytes", "rglob", "mkdir"},  # of the package, and of the folder that the operator named
     "api/page.py": {"read_bytes"},  # of the package
-    "cli/options.py": {"exists", "is_file"},  # of the folder of a store that a person named
+    "cli/options.py": {"exists", "glob", "is_file"},  # of the folder of a store that a person named
     "cli/streams.py": {"open"},  # of /dev/null
     "cli/store_copies.py": {"is_dir", "mkdir"},  # of folders that a person named
     "standalone/directory.py": {"is_dir", "iterdir"},  # of the folder that a person pushes

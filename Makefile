@@ -75,7 +75,9 @@ test-oldest: .venv-oldest/.installed  ## the hook with the oldest PyTorch, trans
 	.venv-oldest/bin/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "not slow" tests/hook $(OLDEST_ARGS)
 
 test-slow: $(VENV)/.trainer .deepspeed/.installed  ## long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
-	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal --durations=15 -m "(slow or rgw or minio) and $(ELSEWHERE)" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "alone and $(ELSEWHERE)" $(PYTEST_ARGS); alone=$$?; \
+	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal --durations=15 -m "(slow or rgw or minio) and not alone and $(ELSEWHERE)" $(PYTEST_ARGS) \
+	&& { [ $$alone = 0 ] || [ $$alone = 5 ]; }
 
 test-cuda: $(VENV)/.trainer  ## bit-identical resume and saves during training on one GPU (skipped where PyTorch finds none)
 	$(BIN)/python -m pytest -m cuda $(PYTEST_ARGS)

@@ -20,6 +20,8 @@ LEAST_S = 0.75
 DELETION_LEAST_S = 4.0
 """No deletion is late before this time: its abandoned try, if it arrives later still, deletes what was written since."""
 DELETIONS = frozenset({"DeleteObject", "DeleteObjects", "AbortMultipartUpload"})
+ABORT_LEAST_S = 15.0
+"""No deletion of an upload's parts is late before this time: nobody waits for it, and a store needs a minute for many parts."""
 COSTLY = frozenset({"CompleteMultipartUpload", "AbortMultipartUpload", "DeleteObjects"})
 """Requests whose work in the store grows with the number of parts or objects: it is done for each try, abandoned or not."""
 BEYOND_S = 1.5
@@ -76,7 +78,9 @@ class Latencies:
     def late_s(self, kind: str, *, hurried: bool = False) -> float:
         """Return after how many seconds a request of this kind is late."""
         usual_s = late_s(tuple(self._latencies_s.get(kind, ())), hurried=hurried)
-        return max(usual_s, DELETION_LEAST_S) if kind in DELETIONS else usual_s
+        if kind not in DELETIONS:
+            return usual_s
+        return max(usual_s, ABORT_LEAST_S if kind == "AbortMultipartUpload" else DELETION_LEAST_S)
 
 
 def late_s(took: Sequence[float], *, hurried: bool = False) -> float:

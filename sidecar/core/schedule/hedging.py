@@ -17,11 +17,9 @@ UNKNOWN_S = 1.5
 """A request is late after this time while no latency of its kind is known. Seconds, as all ``_S``."""
 LEAST_S = 0.75
 """No request is late before this time: threads of the lowest priority also wait for a core."""
-DELETION_LEAST_S = 4.0
-"""No deletion is late before this time: its abandoned try, if it arrives later still, deletes what was written since."""
-DELETIONS = frozenset({"DeleteObject", "DeleteObjects", "AbortMultipartUpload"})
-ABORT_LEAST_S = 15.0
-"""No deletion of an upload's parts is late before this time: nobody waits for it, and a store needs a minute for many parts."""
+LEAST_OF_KIND_S = {"DeleteObject": 4.0, "DeleteObjects": 4.0, "AbortMultipartUpload": 15.0}
+"""No request of these kinds is late before this time. The abandoned try of a deletion, if it arrives later still, deletes what
+was written since. Nobody waits for an abort, and a store may need a minute for many parts."""
 COSTLY = frozenset({"CompleteMultipartUpload", "AbortMultipartUpload", "DeleteObjects"})
 """Requests whose work in the store grows with the number of parts or objects: it is done for each try, abandoned or not."""
 BEYOND_S = 1.5
@@ -78,9 +76,7 @@ class Latencies:
     def late_s(self, kind: str, *, hurried: bool = False) -> float:
         """Return after how many seconds a request of this kind is late."""
         usual_s = late_s(tuple(self._latencies_s.get(kind, ())), hurried=hurried)
-        if kind not in DELETIONS:
-            return usual_s
-        return max(usual_s, ABORT_LEAST_S if kind == "AbortMultipartUpload" else DELETION_LEAST_S)
+        return max(usual_s, LEAST_OF_KIND_S.get(kind, 0.0))
 
 
 def late_s(took: Sequence[float], *, hurried: bool = False) -> float:

@@ -31,11 +31,10 @@ def test_a_deletion_is_late_later_than_others(took: list[float], hurried: bool) 
     """The copy of a deletion arrived after the step had been committed again, and deleted a manifest that the commit named."""
     latencies = Latencies()
     for seconds in took:
-        for kind in ("PutObject", *hedging.DELETIONS):
+        for kind in ("PutObject", *hedging.LEAST_OF_KIND_S):
             latencies.took(kind, seconds)
     of_others = latencies.late_s("PutObject", hurried=hurried)
-    for kind in hedging.DELETIONS:
-        least_s = hedging.ABORT_LEAST_S if kind == "AbortMultipartUpload" else hedging.DELETION_LEAST_S
+    for kind, least_s in hedging.LEAST_OF_KIND_S.items():
         assert latencies.late_s(kind, hurried=hurried) == max(of_others, least_s)
 
 

@@ -91,7 +91,7 @@ def test_a_hedge_in_the_place_of_another_needs_no_place_of_its_own() -> None:
 
 def test_a_slow_deletion_of_parts_is_asked_for_few_times(credentials_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """RGW deletes 10,000 parts for each try, abandoned or not: six tries of one abort slowed the store down for all others."""
-    monkeypatch.setattr(hedging, "ABORT_LEAST_S", 0.2)
+    monkeypatch.setitem(hedging.LEAST_OF_KIND_S, "AbortMultipartUpload", 0.2)
     asked_s: list[float] = []
 
     def slow(connection: socket.socket) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from typing import Any
 
 import structlog
@@ -183,7 +182,7 @@ class UploadJob:
             with contextlib.suppress(StoreError):
                 found = await LastLook(context.store, context.executor).is_committed(self._checkpoint)
                 if found and context.catalog.is_current(self._tracked):
-                    await self._durable(time.time())
+                    await self._durable(context.clock.epoch())
         if context.catalog.is_current(self._tracked) and context.catalog.was_left(self._tracked):
             context.catalog.move(self._tracked, State.SUPERSEDED, reason=reason)
         self.give_up(reason)

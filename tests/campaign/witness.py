@@ -113,8 +113,10 @@ class Witness(Dialect):
         commit = self._reader.commit(name)
         if commit is None or not commit.is_whole or not (named := [key for key in objects if key in commit.keys]):
             return
-        written_s = max((its.at_s for its in self.written if its.commit.raw == commit.raw), default=0.0)
-        is_beside = time.monotonic() - written_s < BESIDE_S and all("/.ckpt/" in key for key in named)
+        # A commit whose request the store has not answered yet is there, and not among the written ones.
+        now_s = time.monotonic()
+        written_s = max((its.at_s for its in self.written if its.commit.raw == commit.raw), default=now_s)
+        is_beside = now_s - written_s < BESIDE_S and all("/.ckpt/" in key for key in named)
         if self.may_be_overwritten and self._published.count(name) > 1 and is_beside:
             # A node that has seen no commit takes its manifest of an earlier save back, and reads the commit again after that.
             self.seen["manifests taken back beside a commit of them"] += 1

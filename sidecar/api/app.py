@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Literal, NamedTuple
@@ -16,20 +15,17 @@ from sidecar.api.dependencies import Overviews, Running
 from sidecar.api.flush_call import FlushCall
 from sidecar.api.page import watch
 from sidecar.api.problems import Problem, install, responses
+from sidecar.api.stored import before, stored_checkpoints
 from sidecar.catalog.events import Event
 from sidecar.core.commit.resume import newest_first
 from sidecar.core.lifecycle.phases import Phase
 from sidecar.daemon.services import Services
 from sidecar.daemon.tasks import within
-from sidecar.download.downloader import Downloader
 from sidecar.download.request import LATEST, AskedBy, ResumeStatus
 from sidecar.download.resume_service import TooManyRequests
-from sidecar.errors import ArchivedObject
-from trainer_hook.contract import REQUEST, ContractError, is_checkpoint_name
+from trainer_hook.contract import REQUEST, is_checkpoint_name
 
 WAIT_MAX_S = 60.0
-STORE_PATIENCE_S = 20.0
-"""Seconds for which a call waits for the store, whose threads belong to the uploads."""
 
 WaitS = Annotated[float, Query(ge=0, le=WAIT_MAX_S)]
 
@@ -94,17 +90,21 @@ async def status(services: Running, overviews: Overviews) -> models.Status:
 
 @calls.get("/v1/checkpoints", summary="All known checkpoints, newest first", responses=responses(503))
 async def checkpoints(
-    services: Running, where: Annotated[Literal["local", "store"] | None, Query()] = None
+    services: Running,
+    where: Annotated[Literal["local", "store"] | None, Query()] = None,
+    before_step: Annotated[int | None, Query(ge=0, description="Only lower steps")] = None,
+    limit: Annotated[int | None, Query(ge=1, description="Number of the newest that are returned")] = None,
 ) -> models.Checkpoints:
-    """``where=local`` needs no store; otherwise the store's commits are read."""
+    """``where=local`` needs no store; otherwise the commits in the store are read: use ``limit`` where there are thousands."""
     found: dict[str, models.Checkpoint] = {}
     if where != "local":
-        found = {c.name: c for c in await _stored(services)}
+        found = {c.name: c for c in await stored_checkpoints(services, before_step=before_step, limit=limit)}
     if where != "store":
         for tracked in services.catalog.all():
             local, there = views.local_checkpoint(tracked), tracked.name in found
             found[tracked.name] = local.model_copy(update={"in_store": local.in_store or there})
-    return models.Checkpoints(checkpoints=[found[name] for name in newest_first(found, and_final=True)])
+    names = before(newest_first(found, and_final=True), before_step)[:limit]
+    return models.Checkpoints(checkpoints=[found[name] for name in names])
 
 
 @calls.get("/v1/checkpoints/{name}", summary="One checkpoint", responses=responses(404, 503))
@@ -115,7 +115,7 @@ async def checkpoint(services: Running, name: str) -> models.Checkpoint:
     tracked = services.catalog.get(name)
     if tracked is not None:
         return views.local_checkpoint(tracked)
-    for stored in await _stored(services, only=name):
+    for stored in await stored_checkpoints(services, only=name):
         return stored
     raise Problem(
         404,
@@ -290,35 +290,6 @@ class _Waited(NamedTuple):
 
 async def _next_of(stream: AsyncIterator[Event | None]) -> _Waited:
     return _Waited(await anext(stream))
-
-
-async def _stored(services: Services, only: str | None = None) -> list[models.Checkpoint]:
-    downloader = services.resume_service.downloader
-    if downloader is None or services.health.unreachable is not None:
-        trouble = services.health.unreachable or "it was not reached yet"
-        raise Problem(503, "Store not reachable", f"{trouble}; where=local lists the volume alone")
-    reading = asyncio.create_task(_commits(downloader, only))
-    # Not awaited when cancelled: a request ends when its thread does.
-    done, _ = await asyncio.wait({reading}, timeout=STORE_PATIENCE_S)
-    if not done:
-        reading.cancel()
-        raise Problem(
-            503, "Store not reachable", f"no answer within {STORE_PATIENCE_S:.0f} s; where=local lists the volume alone"
-        )
-    return reading.result()
-
-
-async def _commits(downloader: Downloader, only: str | None) -> list[models.Checkpoint]:
-    names = [only] if only else [n for n in await downloader.list_folders() if is_checkpoint_name(n)]
-    found = []
-    for name in names:
-        try:
-            commit = await downloader.commit(name)
-        except (ContractError, ArchivedObject):
-            continue
-        if commit is not None:
-            found.append(views.stored_checkpoint(commit[0]))
-    return found
 
 
 def create_app(services: Services) -> FastAPI:

@@ -35,10 +35,10 @@ from sidecar.errors import ConfigurationError, SidecarError, Stopped, StoreError
 from sidecar.lifecycle.spot import SpotWatch
 from sidecar.store.protocol import Store
 from sidecar.upload.commit.last_look import LastLook
-from sidecar.volume.lock import LOCK, hold_volume
+from sidecar.volume.lock import hold_volume
 from sidecar.volume.opener import Place
 from sidecar.volume.sockets import listen_unix
-from trainer_hook.contract import API_SOCKET
+from trainer_hook.contract import API_SOCKET, LOCK
 
 log = structlog.get_logger()
 

@@ -52,6 +52,7 @@ class Cleaner:
         self._volume = volume
         self._catalog = catalog
         self._resume_service = resume_service
+        self._cleaning = asyncio.Lock()
         self._retention: StoreRetention | None = None
         if settings.keep_store is not None:
             self._retention = retention = StoreRetention(
@@ -117,6 +118,11 @@ class Cleaner:
         return await self._clean_volume(min_free_bytes=wanted_bytes, keep_least=0)
 
     async def _clean_volume(self, *, min_free_bytes: int, keep_least: int = 1) -> list[str]:
+        # One plan at a time: a second one would count and delete what the first is deleting.
+        async with self._cleaning:
+            return await self._delete_surplus(min_free_bytes=min_free_bytes, keep_least=keep_least)
+
+    async def _delete_surplus(self, *, min_free_bytes: int, keep_least: int) -> list[str]:
         durable = [t for t in self._catalog.all() if t.state is State.COMMITTED and not _is_scripts(t)]
         plan = plan_local_deletion(
             [self._kept(t) for t in durable],

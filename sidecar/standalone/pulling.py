@@ -22,9 +22,9 @@ from sidecar.errors import ArchivedObject, CheckpointRejected, ConfigurationErro
 from sidecar.standalone.session import StoreSession
 from sidecar.transfer.health import Health
 from sidecar.volume.descriptors import opened
-from sidecar.volume.lock import LOCK, try_to_hold
+from sidecar.volume.lock import try_to_hold
 from sidecar.volume.volume import Volume
-from trainer_hook.contract import SYSTEM_DIR, ContractError, Node
+from trainer_hook.contract import LOCK, SYSTEM_DIR, ContractError, Node
 
 OURS = f"{SYSTEM_DIR}/pull"
 """Shows that the folder's system directory was made by a pull, which removes it at the end."""

@@ -1,4 +1,8 @@
-"""Lock of the volume, one sidecar at a time: the next pod may mount a persistent volume while the last one still flushes."""
+"""Lock of the volume, one sidecar at a time: the next pod may mount a persistent volume while the last one still flushes.
+
+The lock is on the volume, not in the sidecar's state directory: the two that must not meet share nothing else. A trainer that
+holds it keeps its own sidecar from starting, and one that removes it lets a second one in; it has no other power by it.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,10 @@ import structlog
 
 from sidecar.daemon.tasks import within
 from sidecar.volume.opener import NotRegular, Place
-from trainer_hook.contract import SYSTEM_DIR
+from trainer_hook.contract import LOCK
 
 log = structlog.get_logger()
 
-LOCK = f"{SYSTEM_DIR}/lock"
-"""On the volume, not in the sidecar's state directory: the two that must not meet share nothing else. A trainer that holds it
-keeps its own sidecar from starting, and one that removes it lets a second one in; it has no other power by it."""
 RETRY_S = 0.25
 """Interval of tries to lock a volume in use, in seconds."""
 _CANNOT_LOCK = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})

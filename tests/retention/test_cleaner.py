@@ -184,3 +184,28 @@ def test_final_is_superseded_by_no_step_whatever_its_marker_says(tmp_path: Path)
         assert superseded([tracked.waiting], newest_committed_step=20) == []
 
     asyncio.run(scenario())
+
+
+def test_room_that_is_made_during_a_deletion_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two deletions of one checkpoint left every later request for it waiting for ever."""
+
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume", CKPT_KEEP_LOCAL="1")
+        await durable(services, 10, 20, 30)
+        real = services.volume.delete
+
+        def delete(name: str) -> None:
+            time.sleep(0.2)
+            real(name)
+
+        monkeypatch.setattr(services.volume, "delete", delete)
+        cleaning = asyncio.create_task(services.cleaner.clean_volume())
+        await asyncio.sleep(0.05)
+        assert await services.cleaner.make_room(0) == []
+        await cleaning
+        assert on_volume(services) == {"checkpoint-30"}
+        async with asyncio.timeout(1):
+            for name in ("checkpoint-10", "checkpoint-20"):
+                await services.resume_service._worker.local.deletion_ended(name)
+
+    asyncio.run(scenario())

@@ -29,6 +29,7 @@ from trainer_hook.contract.names import FORMAT as FORMAT
 from trainer_hook.contract.names import INCOMING as INCOMING
 from trainer_hook.contract.names import JOURNAL as JOURNAL
 from trainer_hook.contract.names import LEASES as LEASES
+from trainer_hook.contract.names import LOCK as LOCK
 from trainer_hook.contract.names import MARKER as MARKER
 from trainer_hook.contract.names import MAX_MARKER_BYTES as MAX_MARKER_BYTES
 from trainer_hook.contract.names import MAX_META_BYTES as MAX_META_BYTES

@@ -22,6 +22,8 @@ JOURNAL = f"{SYSTEM_DIR}/journal"
 TOKEN = f"{SYSTEM_DIR}/token"
 API_SOCKET = f"{SYSTEM_DIR}/api.sock"
 EXIT_REPORT = f"{SYSTEM_DIR}/exit-report.json"
+LOCK = f"{SYSTEM_DIR}/lock"
+"""Held by the sidecar that uses the volume, with ``flock``."""
 
 DEFAULT_DIR = "/checkpoints"
 DEFAULT_API_PORT = 9470

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,16 @@ ABSENT_AFTER_S = 30.0
 """A sidecar that refuses connections for this long is absent."""
 ABSENT_STILL_AFTER_S = 1.0
 """The same after it was found absent: a script may call ``train()`` many times."""
+TOLD_AFTER_S = 3.0
+"""A sidecar that refuses connections for this long is told to be waited for."""
 _RETRY_S = 0.5
 _NO_TOKEN = "none"  # noqa: S105 - the name of its absence
 """Said where no sidecar has started on the volume: one that answers on the port is that of another volume."""
+_WAITS_FOR_EARLIER = "waiting for the sidecar: an earlier pod's still uses the volume, or CKPT_API_PORT is not its port"
 _GATEWAY_TIMEOUT = 504
 _UNPROCESSABLE = 422
+_PAGE = 20
+"""Checkpoints of the store asked for at once: the newest is nearly always usable."""
 
 
 class SidecarAbsent(Exception):
@@ -68,19 +74,22 @@ class Client:
         tell: Callable[[str], None],
         bar: Bar | None = None,
         share: dict[str, Any] | None = None,
+        is_awaited: Callable[[], bool] = lambda: False,
     ) -> ResumeResult:
         """Request a checkpoint and wait until it is on the volume.
 
         ``checkpoint``: ``latest`` or a name. ``train_call``: only checkpoints of this call; ``None``: any. ``timeout_s``:
-        longest wait. ``bar`` draws the progress; where it cannot, ``tell`` is called with a line every five seconds. ``share``:
-        ``world_size`` and ``ranks`` of this node; ``None``: the files of all ranks are needed.
+        longest wait. ``bar`` draws the progress; where it cannot, ``tell`` is called with a line every five seconds.
+        ``share``: ``world_size`` and ``ranks`` of this node; ``None``: the files of all ranks are needed.
+        ``is_awaited``: whether a sidecar that does not answer is about to start.
 
-        Raises ``SidecarAbsent``: no answer within ``ABSENT_AFTER_S``.
+        Raises ``SidecarAbsent``: no answer within ``ABSENT_AFTER_S``, or within ``timeout_s`` while it is awaited.
         """
         until_s = time.monotonic() + timeout_s
         body: dict[str, Any] = {"checkpoint": checkpoint} | ({} if train_call is None else {"train_call": train_call})
         body |= {} if share is None else {"share": share}
-        progress = self._ask_to_resume(body, until_s=until_s)
+        ask = functools.partial(self._ask_to_resume, body, until_s=until_s, tell=tell, is_awaited=is_awaited)
+        progress = ask()
         reported_s = time.monotonic()
         while progress.get("state") in ("choosing", "downloading", "idle") and time.monotonic() < until_s:
             drawn = bar is not None and bar(progress)
@@ -93,7 +102,7 @@ class Client:
                 progress = _expect_success(*self._call("GET", f"{path}?wait_s={wait_s}", None, timeout_s=10))
             except OSError:  # the sidecar restarts, without this request; it continues the download
                 time.sleep(_RETRY_S)
-                progress = self._ask_to_resume(body, until_s=until_s)
+                progress = ask()
         if bar is not None:
             bar.close()
         return _answer(progress)
@@ -115,14 +124,24 @@ class Client:
         state = _expect_success(*self._call("GET", "/v1/status", None, timeout_s=10))
         return str(state.get("degraded_reason")) if state.get("degraded") else None
 
-    def older_checkpoints(self, than_step: int) -> list[str]:
-        """Return committed checkpoints before a step, newest first."""
-        answer = _expect_success(*self._call("GET", "/v1/checkpoints?where=store", None, timeout_s=60))
-        older = [c for c in answer.get("checkpoints", []) if c.get("step") is not None and c["step"] < than_step]
-        return [c["name"] for c in sorted(older, key=lambda c: -int(c["step"]))]
+    def older_checkpoints(self, than_step: int) -> Iterator[str]:
+        """Yield committed checkpoints before a step, newest first."""
+        while True:
+            path = f"/v1/checkpoints?where=store&before_step={than_step}&limit={_PAGE}"
+            answer = _expect_success(*self._call("GET", path, None, timeout_s=60))
+            steps = {int(c["step"]): str(c["name"]) for c in answer.get("checkpoints", []) if c.get("step") is not None}
+            older = sorted((step for step in steps if step < than_step), reverse=True)
+            yield from (steps[step] for step in older)
+            if len(older) < _PAGE:
+                return
+            than_step = older[-1]
 
-    def _ask_to_resume(self, body: dict[str, Any], *, until_s: float) -> Any:
+    def _ask_to_resume(
+        self, body: dict[str, Any], *, until_s: float, tell: Callable[[str], None], is_awaited: Callable[[], bool]
+    ) -> Any:
         began_s, origin = time.monotonic(), {"asked_by": "trainer"}
+        patience_s = ABSENT_AFTER_S if self._patience_s is None else self._patience_s
+        told_after_s = TOLD_AFTER_S
         while True:
             try:
                 status, content = self._call("POST", "/v1/resume", body | origin, timeout_s=10)
@@ -133,10 +152,13 @@ class Client:
                 self._patience_s = None
                 return answer
             except OSError as error:
-                now_s = time.monotonic()
-                if now_s > until_s or now_s - began_s > (ABSENT_AFTER_S if self._patience_s is None else self._patience_s):
+                silent_s = time.monotonic() - began_s
+                if time.monotonic() > until_s or (silent_s > patience_s and not is_awaited()):
                     self._patience_s = ABSENT_STILL_AFTER_S
                     raise SidecarAbsent(f"no sidecar of this volume answers at {self._url} ({error})") from None
+                if silent_s > told_after_s:
+                    tell(_WAITS_FOR_EARLIER if silent_s > patience_s else f"waiting for the sidecar at {self._url} ({error})")
+                    told_after_s = patience_s if silent_s <= patience_s else float("inf")
                 time.sleep(_RETRY_S)
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None, *, timeout_s: float) -> tuple[int, Any]:

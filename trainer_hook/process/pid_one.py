@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+from trainer_hook.process.truth import is_off
+
 
 def default_action(number: int, _: object) -> None:
     """Do for PID 1 what the kernel does for every other process, once no process below it trains: all end with PID 1."""
@@ -40,5 +42,5 @@ def end_by_sigterm() -> None:
     The kernel drops signals without a handler for PID 1 of a container: a script that still loads its model would run until
     the grace period is over.
     """
-    if os.environ.get("CKPT_JIT") != "0" and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+    if not is_off(os.environ.get("CKPT_JIT", "")) and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, default_action)

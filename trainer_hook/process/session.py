@@ -56,7 +56,7 @@ class Session:
     progress: TrainingProgress = field(default_factory=TrainingProgress)
     """As measured last."""
     saved: set[str] = field(default_factory=set)
-    """Names that this process tried to save, or resumed from: never saved again. The same on every rank."""
+    """Names that this process saved, or resumed from: not saved again, unless the last save failed. The same on every rank."""
     saves: Counter[str] = field(default_factory=Counter)
     """Number of saves of each name in this attempt, the same on every rank: the marker's ``save_id``."""
     pid: int = field(default_factory=os.getpid)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.contract import DEFAULT_API_PORT, DEFAULT_DIR, PREEMPTED_EXIT_CODE, ContractError, check_settings
+from trainer_hook.process.truth import FALSE, TRUE
 
 
 class SettingError(ValueError):
@@ -93,9 +94,9 @@ def _number(text: str) -> float:
 
 
 def _truth(text: str) -> bool:
-    if text.lower() not in ("1", "0", "true", "false", "yes", "no", "on", "off"):
+    if text.lower() not in (*TRUE, *FALSE):
         raise ValueError("1 or 0")
-    return text.lower() in ("1", "true", "yes", "on")
+    return text.lower() in TRUE
 
 
 def _one_of(*allowed: str) -> Callable[[str], str]:

@@ -188,6 +188,10 @@ class StopSignal:
         if self.notice_at_s is not None:
             wait_for_trainers(self._volume, until_s=self.notice_at_s + self._grace_s, tell=tell, ranks=ranks)
 
+    def left_s(self) -> float:
+        """Return the seconds until the process is killed; the whole grace period before a termination notice."""
+        return self._grace_s - (0.0 if self.notice_at_s is None else time.monotonic() - self.notice_at_s)
+
     @property
     def is_training(self) -> bool:
         """Whether a signal is only recorded, for the end of a step."""

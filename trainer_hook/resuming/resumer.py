@@ -14,9 +14,11 @@ from trainer_hook.process.log import info, warn
 from trainer_hook.process.progress import bar
 from trainer_hook.process.rank_consensus import RankConsensus
 from trainer_hook.process.settings import Settings
-from trainer_hook.volume.publish import finished_on
+from trainer_hook.volume import lease
+from trainer_hook.volume.publish import Local, finished_on
 
 STATE = "trainer_state.json"
+LATEST = "latest"
 _FAIL_HINT = "CKPT_ON_STORE_FAILURE=fail exits instead, so that the job is started again"
 META_STOPPED_EARLY = "stopped_early"
 """Key in ``meta``: a callback ended training at this step, before the last one."""
@@ -177,11 +179,25 @@ class Resumer:
         timeout_s, world = self._settings.resume_timeout_s, self._consensus.world
         apart = world.nodes > 1 and not self._reads_all
         share = {"world_size": world.size, "ranks": list(world.ranks)} if apart else None
-        return self._client.resume(name, train_call=train_call, timeout_s=timeout_s, tell=info, bar=bar(), share=share)
+
+        def is_awaited() -> bool:
+            """Whether its volume is still in use by another pod's sidecar, and nothing on it can be resumed without one."""
+            return lease.sidecar_holds(self._volume) and not self._is_here(name, train_call)
+
+        return self._client.resume(
+            name, train_call=train_call, timeout_s=timeout_s, tell=info, bar=bar(), share=share, is_awaited=is_awaited
+        )
+
+    def _is_here(self, name: str, train_call: int | None) -> bool:
+        """Whether a checkpoint can be resumed from without a sidecar."""
+        if name == LATEST:
+            return not self._settings.fail_without_store and self._newest_local(train_call) is not None
+        marker = _marker(self._volume / name)
+        return bool(marker.files) and contract.META_PARTIAL not in marker.meta
 
     def _ask(self, train_call: int) -> ResumeResult:
         try:
-            answer = self._request("latest", train_call)
+            answer = self._request(LATEST, train_call)
         except SidecarAbsent as absent:
             return self._local(train_call, str(absent))
         for name, reason in answer.passed_over:
@@ -203,7 +219,8 @@ class Resumer:
             return ResumeResult(detail=str(error), known=False)
         return nothing
 
-    def _local(self, train_call: int, why: str) -> ResumeResult:
+    def _newest_local(self, train_call: int | None) -> Local | None:
+        """Return the newest checkpoint on the volume that is whole without those of other nodes."""
         usable = [
             c
             for c in finished_on(self._volume)
@@ -212,9 +229,12 @@ class Resumer:
             and (c.marker.node is None or c.marker.node.count == 1)
             and c.marker.meta.get(contract.META_TRAIN_CALL, 0) == train_call
         ]
-        if not usable or self._settings.fail_without_store:
+        return max(usable, key=lambda c: contract.step_of(c.name) or 0, default=None)
+
+    def _local(self, train_call: int, why: str) -> ResumeResult:
+        newest = self._newest_local(train_call)
+        if newest is None or self._settings.fail_without_store:
             return ResumeResult(detail=why, known=False)
-        newest = max(usable, key=lambda c: contract.step_of(c.name) or 0)
         warn(f"{why}; continues from {newest.name}, the newest on the volume")
         return ResumeResult(newest.name, "local", dict(newest.marker.meta), known=False)
 
@@ -229,8 +249,7 @@ class Resumer:
         try:
             answer = self._request(name, None)
         except SidecarAbsent as absent:
-            marker = _marker(self._volume / name)
-            return None if marker.files and contract.META_PARTIAL not in marker.meta else str(absent)
+            return None if self._is_here(name, None) else str(absent)
         if answer.checkpoint is not None:
             return None
         return answer.detail or "; ".join(reason for _, reason in answer.passed_over) or "not available on this node"

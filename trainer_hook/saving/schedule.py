@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -26,6 +27,26 @@ class Schedule:
         return self.strategy == "epoch"
 
 
-def surplus(steps: list[int], *, limit: int | None) -> list[int]:
-    """Return the steps to delete from the volume, oldest first, so that ``limit`` newest stay. ``None`` keeps all."""
-    return [] if limit is None else sorted(steps)[: max(0, len(steps) - max(1, limit))]
+def surplus(
+    saves: Mapping[int, str | None], *, limit: int | None, step: int, attempt: str | None, resumed_step: int | None
+) -> list[int]:
+    """Return the steps to delete from the volume so that ``limit`` stay, never the one that was just saved.
+
+    Abandoned steps go first: training went back behind them, or another attempt saved them after the step that this one
+    resumed from. Of the others the newest stay.
+
+    Args:
+        saves: The attempt that saved each finished step; ``None``: unknown.
+        limit: ``CKPT_SAVE_TOTAL_LIMIT``; ``None`` keeps all.
+        step: The step that was just saved.
+        attempt: This attempt.
+        resumed_step: The step that this attempt resumed from; ``None``: none.
+    """
+    if limit is None:
+        return []
+
+    def value(saved: int) -> tuple[bool, int]:
+        is_own = saves[saved] in (attempt, None) or (resumed_step is not None and saved <= resumed_step)
+        return saved <= step and is_own, saved
+
+    return sorted(saves, key=value)[: max(0, len(saves) - max(1, limit))]

@@ -55,6 +55,8 @@ class StepMonitor:
         """Training begins after a step of this call."""
         self._saved_s = time.monotonic()
         self._session.stop.on_notice = functools.partial(exit_if_ranks_hang, self._session)
+        if self._session.stop.notice_at_s is not None:  # it came while the model was loaded
+            exit_if_ranks_hang(self._session)
         self._session.tell_state("running", self._session.base_step + step)
 
     def at_step(self, step: int) -> Due:
@@ -79,7 +81,7 @@ class StepMonitor:
     def saved(self, step: int, *, ok: bool) -> None:
         """Record that a save of a step succeeded or failed, and answer the request for it, if there was one."""
         self._saved_s = time.monotonic()
-        if ok:  # a status in which the durable step is beyond the trained one would be a riddle
+        if ok:  # so that no status has a durable step beyond the trained one
             self._tell_running(step)
         if self._consensus.world.local_rank == 0:
             self._session.requests.answer(checkpoint_name(self._session.base_step + step), saved=ok)
@@ -123,7 +125,7 @@ class StepMonitor:
 
 
 def exit_if_ranks_hang(session: Session) -> None:
-    """Watch, from the end of the grace period on, that this process does not wait for other ranks.
+    """End this process if it still waits for other ranks when the grace period is over. Returns at once.
 
     The connections of a dead rank are closed; those of one that hangs, for example on a volume that does not answer, stay
     open. Waiting for it would only end in SIGKILL; the newest step that all ranks committed stands.
@@ -132,7 +134,7 @@ def exit_if_ranks_hang(session: Session) -> None:
 
 
 def _watch_collectives(session: Session) -> None:
-    time.sleep(max(0.0, session.settings.grace_seconds - DEADLINE_MARGIN_S))
+    time.sleep(max(0.0, session.stop.left_s() - DEADLINE_MARGIN_S))
     consensus = session.join()  # joined long ago: returns at once
     while (since_s := consensus.waits_since_s) is None or time.monotonic() - since_s < HANG_THRESHOLD_S:
         time.sleep(HANG_THRESHOLD_S / 4)
@@ -147,7 +149,7 @@ def exit_preempted(session: Session, step: int) -> NoReturn:
     session.tell_state("preempted", session.base_step + step)
     code = session.settings.preempted_exit_code
     # A rank that ends early makes its launcher end the others: all wait for the slowest save, but not past the grace period.
-    exit_within(code, within_s=max(EXIT_TIMEOUT_S, session.settings.grace_seconds - EXIT_TIMEOUT_S))
+    exit_within(code, within_s=max(EXIT_TIMEOUT_S, session.stop.left_s() - EXIT_TIMEOUT_S))
     with contextlib.suppress(RuntimeError):
         session.join().all_agree(True)
     exit_within(code, within_s=EXIT_TIMEOUT_S)

@@ -95,21 +95,27 @@ class StepSaver:
     def save(self, global_step: int, reason: str, meta: Mapping[str, Any] | None = None) -> bool:
         """Save a step of this call. Returns whether this rank's part was written, now or before.
 
-        An error is logged and never stops training. A step is tried once, by all ranks or by none, so that they stay at the
-        same step. ``reason``: ``periodic``, ``manual`` or ``jit``. ``meta``: additions to the marker's ``meta``.
+        An error is logged and never stops training. All ranks save a step or none does, so that they stay at the same step. A
+        step that a rank could not save is tried again when it is asked for again.
+
+        Args:
+            global_step: The step, counted in this call.
+            reason: ``periodic``, ``manual`` or ``jit``.
+            meta: Additions to the marker's ``meta``.
         """
         name, urgent = self.name(global_step), reason == "jit"
-        known = name in self._session.saved
-        if known and not urgent:
+        known, is_last = name in self._session.saved, name == self._tried
+        is_in_flight = self.background is not None and reason == "periodic"  # or was: then it is not waited for
+        if known and not urgent and (is_in_flight or not is_last):
             return True
         self.settle()
-        is_last = known and self.background is not None and name == self._tried
-        if known and not (is_last and not self._consensus.all_agree(not self._lost)):  # its asynchronous save may have failed
+        if known and (not is_last or self._consensus.all_agree(not self._lost)):
             return True
         self._session.saved.add(name)
         self._session.saves[name] += 1
         save = _Save(name, reason, meta or {}, time.monotonic())
         if not self._consensus.all_agree(self._prepare(name, urgent=urgent)):
+            self._session.saved.discard(name)
             return False
         wrote, captured, self._tried, self._lost = True, None, name, False
         try:
@@ -135,7 +141,7 @@ class StepSaver:
         began_s = time.monotonic()
         while not self.background.wait(POLL_S):  # a termination notice may come meanwhile
             noticed = self._session.stop.notice_at_s is not None
-            if noticed and self._left_s() <= DEADLINE_MARGIN_S and time.monotonic() - began_s >= 1.0:
+            if noticed and self._session.stop.left_s() <= DEADLINE_MARGIN_S and time.monotonic() - began_s >= 1.0:
                 warn(f"{self._tried} is still being written and cannot be waited for any longer")
                 return
         self._waited = not self._lost
@@ -147,11 +153,6 @@ class StepSaver:
         self.settle()
         if self.background is not None:
             self.background.close()
-
-    def _left_s(self) -> float:
-        """Return the seconds until the process is killed; the whole grace period before a termination notice."""
-        settings, notice_at_s = self._session.settings, self._session.stop.notice_at_s
-        return settings.grace_seconds - (0.0 if notice_at_s is None else time.monotonic() - notice_at_s)
 
     def _finish_later(self, captured: Captured, save: _Save) -> None:
         assert self.background is not None
@@ -189,13 +190,15 @@ class StepSaver:
 
     def _is_worth_trying(self) -> bool:
         """Whether a just-in-time save can end in time; without an asynchronous save before it, it is always tried."""
-        if not self._waited or fits(expected_s=self._save_s, left_s=self._left_s()):
+        if not self._waited or fits(expected_s=self._save_s, left_s=self._session.stop.left_s()):
             return True
-        info(f"no newer checkpoint: a save takes about {self._save_s:.1f} s, {self._left_s():.1f} s are left")
+        info(f"no newer checkpoint: a save takes about {self._save_s:.1f} s, {self._session.stop.left_s():.1f} s are left")
         return False
 
     def _expected_bytes(self) -> int:
         """Return the estimated size of the next checkpoint; 0: unknown."""
+        if self._world.local_size > 1:  # another rank may have finished the last one, and a writer knows its own rank's part
+            return self._newest_on_volume_bytes() or self._writer.expected_bytes()
         return self._last_bytes or self._writer.expected_bytes() or self._newest_on_volume_bytes()
 
     def _newest_on_volume_bytes(self) -> int:
@@ -243,13 +246,14 @@ class StepSaver:
                 finish(folder, marker)
                 self._last_bytes = sum(file.size_bytes for file in marker.files or ())
                 self.records.clear(save.name)
-                self._rotate()
         except (OSError, contract.ContractError) as error:
             self._failed(save.name, error)
             return False
+        self._rotate(save.name)
         self._save_s = time.monotonic() - save.began_s
         held = "" if held_s is None else f", training held for {held_s:.2f} s"
-        info(f"saved {save.name} ({save.reason}, {self._last_bytes / 1e6:.1f} MB in {self._save_s:.2f} s{held})")
+        size = f"{self._last_bytes / 1e6:.1f} MB in " if self._last_bytes else ""  # known to the rank that finished it
+        info(f"saved {save.name} ({save.reason}, {size}{self._save_s:.2f} s{held})")
         return True
 
     def marker(self, folder: Path, reason: str, meta: Mapping[str, Any], *, global_step: int | None = None) -> contract.Marker:
@@ -270,14 +274,20 @@ class StepSaver:
             meta={**base, **self._writer.meta(), **meta, **origin},
         )
 
-    def _rotate(self) -> None:
-        limit = self._session.settings.save_total_limit
-        if limit is None or self._world.local_rank != 0:
+    def _rotate(self, name: str) -> None:
+        """Delete finished steps beyond ``CKPT_SAVE_TOTAL_LIMIT`` after one was saved. An error loses nothing but space."""
+        session, step = self._session, contract.step_of(name)
+        limit = session.settings.save_total_limit
+        if limit is None or step is None or self._world.local_rank != 0:
             return
         own = [c for c in finished_on(self._volume) if c.marker.meta.get(contract.META_OWNER) != contract.SCRIPT_OWNED]
-        steps = [step for c in own if (step := contract.step_of(c.name)) is not None]
-        for step in surplus(steps, limit=limit):
-            remove(self._volume / contract.checkpoint_name(step))
+        saves = {at: c.marker.attempt for c in own if (at := contract.step_of(c.name)) is not None}
+        resumed_step = (session.origin or {}).get("step")
+        for gone in surplus(saves, limit=limit, step=step, attempt=session.attempt, resumed_step=resumed_step):
+            try:
+                remove(self._volume / contract.checkpoint_name(gone))
+            except OSError as error:
+                warn(f"{contract.checkpoint_name(gone)} could not be deleted: {error}")
 
     def save_final(self, global_step: int) -> None:
         """Write the final model to ``final/``."""

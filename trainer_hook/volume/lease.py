@@ -8,7 +8,7 @@ import struct
 import time
 from pathlib import Path
 
-from trainer_hook.contract import LEASES
+from trainer_hook.contract import LEASES, LOCK
 
 RETRY_FOR_S = 0.1
 """Retries of a lease that is held: a process that only checks it locks it for an instant."""
@@ -71,3 +71,20 @@ def _holder(path: Path) -> int:
         return 0
     kind, _, _, _, pid = _FLOCK.unpack(answer)
     return 0 if kind == fcntl.F_UNLCK else int(pid)
+
+
+def sidecar_holds(volume: Path) -> bool:
+    """Whether a sidecar uses the volume: this pod's, or that of an earlier pod, which still flushes. False: or unknown."""
+    try:
+        fd = os.open(volume / LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for an instant: a sidecar that is refused by it tries again
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False

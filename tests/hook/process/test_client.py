@@ -124,7 +124,7 @@ def test_nobody_there_is_absent_after_a_while(volume: Path) -> None:
     with pytest.raises(SidecarAbsent, match=re.escape(client._url)):
         client.resume("latest", train_call=0, timeout_s=60, tell=print)
     assert 0.3 <= time.monotonic() - began_s < 5
-    for call in (lambda: client.flush(timeout_s=1), client.degraded, lambda: client.older_checkpoints(5)):
+    for call in (lambda: client.flush(timeout_s=1), client.degraded, lambda: list(client.older_checkpoints(5))):
         with pytest.raises(OSError, match="refused"):
             call()
 
@@ -166,7 +166,7 @@ def test_garbage_is_never_taken_for_an_answer(garbage: Any, answers: Answers, vo
     client = Client(answers.url, volume)
     with pytest.raises(SidecarAbsent):
         resume(answers, volume)
-    for ask in (lambda: client.flush(timeout_s=1), client.degraded, lambda: client.older_checkpoints(5)):
+    for ask in (lambda: client.flush(timeout_s=1), client.degraded, lambda: list(client.older_checkpoints(5))):
         with pytest.raises(OSError, match=r"."):
             ask()
 
@@ -224,7 +224,29 @@ def test_degraded_gives_its_reason(answers: Answers, volume: Path) -> None:
 def test_older_checkpoints_are_named_newest_first(answers: Answers, volume: Path) -> None:
     known = [{"name": f"checkpoint-{n}", "step": n} for n in (5, 30, 20, 10)] + [{"name": "final", "step": None}]
     answers.by_call["GET /v1/checkpoints"] = (200, {"checkpoints": known})
-    assert Client(answers.url, volume).older_checkpoints(20) == ["checkpoint-10", "checkpoint-5"]
+    assert list(Client(answers.url, volume).older_checkpoints(20)) == ["checkpoint-10", "checkpoint-5"]
+
+
+def test_many_older_checkpoints_are_asked_for_in_pages(answers: Answers, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, pages = Client(answers.url, volume), []
+    real = client._call
+
+    def call(method: str, path: str, body: Any, *, timeout_s: float) -> tuple[int, Any]:
+        pages.append(path)
+        before, limit = (int(part.split("=")[1]) for part in path.split("&")[1:])
+        steps = sorted((step for step in range(0, 450, 10) if step < before), reverse=True)[:limit]
+        answers.by_call["GET /v1/checkpoints"] = (
+            200,
+            {"checkpoints": [{"name": f"checkpoint-{step}", "step": step} for step in steps]},
+        )
+        return real(method, path, body, timeout_s=timeout_s)
+
+    monkeypatch.setattr(client, "_call", call)
+    older = client.older_checkpoints(435)
+    assert next(older) == "checkpoint-430"
+    assert len(pages) == 1, "the next page is asked for only where all of this one was refused"
+    assert list(older) == [f"checkpoint-{step}" for step in range(420, -1, -10)]
+    assert len(pages) == 3
 
 
 def test_a_proxy_in_the_environment_is_not_used(answers: Answers, volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:

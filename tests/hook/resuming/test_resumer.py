@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainer_hook.contract import META_PARTIAL, META_RESTORED, Marker
+from tests.ports import free_port
+from trainer_hook.contract import LOCK, META_PARTIAL, META_RESTORED, Marker
+from trainer_hook.process import client as client_module
 from trainer_hook.process.client import Client, ResumeResult, SidecarAbsent
 from trainer_hook.process.rank_consensus import RankConsensus, place_among
 from trainer_hook.process.settings import from_environment
@@ -44,6 +49,29 @@ def test_part_of_a_checkpoint_on_the_volume_is_nothing_to_continue_from_without_
     )
     choice = resumer.choose(0)
     assert (choice.name if choice else None) == (None if meta else "checkpoint-5")
+
+
+@pytest.mark.parametrize(("is_on_volume", "waits"), [(False, True), (True, False)])
+def test_a_sidecar_that_waits_for_the_one_of_an_earlier_pod_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_on_volume: bool, waits: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It answers only then; 30 s were less than a flush may take, and training began from scratch."""
+    monkeypatch.setattr(client_module, "ABSENT_AFTER_S", 0.1)
+    monkeypatch.setattr(client_module, "TOLD_AFTER_S", 0.05)
+    (tmp_path / ".ckpt").mkdir()
+    if is_on_volume:
+        (tmp_path / "checkpoint-5").mkdir()
+        finish(tmp_path / "checkpoint-5", Marker(step=5))
+    settings = from_environment({"CKPT_DIR": str(tmp_path), "CKPT_SIDECAR_URL": f"http://127.0.0.1:{free_port()}"})
+    resumer = Resumer(settings, Client(settings.sidecar_url, tmp_path), RankConsensus(), missing=none_missing)
+    with (tmp_path / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        threading.Timer(1.5, fcntl.flock, (lock, fcntl.LOCK_UN)).start()
+        began_s = time.monotonic()
+        assert (resumer.choose(0) is not None) == is_on_volume
+        assert (time.monotonic() - began_s > 1.4) == waits
+        time.sleep(max(0.0, began_s + 2.0 - time.monotonic()))
+    assert capsys.readouterr().err.count("an earlier pod's still uses the volume") == waits
 
 
 @pytest.mark.parametrize(

@@ -101,12 +101,32 @@ def test_each_strategy_looks_at_one_thing_alone(strategy: str) -> None:
     assert not schedule.due_at_time(since_save_s=59.9)
 
 
-@given(st.lists(st.integers(0, 100), unique=True), st.integers(1, 10))
-def test_surplus_leaves_the_newest(steps: list[int], limit: int) -> None:
-    gone = surplus(steps, limit=limit)
-    assert sorted(set(steps) - set(gone)) == sorted(steps)[-limit:] if steps else gone == []
-    assert gone == sorted(gone)
-    assert surplus(steps, limit=None) == []
+steps_saved = st.dictionaries(st.integers(0, 100), st.sampled_from(["a", "b", None]))
+
+
+@given(steps_saved, st.integers(1, 10), st.integers(0, 100), st.none() | st.integers(0, 100))
+def test_surplus_leaves_the_saved_step_and_the_limit(
+    saves: dict[int, str | None], limit: int, step: int, resumed_step: int | None
+) -> None:
+    saves = saves | {step: "a"}
+    gone = surplus(saves, limit=limit, step=step, attempt="a", resumed_step=resumed_step)
+    assert step not in gone
+    assert len(set(gone)) == len(gone) == max(0, len(saves) - limit)
+    assert surplus(saves, limit=None, step=step, attempt="a", resumed_step=resumed_step) == []
+
+
+@given(st.sets(st.integers(0, 100), min_size=1), st.integers(1, 10))
+def test_surplus_of_one_attempt_leaves_the_newest(steps: set[int], limit: int) -> None:
+    gone = surplus(dict.fromkeys(steps, "a"), limit=limit, step=max(steps), attempt="a", resumed_step=None)
+    assert gone == sorted(steps)[:-limit]
+
+
+@pytest.mark.parametrize("attempt", ["before", "now"])
+def test_abandoned_steps_go_before_the_one_that_training_resumed_from(attempt: str) -> None:
+    """A trainer that starts again in its pod goes on in the same attempt."""
+    saves: dict[int, str | None] = {100: "before", 200: attempt, 300: attempt, 143: "now"}
+    gone = [surplus(saves, limit=limit, step=143, attempt="now", resumed_step=100) for limit in (3, 2, 1)]
+    assert gone == [[200], [200, 300], [200, 300, 100]]
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1e9))

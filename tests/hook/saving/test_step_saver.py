@@ -1,0 +1,111 @@
+"""Saves of one rank: which are tried again, and what rotation may delete."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.ports import free_port
+from trainer_hook import contract
+from trainer_hook.process.client import Client
+from trainer_hook.process.save_requests import SaveRequests
+from trainer_hook.process.session import Session
+from trainer_hook.process.settings import from_environment
+from trainer_hook.process.signals import StopSignal
+from trainer_hook.saving import step_saver
+from trainer_hook.saving.step_saver import StepSaver, StepWriter
+from trainer_hook.volume.publish import finish, finished_on, make_system_folders
+
+
+class Writer(StepWriter):
+    """Writes one file, or fails."""
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.written: list[str] = []
+
+    def write(self, folder: Path) -> None:
+        if self.fails:
+            raise OSError("no space left on device")
+        folder.mkdir()
+        (folder / "model").write_bytes(b"weights")
+        self.written.append(folder.name)
+
+
+@pytest.fixture
+def writer() -> Writer:
+    return Writer()
+
+
+def saver_on(volume: Path, writer: Writer, **settings: str) -> StepSaver:
+    read = from_environment({"CKPT_DIR": str(volume), "CKPT_SIDECAR_URL": f"http://127.0.0.1:{free_port()}", **settings})
+    make_system_folders(volume)
+    stop = StopSignal(volume, exit_code=read.preempted_exit_code, grace_s=read.grace_seconds)
+    session = Session(read, stop, SaveRequests(volume), Client(read.sidecar_url, volume), attempt="now")
+    return StepSaver(session, writer)
+
+
+def finished(volume: Path) -> set[str]:
+    return {checkpoint.name for checkpoint in finished_on(volume)}
+
+
+def saved_before(volume: Path, *steps: int) -> None:
+    for step in steps:
+        folder = volume / f"checkpoint-{step}"
+        folder.mkdir()
+        finish(folder, contract.Marker(step=step, attempt="before"))
+
+
+def test_a_step_is_saved_once(tmp_path: Path, writer: Writer) -> None:
+    saver = saver_on(tmp_path, writer)
+    assert all(saver.save(5, reason) for reason in ("periodic", "manual", "jit"))
+    assert writer.written == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize("again", ["periodic", "manual", "jit"])
+def test_a_save_that_failed_is_not_said_to_be_there_and_is_tried_again(tmp_path: Path, writer: Writer, again: str) -> None:
+    saver = saver_on(tmp_path, writer)
+    writer.fails = True
+    assert not saver.save(5, "periodic")
+    assert not saver.save(5, again)
+    writer.fails = False
+    assert saver.save(5, again)
+    assert finished(tmp_path) == {"checkpoint-5"}
+
+
+def test_a_save_that_was_skipped_for_want_of_space_is_tried_just_in_time(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = saver_on(tmp_path, writer)
+    monkeypatch.setattr(saver._admission, "fits", lambda expected_bytes: False)
+    assert not saver.save(5, "periodic")
+    assert saver.save(5, "jit")
+    assert finished(tmp_path) == {"checkpoint-5"}
+
+
+def test_rotation_leaves_the_step_that_was_just_saved_after_training_went_back(tmp_path: Path, writer: Writer) -> None:
+    saver = saver_on(tmp_path, writer, CKPT_SAVE_TOTAL_LIMIT="2")
+    saved_before(tmp_path, 100, 200, 300)
+    saver._session.continues_from("checkpoint-100", attempt="before")
+    assert saver.save(143, "jit")
+    assert finished(tmp_path) == {"checkpoint-100", "checkpoint-143"}
+
+
+def test_a_checkpoint_that_cannot_be_deleted_costs_no_other_one(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saver = saver_on(tmp_path, writer, CKPT_SAVE_TOTAL_LIMIT="1")
+    saved_before(tmp_path, 1)
+
+    def remove(folder: Path) -> None:
+        if folder.name == "checkpoint-1":
+            raise PermissionError(13, "Permission denied", str(folder))
+        shutil.rmtree(folder, ignore_errors=True)
+
+    monkeypatch.setattr(step_saver, "remove", remove)
+    assert saver.save(2, "periodic")
+    assert saver.save(3, "periodic")
+    assert finished(tmp_path) == {"checkpoint-1", "checkpoint-3"}
+    assert "checkpoint-1 could not be deleted: [Errno 13] Permission denied" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Any
 
 from trainer_hook.process.client import Client
@@ -13,12 +14,17 @@ DEGRADED_TIMEOUT_S = 30.0
 FLUSH_POLL_S = 5.0
 OTHER_NODES_TIMEOUT_S = 120.0
 """Longest wait of a node whose own part is in the store for the other nodes: they commit without it, or are dead."""
+NAMED = 3
+"""Number of checkpoints that were not saved that the log names."""
 NEVER_DURABLE = frozenset({"lost", "given-up", "rejected"})
 """Final states, which the sidecar reports once, to the waiting call."""
 
 
-def wait_until_durable(client: Client, stop: StopSignal) -> str | None:
-    """Wait until all finished checkpoints are durable, or a signal comes. Returns which ones are not; ``None``: all are."""
+def wait_until_durable(client: Client, stop: StopSignal, not_saved: Collection[str] = ()) -> str | None:
+    """Wait until all finished checkpoints are durable, or a signal comes. Returns which ones are not; ``None``: all are.
+
+    ``not_saved``: names whose save failed, for the log.
+    """
     trouble_lasts, others_last = _Patience(DEGRADED_TIMEOUT_S), _Patience(OTHER_NODES_TIMEOUT_S)
     lost: dict[str, str] = {}
     while stop.notice_at_s is None:
@@ -30,7 +36,7 @@ def wait_until_durable(client: Client, stop: StopSignal) -> str | None:
                 lost.pop(name, None)
             missing = [m for m in flushed.missing if m["checkpoint"] not in lost]
             if not missing:
-                return _ended(lost)
+                return _ended(lost, not_saved)
             trouble = client.degraded()
         except OSError as error:
             missing, trouble = [], f"no sidecar answers ({error})"
@@ -67,13 +73,18 @@ def _progress(missing: dict[str, Any]) -> str:
     )
 
 
-def _ended(lost: dict[str, str]) -> str | None:
-    if not lost:
+def _ended(lost: dict[str, str], not_saved: Collection[str]) -> str | None:
+    first, more = ", ".join(list(not_saved)[:NAMED]), len(not_saved) - NAMED
+    unsaved = f"; not saved: {first}{f' and {more} more' if more > 0 else ''}" if not_saved else ""
+    if lost:
+        told = "; ".join(f"{name} ({fate})" for name, fate in sorted(lost.items()))
+        warn(f"not durable: {told}; everything else is{unsaved}")
+        return told
+    if unsaved:
+        warn(f"everything that was saved is durable{unsaved}")
+    else:
         info("everything is durable")
-        return None
-    told = "; ".join(f"{name} ({fate})" for name, fate in sorted(lost.items()))
-    warn(f"not durable: {told}; everything else is")
-    return told
+    return None
 
 
 def end_after_failure(why: str) -> None:

@@ -57,6 +57,8 @@ class Session:
     """As measured last."""
     saved: set[str] = field(default_factory=set)
     """Names that this process saved, or resumed from: not saved again, unless the last save failed. The same on every rank."""
+    not_saved: dict[str, None] = field(default_factory=dict)
+    """Names whose last save by this process failed, in the order of the failures."""
     saves: Counter[str] = field(default_factory=Counter)
     """Number of saves of each name in this attempt, the same on every rank: the marker's ``save_id``."""
     pid: int = field(default_factory=os.getpid)
@@ -149,7 +151,7 @@ class Session:
         if self.world.local_rank == 0:
             self.listen()
             with self.stop.training():  # a signal ends the wait, not the interpreter in the middle of its exit
-                missing = wait_until_durable(self.client, self.stop)
+                missing = wait_until_durable(self.client, self.stop, self.not_saved)
             if missing and self.settings.fail_without_store:
                 end_after_failure(missing)
 

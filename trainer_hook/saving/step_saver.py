@@ -17,7 +17,7 @@ from trainer_hook.process.log import info, warn
 from trainer_hook.process.session import Session
 from trainer_hook.saving.disk_admission import DiskAdmission
 from trainer_hook.saving.schedule import surplus
-from trainer_hook.volume.publish import RankRecords, finish, finished_on, listed_files, remove
+from trainer_hook.volume.publish import RankRecords, finish, finished_on, listed_files, make_system_folders, remove
 
 STAGING = f"{contract.SYSTEM_DIR}/saving"
 """Where a library saves that names the folder itself, before the folder gets the name that counts earlier calls' steps."""
@@ -78,7 +78,7 @@ class StepSaver:
         self._world = world = self._consensus.world
         self.records = RankRecords(self._volume, attempt=session.attempt, rank=world.rank, local_ranks=world.local_size)
         with contextlib.suppress(OSError):
-            (self._volume / contract.LEASES).mkdir(parents=True, exist_ok=True)
+            make_system_folders(self._volume)
         self._last_bytes = 0
         self._admission = DiskAdmission(self._volume, session.client)
         self.background = background
@@ -179,12 +179,15 @@ class StepSaver:
             return True
         try:
             if not (self._is_worth_trying() if urgent else self._admission.fits(self._expected_bytes())):
+                self._session.not_saved[name] = None
                 return False
+            self._volume.stat()  # a writer would make it anew, and hide a missing mount
             remove(self._volume / name)  # half-written, or of an earlier attempt that was abandoned
             shutil.rmtree(self._volume / STAGING, ignore_errors=True)
             self.records.clear(name)
         except OSError as error:
             warn(f"{name} is not saved: {error}")
+            self._session.not_saved[name] = None
             return False
         return True
 
@@ -233,6 +236,7 @@ class StepSaver:
 
     def _failed(self, name: str, error: Exception) -> None:
         warn(f"{name} could not be saved ({type(error).__name__}: {error}); training goes on, the older ones stand")
+        self._session.not_saved[name] = None
         with contextlib.suppress(OSError):
             remove(self._volume / name)
             shutil.rmtree(self._volume / STAGING, ignore_errors=True)
@@ -249,6 +253,7 @@ class StepSaver:
         except (OSError, contract.ContractError) as error:
             self._failed(save.name, error)
             return False
+        self._session.not_saved.pop(save.name, None)
         self._rotate(save.name)
         self._save_s = time.monotonic() - save.began_s
         held = "" if held_s is None else f", training held for {held_s:.2f} s"
@@ -304,6 +309,7 @@ class StepSaver:
                 self.records.end(contract.FINAL)
         except Exception as error:
             warn(f"final/ could not be saved ({type(error).__name__}: {error}); the checkpoints stand")
+            self._session.not_saved[contract.FINAL] = None
             with contextlib.suppress(OSError):
                 remove(folder)
                 self.records.end(contract.FINAL)
@@ -323,6 +329,7 @@ class StepSaver:
             self.records.clear(contract.FINAL)
         except OSError as error:
             warn(f"final/ could not be saved ({error}); the checkpoints stand")
+            self._session.not_saved[contract.FINAL] = None
             return False
         self.free_space()
         return True

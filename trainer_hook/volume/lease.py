@@ -23,10 +23,11 @@ _held: dict[str, int] = {}
 def hold(volume: Path, rank: int) -> bool:
     """Take the lease of a rank. Returns false if another process holds it. A forked child does not inherit it.
 
-    Raises ``OSError``: the volume is not writable.
+    Raises ``OSError``: the volume is not writable, or not there.
     """
     folder = volume / LEASES
-    folder.mkdir(parents=True, exist_ok=True)
+    for place in (folder.parent, folder):  # never the volume itself: that would hide a missing mount
+        place.mkdir(exist_ok=True)
     path = str(folder / f"{rank}.lease")
     if path in _held:
         return True

@@ -67,7 +67,7 @@ def _files(folder: Path, root: Path) -> Iterator[contract.ListedFile]:
 def make_system_folders(volume: Path) -> None:
     """Create the folders that both containers write to, writable for a sidecar of another user in this group.
 
-    Raises ``OSError``: the volume is not writable.
+    Raises ``OSError``: the volume is not writable, or not there.
     """
     for path, mode in ((contract.SYSTEM_DIR, 0o2775), (contract.LEASES, 0o2777)):
         (volume / path).mkdir(exist_ok=True)  # never the volume itself: that would hide a missing mount
@@ -173,6 +173,7 @@ class RankRecords:
     """
 
     def __init__(self, volume: Path, *, attempt: str, rank: int, local_ranks: int) -> None:
+        self._volume = volume
         self._folder = volume / contract.LEASES
         self._attempt = attempt
         self._rank = rank
@@ -207,9 +208,9 @@ class RankRecords:
     def begin(self, name: str) -> None:
         """Record that what is in the folder of this name from now on is ours, until it is finished.
 
-        Raises ``OSError``: the volume is full or not writable.
+        Raises ``OSError``: the volume is full, not writable or not there any more.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)  # a script may empty its output folder
+        make_system_folders(self._volume)  # a script may empty its output folder
         publish(self._begun(name), b"")
 
     def end(self, name: str) -> None:

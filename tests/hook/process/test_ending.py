@@ -53,6 +53,23 @@ def test_what_was_lost_while_others_went_on_is_named_at_the_end(
     assert "WARNING: not durable: checkpoint-5 (lost, its files went away); everything else is" in said
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((), "everything is durable\n"),
+        ((5,), "WARNING: everything that was saved is durable; not saved: checkpoint-5\n"),
+        ((1, 2, 3, 4, 5), "is durable; not saved: checkpoint-1, checkpoint-2, checkpoint-3 and 2 more\n"),
+    ],
+)
+def test_what_was_not_saved_is_named_at_the_end(
+    steps: tuple[int, ...], said: str, answers: Answers, volume: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers.by_call["POST /v1/flush"] = (200, {"durable": []})
+    failed = [f"checkpoint-{step}" for step in steps]
+    assert wait_until_durable(Client(answers.url, volume), GOING_ON, failed) is None
+    assert said in capsys.readouterr().err
+
+
 def test_what_was_rejected_and_then_written_anew_is_durable(answers: Answers, volume: Path) -> None:
     mended = missing("checkpoint-5", "rejected")
     mended[1]["missing"].append({"checkpoint": "checkpoint-7", "state": "uploading", "reason": None})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from trainer_hook.process.save_requests import SaveRequests
 from trainer_hook.process.session import Session
 from trainer_hook.process.settings import from_environment
 from trainer_hook.process.signals import StopSignal
-from trainer_hook.saving import step_saver
+from trainer_hook.saving import step_monitor, step_saver
+from trainer_hook.saving.step_monitor import StepMonitor
 from trainer_hook.saving.step_saver import StepSaver, StepWriter
 from trainer_hook.volume.publish import finish, finished_on, make_system_folders
 
@@ -33,6 +35,9 @@ class Writer(StepWriter):
         (folder / "model").write_bytes(b"weights")
         self.written.append(folder.name)
 
+    def write_final(self, folder: Path) -> None:
+        self.write(folder)
+
 
 @pytest.fixture
 def writer() -> Writer:
@@ -45,6 +50,20 @@ def saver_on(volume: Path, writer: Writer, **settings: str) -> StepSaver:
     stop = StopSignal(volume, exit_code=read.preempted_exit_code, grace_s=read.grace_seconds)
     session = Session(read, stop, SaveRequests(volume), Client(read.sidecar_url, volume), attempt="now")
     return StepSaver(session, writer)
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_a_notice_from_before_training_limits_the_wait_for_other_ranks(
+    tmp_path: Path, writer: Writer, is_noticed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = saver_on(tmp_path, writer)._session
+    watched: list[Session] = []
+    monkeypatch.setattr(step_monitor, "exit_if_ranks_hang", watched.append)
+    if is_noticed:
+        session.stop.notice_at_s = time.monotonic() - 5.0
+        assert session.stop.left_s() == pytest.approx(25.0, abs=1.0)
+    StepMonitor(session).begin(0)
+    assert watched == [session] * is_noticed
 
 
 def finished(volume: Path) -> set[str]:
@@ -70,8 +89,10 @@ def test_a_save_that_failed_is_not_said_to_be_there_and_is_tried_again(tmp_path:
     writer.fails = True
     assert not saver.save(5, "periodic")
     assert not saver.save(5, again)
+    assert list(saver._session.not_saved) == ["checkpoint-5"]
     writer.fails = False
     assert saver.save(5, again)
+    assert not saver._session.not_saved
     assert finished(tmp_path) == {"checkpoint-5"}
 
 
@@ -83,6 +104,19 @@ def test_a_save_that_was_skipped_for_want_of_space_is_tried_just_in_time(
     assert not saver.save(5, "periodic")
     assert saver.save(5, "jit")
     assert finished(tmp_path) == {"checkpoint-5"}
+
+
+def test_a_volume_that_is_gone_is_not_made_anew(tmp_path: Path, writer: Writer) -> None:
+    """The folder would be in the container's own file system, and look like the volume."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    saver = saver_on(volume, writer)
+    shutil.rmtree(volume)
+    assert not saver.save(5, "periodic")
+    assert not saver.save(6, "jit")
+    saver.save_final(7)
+    assert not volume.exists()
+    assert list(saver._session.not_saved) == ["checkpoint-5", "checkpoint-6", "final"]
 
 
 def test_rotation_leaves_the_step_that_was_just_saved_after_training_went_back(tmp_path: Path, writer: Writer) -> None:

@@ -184,6 +184,8 @@ class Settings(BaseSettings):
             raise ValueError(f"CKPT_CREDENTIALS_DIR={self.credentials_dir} is not a directory: mount the secret there")
         if self.ca_bundle is not None and not self.ca_bundle.is_file():
             raise ValueError(f"CKPT_CA_BUNDLE={self.ca_bundle} is not a file")
+        if self.metrics_bind is not None and self.metrics_bind[1] == self.api_port != 0:
+            raise ValueError(f"CKPT_METRICS_BIND: {self.api_port} is CKPT_API_PORT, too: choose another")
         return self
 
 

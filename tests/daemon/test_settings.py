@@ -201,6 +201,7 @@ def test_text_that_is_no_amount_is_refused(text: str) -> None:
         ("CKPT_METRICS_BIND", "0.0.0.0:http"),
         ("CKPT_METRICS_BIND", "0.0.0.0:²"),
         ("CKPT_METRICS_BIND", "0.0.0.0:65536"),
+        ("CKPT_METRICS_BIND", "0.0.0.0:9470"),
         ("CKPT_API_TOKEN", "secret"),
         ("CKPT_LOG", "xml"),
         ("CKPT_SSE", "AES128"),

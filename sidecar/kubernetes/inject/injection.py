@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import MutableSequence
+from collections.abc import Mapping, MutableSequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,12 @@ def _sidecar(pod: Pod, store: str, secured: dict[str, Any]) -> None:
         put_named(mounts, {"name": made.CREDENTIALS, "mountPath": made.CREDENTIALS_DIR, "readOnly": True}, key="mountPath")
     if options.claim:
         put_named(mounts, {"name": made.STORE, "mountPath": _first_folder(store)}, key="mountPath")
+    elif store.startswith("file://") and not any(_is_below(store.removeprefix("file://"), mount) for mount in mounts):
+        raise NotInjectable("", f"--store {store}: no volume is mounted there in the sidecar: name one with --claim")
+
+
+def _is_below(path: str, mount: Mapping[str, Any]) -> bool:
+    return f"{path}/".startswith(f"{str(mount.get('mountPath')).rstrip('/')}/")
 
 
 def _first_folder(store: str) -> str:

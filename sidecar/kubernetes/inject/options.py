@@ -260,6 +260,8 @@ def _checked(options: Options) -> Options:
         raise ConfigurationError(f"{name}: use {flags.get(name, '--' + name[5:].lower().replace('_', '-'))}")
     if options.claim and options.store and not options.store.startswith("file://"):
         raise ConfigurationError(f"--claim is for a file:// store, --store is {options.store}")
+    if options.metrics_port is not None and options.metrics_port == (options.api_port or DEFAULT_API_PORT):
+        raise ConfigurationError(f"--metrics-port {options.metrics_port} is the API's port, too: choose another")
     if options.secret and options.cloud_identity:
         raise ConfigurationError("--secret and --cloud-identity are two ways to the same credentials: choose one")
     return options

@@ -104,6 +104,7 @@ class EarlyUploads:
         """Early uploads of finished checkpoints with requests in flight: they keep their place in the queue."""
         self._woken = asyncio.Event()
         self._closed_only = False
+        self._readable = True
 
     def send_closed_only(self) -> None:
         """Send only closed files from now on: the trainer changed a file after its beginning was sent."""
@@ -141,8 +142,13 @@ class EarlyUploads:
                 began_s = time.monotonic()
                 try:
                     await self._poll(watchers)
+                    self._readable = True
                 except OSError as error:
-                    log.warning("unfinished_checkpoints_not_readable", error=str(error))
+                    if self._readable:  # once, until it can be read again
+                        log.warning(
+                            "unfinished_checkpoints_not_readable", error=str(error), hint="is the volume still mounted?"
+                        )
+                    self._readable = False
                 least_s = FLUSH_POLL_S if self._context.is_terminating() else POLL_S
                 await within(max(least_s, PAUSE_FACTOR * (time.monotonic() - began_s)), self._woken.wait())
                 self._woken.clear()

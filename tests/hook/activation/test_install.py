@@ -112,6 +112,13 @@ def test_whatever_is_broken_in_it_is_one_line_and_the_interpreter_lives(folder: 
     assert ended.stdout == b"script\n", "also without a standard error"
 
 
+@pytest.mark.parametrize(("wanted", "warns"), [("1", True), ("Auto", True), ("off", False), (" ", False), ("auto ", False)])
+def test_a_misspelt_ckpt_hook_is_not_taken_for_off(wanted: str, warns: bool, folder: Path) -> None:
+    ended = python("print('script')", path=(folder,), CKPT_HOOK=wanted)
+    said = f"[checkpoint] WARNING: the hook is off: CKPT_HOOK={wanted!r} must be auto, or off\n"
+    assert (ended.stdout, ended.stderr) == ("script\n", said if warns else "")
+
+
 def test_the_next_sitecustomize_on_the_path_runs_too(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('theirs')\n")
     ended = python("print('script')", path=(folder, tmp_path))

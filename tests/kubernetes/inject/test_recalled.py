@@ -165,7 +165,8 @@ def test_a_state_volume_that_a_person_chose_stays() -> None:
     ],
 )
 def test_the_private_volume_is_beside_the_others(directory: str, store: str, place: str) -> None:
-    pod = pod_of(inject(job(), asked(dir=directory, store=store)))
+    claim = {"claim": "c"} if store.startswith("file:") else {}
+    pod = pod_of(inject(job(), asked(dir=directory, store=store, **claim)))
     assert values(sidecar_of(pod))["CKPT_STATE_DIR"] == place
     assert named(sidecar_of(pod)["volumeMounts"], "checkpoint-sidecar-state")["mountPath"] == place
 

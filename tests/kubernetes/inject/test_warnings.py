@@ -166,6 +166,7 @@ REFUSALS = {
         {"store": "s3://{namespace}/x"},
         "--store s3://ab/x names no bucket",
     ),
+    "store that is mounted nowhere": (job(), {"store": "file:///store/x"}, "no volume is mounted there in the sidecar"),
     "store on the volume": (job(), {"store": "file:///checkpoints/x"}, "must lie outside CKPT_DIR=/checkpoints"),
     "store on its volume": (job(), {"store": "file:///scratch/x", "dir": "/scratch"}, "must lie outside CKPT_DIR=/scratch"),
     "no name": ({**job(), "metadata": {}}, {"store": "s3://bucket/{name}"}, "metadata.name: is missing"),
@@ -204,6 +205,8 @@ def test_what_is_not_understood_is_refused_with_its_place(name: str) -> None:
         ({"CKPT_KEEP_STOER": "1"}, "did you mean CKPT_KEEP_STORE?"),
         ({"CKPT_GRACE_SECONDS": "9"}, "use --grace"),
         ({"claim": "c", "store": "s3://bucket/x"}, "--claim is for a file:// store"),
+        ({"metrics-port": "9470"}, "--metrics-port 9470 is the API's port, too"),
+        ({"metrics-port": "9500", "api-port": "9500"}, "--metrics-port 9500 is the API's port, too"),
     ],
 )
 def test_a_wrong_option_is_one_line_that_names_it(given: dict[str, str], text: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import structlog
 
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.key_limits import KeyLimits
@@ -108,3 +109,25 @@ async def test_a_file_that_the_store_never_takes_is_not_sent_early(volume: Volum
             assert not early.has("checkpoint-10")
             assert not task.done()
             assert not list(store.list(""))
+
+
+async def test_a_volume_that_cannot_be_read_is_said_once(volume: Volume, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said up to 20 times a second."""
+    polls = 0
+
+    async def poll(watchers: asyncio.TaskGroup) -> None:
+        nonlocal polls
+        polls += 1
+        if polls != 3:  # in between it can be read
+            raise FileNotFoundError(2, "No such file or directory", "/checkpoints")
+
+    with executor(concurrency=2) as threads, structlog.testing.capture_logs() as said:
+        early = EarlyUploads(uploads(MemoryStore(), threads), volume, Hints(volume))
+        monkeypatch.setattr(early, "_poll", poll)
+        task = asyncio.create_task(early.run())
+        async with asyncio.timeout(5):
+            while polls < 8:
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert [line["event"] for line in said].count("unfinished_checkpoints_not_readable") == 2

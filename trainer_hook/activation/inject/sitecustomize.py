@@ -9,11 +9,14 @@ import sys
 
 def _checkpoint_hook() -> None:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 5 ms in every interpreter
-    if os.environ.get("CKPT_HOOK") == "auto":
+    wanted = os.environ.get("CKPT_HOOK", "").strip()
+    if wanted == "auto":
         try:
             _activate(_root(here))
         except Exception as error:
             _warn(f"the hook is off: {type(error).__name__}: {error}")
+    elif wanted.lower() not in ("", "0", "false", "no", "off"):
+        _warn(f"the hook is off: CKPT_HOOK={wanted!r} must be auto, or off")
     _run_next(here)
 
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+RUN_PID = "CHECKPOINT_HOOK_RUN_PID"
+"""Process that ``trainer_hook run`` became: if it is a Python script that saves nothing, it says so."""
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 """Seconds after SIGTERM until torchrun kills its workers; read since torch 2.12, fixed to 30 s before."""
 
@@ -70,6 +72,10 @@ def activate() -> None:
     if not any(type(finder).__name__ == "_Finder" and type(finder).__module__ == __name__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
         main_thread.listen()
+        if os.environ.get(RUN_PID) == str(os.getpid()):
+            from trainer_hook.activation.unused import watch
+
+            watch()
         give_workers_the_grace_period(os.environ)
 
 

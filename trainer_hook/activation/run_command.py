@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainer_hook.activation.boot import SHUTDOWN_TIMEOUT, give_workers_the_grace_period
+from trainer_hook.activation.boot import RUN_PID, SHUTDOWN_TIMEOUT, give_workers_the_grace_period
 from trainer_hook.process.log import warn
 from trainer_hook.process.settings import SettingError, Settings, from_environment
 
@@ -20,7 +20,7 @@ EXIT_CONFIGURATION, EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 2, 126, 127
 def environment_for(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment that activates the hook in every Python process of the command."""
     paths = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
-    changed = {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "CKPT_HOOK": "auto"}
+    changed = {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "CKPT_HOOK": "auto", RUN_PID: str(os.getpid())}
     give_workers_the_grace_period(changed)
     return changed
 

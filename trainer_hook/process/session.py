@@ -21,7 +21,7 @@ from trainer_hook.process.ending import end_after_failure, wait_until_durable
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.rank_consensus import RankConsensus, World, new_attempt
 from trainer_hook.process.save_requests import SaveRequests
-from trainer_hook.process.settings import Settings, from_environment
+from trainer_hook.process.settings import Settings, from_environment, ignored_setting
 from trainer_hook.process.signals import StopSignal, exit_now
 from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.volume import lease
@@ -216,6 +216,8 @@ def session_from_environment() -> Session | None:
 def open_session(settings: Settings) -> Session:
     """Open a session, and register what runs at exit."""
     make_system_folders(settings.dir)
+    if (said := ignored_setting(os.environ)) is not None:
+        info(said)
     stop = StopSignal(settings.dir, exit_code=settings.preempted_exit_code, grace_s=settings.grace_seconds)
     session = Session(settings, stop, SaveRequests(settings.dir), Client(settings.sidecar_url, settings.dir))
     # Registered early, so that it runs after the script's own functions.

@@ -24,7 +24,7 @@ class Settings:
     save_strategy: str = "minutes"
     """When to save, in addition to the script: ``steps``, ``epoch``, ``minutes`` or ``no``."""
     save_steps: int = 500
-    """Save interval in steps; setting it alone implies ``CKPT_SAVE_STRATEGY=steps``."""
+    """Save interval in steps; setting it without ``CKPT_SAVE_MINUTES`` implies ``CKPT_SAVE_STRATEGY=steps``."""
     save_minutes: float = 10.0
     """Save interval in minutes."""
     save_total_limit: int | None = None
@@ -71,6 +71,14 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     if (port := read.pop("api_port", None)) is not None:
         read.setdefault("sidecar_url", f"http://127.0.0.1:{port}")
     return Settings(**read)
+
+
+def ignored_setting(environ: Mapping[str, str]) -> str | None:
+    """Return why a setting has no effect beside another one; ``None``: each has."""
+    given = {name for name in ("CKPT_SAVE_STEPS", "CKPT_SAVE_MINUTES", "CKPT_SAVE_STRATEGY") if environ.get(name, "").strip()}
+    if given != {"CKPT_SAVE_STEPS", "CKPT_SAVE_MINUTES"}:
+        return None
+    return "CKPT_SAVE_STEPS has no effect: CKPT_SAVE_MINUTES is set, too; CKPT_SAVE_STRATEGY=steps chooses the former"
 
 
 def _whole(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -20,7 +20,7 @@ from trainer_hook.activation.run_command import (
     torch_reads_variable,
 )
 from trainer_hook.contract import KNOWN_SETTINGS
-from trainer_hook.process.settings import SettingError, Settings, from_environment
+from trainer_hook.process.settings import SettingError, Settings, from_environment, ignored_setting
 
 
 def test_nothing_set_gives_the_defaults() -> None:
@@ -218,3 +218,21 @@ def test_torchrun_is_known_by_its_names(command: list[str], is_it: bool) -> None
 def test_a_grace_period_that_deepspeed_does_not_wait_for_is_said(command: str, grace: str, is_said: bool) -> None:
     said = deepspeed_warning(command.split(), from_environment({"CKPT_GRACE_SECONDS": grace}))
     assert (said is not None) == is_said
+
+
+@pytest.mark.parametrize(
+    ("given", "is_said"),
+    [
+        ({}, False),
+        ({"CKPT_SAVE_STEPS": "10"}, False),
+        ({"CKPT_SAVE_STEPS": "10", "CKPT_SAVE_MINUTES": " "}, False),
+        ({"CKPT_SAVE_STEPS": "10", "CKPT_SAVE_MINUTES": "5"}, True),
+        ({"CKPT_SAVE_STEPS": "10", "CKPT_SAVE_MINUTES": "5", "CKPT_SAVE_STRATEGY": "steps"}, False),
+    ],
+)
+def test_of_two_intervals_the_unused_one_is_named(given: dict[str, str], is_said: bool) -> None:
+    said = ignored_setting(given)
+    assert (said is not None) == is_said
+    if said is not None:
+        assert said.startswith("CKPT_SAVE_STEPS has no effect")
+        assert from_environment(given).save_strategy == "minutes"

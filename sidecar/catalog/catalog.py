@@ -37,7 +37,7 @@ class Tracked:
     marked_at_s: float = 0.0
     """Time of its marker, epoch seconds."""
 
-    def has_sent(self, sent_bytes: int) -> int:
+    def set_sent_bytes(self, sent_bytes: int) -> int:
         """Set the number of its bytes in the store, and return it: at most its size, whatever else its journal counts."""
         size_bytes = self.checkpoint.size_bytes if self.checkpoint else sent_bytes
         self.sent_bytes = min(sent_bytes, size_bytes)

@@ -34,18 +34,18 @@ TROUBLE_S = 5.0
 at each scan in any case."""
 
 
-class _Trouble:
+class _TransientErrors:
     """Names that could not be read, with the time of the first failure (monotonic). Logged once per name."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
 
-    def met(self, name: str, error: OSError) -> None:
+    def add(self, name: str, error: OSError) -> None:
         if name not in self._since_s:
             self._since_s[name] = time.monotonic()
             log.warning("checkpoint_not_readable_now", checkpoint=name, error=str(error), hint="examined again at each scan")
 
-    def over(self, name: str) -> None:
+    def clear(self, name: str) -> None:
         self._since_s.pop(name, None)
 
     def names(self) -> set[str]:
@@ -81,10 +81,10 @@ class Scanner:
         """Names that the first scan found and that could not be taken yet."""
         self.found_in: dict[str, int] = {}
         """Attempts of checkpoints that were finished on this volume, as ``Seen.found_in``."""
-        self._trouble = _Trouble()
+        self._unreadable = _TransientErrors()
         self._pins_left: list[Place] = []
         """Pins of an earlier process that could not be read yet."""
-        self._pin_trouble = _Trouble()
+        self._unpinnable = _TransientErrors()
 
     async def take_over_pins(self) -> None:
         """Continue with the checkpoints that an earlier sidecar process pinned, also if the trainer has deleted them since."""
@@ -101,7 +101,7 @@ class Scanner:
         for place, pinned in sorted(found, key=lambda pair: (names.index(pair[1].name), -pair[1].marker.mtime_s)):
             try:
                 await self._take_or_drop_pin(place, pinned)
-                self._pin_trouble.over(place.name)
+                self._unpinnable.clear(place.name)
             except OSError as error:
                 self._try_pin_again(place, error)
 
@@ -131,7 +131,7 @@ class Scanner:
 
     def _try_pin_again(self, place: Place, error: OSError) -> None:
         self._pins_left.append(place)
-        self._pin_trouble.met(place.name, error)
+        self._unpinnable.add(place.name, error)
 
     @property
     def unsettled(self) -> bool:
@@ -139,8 +139,8 @@ class Scanner:
         return (
             bool(self._unsettled or self._again)
             or self._examining
-            or self._trouble.any_is_fresh()
-            or self._pin_trouble.any_is_fresh()
+            or self._unreadable.any_is_fresh()
+            or self._unpinnable.any_is_fresh()
         )
 
     def examined_names(self) -> list[str]:
@@ -185,11 +185,11 @@ class Scanner:
             try:
                 signatures[name] = self._volume.look_at_marker(name)
             except OSError as error:
-                self._trouble.met(name, error)
+                self._unreadable.add(name, error)
         return signatures
 
     def _examined(self) -> set[str]:
-        return {*self._seen, *self._unsettled, *self._again, *self._trouble.names()}
+        return {*self._seen, *self._unsettled, *self._again, *self._unreadable.names()}
 
     def examine_again(self, name: str) -> None:
         """Examine a checkpoint again at the next scan: its files changed under the same marker."""
@@ -211,14 +211,14 @@ class Scanner:
             self._examine_later(name, signature, error)
             return
         self._again.discard(name)
-        self._trouble.over(name)
+        self._unreadable.clear(name)
 
     def _examine_later(self, name: str, signature: str, error: OSError) -> None:
         self._unsettled.pop(name, None)
         self._again.discard(name)
-        self._trouble.met(name, error)
+        self._unreadable.add(name, error)
         known = self._catalog.get(name)
-        if not self._trouble.is_fresh(name) and known is None:
+        if not self._unreadable.is_fresh(name) and known is None:
             self._reject(name, signature, f"{error.strerror or error}; it is examined again at each scan")
 
     def _reject(self, name: str, signature: str, reason: str) -> None:
@@ -278,7 +278,7 @@ class Scanner:
         self._seen.pop(name, None)
         self._unsettled.pop(name, None)
         self._again.discard(name)
-        self._trouble.over(name)
+        self._unreadable.clear(name)
         known = self._catalog.get(name)
         if known is None or known.state in REPORTED or known.state is State.UPLOADED:
             return  # once uploaded, this node's part is in the store

@@ -129,7 +129,7 @@ def _passes_by_itself(error: StoreError) -> bool:
 async def _opened(services: Services, capabilities: Capabilities) -> None:
     """Record the store's capabilities, and start resumes once the volume was scanned."""
     services.state.capabilities = capabilities
-    services.executor.is_away(capabilities.round_trip_s)
+    services.executor.set_round_trip(capabilities.round_trip_s)
     if capabilities.verification is Verification.OFF:
         log.warning("uploads_are_not_verified", hint="CKPT_VERIFY=off: damage by the store is detected at resume only")
     await services.inventory.scanned.wait()

@@ -44,7 +44,7 @@ class StoreSession:
             AccessRefused, StoreUnavailable: As the store's ``probe``.
         """
         capabilities = await self.executor.once(self.store.probe)
-        self.executor.is_away(capabilities.round_trip_s)
+        self.executor.set_round_trip(capabilities.round_trip_s)
         return capabilities
 
     @property
@@ -77,7 +77,7 @@ async def opened(
         patience_s=PATIENCE_S,
     )
     if not url.startswith("file://"):
-        executor.is_away(UNPROBED_ROUND_TRIP_S)
+        executor.set_round_trip(UNPROBED_ROUND_TRIP_S)
     try:
         with awaited():
             yield StoreSession(url, settings, store, executor)

@@ -250,7 +250,7 @@ class StoreExecutor:
             for task in tasks:
                 task.cancel()
 
-    def is_away(self, round_trip_s: float | None) -> None:
+    def set_round_trip(self, round_trip_s: float | None) -> None:
         """Set the initial concurrency from the store's round trip in seconds (``None``: unknown). Call before any upload."""
         self.adapted = self._concurrency(round_trip_s=round_trip_s)
         self.small = small_requests(most=self.most, round_trip_s=round_trip_s)

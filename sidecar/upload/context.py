@@ -143,7 +143,7 @@ class _Observer(TransferObserver):
     def progressed(self, arrived_bytes: int, *, sent_bytes: int) -> None:
         self._context.flush.arrived(self._name, arrived_bytes)
         if self._tracked is not None:
-            self._tracked.has_sent(sent_bytes)
+            self._tracked.set_sent_bytes(sent_bytes)
 
     def changed(self) -> None:
         self._context.news.set()

@@ -12,7 +12,7 @@ from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.volume.descriptors import opened
 from sidecar.volume.opener import NotRegular, Place
 
-LASTING = frozenset(
+PERMANENT_ERRORS = frozenset(
     {
         errno.ENOENT,
         errno.EACCES,
@@ -26,8 +26,8 @@ LASTING = frozenset(
         errno.EXDEV,
     }
 )
-"""Errors that are a property of the file, such as a link or a socket. Every other one, such as too many open files or a
-stale handle, is trouble of a moment: it says nothing about the checkpoint, which is looked at again."""
+"""Errors that are a property of the file, such as a link or a socket. Every other error, such as too many open files or a
+stale handle, is transient: it says nothing about the checkpoint, which is examined again."""
 
 _SHOWN = 400
 """Most characters of a path in a message, from its beginning and its end."""
@@ -67,7 +67,7 @@ def opened_as_seen(
     except NotRegular as error:
         raise CheckpointRejected(f"{whose}/{seen.path} is not a regular file") from error
     except OSError as error:
-        if error.errno not in LASTING:
+        if error.errno not in PERMANENT_ERRORS:
             raise
         raise CheckpointRejected(why_refused(f"{whose}/{seen.path}", error)) from error
     with opened(fd):
@@ -89,7 +89,7 @@ def read_regular(place: Place, *, max_bytes: int) -> tuple[bytes, os.stat_result
     except NotRegular as error:
         raise CheckpointRejected(f"{place.name} is not a regular file") from error
     except OSError as error:
-        if error.errno == errno.ENOENT or error.errno not in LASTING:
+        if error.errno == errno.ENOENT or error.errno not in PERMANENT_ERRORS:
             raise
         raise CheckpointRejected(why_refused(place.name, error)) from error
 

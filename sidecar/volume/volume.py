@@ -13,7 +13,7 @@ import structlog
 from sidecar.core.format.found_checkpoint import Finished, FoundCheckpoint
 from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.volume.bulk import statuses
-from sidecar.volume.files import LASTING, is_as_seen, read_regular
+from sidecar.volume.files import PERMANENT_ERRORS, is_as_seen, read_regular
 from sidecar.volume.leases import held_leases
 from sidecar.volume.opener import Folder, Place
 from sidecar.volume.pins import Pins, held_as
@@ -131,7 +131,7 @@ class Volume:
         try:
             return signature((self / name / MARKER).status())
         except OSError as error:
-            if error.errno not in LASTING:
+            if error.errno not in PERMANENT_ERRORS:
                 raise
             return ANOTHER_MOUNT if error.errno == errno.EXDEV else None
 

@@ -8,7 +8,7 @@ import stat
 
 from sidecar.core.format.found_checkpoint import FoundCheckpoint, FoundFile, FoundMarker
 from sidecar.errors import CheckpointRejected
-from sidecar.volume.files import LASTING, read_regular, why_refused
+from sidecar.volume.files import PERMANENT_ERRORS, read_regular, why_refused
 from sidecar.volume.opener import Place
 from sidecar.volume.refusals import Refusals
 from trainer_hook.contract import MARKER, MAX_MARKER_BYTES
@@ -34,7 +34,7 @@ def examine(place: Place, name: str) -> FoundCheckpoint:
         with place.held() as held:
             return _examine(held / "", name, Refusals(Place(place.folder, "")))
     except OSError as error:
-        if error.errno == errno.ENOENT or error.errno not in LASTING:
+        if error.errno == errno.ENOENT or error.errno not in PERMANENT_ERRORS:
             raise
         raise CheckpointRejected(why_refused(str(error.filename or name), error)) from error
 

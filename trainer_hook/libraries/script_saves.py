@@ -222,7 +222,7 @@ class _ScriptSave:
         session.outcome = session.outcome or "succeeded"  # unless an exception or a signal ends this process
         session.tell_state("failed" if session.outcome == "failed" else "running", step or 0)
         if not self._publishes:
-            self._records.wrote(self._name)
+            self._records.record_part(self._name)
             return
         with _lock:
             _watched[self._name] = self
@@ -251,7 +251,7 @@ class _ScriptSave:
             if _watched.get(self._name) is not self or files == self._published:
                 return True
             before = self._published
-            if before is None and not self._records.wrote(self._name):
+            if before is None and not self._records.record_part(self._name):
                 return False
             if before is not None and not ((self._folder / contract.MARKER).exists() and set(files) >= set(before)):
                 self._over.set()  # the script deletes it

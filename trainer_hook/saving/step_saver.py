@@ -245,7 +245,7 @@ class StepSaver:
         folder = self._volume / save.name
         try:
             folder.mkdir(exist_ok=True)  # a node whose ranks write no file has a marker, too
-            if self.records.wrote(save.name):
+            if self.records.record_part(save.name):
                 marker = self.marker(folder, save.reason, save.meta)
                 finish(folder, marker)
                 self._last_bytes = sum(file.size_bytes for file in marker.files or ())
@@ -303,7 +303,7 @@ class StepSaver:
         try:
             self._writer.write_final(folder)
             folder.mkdir(exist_ok=True)
-            if self.records.wrote(contract.FINAL):
+            if self.records.record_part(contract.FINAL):
                 finish(folder, self.marker(folder, "final", {}, global_step=global_step))
                 self.records.clear(contract.FINAL)
                 self.records.end(contract.FINAL)

@@ -179,7 +179,7 @@ class RankRecords:
         self._rank = rank
         self._local_ranks = local_ranks
 
-    def wrote(self, name: str) -> bool:
+    def record_part(self, name: str) -> bool:
         """Record that this rank has written its part of a checkpoint. Returns whether this rank finishes it.
 
         Raises ``OSError``: the record could not be written: the checkpoint stays unfinished.

@@ -22,7 +22,7 @@ class Outdated(Stopped):
 class OverwriteGuard:
     """Guard of one upload of one checkpoint. All attempts share the keys of its files, so it reads the commit periodically.
 
-    To be created before the caller's first read of the commit, which then counts as the guard's own.
+    Create it before the caller's first read of the commit: that read replaces the guard's first one.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ class LastParts:
         self._progress = RequestProgress()
         self._seen: tuple[float, int] | None = None
 
-    def is_of_others(self, waiting: FileTransfer, left_bytes: int, *, now_s: float, over_s: float) -> bool:
-        """Whether what was seen says nothing of these parts: others wait, there are more of them, or it is long ago."""
+    def is_stale(self, waiting: FileTransfer, left_bytes: int, *, now_s: float, over_s: float) -> bool:
+        """Whether the measurement is stale: another transfer waits, more bytes are left, or it is older than ``over_s``."""
         if self._waiting is not waiting or self._seen is None:
             return True
         seen_s, seen_bytes = self._seen
@@ -172,7 +172,7 @@ class Dispatcher:
             return False
         left_bytes, link = sum(item.left_bytes for item in items), max(1.0, rate.expected)
         over_s = seen_over_s(requests=len(items), block_bytes=BLOCK_BYTES, link_bytes_per_s=link)
-        if self._last_parts.is_of_others(transfer, left_bytes, now_s=time.monotonic(), over_s=over_s):
+        if self._last_parts.is_stale(transfer, left_bytes, now_s=time.monotonic(), over_s=over_s):
             self._last_parts = LastParts(transfer)
         waits = waits_for_last_parts(
             left_bytes=left_bytes,

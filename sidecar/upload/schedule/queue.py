@@ -40,10 +40,10 @@ Ending = tuple[Rank, str]
 
 
 class Wake:
-    """One waking of the uploads that wait for others.
+    """Wakes the uploads that wait for a commit of higher priority.
 
-    All that it wakes ask for the first of those that are ending. The first that asks finds it for all: hundreds of them would
-    each compare themselves with all others.
+    The first one that is woken finds the upload that commits next; the others use its result. Hundreds of them would each
+    compare themselves with all others.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Wake:
         self._first: tuple[Ending | None] | None = None
 
     def first_of_ending(self, find: Callable[[], Ending | None]) -> Ending | None:
-        """Return what ``find`` returned to the first that asked."""
+        """Return the result of the first call's ``find``."""
         if self._first is None:
             self._first = (find(),)
         return self._first[0]
@@ -233,4 +233,6 @@ class Queue:
 def report_uploading(catalog: Catalog, tracked: Tracked, transfer: FileTransfer) -> None:
     """Record that a checkpoint is being sent, with the bytes that were sent before."""
     size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
-    catalog.move(tracked, State.UPLOADING, size_bytes=size_bytes, already_sent_bytes=tracked.has_sent(transfer.sent_bytes()))
+    catalog.move(
+        tracked, State.UPLOADING, size_bytes=size_bytes, already_sent_bytes=tracked.set_sent_bytes(transfer.sent_bytes())
+    )

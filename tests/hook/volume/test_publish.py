@@ -176,7 +176,7 @@ def test_the_last_rank_to_write_finishes_whatever_the_order(order: list[int]) ->
 
     with tempfile.TemporaryDirectory() as folder:
         every = records(Path(folder), ranks=4)
-        assert [every[rank].wrote("checkpoint-5") for rank in order] == [False, False, False, True]
+        assert [every[rank].record_part("checkpoint-5") for rank in order] == [False, False, False, True]
         every[0].clear("checkpoint-5")
         assert names(Path(folder) / ".ckpt/ranks") == []
 
@@ -189,7 +189,7 @@ def test_of_ranks_that_write_at_the_same_time_exactly_one_finishes(volume: Path)
 
             def wrote(rank: RankRecords, name: str, together: threading.Barrier) -> bool:
                 together.wait()
-                return rank.wrote(name)
+                return rank.record_part(name)
 
             asked = [ranks.submit(wrote, rank, f"checkpoint-{step}", barrier) for rank in every]
             assert sorted(future.result() for future in asked) == [False, False, False, True]
@@ -197,18 +197,18 @@ def test_of_ranks_that_write_at_the_same_time_exactly_one_finishes(volume: Path)
 
 def test_a_lone_rank_leaves_no_record(volume: Path) -> None:
     [only] = records(volume, ranks=1)
-    assert only.wrote("checkpoint-5")
+    assert only.record_part("checkpoint-5")
     assert names(volume / ".ckpt/ranks") == []
 
 
 def test_records_of_another_attempt_or_another_step_or_of_nonsense_do_not_count(volume: Path) -> None:
-    records(volume, ranks=2, attempt="earlier")[1].wrote("checkpoint-5")
+    records(volume, ranks=2, attempt="earlier")[1].record_part("checkpoint-5")
     first, second = records(volume, ranks=2)
-    assert not first.wrote("checkpoint-5")
-    assert not second.wrote("checkpoint-50")
+    assert not first.record_part("checkpoint-5")
+    assert not second.record_part("checkpoint-50")
     for nonsense in (b"{", b"[]", b"\xff"):
         (volume / ".ckpt/ranks/checkpoint-5.7.done").write_bytes(nonsense)
-        assert not first.wrote("checkpoint-5")
+        assert not first.record_part("checkpoint-5")
     first.clear("checkpoint-5")
     assert [path.name for path in (volume / ".ckpt/ranks").iterdir()] == ["checkpoint-50.1.done"]
 

@@ -167,5 +167,5 @@ async def test_what_is_sent_again_is_not_shown_as_sent(tmp_path: Path) -> None:
 
 def test_no_more_than_its_size_is_shown_as_sent() -> None:
     tracked = Tracked("checkpoint-1", "v", State.FINISHED, finished(files=(FoundFile("model", 100, 0, 0),)))
-    assert [tracked.has_sent(sent) for sent in (0, 99, 101)] == [0, 99, 100]
+    assert [tracked.set_sent_bytes(sent) for sent in (0, 99, 101)] == [0, 99, 100]
     assert tracked.sent_bytes == 100

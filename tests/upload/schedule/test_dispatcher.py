@@ -51,15 +51,15 @@ async def test_how_large_parts_are_depends_on_the_way_to_the_store_unless_it_is_
     gib = 1 << 30
     with executor(concurrency=4, part_bytes=None) as running:
         assert running.part_bytes(gib) == 16 << 20, "nothing is known"
-        running.is_away(0.001)
+        running.set_round_trip(0.001)
         assert running.part_bytes(gib) == 64 << 20
         running.gate.limit(100 << 20)
         assert running.part_bytes(gib) == 25 << 20, "a quarter of a second"
         running.gate.limit(None)
-        running.is_away(0.03)
+        running.set_round_trip(0.03)
         assert running.part_bytes(gib) == 16 << 20
     with executor(concurrency=4, part_bytes=5 << 20) as running:
-        running.is_away(0.001)
+        running.set_round_trip(0.001)
         assert running.part_bytes(gib) == 5 << 20
 
 

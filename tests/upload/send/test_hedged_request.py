@@ -128,7 +128,7 @@ async def test_what_was_held_is_not_taken_for_slow(tmp_path: Path) -> None:
     """Its last part waits while something newer goes first, and goes on when it is its turn again."""
     with executor(concurrency=4) as running:
         running.sent.add(1 << 30, began_s=time.monotonic() - 1, now_s=time.monotonic())
-        running.is_away(1.0)
+        running.set_round_trip(1.0)
         assert running.adapted.limit >= PARTS
         store, pause_gate = OneSlowConnection(), PauseGate(running.gate)
         path = written(tmp_path / "checkpoint-1", parts=PARTS)

@@ -71,7 +71,7 @@ class ScriptSaves:
         target = self._volume / name
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if saver.records.wrote(name):
+            if saver.records.record_part(name):
                 is_there = target.exists() and target.samefile(folder)
                 if not is_there:
                     _link(folder, target)

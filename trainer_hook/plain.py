@@ -89,7 +89,7 @@ def stopping() -> bool:
     monitor = _monitors.get(session.pid)
     if monitor is None:
         monitor = _monitors[session.pid] = StepMonitor(session)
-        session.stop.begin_training()
+        session.stop.is_training = True
         monitor.begin(session.last_step)
     if session.pid not in _stopping and monitor.inside("train").stop:
         _stopping.add(session.pid)

@@ -43,7 +43,6 @@ from trainer_hook.contract.names import META_RESTORED as META_RESTORED
 from trainer_hook.contract.names import META_RESUMED_FROM as META_RESUMED_FROM
 from trainer_hook.contract.names import META_TRAIN_CALL as META_TRAIN_CALL
 from trainer_hook.contract.names import NOTICE_SOURCES as NOTICE_SOURCES
-from trainer_hook.contract.names import OUTCOMES as OUTCOMES
 from trainer_hook.contract.names import PINS as PINS
 from trainer_hook.contract.names import PREEMPTED_EXIT_CODE as PREEMPTED_EXIT_CODE
 from trainer_hook.contract.names import REASONS as REASONS

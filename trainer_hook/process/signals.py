@@ -51,7 +51,8 @@ class StopSignal:
         self._exit_code = exit_code
         self._grace_s = grace_s
         self._previous: Any = None
-        self._training = False
+        self.is_training = False
+        """A signal is only recorded, for ``noticed()`` at the end of a step; otherwise it ends the process."""
         self._wakeup_fd = -1
         self._masks: dict[int, set[int | signal.Signals]] = {}
         """Signal masks of forking threads before the fork, by thread identity."""
@@ -118,7 +119,7 @@ class StopSignal:
         while numbers := reader.recv(64):
             if signal.SIGTERM in numbers:
                 self._notice_signal()
-                if not self._training and not callable(self._previous) and not ranks_below():
+                if not self.is_training and not callable(self._previous) and not ranks_below():
                     self.wait_for_trainers(tell=False)
                     # The main thread may wait in C code for other ranks, where its handler never runs.
                     exit_within(self._exit_code, within_s=_IDLE_EXIT_S)
@@ -142,7 +143,7 @@ class StopSignal:
         if os.getpid() != self._pid:
             return
         self._notice_signal()
-        if self._training:
+        if self.is_training:
             # DataLoader workers get the signal to the group, too; their end must not raise an exception during a save.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         else:
@@ -151,9 +152,9 @@ class StopSignal:
             try:
                 self._previous(number, frame)
             except SystemExit:
-                if not self._training:
+                if not self.is_training:
                     raise
-        elif not self._training:
+        elif not self.is_training:
             self.wait_for_trainers(tell=True)
             if _only_threads_are_left():  # where the interpreter ignores an exception
                 exit_now(self._exit_code)
@@ -192,27 +193,14 @@ class StopSignal:
         """Return the seconds until the process is killed; the whole grace period before a termination notice."""
         return self._grace_s - (0.0 if self.notice_at_s is None else time.monotonic() - self.notice_at_s)
 
-    @property
-    def is_training(self) -> bool:
-        """Whether a signal is only recorded, for the end of a step."""
-        return self._training
-
-    def begin_training(self) -> None:
-        """From now on a signal is only recorded, for ``noticed()``."""
-        self._training = True
-
-    def end_training(self) -> None:
-        """From now on a signal ends the process again."""
-        self._training = False
-
     @contextlib.contextmanager
     def training(self) -> Any:
         """Surround training: a signal is only recorded instead of ending the process."""
-        self.begin_training()
+        self.is_training = True
         try:
             yield
         finally:
-            self.end_training()
+            self.is_training = False
 
     def noticed(self) -> bool:
         """Whether there is a termination notice. Reads the volume at most twice a second."""

@@ -63,7 +63,7 @@ class TrainCall:
 
     def hold_signals(self) -> None:
         """From now on SIGTERM waits for the end of a step."""
-        self.session.stop.begin_training()
+        self.session.stop.is_training = True
 
     def begin(self) -> None:
         """Training begins, after the step that ``Driver.global_step`` says."""
@@ -143,4 +143,4 @@ class TrainCall:
         """Wait for an asynchronous save and free its memory; SIGTERM ends the process at once again. May be repeated."""
         self.saver.end()
         self.session.measure = None
-        self.session.stop.end_training()
+        self.session.stop.is_training = False

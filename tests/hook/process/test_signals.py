@@ -107,7 +107,7 @@ def test_a_handler_put_over_ours_does_not_hide_the_signal(volume: Path) -> None:
 
 
 def test_many_signals_in_a_row_are_one_notice(volume: Path) -> None:
-    code = "stop.install()\nstop._training = True\nfor _ in range(500):\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+    code = "stop.install()\nstop.is_training = True\nfor _ in range(500):\n    os.kill(os.getpid(), signal.SIGTERM)\n"
     code += "print('told', stop.noticed())\n"
     assert outcome(code, volume) == (0, "told True\n")
 
@@ -154,7 +154,7 @@ with stop.training():
 def test_a_thread_notices_while_the_main_thread_is_deep_in_c(volume: Path) -> None:
     code = """
 stop.install()
-stop._training = True
+stop.is_training = True
 def watch():
     while stop.notice_at_s is None:
         time.sleep(0.01)

@@ -62,6 +62,7 @@ class Client:
 
     def __init__(self, url: str, volume: Path) -> None:
         self._url = url
+        self._volume = volume
         self._token_path = volume / TOKEN
         self._patience_s: float | None = None
 
@@ -187,10 +188,15 @@ class Client:
             raise OSError(f"not an answer of the sidecar: {error!r}") from None
 
     def _token(self) -> str | None:
-        """Return the volume's token, which the sidecar of another volume refuses; ``None``: it cannot be read."""
+        """Return the volume's token, which the sidecar of another volume refuses; ``None``: it cannot be read.
+
+        Raises ``OSError``: the volume is gone. The sidecar's answer would speak of another volume.
+        """
         try:
             return self._token_path.read_text("ascii").strip()
         except FileNotFoundError:
+            if not self._volume.is_dir():
+                raise OSError(f"the volume {self._volume} is not there any more") from None
             return _NO_TOKEN
         except (OSError, ValueError):
             return None

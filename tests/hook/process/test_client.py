@@ -210,6 +210,12 @@ def test_the_sidecar_of_another_volume_is_not_asked(volume: Path, tmp_path: Path
         assert client.resume("latest", train_call=0, timeout_s=5, tell=pytest.fail).checkpoint == "checkpoint-5"
 
 
+def test_a_volume_that_is_gone_is_named(answers: Answers, volume: Path) -> None:
+    client = Client(answers.url, volume / "unmounted")
+    with pytest.raises(OSError, match="the volume .*/unmounted is not there any more"):
+        client.flush(timeout_s=1)
+
+
 def test_flush_tells_what_is_missing(answers: Answers, volume: Path) -> None:
     missing = [{"checkpoint": "checkpoint-5", "state": "uploading"}]
     answers.by_call["POST /v1/flush"] = (504, {"title": "Not durable yet", "detail": "1", "missing": missing})

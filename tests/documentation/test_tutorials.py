@@ -84,6 +84,15 @@ def test_the_commands_of_a_tutorial_lead_to_a_durable_checkpoint_and_a_resume(pa
         assert re.search(r"trainer-2\.log:\[checkpoint\] everything is durable", told), told + logs
 
 
+def test_the_shell_script_does_not_begin_anew_where_no_sidecar_answers(tmp_path: Path) -> None:
+    [script] = re.findall(r"cat > train.sh <<'EOF'\n(.*?)^EOF", commands_of("shell"), re.DOTALL | re.MULTILINE)
+    environ = environment(tmp_path) | {"CKPT_DIR": str(tmp_path)}
+    ended = subprocess.run(["sh", "-c", script], env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert "no sidecar answers" in ended.stderr
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_script_for_a_node_of_slurm_saves_when_all_processes_get_sigterm_and_resumes(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ TimeoutS = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 WhileLive = Annotated[bool, typer.Option("--while-live", help="also while a run uses the prefix")]
 StoreAddress = Annotated[str, typer.Argument(metavar="STORE", help="s3://bucket/prefix or file:///path")]
-CheckpointAddress = Annotated[
+CheckpointAddress = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="such as s3://bucket/prefix/checkpoint-40")]
+CheckpointOrNewest = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="such as s3://bucket/prefix/checkpoint-40; of a prefix alone, the newest")
 ]
 

@@ -12,6 +12,7 @@ import typer
 from sidecar.cli import progress
 from sidecar.cli.options import (
     CheckpointAddress,
+    CheckpointOrNewest,
     Json,
     StoreAddress,
     WhileLive,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    checkpoint: CheckpointAddress,
+    checkpoint: CheckpointOrNewest,
     quick: Annotated[bool, typer.Option("--quick", help="documents and sizes only; read no file")] = False,
     every: Annotated[bool, typer.Option("--all", help="all committed checkpoints of the prefix")] = False,
     as_json: Json = False,

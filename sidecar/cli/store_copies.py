@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sidecar.cli import progress
-from sidecar.cli.options import CheckpointAddress, Json, StoreAddress, address_to_read, store_address
+from sidecar.cli.options import CheckpointOrNewest, Json, StoreAddress, address_to_read, store_address
 from sidecar.cli.output import print_answer, print_path
 from sidecar.cli.render import counted, size_text
 from sidecar.cli.store_care import ask_holder
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def pull(
-    checkpoint: CheckpointAddress,
+    checkpoint: CheckpointOrNewest,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="gets a folder of the checkpoint's name")],
     rank: Annotated[list[int] | None, typer.Option("--rank", metavar="N", min=0, help="only what this rank reads")] = None,
     node: Annotated[

@@ -41,6 +41,16 @@ def flags_of(command: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return re.findall(r"^  (?:-\w, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("command", "is_newest"), [("pull", True), ("verify", True), ("rm", False), ("quarantine release", False)]
+)
+def test_only_commands_that_take_a_prefix_offer_its_newest_checkpoint(
+    command: str, is_newest: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    assert ("of a prefix alone, the newest" in " ".join(capsys.readouterr().out.split())) == is_newest
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_flags_that_are_not_known_and_abbreviations_are_refused_in_one_line(
     command: str, capsys: pytest.CaptureFixture[str]

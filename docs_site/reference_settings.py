@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sidecar.daemon.settings import Settings, bound_text, limits_of
-from trainer_hook.contract import HOOK_SETTINGS, KNOWN_SETTINGS, SIDECAR_SETTINGS
+from trainer_hook.contract import DEFAULT_API_PORT, HOOK_SETTINGS, KNOWN_SETTINGS, SIDECAR_SETTINGS
 from trainer_hook.process import settings as hook
 
 _HEAD = """# Settings
 
 All are environment variables. A misspelt `CKPT_*` stops the start with exit code 2 and the nearest known name; a variable that
-is set but empty counts as not set. Sizes are `48GB`, `64Mi`; rates `200MB/s`. `inject --set NAME=VALUE` writes a setting into a
-manifest ([labels and annotations](reference/annotations.md)).
+is set but empty counts as not set. Sizes are `48GB`, `64Mi`; rates `200MB/s`; `1` is `true` and `0` is `false`. `inject --set
+NAME=VALUE` writes a setting into a manifest ([labels and annotations](reference/annotations.md)).
 This page is made of the code: `make reference`.
 """
 _TAIL = """
@@ -34,7 +34,13 @@ As in botocore: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN
 `AWS_S3_ENDPOINT`, `AWS_S3_BUCKET` and `AWS_DEFAULT_REGION`, too:
 
 """
+TRUTH = "`true`, `false`"
 _ELSEWHERE = {
+    "CKPT_API_PORT": (
+        f"`{DEFAULT_API_PORT}`",
+        "a whole number from 1 to 65535; of the sidecar also 0",
+        "Port of the local API, on the loopback interface. 0: any free one; the API is found by its socket on the volume.",
+    ),
     "CKPT_NODE_INDEX": (
         "torchrun's, the Job's, or one node",
         "a whole number from 0 on",
@@ -53,7 +59,7 @@ _ELSEWHERE = {
         "image](trainers.md#without-changing-the-image)).",
     ),
 }
-"""Settings that are no field of a class: default, values, meaning."""
+"""Settings that no field of a class describes: default, values, meaning."""
 
 
 def page() -> str:
@@ -110,8 +116,8 @@ def _hook_rows() -> dict[str, str]:
         if name in SIDECAR_SETTINGS:
             continue
         value = "continue" if name == "CKPT_ON_STORE_FAILURE" else defaults[field]
-        default = f"`{int(value)}`" if isinstance(value, bool) else _default(value)
-        found[name] = _row(name, default, _valid(parse), meanings[field])
+        values = TRUTH if isinstance(value, bool) else _valid(parse)
+        found[name] = _row(name, _default(value), values, meanings[field])
     return found
 
 
@@ -139,7 +145,7 @@ def _values(annotation: Any, metadata: Iterable[Any]) -> str:
     if literals:
         said.append(", ".join(f"`{choice}`" for choice in dict.fromkeys(literals)))
     elif bool in parts:
-        said.append("`true`, `false`")
+        said.append(TRUTH)
     elif Path in parts:
         said.append("a path")
     texts = {"ge": "from", "gt": "more than", "le": "to"}

@@ -76,8 +76,8 @@ class Settings(BaseSettings):
     """``s3://bucket/prefix`` or ``file:///path``; one run per prefix."""
     run_id: str | None = None
     """Name of the run; a prefix of another run is refused. None: the Kubernetes job, if ``POD_NAMESPACE`` and ``JOBSET_NAME``
-    or ``JOB_NAME`` are set, else any run is accepted. A second job that writes at the same time is always refused; pods of the
-    same Kubernetes job are not."""
+    or ``JOB_NAME`` are set, else any run is accepted. Outside Kubernetes, as under Slurm, a second job is refused while the
+    first one writes, also with its name. In Kubernetes a later pod of the same job takes the prefix over from the earlier."""
 
     credentials_dir: Path | None = None
     """Folder of a mounted secret with one file per ``AWS_*`` name; read again when the secret rotates. None: the environment,

@@ -103,7 +103,7 @@ def _number(text: str) -> float:
 
 def _truth(text: str) -> bool:
     if text.lower() not in (*TRUE, *FALSE):
-        raise ValueError("1 or 0")
+        raise ValueError("true or false")
     return text.lower() in TRUE
 
 

@@ -98,7 +98,7 @@ def test_the_strategy_follows_from_what_is_set(given: dict[str, str], strategy: 
         ("CKPT_SAVE_MINUTES", "inf", "a number greater than 0"),
         ("CKPT_SAVE_STRATEGY", "often", "one of steps, epoch, minutes, no"),
         ("CKPT_SAVE_TOTAL_LIMIT", "-1", "a whole number from 1 on"),
-        ("CKPT_JIT", "maybe", "1 or 0"),
+        ("CKPT_JIT", "maybe", "true or false"),
         ("CKPT_API_PORT", "65536", "a whole number from 1 to 65535"),
         ("CKPT_PREEMPTED_EXIT_CODE", "256", "a whole number from 0 to 255"),
         ("CKPT_SIDECAR_URL", "127.0.0.1:9470", "a URL such as http://127.0.0.1:9470"),

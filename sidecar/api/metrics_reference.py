@@ -1,8 +1,6 @@
-"""The reference of the metrics, docs/metrics.md: ``python -m sidecar.api.metrics_reference > docs/metrics.md``."""
+"""The reference of the metrics, docs/metrics.md, which ``make reference`` writes."""
 
 from __future__ import annotations
-
-import sys
 
 from sidecar.api.metrics import DESCRIPTIONS, PREFIX
 from sidecar.catalog.durations import CALLS_S, TRANSFERS_S
@@ -12,7 +10,7 @@ _HEAD = """# Metrics
 `GET /metrics` on the local API, and on `CKPT_METRICS_BIND` (`inject --metrics-port 9471`). A metric without a value is absent.
 The dashboard and the alerts are in [deploy/monitoring](../deploy/monitoring), the runbooks in
 [OPERATIONS.md](../OPERATIONS.md#alerts).
-This page is made of the code: `python -m sidecar.api.metrics_reference > docs/metrics.md`.
+This page is made of the code: `make reference`.
 
 ![The dashboard's rows "Pods" and "Training and durations"](images/dashboard-pods.svg)
 
@@ -63,7 +61,3 @@ histogram_quantile(0.9, sum by (le) (rate({PREFIX}save_seconds_bucket{{namespace
 
 def _bounds(bounds_s: tuple[float, ...]) -> str:
     return ", ".join(f"{bound_s:g}" for bound_s in bounds_s)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(reference())

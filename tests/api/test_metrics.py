@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_reference_is_made_of_the_code() -> None:
     written = (ROOT / "docs/metrics.md").read_text()
-    assert written == reference(), "run: python -m sidecar.api.metrics_reference > docs/metrics.md"
+    assert written == reference(), "run: make reference"
 
 
 def _metrics(port: int) -> str:

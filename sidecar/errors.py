@@ -1,4 +1,4 @@
-"""Everything that this program raises on purpose.
+"""Errors that cross packages.
 
     SidecarError
     ├─ ConfigurationError      a setting or the environment: the start ends with exit code 2

@@ -1,4 +1,7 @@
-"""The trainer's side: saves checkpoints, marks them as finished, resumes. Imports only the standard library."""
+"""The trainer's side: saves checkpoints, marks them as finished, resumes.
+
+Requires only the standard library; a library's module imports that library.
+"""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""Object stores behind one protocol: S3, a folder, memory."""
+"""Object stores behind one protocol: S3, a folder."""

@@ -1,4 +1,4 @@
-"""Protocol of object stores: the operations that S3, a folder and a store in memory implement.
+"""Protocol of object stores: the operations that S3 and a folder implement; in tests also a store in memory.
 
 All calls block and are made from worker threads, concurrently. Keys are relative to the store's root
 (``checkpoint-20/model.safetensors``). All failures are ``StoreError`` of ``sidecar.errors``.

@@ -1,4 +1,4 @@
-"""Upload order: newest first, yet commits keep coming (DESIGN)."""
+"""Upload order: newest first, yet commits keep coming."""
 
 from __future__ import annotations
 

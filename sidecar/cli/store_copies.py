@@ -6,8 +6,10 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +17,12 @@ import typer
 
 from sidecar.cli import progress
 from sidecar.cli.options import CheckpointOrNewest, Json, StoreAddress, address_to_read, store_address
-from sidecar.cli.output import print_answer, print_path
+from sidecar.cli.output import fail, print_answer, print_path
 from sidecar.cli.render import counted, size_text
 from sidecar.cli.store_care import ask_holder
 from sidecar.core.format.checkpoint_address import Address, misnamed
 from sidecar.core.format.plain_text import plain_text
-from sidecar.core.lifecycle.exit_codes import EXIT_DAMAGED, EXIT_FAILED, EXIT_GIVEN_UP, EXIT_NOTHING
+from sidecar.core.lifecycle.exit_codes import EXIT_DAMAGED, EXIT_FAILED, EXIT_GIVEN_UP, EXIT_NOTHING, EXIT_REFUSED
 from sidecar.errors import ConfigurationError, NothingFound, RequestRefused
 
 if TYPE_CHECKING:
@@ -77,12 +79,11 @@ def push(
 ) -> int:
     """Upload a checkpoint directory of any program to a store.
 
-    It is verified and committed. After an interruption the same command continues.
+    It is verified and committed. After an interruption the same command continues. Of several, each is tried; exit code 7: the
+    store has another checkpoint of a name.
     """
     from sidecar.cli.session import run_in_store
-    from sidecar.lifecycle.idle_prefix import IdlePrefix
-    from sidecar.standalone.directory import SourceDirectory, checkpoints_in
-    from sidecar.standalone.pushing import Pusher
+    from sidecar.standalone.directory import checkpoints_in
 
     address = store_address(store)
     found = {address.checkpoint: folder.absolute()} if address.checkpoint else checkpoints_in(folder)
@@ -90,29 +91,74 @@ def push(
         raise NothingFound(f"{folder}: its name is no checkpoint's, nor does it hold one: push it to {store}/checkpoint-<step>")
     if not folder.is_dir():
         raise ConfigurationError(f"{folder}: no such directory")
+    outcome = _Outcome(address.store, is_one=len(found) == 1)
+    try:
+        run_in_store("push", address.store, partial(_push_all, found, outcome, replace=replace))
+    except BaseException:
+        if outcome.pushed and not as_json:  # what was done before; the error is told after it
+            print_answer(outcome.answer(), _pushed_text, as_json=False)
+        raise
+    return outcome.tell(as_json=as_json)
 
-    passed_over: list[dict[str, str]] = []
 
-    async def work(session: StoreSession, on_progress: progress.OnProgress) -> list[Pushed]:
-        sources, read = {name: SourceDirectory(path, name) for name, path in found.items()}, {}
-        for name, source in sources.items():  # all, before anything is sent
-            try:
-                read[name] = await source.read(session.store.key_limits)
-            except RequestRefused as error:
-                if len(found) == 1:
-                    raise
-                passed_over.append({"checkpoint": name, "reason": str(error)})
-        capabilities = await session.probe()
-        idle = IdlePrefix(session.store, session.executor)
-        await idle.begin(ask_holder("push"))
-        with state_folder(address.store) as state:
-            pusher = Pusher(session, idle, capabilities, state=Path(state))
-            return [await pusher.push(sources[name], read[name], on_progress, replace=replace) for name in read]
+async def _push_all(
+    found: dict[str, Path], outcome: _Outcome, session: StoreSession, on_progress: progress.OnProgress, *, replace: bool
+) -> None:
+    from sidecar.lifecycle.idle_prefix import IdlePrefix
+    from sidecar.standalone.directory import SourceDirectory
+    from sidecar.standalone.pushing import Pusher
 
-    pushed = run_in_store("push", address.store, work)
-    answer = {"store": address.store, "pushed": [asdict(each) for each in pushed], "passed_over": passed_over}
-    print_answer(answer, _pushed_text, as_json=as_json)
-    return 0 if all(each.state.value == "committed" for each in pushed) else EXIT_GIVEN_UP
+    sources, read = {name: SourceDirectory(path, name) for name, path in found.items()}, {}
+    for name, source in sources.items():  # all, before anything is sent
+        with outcome.refusals(outcome.passed_over, name):
+            read[name] = await source.read(session.store.key_limits)
+    capabilities = await session.probe()
+    idle = IdlePrefix(session.store, session.executor)
+    await idle.begin(ask_holder("push"))
+    with state_folder(session.url) as state:
+        pusher = Pusher(session, idle, capabilities, state=Path(state))
+        for name, checkpoint in read.items():
+            with outcome.refusals(outcome.refused, name):
+                outcome.pushed.append(await pusher.push(sources[name], checkpoint, on_progress, replace=replace))
+
+
+class _Outcome:
+    """What became of each checkpoint of a push."""
+
+    def __init__(self, store: str, *, is_one: bool) -> None:
+        """``is_one``: the command pushes one checkpoint, so a refusal of it is the command's error."""
+        self._store = store
+        self._is_one = is_one
+        self.pushed: list[Pushed] = []
+        self.passed_over: list[dict[str, str]] = []
+        """Directories that cannot be pushed."""
+        self.refused: list[dict[str, str]] = []
+        """Checkpoints that differ from those of the store, or that change while they are read."""
+
+    @contextlib.contextmanager
+    def refusals(self, kept: list[dict[str, str]], name: str) -> Iterator[None]:
+        """Keep the reason of a refusal in a list, so that the other checkpoints follow."""
+        try:
+            yield
+        except RequestRefused as error:
+            if self._is_one:
+                raise
+            kept.append({"checkpoint": name, "reason": str(error)})
+
+    def answer(self) -> dict[str, Any]:
+        """Return the fields of the command's answer."""
+        pushed = [asdict(each) for each in self.pushed]
+        return {"store": self._store, "pushed": pushed, "passed_over": self.passed_over, "refused": self.refused}
+
+    def tell(self, *, as_json: bool) -> int:
+        """Print the answer. Returns the exit code."""
+        if not self.refused:
+            print_answer(self.answer(), _pushed_text, as_json=as_json)
+            return 0 if all(each.state.value == "committed" for each in self.pushed) else EXIT_GIVEN_UP
+        what = f"refused: {', '.join(each['checkpoint'] for each in self.refused)}"
+        failure = {"error": f"push: {what}", "exit_code": EXIT_REFUSED}
+        print_answer(self.answer() | failure, _pushed_text, as_json=as_json)
+        return fail(f" push: {what}", EXIT_REFUSED)
 
 
 def _pushed_text(answer: dict[str, Any]) -> str:
@@ -123,6 +169,7 @@ def _pushed_text(answer: dict[str, Any]) -> str:
             lines.append(f"{each['checkpoint']}: {'committed' if each['is_new'] else 'already committed'}: {amount}")
         else:
             lines.append(f"{each['checkpoint']}: uploaded, not committed: {plain_text(each['detail'] or '')}")
+    lines += [f"{each['checkpoint']}: refused: {plain_text(each['reason'])}" for each in answer["refused"]]
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ import pytest
 from sidecar.core.format import key_limits, keys
 from sidecar.errors import StoreError, StoreUnavailable
 from sidecar.standalone.directory import SourceDirectory
+from sidecar.standalone.pushing import Pusher
 from sidecar.transfer.health import Health
 from tests.standalone.conftest import Person, checkpoint
 
@@ -76,6 +77,39 @@ def test_a_second_push_of_the_same_content_sends_nothing_and_other_content_is_re
     assert local.run("verify", local.at("checkpoint-10")) == 0
     with local.store() as store:
         assert store.get("checkpoint-10/model.safetensors") == b"another"
+
+
+def test_a_push_of_several_goes_on_after_one_that_is_refused_and_says_what_became_of_each(local: Person, out: Path) -> None:
+    assert local.run("push", str(old(checkpoint(out, 10))), local.url) == 0
+    old(checkpoint(out, 10, {"model.safetensors": b"another"}))
+    for step in (5, 20):
+        old(checkpoint(out, step))
+    assert local.run("push", str(out), local.url) == 7
+    assert {line.partition(": ")[0] for line in local.out.splitlines()} == {"checkpoint-5", "checkpoint-10", "checkpoint-20"}
+    assert "checkpoint-20: committed: 2 files" in local.out
+    assert "checkpoint-10: refused: " in local.out
+    assert "add --replace" in local.out
+    assert local.err == "checkpoint-sidecar push: refused: checkpoint-10\n"
+    answer = local.json("push", str(out), local.url, code=7)
+    assert [p["is_new"] for p in answer["pushed"]] == [False, False]
+    assert [p["checkpoint"] for p in answer["refused"]] == ["checkpoint-10"]
+    assert answer["exit_code"] == 7
+
+
+def test_a_push_that_fails_says_what_it_has_done_before(local: Person, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (10, 20):
+        old(checkpoint(out, step))
+    pushes = Pusher.push
+
+    async def fails_at_20(pusher: Pusher, source: Any, found: Any, *more: Any, **options: Any) -> Any:
+        if found.name == "checkpoint-20":
+            raise StoreUnavailable("the store is away")
+        return await pushes(pusher, source, found, *more, **options)
+
+    monkeypatch.setattr(Pusher, "push", fails_at_20)
+    assert local.run("push", str(out), local.url) == 6
+    assert local.out.startswith("checkpoint-10: committed: ")
+    assert local.err == "checkpoint-sidecar push: the store is away\n"
 
 
 def test_a_pulled_checkpoint_can_be_pushed_to_another_store(local: Person, out: Path, tmp_path: Path) -> None:

@@ -45,13 +45,17 @@ def pull(
     Its path is all that is on standard output. After an interruption the same command continues.
     """
     from sidecar.cli.session import run_in_store
+    from sidecar.repository.verification import Verifier
     from sidecar.standalone.pulling import Puller, Wanted
 
     address = address_to_read(checkpoint)
     wanted = Wanted(address.checkpoint, frozenset(rank or ()), node)
 
     async def work(session: StoreSession, on_progress: progress.OnProgress) -> Pulled:
-        return await Puller(session, folder.absolute()).pull(wanted, on_progress)
+        pulled = await Puller(session, folder.absolute()).pull(wanted, on_progress)
+        if address.checkpoint is not None and _exit_code(pulled, address) == EXIT_NOTHING:
+            await Verifier(session.store, session.executor).examine(address.checkpoint)  # raises if there is none of that name
+        return pulled
 
     pulled = run_in_store("pull", address.store, work)
     answer = {"store": address.store, **asdict(pulled)}
@@ -67,7 +71,7 @@ def _exit_code(pulled: Pulled, address: Address) -> int:
 
 def _why_not(pulled: Pulled, address: str) -> str:
     if pulled.state.value == "none":
-        return "nothing to resume from" if pulled.passed_over else f"{address}: no checkpoint is committed{misnamed(address)}"
+        return "nothing was pulled" if pulled.passed_over else f"{address}: no checkpoint is committed{misnamed(address)}"
     return pulled.detail or "failed"
 
 

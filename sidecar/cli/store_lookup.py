@@ -40,7 +40,9 @@ def list_store(address: Address, *, newest: int | None, is_long: bool, as_json: 
             with_commits=is_long,
             on_read=lambda done, total: on_progress("reading commits", done, total),
         )
-        if not found and address.checkpoint is None:
+        if not found and address.checkpoint is not None:
+            raise NothingFound(f"{session.store.url}/{address.checkpoint}: no such checkpoint")
+        if not found:
             folders = await listing.folders()
             if await listing.run("", folders) is None:
                 return {"store": session.store.url, "runs": [run_fields(found) for found in await listing.runs(folders)]}

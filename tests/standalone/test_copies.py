@@ -268,8 +268,15 @@ def test_there_is_nothing_to_resume_from_in_an_empty_prefix(person: Person, tmp_
     if person.endpoint is None:
         (tmp_path / "store" / "run").mkdir(parents=True)
     assert person.run("pull", person.url, str(tmp_path / "laptop")) == 5
-    assert person.run("pull", person.at("checkpoint-40"), str(tmp_path / "laptop")) == 5
-    assert person.run("show", person.at("checkpoint-40")) == 5
+
+
+def test_a_checkpoint_that_is_not_there_is_named_alike_by_all_commands(person: Person, out: Path, tmp_path: Path) -> None:
+    assert person.run("push", str(old(checkpoint(out, 10))), person.url) == 0
+    missing = person.at("checkpoint-40")
+    for command, *more in (["ls"], ["show"], ["pull", str(tmp_path / "laptop")], ["rm", "--yes"]):
+        assert person.run(command, missing, *more) == 5
+        assert (person.out, person.err) == ("", f"checkpoint-sidecar {command}: {missing}: no such checkpoint\n")
+    assert person.run("ls", person.at("checkpoint-10")) == 0
 
 
 def test_parts_of_two_nodes_are_committed_with_the_second_and_pulled_by_rank(local: Person, out: Path) -> None:

@@ -28,6 +28,7 @@
        │  ├─ UntrustedStore    TLS failed: an unknown authority, or no TLS at all
        │  └─ PartRefused       a part that the store does not take, such as for its number: the file is sent in fewer parts
        └─ StoreUnavailable     network, timeout, 5xx: tried again
+          ├─ NoFolder          the store's folder is missing: a sidecar waits for its volume, a person is told at once
           └─ StoreBusy         it asks for fewer requests (SlowDown): tried again, with fewer at once
 
 Each text names the object, what was wrong and the next step. ``StoreError.transient`` says whether trying again can help.
@@ -211,6 +212,10 @@ class StoreUnavailable(StoreError):
     """The store does not answer, or asks to come back later."""
 
     transient = True
+
+
+class NoFolder(StoreUnavailable):
+    """The folder of a folder store is missing, or cannot be made."""
 
 
 class StoreBusy(StoreUnavailable):

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ import typer
 from sidecar.cli import progress
 from sidecar.cli.estimate import Size, parsed, positive_s, size_bytes
 from sidecar.cli.options import Json, store_address
-from sidecar.cli.output import print_answer
+from sidecar.cli.output import print_answer, what_failed
 from sidecar.cli.render import counted, table
 from sidecar.core.format.durations import duration_s
 from sidecar.core.format.plain_text import plain_text
@@ -93,7 +93,7 @@ def _examined(environ: dict[str, str], planned: _Run, *, has_volume: bool) -> tu
         facts = run_in_store("doctor", settings.store, _store_facts)
     except ConfigurationError as error:
         return None, [failure("settings", str(error), "correct it, then run doctor again")]
-    findings = list(store_findings(facts))
+    findings = [replace(found, text=what_failed(found.text)) for found in store_findings(facts)]
     if has_volume:
         findings += _of_volume(settings, planned)
     findings += grace_findings(

@@ -15,7 +15,7 @@ from sidecar.core.format.plain_text import plain_text
 PROGRAM = "checkpoint-sidecar"
 COMPLETE = "_CHECKPOINT_SIDECAR_COMPLETE"
 """Variable by which a shell asks for completions."""
-_OUTLOOK = re.compile(r"[;:,] it is tried again(, with fewer requests at once)?$")
+_OUTLOOK = re.compile(r"[;:,] it is tried again(, with fewer requests at once)?(?=$|: )")
 
 
 def print_answer(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> None:

@@ -27,6 +27,7 @@ from sidecar.errors import (
     AlreadyExists,
     ArchivedObject,
     CorruptObject,
+    NoFolder,
     NotFound,
     OversizedDocument,
     PartRefused,
@@ -101,7 +102,8 @@ class StoreExecutor:
             gate: Rate limit of all sent bytes.
             health: Records each request's outcome.
             part_bytes: Size of every part; ``None``: chosen by file size, latency and throughput.
-            patience_s: Seconds for which ``persistently`` retries a failing request; a refusal is then not retried at all.
+            patience_s: Seconds for which ``persistently`` retries a failing request. A refusal and a missing folder
+                are then not retried at all.
                 ``None``: without limit.
         """
         self._patience_s = patience_s
@@ -210,7 +212,7 @@ class StoreExecutor:
         """Whether a failing request is given up. ``since_s``: time of its first failure, monotonic seconds."""
         if self._patience_s is None:
             return False
-        return isinstance(error, AccessRefused) or time.monotonic() - since_s >= self._patience_s
+        return isinstance(error, AccessRefused | NoFolder) or time.monotonic() - since_s >= self._patience_s
 
     async def together(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Run several coroutines concurrently and return their results in order.

@@ -19,7 +19,9 @@ import pytest
 
 from sidecar.core.format import keys
 from sidecar.core.planning.store_diagnosis import NEEDS, Operation
+from sidecar.errors import StoreUnavailable
 from sidecar.standalone import transfer_rate
+from sidecar.store.file.store import FileStore
 from sidecar.store.slice import FileSlice, OpenGate
 from tests import servers
 from tests.ports import free_port
@@ -127,6 +129,26 @@ def test_a_certificate_that_nobody_vouches_for_is_told(
         assert list(by_check(person.json("doctor", person.url, code=2))) == ["tls"]
         monkeypatch.setenv("CKPT_CA_BUNDLE", str(certificate))
         assert by_check(person.json("doctor", person.url))["tls"]["severity"] == "ok"
+
+
+def test_a_folder_that_cannot_be_made_is_told_at_once_with_what_helps(local: Person) -> None:
+    began_s = time.monotonic()
+    found = by_check(local.json("doctor", "file:///proc/nope/x", code=6))["reach"]
+    assert time.monotonic() - began_s < 10
+    assert found["text"] == "file:///proc/nope/x: the folder /proc/nope cannot be made: is its volume mounted?"
+    assert found["next_step"].startswith("mount the volume of the store, or create its folder")
+    assert local.err == ""
+
+
+def test_what_failed_is_not_said_to_be_tried_again(local: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(store: FileStore) -> None:
+        raise StoreUnavailable("file:///run: No space left on device; it is tried again")
+
+    monkeypatch.setattr("sidecar.standalone.session.PATIENCE_S", 0.0)
+    monkeypatch.setattr(FileStore, "probe", is_full)
+    found = by_check(local.json("doctor", local.url, code=6))["reach"]
+    assert found["text"] == "file:///run: No space left on device"
+    assert found["next_step"].startswith("free space")
 
 
 def test_a_store_out_of_reach_ends_with_its_own_code(

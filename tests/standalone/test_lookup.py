@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,14 @@ def test_terminal_escapes_in_names_are_escaped(local: Person, pushed: Any, tmp_p
         assert local.run(*arguments) == 0
         assert "\x1b" not in local.out
         assert "\x07" not in local.out
+
+
+def test_a_folder_that_is_missing_is_told_once_and_at_once(local: Person) -> None:
+    began_s = time.monotonic()
+    missing = f"{local.url.removesuffix('run')}typo"
+    assert local.run("ls", missing) == 6
+    assert time.monotonic() - began_s < 10
+    assert local.err == f"checkpoint-sidecar ls: {missing}: no such folder: is its volume mounted?\n"
 
 
 @pytest.mark.parametrize(

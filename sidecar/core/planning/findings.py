@@ -33,6 +33,11 @@ class Finding:
     exit_code: int = EXIT_DONE
 
 
+def is_full(error: str) -> bool:
+    """Whether the text of an error of a file system says that it, or its user's quota, is full."""
+    return any(text in error.lower() for text in ("no space left on device", "disk quota exceeded"))
+
+
 def ok(check: str, text: str) -> Finding:
     """Return a finding that needs nothing."""
     return Finding(check, Severity.OK, text)

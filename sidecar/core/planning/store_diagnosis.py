@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sidecar.core.lifecycle.exit_codes import EXIT_CONFIGURATION, EXIT_DAMAGED, EXIT_UNREACHABLE
-from sidecar.core.planning.findings import Finding, failure, ok, warning
+from sidecar.core.planning.findings import Finding, failure, is_full, ok, warning
 
 DENIED_CODES = frozenset({"AccessDenied", "Forbidden", "AllAccessDisabled"})
 """Codes of S3 that deny one operation; others concern the whole access."""
@@ -159,7 +159,8 @@ def store_findings(facts: StoreFacts) -> Iterator[Finding]:
     if facts.trouble is not None:
         trouble, text = facts.trouble
         codes = {Trouble.REACH: EXIT_UNREACHABLE, Trouble.INTEGRITY: EXIT_DAMAGED}
-        yield failure(trouble.value, text, _NEXT_STEP[trouble], exit_code=codes.get(trouble, EXIT_CONFIGURATION))
+        step = _folder_step(text) if facts.url.startswith("file:") else _NEXT_STEP[trouble]
+        yield failure(trouble.value, text, step, exit_code=codes.get(trouble, EXIT_CONFIGURATION))
         return
     yield ok("access", f"{facts.url}: credentials and bucket are right")
     yield from _tls(facts)
@@ -170,6 +171,12 @@ def store_findings(facts: StoreFacts) -> Iterator[Finding]:
     if facts.left_behind:
         keys = ", ".join(facts.left_behind)
         yield warning("left-behind", f"could not be deleted: {keys}", "grant s3:DeleteObject; the next start deletes them")
+
+
+def _folder_step(error: str) -> str:
+    if is_full(error):
+        return "free space on the volume of the store, or enlarge it, then run doctor again"
+    return "mount the volume of the store, or create its folder, writable for this user, then run doctor again"
 
 
 def _tls(facts: StoreFacts) -> Iterator[Finding]:

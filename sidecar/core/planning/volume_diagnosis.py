@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sidecar.core.lifecycle.volume_space import is_nearly_full
-from sidecar.core.planning.findings import Finding, failure, ok, warning
+from sidecar.core.planning.findings import Finding, failure, is_full, ok, warning
 from sidecar.core.planning.storage import measured_storage
 
 LEAST_WATCHES = 1024
@@ -76,6 +76,8 @@ def _writable(facts: VolumeFacts) -> Finding:
     is_read_only = "read-only" in facts.write_error.lower()
     fsgroup = "set the pod's securityContext.fsGroup, or run the sidecar as the trainer's user (inject --run-as-user)"
     step = "mount the volume without readOnly, and look for disk errors on its node" if is_read_only else fsgroup
+    if is_full(facts.write_error):
+        step = "free space on the volume, or enlarge it"
     return failure("volume", f"not writable: {facts.write_error}; {who}; {of}", step)
 
 

@@ -17,10 +17,10 @@ from sidecar.errors import (
     AccessRefused,
     AlreadyExists,
     CorruptObject,
+    NoFolder,
     NotFound,
     OversizedDocument,
     StoreError,
-    StoreUnavailable,
 )
 from sidecar.store.file.errors import HAS_NO_LINKS, suppress_unsupported, translated, writing
 from sidecar.store.file.uploads import UPLOADS, Uploads, append, write_all
@@ -46,7 +46,10 @@ class FileStore:
 
     def probe(self) -> Capabilities:  # noqa: D102
         with writing(self.url):
-            self._root.mkdir(parents=True, exist_ok=True)
+            try:
+                self._root.mkdir(parents=True, exist_ok=True)
+            except FileNotFoundError as error:
+                raise NoFolder(f"{self.url}: the folder {error.filename} cannot be made: is its volume mounted?") from None
             self._uploads.root.mkdir(exist_ok=True)
             self._remove_stale()
         key = f"{keys.PROBE}{uuid.uuid4().hex}"
@@ -255,7 +258,7 @@ class FileStore:
 
     def _require_root(self) -> None:
         if not self._root.is_dir():
-            raise StoreUnavailable(f"{self.url}: no such folder: is the volume of CKPT_STORE mounted?")
+            raise NoFolder(f"{self.url}: no such folder: is its volume mounted?")
 
     def _remove_stale(self) -> None:
         for temporary in self._uploads.root.glob("tmp-*"):

@@ -63,6 +63,8 @@ def test_more_free_space_is_never_judged_worse(one: int, other: int, size_bytes:
     [
         ({"missing": "No such file or directory"}, "volume", Severity.FAILURE, "CKPT_DIR"),
         ({"write_error": "Permission denied"}, "volume", Severity.FAILURE, "fsGroup"),
+        ({"write_error": "No space left on device"}, "volume", Severity.FAILURE, "free space"),
+        ({"write_error": "Disk quota exceeded"}, "volume", Severity.FAILURE, "free space"),
         ({"write_error": "Read-only file system"}, "volume", Severity.FAILURE, "readOnly"),
         ({"rename_error": "Operation not supported"}, "rename", Severity.FAILURE, "file system"),
         ({"link_error": "Operation not permitted"}, "hard-links", Severity.WARNING, "hard links"),

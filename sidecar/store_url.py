@@ -57,7 +57,9 @@ def store_place(url: str, *, bucket: str | None = None, volume: Path | None = No
     if parts.scheme != "file":
         raise ValueError("must be s3://bucket/prefix or file:///path")
     path = Path(unquote(parts.path))
-    if parts.netloc or not path.is_absolute() or path == Path("/") or ".." in path.parts:
+    if ".." in path.parts:
+        raise ValueError("must be file:///path without '..'")
+    if parts.netloc or not path.is_absolute() or path == Path("/"):
         raise ValueError("must be file:///path with an absolute path")
     if volume is not None and (path == volume or volume in path.parents or path in volume.parents):
         raise ValueError(f"must lie outside CKPT_DIR={volume}, on a volume that lasts")
@@ -70,8 +72,13 @@ def shown(url: str) -> str:
 
 
 def _bucket_place(bucket: str, prefix: str) -> BucketPlace:
+    if not bucket:
+        raise ValueError("names no bucket: it must be s3://bucket/prefix, or AWS_S3_BUCKET must be set")
     if not _BUCKET.fullmatch(bucket):
-        raise ValueError(f"names no bucket with {bucket!r}: it must be s3://bucket/prefix, or AWS_S3_BUCKET must be set")
+        raise ValueError(
+            f"names no bucket: {bucket!r} is no bucket name: 3 to 63 characters, letters, digits, '.', '-' and '_', "
+            "with a letter or digit at both ends"
+        )
     if prefix and any(part in ("", ".", "..") for part in prefix.split("/")):
         raise ValueError("must have a plain path as its prefix, without '//', '.' and '..'")
     if len(prefix.encode()) > MAX_PREFIX_BYTES:

@@ -28,6 +28,8 @@ def parse_address(text: str) -> Address:
     Raises:
         ContractError: It is no address of a store.
     """
+    if is_checkpoint_name(name := named_checkpoint(text)):
+        raise ContractError(f"{text!r} is no store: name the store, too: $CKPT_STORE/{name}, or s3://bucket/prefix/{name}")
     if not text.startswith(SCHEMES):
         raise ContractError(f"{text!r} is no store: it must be s3://bucket/prefix or file:///path")
     above, _, last = text.rstrip("/").rpartition("/")

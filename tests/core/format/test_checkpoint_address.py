@@ -27,6 +27,13 @@ def test_the_last_part_may_be_a_checkpoint(text: str, address: Address) -> None:
     assert parse_address(text) == address
 
 
+@pytest.mark.parametrize(("text", "name"), [("23", "checkpoint-23"), ("checkpoint-23", "checkpoint-23"), ("final", "final")])
+def test_a_checkpoint_without_its_store_is_answered_with_the_whole_address(text: str, name: str) -> None:
+    with pytest.raises(ContractError) as refused:
+        parse_address(text)
+    assert f"{text!r} is no store: name the store, too: $CKPT_STORE/{name}" in str(refused.value)
+
+
 @given(st.text(max_size=40))
 def test_any_text_is_an_address_or_is_refused(text: str) -> None:
     try:

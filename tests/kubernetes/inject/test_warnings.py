@@ -191,7 +191,8 @@ def test_what_is_not_understood_is_refused_with_its_place(name: str) -> None:
     ("given", "text"),
     [
         ({"store": "gs://b"}, "--store='gs://b' must be s3://"),
-        ({"store": "s3://ab/x"}, "--store='s3://ab/x' names no bucket with 'ab'"),
+        ({"store": "s3://ab/x"}, "--store='s3://ab/x' names no bucket: 'ab' is no bucket name: 3 to 63"),
+        ({"store": "file:///a/../x"}, "must be file:///path without '..'"),
         ({"store": "s3://bucket/{job}"}, "has braces that are neither {namespace} nor {name}"),
         ({"store": "s3://bucket/../{name}"}, "must have a plain path as its prefix"),
         ({"store": "s3://bucket/x?versionId=1"}, "must have no '?'"),

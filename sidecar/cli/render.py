@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.util import find_spec
 from shutil import get_terminal_size
@@ -69,8 +70,7 @@ def status_text(status: dict[str, Any]) -> str:
         f"trainer    {trainer['state'] or 'no hook'}, {trainer['ranks']} ranks alive, step {_known(trainer['step'])}",
         f"durable    step {_known(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
         f"{_known(risk['steps_at_risk'])} steps",
-        f"SIGTERM    durable after {_seconds(risk['predicted_durable_s'])}: save {_seconds(risk['predicted_save_s'])}, "
-        f"upload {_seconds(risk['predicted_flush_s'])} at {size_text(min(rates, default=None))}/s",
+        f"SIGTERM    {_prediction(risk, min(rates, default=None))}",
         f"volume     {size_text(status['volume']['free_bytes'])} of {size_text(status['volume']['total_bytes'])} free",
     ]
     if status["termination"]:
@@ -88,6 +88,15 @@ def status_text(status: dict[str, Any]) -> str:
         rows = [[t["checkpoint"], t["state"], _share(t), t["reason"] or ""] for t in status["queue"]]
         lines += ["", table(["CHECKPOINT", "STATE", "SENT", "WHY"], rows)]
     return "\n".join(lines)
+
+
+def _prediction(risk: dict[str, Any], bytes_per_s: float | None) -> str:
+    durable_s, save_s = risk["predicted_durable_s"], risk["predicted_save_s"]
+    if durable_s is None:
+        what = "save" if save_s is None else "upload"
+        return f"time until durable is not known: no {what} was measured yet"
+    upload = f"upload {_seconds(risk['predicted_flush_s'])} at {size_text(bytes_per_s)}/s"
+    return f"durable after {_seconds(durable_s)}: save {_seconds(save_s)}, {upload}"
 
 
 def checkpoints_text(answer: dict[str, Any]) -> str:
@@ -117,6 +126,8 @@ def checkpoint_text(answer: dict[str, Any]) -> str:
 def _field(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, dict | list):
+        return json.dumps(value)
     return size_text(value) if key.endswith("_bytes") else str(value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -129,6 +130,8 @@ def quarantine_text(answer: dict[str, Any]) -> str:
 
 
 def _field(key: str, value: Any) -> str:
+    if isinstance(value, dict | list):
+        return plain_text(json.dumps(value))
     return size_text(value) if key == "size_bytes" else _plain(value)
 
 

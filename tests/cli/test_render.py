@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import Any
 
 import pytest
 
-from sidecar.cli.render import status_text, table
+from sidecar.cli.render import checkpoint_text, status_text, table
+from sidecar.cli.render_store import details_text
 
 WHY = "config.json: [bold]12 bytes[/bold], the marker says 13 " + "x" * 100
 HEADER, ROWS = ["CHECKPOINT", "STATE", "WHY"], [["checkpoint-20", "rejected", WHY], ["final", "durable", ""]]
@@ -49,19 +51,38 @@ def test_a_table_that_is_too_wide_for_a_terminal_loses_nothing(monkeypatch: pyte
     ("seconds", "text"), [(None, "–"), (4.25, "4.2 s"), (125, "2 min 5 s"), (3600, "1 h 0 min"), (9000, "2 h 30 min")]
 )
 def test_the_status_shows_a_time_as_people_say_it(seconds: float | None, text: str) -> None:
-    risk = dict.fromkeys(("steps_at_risk", "predicted_durable_s", "predicted_save_s", "predicted_flush_s", "advice"))
-    status = {
+    said = status_text(status(seconds_at_risk=seconds, predicted_durable_s=6, predicted_save_s=1, predicted_flush_s=5))
+    assert f"durable    step 40, at risk: {text}, – steps\n" in said
+    assert "durable after 6.0 s: save 1.0 s, upload 5.0 s at 5 MiB/s" in said, (
+        "the limit, where it is what holds the uploads up"
+    )
+
+
+@pytest.mark.parametrize(("save_s", "what"), [(None, "save"), (1.0, "upload")])
+def test_the_status_before_the_first_save_says_that_nothing_was_measured(save_s: float | None, what: str) -> None:
+    said = status_text(status(predicted_save_s=save_s))
+    assert f"SIGTERM    time until durable is not known: no {what} was measured yet\n" in said
+
+
+def test_what_a_writer_said_of_a_checkpoint_is_shown_as_json() -> None:
+    meta = {"train_call": 0, "is_last": True, "name": "a\x1b[31m"}
+    shown = r'{"train_call": 0, "is_last": true, "name": "a\u001b[31m"}'
+    assert checkpoint_text({"meta": meta}) == f"meta  {shown}"
+    assert details_text({"meta": meta, "files": [], "problems": []}) == f"meta  {shown}"
+
+
+def status(**risk: float | None) -> dict[str, Any]:
+    names = ("seconds_at_risk", "steps_at_risk", "predicted_durable_s", "predicted_save_s", "predicted_flush_s", "advice")
+    return {
         "phase": "running",
         "store": {"url": "s3://bucket/run", "reached": False},
         "degraded": False,
         "trainer": {"state": None, "ranks": 0, "step": None},
         "newest_durable_step": 40,
-        "at_risk": risk | {"seconds_at_risk": seconds},
+        "at_risk": dict.fromkeys(names) | risk,
         "throughput_bytes_per_s": 9 << 20,
         "bandwidth_limit_bytes_per_s": 5 << 20,
         "volume": {"free_bytes": 1, "total_bytes": 2},
         "termination": None,
         "flush": None,
     } | {name: {} for name in ("given_up", "rejected", "quarantined", "queue")}
-    assert f"durable    step 40, at risk: {text}, – steps\n" in status_text(status)
-    assert "at 5 MiB/s" in status_text(status), "the limit, where it is what holds the uploads up"

@@ -124,10 +124,7 @@ class Daemon:
             if journals := volume.forget_journals_of_trainer():
                 log.warning("journals_not_believed", journals=len(journals), hint=_JOURNALS_HINT)
         except OSError as error:
-            raise ConfigurationError(
-                f"CKPT_DIR={self._settings.dir}: {error.filename or 'it'}: {error.strerror}: "
-                f"mount the volume that the trainer writes to, writable for user {os.geteuid()}"
-            ) from None
+            raise ConfigurationError(_no_volume(self._settings, error)) from None
         self._install_hook()
         self.services.termination.begin(self._settings.pod, is_unique=self._settings.pod_is_unique)
         return True
@@ -279,6 +276,13 @@ class Daemon:
 
 
 _END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _no_volume(settings: Settings, error: OSError) -> str:
+    where = f"CKPT_DIR={settings.dir}" + ("" if "dir" in settings.model_fields_set else " (the default)")
+    if error.filename not in (None, str(settings.dir)):
+        where += f": {error.filename}"
+    return f"{where}: {error.strerror}: mount the volume that the trainer writes to, writable for user {os.geteuid()}"
 
 
 def _on_signals(handler: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ and a process that runs keeps the one that it began with.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import secrets
 import stat
@@ -95,6 +96,9 @@ def install_with_room(folder: Path, *, keeps_other: bool) -> Installed:
 
 
 def _not_installed(folder: Path, error: OSError) -> NotInstalled:
+    is_in_the_way = error.errno in (errno.EEXIST, errno.ENOTDIR)
+    if is_in_the_way and (file := next((path for path in (folder, *folder.parents) if path.is_file()), None)) is not None:
+        return NotInstalled(f"{file} is a file, not a folder: choose a folder, such as {file.parent / 'hook'}")
     is_full = error.errno in FULL
     step = "free space on the volume" if is_full else "mount the shared volume writable there"
     why = NotInstalled(f"{error.filename or folder}: {error.strerror}; {step}")

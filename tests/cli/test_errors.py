@@ -96,12 +96,17 @@ def test_a_port_that_is_none_is_one_line(port: str, tmp_path: Path) -> None:
     assert f"CKPT_API_PORT={port!r}: must be the port" in ended.stderr
 
 
+def test_a_volume_that_was_not_named_is_said_to_be_the_default(tmp_path: Path) -> None:
+    ended = command("run", CKPT_STORE=f"file://{tmp_path}/store", CKPT_API_PORT="0")
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("checkpoint-sidecar: CKPT_DIR=/checkpoints (the default): No such file or directory: mount")
+
+
 def test_a_volume_that_is_not_mounted_is_named_and_not_created(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     ended = command("run", CKPT_DIR=str(missing), CKPT_STORE=f"file://{tmp_path}/store", CKPT_API_PORT="0")
     assert ended.returncode == 2
     said = ended.stderr.splitlines()
-    assert said[0].startswith(f"checkpoint-sidecar: CKPT_DIR={missing}: ")
-    assert "No such file or directory: mount the volume" in said[0]
+    assert said[0].startswith(f"checkpoint-sidecar: CKPT_DIR={missing}: No such file or directory: mount the volume")
     assert len(said) == 1
     assert not missing.exists()

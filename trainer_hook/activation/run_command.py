@@ -63,7 +63,10 @@ def run(command: Sequence[str]) -> int:
     if not command:
         return _fail("nothing to run: python -m trainer_hook run -- python train.py", EXIT_CONFIGURATION)
     if not settings.dir.is_dir():
-        return _fail(f"CKPT_DIR={settings.dir} is not a directory: mount the shared volume there", EXIT_CONFIGURATION)
+        is_set = bool(os.environ.get("CKPT_DIR", "").strip())
+        where, or_set = ("", "") if is_set else (" (the default)", ", or set CKPT_DIR")
+        no_volume = f"CKPT_DIR={settings.dir}{where} is not a directory: mount the shared volume there{or_set}"
+        return _fail(no_volume, EXIT_CONFIGURATION)
     if _is_torchrun(command) and (said := shutdown_warning(os.environ, settings, reads_variable=torch_reads_variable())):
         warn(said)
     if said := deepspeed_warning(command, settings):

@@ -94,7 +94,11 @@ def test_the_command_says_what_to_set(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main.main(["install-hook", str(tmp_path / "hook")]) == 0
     assert f"PYTHONPATH={tmp_path}/hook CKPT_HOOK=auto" in capsys.readouterr().out
     (tmp_path / "file").touch()
-    assert main.main(["install-hook", str(tmp_path / "file")]) == 1
+    for folder in ("file", "file/hook"):
+        assert main.main(["install-hook", str(tmp_path / folder)]) == 1
+        said = f"{tmp_path}/file is a file, not a folder: choose a folder, such as {tmp_path}/hook\n"
+        assert capsys.readouterr().err == f"checkpoint-sidecar install-hook: {said}"
+    assert main.main(["install-hook", "/proc/nope"]) == 1
     assert "mount the shared volume writable there" in capsys.readouterr().err
 
 

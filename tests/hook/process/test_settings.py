@@ -125,7 +125,8 @@ def launch(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     [
         ({"CKPT_SAVE_STEP": "5"}, "did you mean CKPT_SAVE_STEPS?"),
         ({"CKPT_SAVE_STEPS": "many"}, "CKPT_SAVE_STEPS='many' must be a whole number"),
-        ({"CKPT_DIR": "/no/such/folder"}, "CKPT_DIR=/no/such/folder is not a directory: mount the shared volume there"),
+        ({"CKPT_DIR": "/no/such/folder"}, "CKPT_DIR=/no/such/folder is not a directory: mount the shared volume there\n"),
+        ({"CKPT_DIR": ""}, "CKPT_DIR=/checkpoints (the default) is not a directory: mount the shared volume there, or set"),
     ],
 )
 def test_a_wrong_configuration_ends_the_start_with_2_and_one_line(environ: dict[str, str], said: str) -> None:

@@ -88,7 +88,7 @@ CASES: dict[Callable[[Place, Path], dict[str, str]], str] = {
     foreign_document: "choose an empty prefix in CKPT_STORE",
     no_volume: "mount the volume that the trainer writes to",
     no_state_directory: "mount an emptyDir there",
-    no_place_for_the_hook: "mount the shared volume writable there",
+    no_place_for_the_hook: "is a file, not a folder",
     port_in_use: "is another sidecar running",
     unknown_setting: "CKPT_GRACE_SECONDS",
     wrong_value: "CKPT_PART_SIZE",

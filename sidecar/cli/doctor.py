@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sidecar.cli import progress
-from sidecar.cli.estimate import Size, parsed, positive_s, size_bytes
+from sidecar.cli.estimate import Size, parsed, parsed_bytes, positive_s
 from sidecar.cli.options import Json, store_address
 from sidecar.cli.output import print_answer, what_failed
 from sidecar.cli.render import counted, table
@@ -59,7 +59,7 @@ def doctor(
     Leaves nothing behind. Exit code 0: no failures.
     """
     planned = _Run(
-        None if size is None else parsed("--size", size, size_bytes),
+        None if size is None else parsed_bytes("--size", size),
         None if save is None else parsed("--save", save, duration_s),
         None if grace is None else parsed("--grace", grace, positive_s),
     )

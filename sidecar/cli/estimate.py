@@ -10,7 +10,7 @@ import typer
 
 from sidecar.amounts import amount_bytes
 from sidecar.cli.client import Client
-from sidecar.cli.output import print_answer
+from sidecar.cli.output import print_answer, warn
 from sidecar.cli.render import table
 from sidecar.core.format.durations import duration_s
 from sidecar.errors import ConfigurationError
@@ -50,6 +50,19 @@ def parsed(option: str, text: str, parse: Callable[[str], _Parsed]) -> _Parsed:
         return parse(text)
     except ValueError as error:
         raise ConfigurationError(f"{option}={text!r}: {error}") from None
+
+
+def parsed_bytes(option: str, text: str) -> int:
+    """Return the bytes of an option's size or rate. Says on standard error that a small number without a unit is bytes.
+
+    Raises:
+        ConfigurationError: As ``size_bytes``.
+    """
+    amount = parsed(option, text, size_bytes)
+    number = text.strip().removesuffix("/s")
+    if amount < 1000 and not number[-1].isalpha():
+        warn(f"{option}={text}: the unit is bytes; did you mean {number}MB or {number}GB?")
+    return amount
 
 
 def size_bytes(text: str) -> int:

@@ -56,6 +56,11 @@ def what_failed(error: str) -> str:
     return _OUTLOOK.sub("", error)
 
 
+def warn(text: str) -> None:
+    """Print one line on standard error; the command goes on."""
+    print(f"{PROGRAM}: {plain_text(text)}", file=sys.stderr, flush=True)
+
+
 def fail(text: str, code: int, *, as_json: bool = False) -> int:
     """Print one line on standard error, for programs also an object with ``error`` on standard output. Returns ``code``."""
     text = what_failed(plain_text(text))  # names in it may come from the store

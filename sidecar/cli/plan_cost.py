@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sidecar.cli.estimate import Size, check_number, parsed, positive_s, print_estimate, size_bytes
+from sidecar.cli.estimate import Size, check_number, parsed, parsed_bytes, positive_s, print_estimate
 from sidecar.cli.options import Json
 from sidecar.core.format.durations import duration_s
 from sidecar.core.planning.cost import WEEKS, Policy, Prices, StoreCost, lost_work, store_cost
@@ -70,7 +70,7 @@ def cost(
     if size is None:
         return print_estimate(WORK_FORMULA, ARTICLE, inputs, asdict(work), as_json=as_json)
     policy = Policy(parsed("--every", every, positive_s), save_steps, keep, keep_every)
-    prices, one, resumes = Prices(gb_month, put, get), parsed("--size", size, size_bytes), interruptions * WEEKS / 12
+    prices, one, resumes = Prices(gb_month, put, get), parsed_bytes("--size", size), interruptions * WEEKS / 12
     inputs |= {"size_bytes": one, "files": files, **_named(policy), **asdict(prices), "resumes_per_month": resumes}
     results = asdict(work) | asdict(_store_cost(one, files, policy, resumes, prices))
     return print_estimate(f"{WORK_FORMULA}; {STORE_FORMULA}", f"{ARTICLE}; {PRICES}", inputs, results, as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sidecar.cli.estimate import Measured, Size, measured_size_bytes, parsed, print_estimate, size_bytes
+from sidecar.cli.estimate import Measured, Size, measured_size_bytes, parsed, parsed_bytes, print_estimate
 from sidecar.cli.options import Json
 from sidecar.core.planning.storage import (
     DTYPE_BYTES,
@@ -55,7 +55,7 @@ def storage(
         raise ConfigurationError("--master: needs --optimizer")
     inputs: dict[str, Any] = {"keep": keep, "headroom": float(HEADROOM)}
     if size is not None or measured:
-        one = parsed("--size", size, size_bytes) if size is not None else measured_size_bytes()
+        one = parsed_bytes("--size", size) if size is not None else measured_size_bytes()
         needed, source, what = measured_storage(one, keep=keep), MEASURED if measured else "--size", "its size"
         return print_estimate(
             f"storage = checkpoint x (keep + 1) x headroom; checkpoint = {what}",
@@ -84,5 +84,9 @@ def _require_one_way(
 ) -> None:
     ways = [parameters is not None and strategy is not None, parameters is not None and optimizer is not None]
     ways += [size is not None, measured]
+    if parameters is not None:
+        parsed("--parameters", parameters, parameter_count)  # before what is missing
+        if sum(ways) == 0:
+            raise ConfigurationError("--parameters: add --strategy (ddp, fsdp, zero3-lora) or --optimizer (such as adamw)")
     if sum(ways) != 1 or (parameters is not None and not any(ways[:2])) or (parameters is None and (strategy or optimizer)):
         raise ConfigurationError("one of: --parameters with --strategy, --parameters with --optimizer, --size, --measured")

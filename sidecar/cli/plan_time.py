@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sidecar.cli.client import Client
-from sidecar.cli.estimate import Measured, Rate, Size, measured_size_bytes, parsed, positive_s, print_estimate, size_bytes
+from sidecar.cli.estimate import Measured, Rate, Size, measured_size_bytes, parsed, parsed_bytes, positive_s, print_estimate
 from sidecar.cli.options import Json
 from sidecar.core.format.durations import duration_s
 from sidecar.core.lifecycle.save_profile import SaveProfile
@@ -43,8 +43,8 @@ def interval(
         "stall_s": parsed("--stall", stall, positive_s),
         "mtbf_s": parsed("--mtbf", mtbf, positive_s),
         "restart_s": parsed("--restart", restart, duration_s),
-        "size_bytes": None if size is None else parsed("--size", size, size_bytes),
-        "bytes_per_s": None if rate is None else parsed("--rate", rate, size_bytes),
+        "size_bytes": None if size is None else parsed_bytes("--size", size),
+        "bytes_per_s": None if rate is None else parsed_bytes("--rate", rate),
         "step_s": None if step is None else parsed("--step", step, positive_s),
     }
     formula = (
@@ -71,8 +71,8 @@ def grace(
     With --measured, save, size and rate are those of the running sidecar unless they are given.
     """
     grace_s = parsed("--grace", now, positive_s)
-    rate_bytes_per_s = None if rate is None else float(parsed("--rate", rate, size_bytes))
-    size_of_one = None if size is None else parsed("--size", size, size_bytes)
+    rate_bytes_per_s = None if rate is None else float(parsed_bytes("--rate", rate))
+    size_of_one = None if size is None else parsed_bytes("--size", size)
     save_s = None if save is None else parsed("--save", save, duration_s)
     step_s = parsed("--step", step, duration_s)
     if measured:

@@ -12,7 +12,7 @@ import typer
 
 from sidecar.cli import progress
 from sidecar.cli.client import Client, Refused, Unreachable
-from sidecar.cli.estimate import parsed, size_bytes
+from sidecar.cli.estimate import parsed_bytes
 from sidecar.cli.options import Json, TimeoutS
 from sidecar.cli.output import fail, print_answer
 from sidecar.cli.render import save_text, size_text
@@ -74,7 +74,7 @@ def save(
 
 def limit(rate: Annotated[str, typer.Argument(metavar="RATE", help="such as 200MB/s, or none")], as_json: Json = False) -> int:
     """Change the bandwidth limit of the running sidecar at once."""
-    wanted = None if rate == "none" else parsed("RATE", rate, size_bytes)
+    wanted = None if rate == "none" else parsed_bytes("RATE", rate)
     answer = Client().post("/v1/bandwidth", {"limit": wanted})
     per_s = answer["limit_bytes_per_s"]
     print_answer(answer, lambda _: f"uploads: {f'at most {size_text(per_s)}/s' if per_s else 'no limit'}", as_json=as_json)

@@ -84,7 +84,6 @@ def test_costs_in_s3_follow_policy_and_prices(capsys: pytest.CaptureFixture[str]
     ("arguments", "said"),
     [
         (["storage"], "one of: --parameters with --strategy"),
-        (["storage", "--parameters", "8B"], "one of: --parameters with --strategy"),
         (["storage", "--parameters", "8B", "--size", "1GB"], "one of: --parameters with --strategy"),
         (["storage", "--strategy", "ddp", "--size", "1GB"], "one of: --parameters with --strategy"),
         (["storage", "--size", "1GB", "--master"], "--master: needs --optimizer"),
@@ -97,6 +96,8 @@ def test_costs_in_s3_follow_policy_and_prices(capsys: pytest.CaptureFixture[str]
         (["interval", "--stall", "0s", "--mtbf", "1h"], "--stall='0s': must be more than 0"),
         ([*INTERVAL, "--size", "1GB"], "--size and --rate: both or none"),
         ([*INTERVAL, "--restart", "soon"], "--restart='soon': must be a duration"),
+        (["storage", "--parameters", "8X"], "--parameters='8X': must be a number of parameters such as 350M"),
+        (["storage", "--parameters", "8B"], "--parameters: add --strategy (ddp, fsdp, zero3-lora) or --optimizer"),
         (["grace", "--save", "1s"], "give --save, --size and --rate"),
         (["cost", "--gpu-hour", "nan"], "--gpu-hour=nan: must be a number from 0"),
         (["cost", "--interruptions", "-1"], "--interruptions=-1.0: must be a number from 0"),
@@ -122,6 +123,15 @@ def test_errors_are_one_line_and_json_where_it_is_asked_for(
     problem = json.loads(out)
     assert (set(problem), problem["exit_code"], err.count("\n")) == ({"error", "exit_code"}, 2, 1)
     assert said in problem["error"]
+
+
+@pytest.mark.parametrize(("size", "is_told"), [("48", True), ("48.5", True), ("48B", False), ("48GB", False), ("4800", False)])
+def test_a_small_number_without_a_unit_is_said_to_be_bytes(
+    size: str, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "storage", "--size", size]) == 0
+    told = f"checkpoint-sidecar: --size={size}: the unit is bytes; did you mean {size}MB or {size}GB?\n"
+    assert capsys.readouterr().err == (told if is_told else "")
 
 
 @pytest.mark.parametrize("arguments", [["storage"], ["interval"], ["grace"], ["cost"]], ids=" ".join)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from sidecar import __version__
+from sidecar.cli import direct
 from sidecar.cli.output import COMPLETE, PROGRAM, fail
 from sidecar.core.lifecycle.exit_codes import EXIT_CONFIGURATION
 
@@ -60,7 +60,7 @@ def invoke(arguments: Sequence[str]) -> int:
         command = f" {arguments[0]}" if arguments and arguments[0] in COMMANDS else ""
         of = getattr(error, "ctx", None)
         path = command if of is None else str(of.command_path).removeprefix(PROGRAM)  # of a command in a group, too
-        said = error.format_message().rstrip(".").replace("Value error, ", "")
+        said = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
         see = f"{' See' if said.endswith('?') else ': see'} '{PROGRAM}{path} --help'"
         return fail(f"{command}: {said}{see}", EXIT_CONFIGURATION, as_json="--json" in arguments)
 
@@ -97,7 +97,7 @@ def _command(name: str) -> Callable[..., int] | typer.Typer:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"{PROGRAM} {__version__}")
+        direct.version()
         raise typer.Exit
 
 

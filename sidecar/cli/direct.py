@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
+from sidecar import __version__
 from sidecar.cli.client import Client, Unreachable
-from sidecar.cli.output import print_answer, redraw
+from sidecar.cli.output import PROGRAM, print_answer, redraw
 
 
 def run() -> int:
@@ -48,6 +49,12 @@ def drain(*, as_json: bool = False) -> int:
     return 0
 
 
+def version() -> int:
+    """Print the version."""
+    print_answer(__version__, lambda number: f"{PROGRAM} {number}", as_json=False)
+    return 0
+
+
 def status(*, watch: bool = False, as_json: bool = False) -> int:
     """Print the status once, or every second."""
     from sidecar.cli.render import status_text
@@ -75,6 +82,7 @@ def list_checkpoints(*, where: str | None = None, as_json: bool = False) -> int:
 
 
 DIRECT: Mapping[tuple[str, ...], Callable[[], int]] = {
+    ("--version",): version,
     ("run",): run,
     ("probe",): probe,
     ("probe", "--ready"): partial(probe, ready=True),

@@ -5,6 +5,8 @@ from __future__ import annotations
 _OURS = ("", "sidecar", "trainer_hook")
 _EXTRAS = {"inject": "inject", "kubectl-ckpt": "kubectl"}
 """The extra of a command that does not need all of the sidecar's packages."""
+_WITHOUT_TYPER = ("", "status", "ls", "probe", "drain")
+"""Commands of which a base install has the plain form; the empty text stands for ``--help``."""
 
 
 def not_installed(error: ModuleNotFoundError, command: str = "") -> str:
@@ -16,4 +18,7 @@ def not_installed(error: ModuleNotFoundError, command: str = "") -> str:
     package = (error.name or "").partition(".")[0]
     if package in _OURS:
         raise error
-    return f"the package {package} is not installed: pip install 'checkpoint-sidecar[{_EXTRAS.get(command, 'sidecar')}]'"
+    said = f"the package {package} is not installed: pip install 'checkpoint-sidecar[{_EXTRAS.get(command, 'sidecar')}]'"
+    if package == "typer" and command in _WITHOUT_TYPER:
+        said += "; without it there are status, ls, probe, drain and --version, with no option but --json"
+    return said

@@ -208,6 +208,10 @@ def test_a_rate_that_is_none_is_told_before_the_sidecar_is_asked(rate: str, caps
             " plan: Invalid value for '--strategy': 'dpp' is not one of 'ddp', 'fsdp', 'zero3-lora': "
             "see 'checkpoint-sidecar plan storage --help'",
         ),
+        (
+            ["completion"],
+            " completion: Missing argument 'shell'. Choose from: bash, zsh, fish: see 'checkpoint-sidecar completion --help'",
+        ),
     ],
 )
 def test_what_is_misspelt_is_answered_with_the_next_step(

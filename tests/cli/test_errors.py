@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar import __version__
 from tests.hook.job import ROOT, plain_environ
 
 
@@ -35,6 +36,15 @@ def test_a_base_install_says_what_to_install(arguments: list[str], extra: str, t
     assert ended.stderr.startswith(f"checkpoint-sidecar {arguments[0]}: the package ")
     assert ended.stderr.endswith(f" is not installed: pip install '{extra}'\n")
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_base_install_tells_its_version_and_what_it_can_do() -> None:
+    ended = command("--version", bare=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"checkpoint-sidecar {__version__}\n", "")
+    for arguments in ([], ["--help"], ["status", "--help"]):
+        ended = command(*arguments, bare=True)
+        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+        assert "pip install 'checkpoint-sidecar[sidecar]'; without it there are status, ls, " in ended.stderr
 
 
 def test_a_start_imports_nothing_that_a_life_with_a_folder_as_store_never_needs(tmp_path: Path) -> None:

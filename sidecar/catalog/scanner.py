@@ -107,6 +107,8 @@ class Scanner:
 
     async def _take_or_drop_pin(self, place: Place, pinned: FoundCheckpoint) -> None:
         version, known = pinned.marker.signature, self._catalog.get(pinned.name)
+        if version in self._identity().foreign:  # left as it is: it may be the other run's only copy
+            return
         current = self._volume.look_at_marker(pinned.name)
         is_newest = current in (None, version) and (known is None or known.version == version)
         if is_newest and self._volume.pins.holds_its_version(place, pinned):
@@ -179,11 +181,14 @@ class Scanner:
             self._disappeared(name)
 
     def _signatures(self, names: set[str]) -> dict[str, str | None]:
-        """Return the version of each marker, ``None``: there is none. Names that cannot be read now are left out."""
+        """Return the version of each marker, ``None``: there is none. Left out: those of other runs, and unreadable ones."""
         signatures: dict[str, str | None] = {}
+        foreign = self._identity().foreign
         for name in names:
             try:
-                signatures[name] = self._volume.look_at_marker(name)
+                version = self._volume.look_at_marker(name)
+                if version not in foreign:
+                    signatures[name] = version
             except OSError as error:
                 self._unreadable.add(name, error)
         return signatures

@@ -25,6 +25,7 @@ from sidecar.catalog.events import rounded
 from sidecar.catalog.scanner import SETTLE_S
 from sidecar.core.lifecycle.phases import Phase, longest_last_look_s, longest_release_s
 from sidecar.core.lifecycle.states import State
+from sidecar.core.lifecycle.volume_runs import VolumeRun
 from sidecar.daemon import exit_report, tracing
 from sidecar.daemon.phase_control import PhaseControl
 from sidecar.daemon.services import Services
@@ -126,7 +127,9 @@ class Daemon:
         except OSError as error:
             raise ConfigurationError(_no_volume(self._settings, error)) from None
         self._install_hook()
-        self.services.termination.begin(self._settings.pod, is_unique=self._settings.pod_is_unique)
+        settings = self._settings
+        run = VolumeRun(settings.store, settings.run_id or settings.job)
+        self.services.termination.begin(settings.pod, is_unique=settings.pod_is_unique, run=run)
         return True
 
     def _install_hook(self) -> None:

@@ -45,7 +45,7 @@ class Pod:
         restart = Restart(*settings.restart) if settings.restart else None
         termination = self._termination
         attempt = of_pod(settings.pod, since_s=termination.pod_since_s, restart=restart)
-        return Identity(settings.node, attempt, inherited=termination.inherited)
+        return Identity(settings.node, attempt, inherited=termination.inherited, foreign=termination.foreign)
 
     def left_s(self) -> float | None:
         """Return the seconds until the deadline; ``None``: no termination notice."""

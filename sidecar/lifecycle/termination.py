@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import structlog
 
 from sidecar.core.lifecycle.phases import is_success_of_this_pod, margin_s
-from sidecar.lifecycle import pod_record
+from sidecar.core.lifecycle.volume_runs import VolumeRun
+from sidecar.lifecycle import pod_record, volume_record
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import (
     EXIT_REPORT,
@@ -82,6 +83,8 @@ class Termination:
         self._pod_booted_s = pod_record.boot_clock_s()
         self.inherited: frozenset[str] = frozenset()
         """Versions of the finished checkpoints that an earlier pod left on the volume."""
+        self.foreign: frozenset[str] = frozenset()
+        """Versions of those that another run left there."""
         self._ended_in_order_at_s: float | None = None
         self._void: bytes | None = None
         """A void notice on the volume that could not be deleted."""
@@ -92,11 +95,15 @@ class Termination:
         """Call ``noticed`` at each new notice of any source, and at each SIGTERM."""
         self._observers.append(noticed)
 
-    def begin(self, pod: str, *, is_unique: bool = True) -> None:
+    def begin(self, pod: str, *, is_unique: bool = True, run: VolumeRun | None = None) -> None:
         """Read the state that earlier processes of this pod and of earlier pods left on the volume.
 
-        ``is_unique``: the name is one pod's alone; a machine's is that of all its jobs.
+        Args:
+            pod: The pod's name.
+            is_unique: The name is one pod's alone; a machine's is that of all its jobs.
+            run: The pod's run; ``None``: all checkpoints on the volume are of it.
         """
+        self.foreign = frozenset() if run is None else volume_record.begin(self._volume, run)
         record, is_first_life = pod_record.begin(self._volume, pod, now_s=self._started_at_s)
         report = self._volume.read_state(LAST_REPORT)
         self.clear_stale(is_first_life=is_first_life, ended_at_s=None if is_unique else ended_at_s(report))

@@ -47,6 +47,7 @@ from trainer_hook.contract.names import PINS as PINS
 from trainer_hook.contract.names import PREEMPTED_EXIT_CODE as PREEMPTED_EXIT_CODE
 from trainer_hook.contract.names import REASONS as REASONS
 from trainer_hook.contract.names import REQUEST as REQUEST
+from trainer_hook.contract.names import RUNS as RUNS
 from trainer_hook.contract.names import SCRIPT_OWNED as SCRIPT_OWNED
 from trainer_hook.contract.names import SYSTEM_DIR as SYSTEM_DIR
 from trainer_hook.contract.names import TERMINATING as TERMINATING

@@ -22,6 +22,7 @@ JOURNAL = f"{SYSTEM_DIR}/journal"
 TOKEN = f"{SYSTEM_DIR}/token"
 API_SOCKET = f"{SYSTEM_DIR}/api.sock"
 EXIT_REPORT = f"{SYSTEM_DIR}/exit-report.json"
+RUNS = f"{SYSTEM_DIR}/runs.json"
 LOCK = f"{SYSTEM_DIR}/lock"
 """Held by the sidecar that uses the volume, with ``flock``."""
 

@@ -87,6 +87,8 @@ class Identity:
     attempt: str
     inherited: frozenset[str] = frozenset()
     """Versions of the markers that an earlier pod left on the volume."""
+    foreign: frozenset[str] = frozenset()
+    """Versions of the markers that another run left there."""
 
 
 @dataclass(frozen=True, slots=True)

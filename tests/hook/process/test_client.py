@@ -212,7 +212,7 @@ def test_the_sidecar_of_another_volume_is_not_asked(volume: Path, tmp_path: Path
 
 def test_a_volume_that_is_gone_is_named(answers: Answers, volume: Path) -> None:
     client = Client(answers.url, volume / "unmounted")
-    with pytest.raises(OSError, match="the volume .*/unmounted is not there any more"):
+    with pytest.raises(OSError, match=r"the volume .*/unmounted is not there any more"):
         client.flush(timeout_s=1)
 
 

@@ -1,0 +1,36 @@
+"""``.ckpt/runs.json``: the runs that used the volume, so that a run takes no checkpoint of another one for its own."""
+
+from __future__ import annotations
+
+import structlog
+
+from sidecar.core.lifecycle.volume_runs import VolumeRun, decode_runs, encode_runs, taken_over
+from sidecar.volume.volume import Volume
+from trainer_hook.contract import RUNS
+
+log = structlog.get_logger()
+
+SHOWN = 5
+"""Number of checkpoints that the log names."""
+
+
+def begin(volume: Volume, me: VolumeRun) -> frozenset[str]:
+    """Record the present run. Returns the versions of the finished checkpoints that other runs left on the volume."""
+    raw = volume.read_small(RUNS)
+    runs = taken_over(decode_runs(raw), me, volume.finished_versions())
+    if (content := encode_runs(runs)) != raw:
+        try:
+            (volume / RUNS).publish(content)
+        except OSError as error:
+            log.warning("runs_not_written", path=RUNS, error=error.strerror)
+    foreign = frozenset().union(*(run.versions for run in runs[1:]))
+    if foreign:
+        names = [name for name in volume.names() if volume.marker_signature(name) in foreign]
+        log.warning(
+            "checkpoints_of_another_run",
+            checkpoints=names[:SHOWN],
+            number=len(foreign),
+            of=[run.name or run.store for run in runs[1:]],
+            hint="they are left alone: delete them, or set the same CKPT_RUN_ID in both runs to go on from them",
+        )
+    return foreign

@@ -55,7 +55,8 @@ def plan_local_deletion(
         min_free_bytes: The disk guard, ``CKPT_MIN_FREE``, or the size of the next checkpoint.
         keep_least: Number of newest ones that stay even then; 0: the next checkpoint is worth more than a local copy.
     """
-    steps = sorted((c for c in durable if c.step is not None), key=_step, reverse=True)
+    by_step = {c.step: c for c in durable if c.step is not None}
+    steps = [by_step[step] for step in sorted(by_step, reverse=True)]
     plan = [Deletion(c.name, f"durable, and {keep_newest} newer kept") for c in steps[keep_newest:] if c.protected is None]
     missing = min_free_bytes - free_bytes - sum(c.size_bytes for c in steps[keep_newest:] if c.protected is None)
     for checkpoint in reversed(steps[keep_least:keep_newest]):
@@ -117,7 +118,8 @@ def plan_store_deletion(
     plan = StorePlan([], [])
     newest = {commit.name for commit in (*steps[-keep_newest:], *counted[-keep_newest:])}
     last = {commit.train_call: commit.name for commit in steps if commit.name in on_line}
-    last.pop(max(last, default=0), None)  # of the present call, the newest stay
+    if last:
+        last.pop(max(last))  # of the present call, the newest stay
     for commit in steps:
         if (reason := _why_retained(commit, newest, last, keep_newest, keep_every_steps)) is not None:
             plan.retained.append(Deletion(commit.name, reason))
@@ -162,8 +164,4 @@ def _came_no_earlier(commit: Committed, other: Committed) -> bool:
 
 
 def _stays_for_ever(step: int, keep_every_steps: int | None) -> bool:
-    return bool(keep_every_steps) and step % (keep_every_steps or 1) == 0
-
-
-def _step(checkpoint: Kept) -> int:
-    return -1 if checkpoint.step is None else checkpoint.step
+    return bool(keep_every_steps and step % keep_every_steps == 0)

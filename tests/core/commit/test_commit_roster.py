@@ -4,7 +4,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.commit.commit import decide, to_reupload
-from sidecar.core.commit.commit_roster import EAGER_NODES, GROUP, CommitTurn, groups, members, missing_nodes
+from sidecar.core.commit.commit_roster import (
+    EAGER_NODES,
+    GROUP,
+    HANDOVER_S,
+    POLL_S,
+    POLLS_PER_S,
+    PUBLISHED_PER_S,
+    CommitTurn,
+    groups,
+    has_bundle,
+    members,
+    missing_nodes,
+)
 from sidecar.core.format import keys
 from tests.core.commit.test_commit import attempts
 from trainer_hook.contract import Node
@@ -21,6 +33,22 @@ def test_every_node_is_in_one_group_and_one_listing_finds_the_group(count: int) 
     assert CommitTurn(Node(last, count)).group == group
     assert keys.manifest("checkpoint-1", "a", Node(last, count)).startswith(prefix)
     assert not keys.manifest("checkpoint-1", "a", Node(max(0, group * GROUP - 1), count)).startswith(prefix) or group == 0
+
+
+def test_turns_of_one_node_by_the_size_of_its_job() -> None:
+    def of(index: int, count: int) -> tuple[float, ...]:
+        turn = CommitTurn(Node(index, count))
+        return turn.position, turn.poll_s, turn.list_s, turn.publish_after_s, turn.patience_s(2)
+
+    assert of(5, EAGER_NODES) == (5, POLL_S, POLL_S, 0.0, 0.0)
+    assert of(5, EAGER_NODES + 1) == (5, POLL_S, 6 * POLL_S, 0.0, 2 * HANDOVER_S)
+    assert of(2 * GROUP + 5, PUBLISHED_PER_S) == (5, PUBLISHED_PER_S / POLLS_PER_S, 6 * POLL_S, 0.0, 2 * HANDOVER_S)
+    assert of(PUBLISHED_PER_S, PUBLISHED_PER_S + 1)[3] == 1.0
+
+
+def test_a_job_of_one_group_is_not_grouped_and_a_small_one_has_no_bundle() -> None:
+    assert [CommitTurn(Node(0, count)).is_grouped for count in (GROUP, GROUP + 1)] == [False, True]
+    assert [has_bundle(count) for count in (EAGER_NODES, EAGER_NODES + 1)] == [False, True]
 
 
 @given(counts)

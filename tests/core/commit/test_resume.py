@@ -197,6 +197,15 @@ def test_a_commit_of_fewer_or_of_doubled_manifests_is_refused(pair: tuple[Commit
         check_node_set(commit, [*manifests, manifests[at]])
 
 
+def test_the_nodes_whose_manifests_there_are_are_named() -> None:
+    manifests = [
+        Manifest(name="checkpoint-20", step=20, attempt="a", node=NodeOf(index=index, count=3), files=()) for index in (0, 2)
+    ]
+    said = r"checkpoint-20: its manifests are of node 0 of 3, 2 of 3, not of one each"
+    with pytest.raises(ContractError, match=said):
+        check_node_set(SAME, manifests)
+
+
 def test_a_node_set_of_an_absurd_count_is_refused_at_once() -> None:
     of_many = Manifest.model_construct(name="final", attempt="a", node=NodeOf.model_construct(index=0, count=10**15), files=())
     commit = Commit(name="final", attempt="a", manifests=(ManifestEntry(key="k", size_bytes=0, crc64nvme="0" * 16),))
@@ -254,6 +263,8 @@ def test_checkpoint_100_is_newer_than_checkpoint_20_and_final_is_not_resumed_fro
         "checkpoint-20",
         "checkpoint-3",
     ]
+    assert newest_first(["checkpoint-20", "final"], and_final=True) == ["final", "checkpoint-20"]
+    assert newest_first(["checkpoint-20"], and_final=True) == ["checkpoint-20"]
 
 
 @given(commits, st.data())

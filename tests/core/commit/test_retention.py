@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -263,6 +264,60 @@ def test_what_was_committed_while_this_node_looked_on_goes_for_nothing_that_was_
     assert (plan.deletions, plan.kept) == ([], [Deletion("checkpoint-210", stays)])
 
 
+def reasons(deletions: list[Deletion]) -> dict[str, str]:
+    return {deletion.name: deletion.reason for deletion in deletions}
+
+
+def test_what_the_policy_keeps_says_why() -> None:
+    store = whole_but([replace(commit, train_call=int(commit.step > 200)) for commit in of_line(100, 200, 300, 400)])
+    one, two = plan_of(store, 1, 100), plan_of(store, 2)
+    assert reasons(one.retained) == {
+        **dict.fromkeys(["checkpoint-100", "checkpoint-200", "checkpoint-300"], "a multiple of 100 steps"),
+        "checkpoint-400": "the newest",
+    }
+    assert reasons(two.retained) == {
+        "checkpoint-200": "the last of train() call 0, with which a new pod begins",
+        **dict.fromkeys(["checkpoint-300", "checkpoint-400"], "one of the 2 newest"),
+    }
+    assert reasons(two.deletions) == {"checkpoint-100": "2 newer are committed and were seen whole"}
+
+
+def test_of_the_present_train_call_only_the_newest_are_kept_by_the_policy() -> None:
+    damaged_and_newest = of_line(210, attempt="b", at_s=1000)
+    plan = plan_of(whole_but(of_line(200, 300) + damaged_and_newest, 210), 1)
+    assert reasons(plan.retained) == {"checkpoint-200": "the newest", "checkpoint-300": "the newest"}
+    assert reasons(plan.kept) == {"checkpoint-210": "0 of 1 higher steps of the present line were seen whole"}
+
+
+def test_an_abandoned_step_is_not_the_last_of_its_train_call() -> None:
+    left_behind = of_line(200, 300)
+    back = [replace(commit, train_call=1) for commit in of_line(210, 310, attempt="b", at_s=1000)]
+    assert reasons(plan_of(whole_but(left_behind + back), 1).deletions) == dict.fromkeys(
+        ["checkpoint-210", "checkpoint-300"], "a newer one is committed and was seen whole"
+    )
+
+
+def test_what_is_protected_is_listed_as_kept() -> None:
+    plan = plan_of(whole_but(of_line(10, 20)), 1, protected={"checkpoint-10": "the run resumes from it"})
+    assert reasons(plan.kept) == {"checkpoint-10": "the run resumes from it"}
+
+
+def test_a_step_does_not_count_as_one_that_is_newer_than_itself() -> None:
+    one, *others = of_line(10, 20, 30)
+    seen_before, seen_with_it = others[0], replace(others[1], seen_s=60.0)
+    plan = plan_of(whole_but([replace(one, seen_s=60.0), seen_before, seen_with_it]), 2)
+    assert (plan.deletions, set(reasons(plan.kept))) == ([], {"checkpoint-10"})
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "goes"), [("1", "2", True), ("1", "1", True), ("2", "1", False), ("1", "", True), ("", "1", True)]
+)
+def test_a_higher_step_that_the_store_says_was_written_earlier_does_not_count(older: str, newer: str, goes: bool) -> None:
+    low, high = of_line(10, 20)
+    plan = plan_of(whole_but([replace(low, modified=older), replace(high, modified=newer)]), 1)
+    assert names(plan.deletions) == ({"checkpoint-10"} if goes else set())
+
+
 def test_nodes_take_turns() -> None:
     assert [turn_after_s(node) for node in (None, Node(0, 3), Node(2, 3))] == [0.0, 0.0, 2 * TURN_S]
 
@@ -274,6 +329,11 @@ def test_a_short_disk_takes_the_oldest_of_the_kept_first_and_leaves_the_newest()
     all_but_newest = plan_local_deletion(durable, keep_newest=3, free_bytes=0, min_free_bytes=1000)
     assert [d.name for d in all_but_newest] == ["checkpoint-10", "checkpoint-20"]
     assert "less than 1000 bytes" in all_but_newest[0].reason
+
+
+def test_a_disk_that_lacks_one_byte_is_short() -> None:
+    durable = [Kept(f"checkpoint-{step}", step, size_bytes=10) for step in (10, 20)]
+    assert len(plan_local_deletion(durable, keep_newest=2, free_bytes=4, min_free_bytes=5)) == 1
 
 
 def test_a_disk_with_exactly_the_space_asked_for_is_not_short() -> None:

@@ -117,6 +117,7 @@ def test_an_earlier_save_of_the_attempt_does_not_replace_a_later_one() -> None:
     there = part("a", STAMPS[1], [entry("a", b"new")]).model_copy(update={"save_id": "2"})
     decision = rewrite(attempt="a", created_at=STAMPS[0], files=here, theirs=committed, part=there, save_id="1")
     assert isinstance(decision, KeepExisting)
+    assert decision.reason == "a later save of this step is committed"
     again = rewrite(attempt="a", created_at=STAMPS[0], files=here, theirs=committed, part=None, save_id="3")
     assert again == Replace()
 
@@ -140,6 +141,15 @@ def test_of_several_nodes_an_equal_part_alone_does_not_make_another_writing_dura
     two = one.model_copy(update={"manifests": one.manifests * 2})
     assert rewrite(attempt="b", created_at=STAMPS[1], files=here, theirs=one, part=there) == AlreadyCommitted()
     assert rewrite(attempt="b", created_at=STAMPS[1], files=here, theirs=two, part=there) == Replace()
+
+
+def test_a_part_of_an_earlier_attempt_is_durable_if_it_is_equal_and_else_the_commit_stays() -> None:
+    there = part("b", STAMPS[1], [entry("config", b"{}")])
+    later = commit("b", STAMPS[1])
+    of_two = later.model_copy(update={"manifests": later.manifests * 2})
+    for content, decided in ((b"{}", AlreadyCommitted()), (b"[]", KeepExisting("attempt b is the later one of this step"))):
+        here = [entry("config", content)]
+        assert rewrite(attempt="a", created_at=STAMPS[0], files=here, theirs=of_two, part=there) == decided
 
 
 @given(st.none() | contents, contents, st.integers(1, 4), st.integers(1, 4), stamps, stamps)

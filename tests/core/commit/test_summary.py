@@ -51,6 +51,21 @@ def test_documents_are_not_counted_and_files_of_nodes_are(objects: list[tuple[st
         assert (summary.objects, summary.size_bytes) == (len(files), sum(files))
 
 
+def test_the_time_of_a_checkpoint_is_that_of_its_commit_and_else_of_its_latest_object() -> None:
+    objects = [("final/a", 1, "3"), ("final/b", 1, "5"), ("final/c", 1, "4")]
+    assert summaries(objects)["final"].modified == "5"
+    assert summaries([*objects, ("final/.complete", 1, "2"), ("final/d", 1, "9")])["final"].modified == "2"
+
+
+def test_quarantine_records_are_found() -> None:
+    record = "checkpoint-1/.ckpt/quarantined-0123456789abcdef.json"
+    assert summaries([(record, 1, ""), ("checkpoint-1/.complete", 1, "")])["checkpoint-1"].quarantines == [record]
+
+
+def test_objects_outside_of_checkpoints_are_ignored() -> None:
+    assert summaries([("runs/events", 1, ""), ("checkpoint-1", 1, ""), ("run.json", 1, "")]) == {}
+
+
 def test_what_has_neither_commit_nor_manifest_is_of_another_program() -> None:
     found = summaries(
         [("checkpoint-1/model", 1, ""), ("checkpoint-2/model", 1, ""), (f"checkpoint-2/{INCOMPLETE_FILE}", 0, "")]

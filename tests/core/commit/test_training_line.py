@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.commit import training_line
-from sidecar.core.commit.training_line import Committed, Origin, origin_of, present_line
+from sidecar.core.commit.training_line import Committed, Origin, origin_of, present_line, train_call_of
 from trainer_hook.contract import rfc3339
 
 
@@ -122,7 +122,12 @@ def test_any_meta_gives_an_origin_or_none(meta: dict[str, object]) -> None:
 def test_an_origin_is_read() -> None:
     assert origin_of({"resumed_from": {"step": 200, "attempt": "a"}}) == Origin(200, "a")
     assert origin_of({"resumed_from": {"step": 200}}) == Origin(200, None)
+    assert origin_of({"resumed_from": {"step": 0}}) == Origin(0, None)
     assert origin_of({"resumed_from": {"step": True}}) is None
+
+
+def test_a_train_call_is_read() -> None:
+    assert [train_call_of(meta) for meta in ({}, {"train_call": 0}, {"train_call": 2}, {"train_call": "2"})] == [0, 0, 2, -1]
 
 
 @given(histories(), st.randoms(use_true_random=False))

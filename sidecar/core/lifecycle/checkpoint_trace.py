@@ -79,7 +79,9 @@ class CheckpointTraces:
 
     def happened(self, name: str, fields: Mapping[str, Any], *, at_s: float) -> CheckpointTrace | None:
         """Take an event at ``at_s`` (epoch seconds). Returns the trace of the checkpoint whose way ends with it."""
-        checkpoint = str(fields.get("checkpoint", ""))
+        checkpoint = fields.get("checkpoint")
+        if not isinstance(checkpoint, str):
+            return None
         if name == "checkpoint_finished":
             self._ways.pop(checkpoint, None)  # another version of the same name
             self._ways[checkpoint] = _found(checkpoint, fields, at_s)

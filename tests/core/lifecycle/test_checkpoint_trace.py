@@ -63,6 +63,12 @@ def test_a_checkpoint_that_is_lost_or_given_up_says_why_and_one_that_is_overtake
     assert superseded.error is None
 
 
+def test_a_short_save_is_a_part_and_one_that_took_no_time_is_none() -> None:
+    for save_s, parts in ((0.5, ["save", "scan"]), (0.0, ["scan"])):
+        [trace] = played(("finished", 100.0, {"save_s": save_s}), ("lost", 101.0, {}))
+        assert [part.name for part in trace.parts] == parts
+
+
 def test_what_this_process_did_not_upload_has_no_trace() -> None:
     assert played(("finished", 100.0, {}), ("committed", 101.0, {})) == []
     assert played(("uploading", 100.0, {}), ("committed", 101.0, {})) == []

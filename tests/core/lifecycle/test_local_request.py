@@ -12,6 +12,24 @@ names = st.from_regex(r"[a-z0-9.\[\]:@-]{0,20}", fullmatch=True)
 sites = st.sampled_from(["same-origin", "same-site", "cross-site", "none", "", "same-origin, none"])
 
 
+def test_a_refusal_says_what_to_do() -> None:
+    assert refusal("GET", {}, any_host=False) == (
+        421,
+        "Not this host",
+        "Host is '': this API answers to 127.0.0.1, localhost and [::1]; use one of them",
+    )
+    assert refusal("GET", OWN | {"origin": "null"}, any_host=False) == (
+        403,
+        "Foreign origin",
+        "web pages of other sites are not answered: use curl, or type the address into a tab",
+    )
+    assert refusal("POST", OWN, any_host=False) == (
+        403,
+        "Header required",
+        "POST needs 'Content-Type: application/json' with a JSON body such as {}, or the header 'X-Checkpoint-Sidecar: 1'",
+    )
+
+
 def status(method: str, headers: dict[str, str], *, any_host: bool = False) -> int | None:
     refused = refusal(method, headers, any_host=any_host)
     return None if refused is None else refused.status

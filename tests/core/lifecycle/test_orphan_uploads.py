@@ -69,6 +69,10 @@ def test_beside_a_commit_only_what_has_no_parts_or_was_quiet_for_long_is_aborted
     assert is_abandoned(parts=parts, quiet_s=age_s) == (not parts or is_old)
 
 
+def test_an_upload_is_abandoned_once_it_was_quiet_for_longer_than_that() -> None:
+    assert [is_abandoned(parts=1, quiet_s=ABANDONED_AFTER_S + more_s) for more_s in (0, 1)] == [False, True]
+
+
 @given(st.booleans())
 def test_a_probe_has_an_hour(alone: bool) -> None:
     for age_s, aborted in [(None, False), (PROBE_S, False), (PROBE_S + 1, True)]:

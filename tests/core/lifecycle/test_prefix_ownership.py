@@ -71,6 +71,13 @@ def test_the_latest_attempts_that_node_0_said_are_its_own_are_known(said: list[s
     assert not said or run.attempts[-1] == said[-1]
 
 
+def test_the_latest_of_many_attempts_are_kept() -> None:
+    run, said = Run("r"), [f"20260101T0000{second:02}Z-a" for second in range(MOST_ATTEMPTS + 1)]
+    for number, attempt in enumerate(said, 1):
+        run = with_attempt(run, attempt)
+        assert run.attempts == tuple(said[max(0, number - MOST_ATTEMPTS) : number])
+
+
 @given(st.permutations(range(1, 9)), st.integers(0, 3), st.booleans())
 def test_attempts_that_are_declared_late_keep_their_order(declared: list[int], skew: int, is_found: bool) -> None:
     """A sidecar that was stopped meanwhile sends the newest checkpoint first, and so declares the latest attempt first."""
@@ -100,6 +107,19 @@ def test_other_nodes_write_what_node_0_said_is_its_own_and_node_0_says_it_while_
     assert "first" in refused
     assert "first" in (why_not(run, me="second", index=0, attempt="b-1", job=None) or "")
     assert why_not(replace(run, ending=True), me="second", index=0, attempt="b-1", job=None) is None
+
+
+def test_a_node_of_a_known_job_does_not_wait_for_the_first_declaration_of_node_0() -> None:
+    run = Run("r", holder="first")
+    assert why_not(run, me="other", index=1, attempt="a-1", job="team/train") is None
+    assert why_not(run, me="other", index=1, attempt="a-1", job=None) == (
+        "node 0 of attempt a-1 does not hold the prefix (first does): "
+        "if its sidecar was refused, give this job its own prefix in CKPT_STORE"
+    )
+    assert why_not(run, me="other", index=0, attempt="a-1", job=None) == (
+        "the prefix is held by first: a later pod of this job, or another job; "
+        "set CKPT_RUN_ID or JOB_NAME, so that pods know their job"
+    )
 
 
 @given(

@@ -88,8 +88,14 @@ def test_several_ranks_need_a_moment_to_agree() -> None:
 
 def test_what_can_be_changed_is_named() -> None:
     short = known | {"grace_s": 10.0}
-    assert "CKPT_CONCURRENCY" in (risk(**short).advice or "")
-    assert "CKPT_BANDWIDTH_LIMIT" in (risk(**short, limited=True).advice or "")
+    for limited, faster in (
+        (False, "raise CKPT_CONCURRENCY if the link has room"),
+        (True, "lift CKPT_BANDWIDTH_LIMIT"),
+    ):
+        assert risk(**short, limited=limited).advice == (
+            f"raise terminationGracePeriodSeconds and CKPT_GRACE_SECONDS to 17; or {faster}, "
+            "or save fewer bytes; or save more often, so that less is lost when it does not fit"
+        )
 
 
 def test_a_rate_that_wavers_at_the_border_is_not_news_each_time() -> None:
@@ -101,6 +107,13 @@ def test_a_rate_that_wavers_at_the_border_is_not_news_each_time() -> None:
         changes += before is not said
     assert (said, changes) == (False, 1)
     assert fits_now(said, risk(**known), grace_s=30.0)
+
+
+def test_a_save_that_just_fits_does_unless_one_did_not_fit_before() -> None:
+    now = risk(**(known | {"bytes_per_s": 1000 / 25.9}))
+    assert [fits_now(before, now, grace_s=30.0) for before in (None, True, False)] == [True, True, False]
+    unknown = risk(**(known | {"usual": None}))
+    assert [fits_now(before, unknown, grace_s=30.0) for before in (None, True, False)] == [None, True, False]
 
 
 def test_without_a_durable_step_every_step_is_at_risk() -> None:

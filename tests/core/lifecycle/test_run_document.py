@@ -35,6 +35,7 @@ def test_a_run_that_is_written_reads_as_itself(run: Run) -> None:
 
 
 def test_an_epoch_that_no_prefix_reaches_counts_as_none() -> None:
+    assert decode_run(encode_run(Run("r1", epoch=MOST_EPOCH))).epoch == MOST_EPOCH
     assert decode_run(encode_run(Run("r1", epoch=MOST_EPOCH + 1))).epoch == 0
 
 

@@ -105,6 +105,14 @@ def test_the_headline_says_it(change: dict[str, Any], level: Level, says: str) -
         ({"phase": Phase.STARTING, "trains": False}, "The sidecar is starting"),
         ({"phase": Phase.STARTING, "is_resuming": True}, "A checkpoint is being fetched to resume from"),
         ({"phase": Phase.DONE, "trains": False}, "The sidecar has ended: everything finished is durable"),
+        ({"phase": Phase.DRAINING}, "The pod is ending: everything finished is durable"),
+        ({"phase": Phase.FLUSHING, "pending": 1}, "The pod is ending: everything finished fits before the deadline"),
+        ({"sees_trainer": False}, "No hook is seen, so nothing is saved at SIGTERM; step 40 is durable"),
+        (
+            {"sees_trainer": False, "durable_step": None},
+            "No hook is seen, so nothing is saved at SIGTERM; nothing of this pod is durable yet",
+        ),
+        ({}, "Training is safe: a save at SIGTERM fits the grace period"),
         ({"trains": False, "pending": 2}, "Nobody trains; 2 checkpoints on the way to the store"),
         ({"trains": False}, "Nobody trains; everything finished is durable"),
         ({"fits_grace": None}, "Not known yet: no upload was measured yet"),
@@ -117,7 +125,26 @@ def test_a_calm_situation_is_said_in_one_sentence(changed: dict[str, Any], headl
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(None, "an unknown time"), (119.0, "119 s"), (600.0, "10 min"), (7200.0, "2.0 h")]
+    ("changed", "headline"),
+    [
+        (
+            {"is_fenced": True, "lease": "another pod"},
+            "Another pod has taken this run over: nothing that is trained here becomes durable",
+        ),
+        ({"trouble": "AccessDenied"}, "The store cannot be used: nothing becomes durable until it answers again"),
+        ({"trouble": "AccessDenied", "trains": False, "fails_again": True}, "The store cannot be used"),
+        ({"fails_again": True}, "A request to the store fails again and again, although others succeed"),
+        ({"lease": "another pod"}, "Uploads wait for another pod of this run"),
+    ],
+)
+def test_what_is_wrong_is_said_once(changed: dict[str, Any], headline: str) -> None:
+    answer = safety(replace(WELL, **changed))
+    assert (answer.headline, answer.reasons) == (headline, ())
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "takes an unknown time"), (119.0, " 119 s"), (120.0, " 2 min"), (7199.0, " 120 min"), (7200.0, " 2.0 h")],
 )
 def test_a_duration_has_the_unit_of_its_size(seconds: float | None, text: str) -> None:
     now = replace(WELL, fits_grace=False, predicted_durable_s=seconds)

@@ -23,6 +23,12 @@ def test_a_save_took_as_long_as_from_its_first_file_to_its_marker(ages_s: list[f
     assert (profile.size_bytes, profile.step_seconds, profile.ranks) == (10 * len(files), 0.5, 8)
 
 
+def test_a_file_counts_until_it_is_older_than_the_longest_save() -> None:
+    for age_s, took_s in ((LONGEST_S, LONGEST_S), (LONGEST_S + 1, None)):
+        file = FoundFile("model", 10, round((NOW_S - age_s) * 1e9), 0)
+        assert save_profile(replace(ONE, files=(file,))).took_s == took_s
+
+
 def test_a_save_within_the_millisecond_of_its_marker_took_no_time() -> None:
     created_at_s = epoch_seconds(rfc3339(NOW_S + 0.0009))  # as the marker tells it
     file = FoundFile("model", 10, round((NOW_S + 0.0008) * 1e9), 0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.lifecycle.spot import aws_action, aws_rebalance, azure_preempt, gcp_preempted
+from sidecar.core.lifecycle.spot import SpotNotice, aws_action, aws_rebalance, azure_preempt, gcp_preempted
 from tests import strategies
 from trainer_hook.contract import epoch_seconds, rfc3339
 
@@ -49,7 +49,7 @@ def test_a_time_that_cannot_be_is_that_of_a_wrong_clock(in_s: float) -> None:
 def test_a_notice_without_a_time_has_that_of_its_cloud() -> None:
     assert aws_action(b'{"action": "terminate"}', now_s=NOW_S).ends_in_s == 120  # type: ignore[union-attr]
     assert azure_preempt(azure(EVENT | {"NotBefore": ""}), machine="train_0", now_s=NOW_S).ends_in_s == 30  # type: ignore[union-attr]
-    assert gcp_preempted(b"TRUE\n").ends_in_s == 30  # type: ignore[union-attr]
+    assert gcp_preempted(b"TRUE\n") == SpotNotice("gcp", 30.0)
 
 
 def test_a_rebalance_recommendation_says_when_it_was_given() -> None:

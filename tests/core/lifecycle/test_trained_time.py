@@ -59,6 +59,17 @@ def test_a_trainer_that_waits_for_its_node_loses_nothing_meanwhile() -> None:
     assert again.at_risk_s(durable_at_s=130.0, finished_at_s=None, now_s=1010.0) == 30.0 + 10.0
 
 
+def test_a_trainer_that_began_before_it_was_seen_has_trained_since_then() -> None:
+    assert TrainedTime().seen(trains=True, now_s=100.0, began_s=90.0).spans == ((90.0, 100.0),)
+    assert TrainedTime().seen(trains=True, now_s=100.0, began_s=110.0).spans == ((100.0, 100.0),)
+
+
+def test_once_the_trainer_has_ended_no_more_than_the_finished_state_is_at_risk() -> None:
+    trained = TrainedTime().seen(trains=True, now_s=100.0).seen(trains=True, now_s=160.0).seen(trains=False, now_s=161.0)
+    assert trained.at_risk_s(durable_at_s=110.0, finished_at_s=130.0, now_s=161.0) == 20.0
+    assert trained.at_risk_s(durable_at_s=110.0, finished_at_s=170.0, now_s=150.0) == 40.0, "the clock was set back"
+
+
 def test_a_clock_that_was_set_back_puts_nothing_at_risk_rather_than_less_than_nothing() -> None:
     trained = TrainedTime().seen(trains=True, now_s=100.0).seen(trains=True, now_s=90.0)
     assert trained.at_risk_s(durable_at_s=100.0, finished_at_s=None, now_s=10.0) == 0.0

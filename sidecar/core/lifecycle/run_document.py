@@ -39,7 +39,7 @@ def decode_run(raw: bytes) -> Run:
         beat=integer(fields, "beat") or 0,
         ending=bool(typed(fields, "ending", bool)),
         attempts=tuple(attempts),
-        epoch=epoch if 0 <= epoch <= MOST_EPOCH else 0,  # its holder writes it again
+        epoch=epoch if epoch <= MOST_EPOCH else 0,  # its holder writes it again
         ends_in_s=seconds(fields, "ends_in_s"),
         beat_s=seconds(fields, "beat_s"),
     )

@@ -96,6 +96,15 @@ def test_checkpoints_that_never_end_take_no_memory(monkeypatch: pytest.MonkeyPat
     assert [trace is not None for trace in ended] == [False, False, False, True, True]
 
 
+def test_of_too_many_checkpoints_the_one_that_was_finished_first_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_trace, "MOST_KNOWN", 2)
+    traces = CheckpointTraces()
+    for step in (1, 2, 1, 3):
+        traces.happened("checkpoint_finished", {"checkpoint": f"checkpoint-{step}"}, at_s=1.0)
+    ended = [traces.happened("checkpoint_lost", {"checkpoint": f"checkpoint-{step}"}, at_s=2.0) for step in (1, 2, 3)]
+    assert [trace is not None for trace in ended] == [True, False, True]
+
+
 @given(
     st.lists(
         st.tuples(
@@ -134,6 +143,8 @@ def test_a_time_before_1970_is_not_believed() -> None:
         ("finished", 100.0, {"created_at": rfc3339(-5.0), "save_s": 4.0}), ("uploading", 101.0, {}), ("committed", 102.0, {})
     )
     assert trace.parts[:2] == (Span("save", 96.0, 100.0), Span("scan", 100.0, 100.0))
+    [trace] = played(("finished", 100.0, {"created_at": rfc3339(0.0)}), ("lost", 102.0, {}))
+    assert trace.parts == (Span("scan", 0.0, 100.0),)
     [trace] = played(
         ("finished", 100.0, {"created_at": rfc3339(3.0), "save_s": 4.0}), ("uploading", 101.0, {}), ("committed", 102.0, {})
     )

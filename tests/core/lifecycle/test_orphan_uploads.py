@@ -73,6 +73,10 @@ def test_an_upload_is_abandoned_once_it_was_quiet_for_longer_than_that() -> None
     assert [is_abandoned(parts=1, quiet_s=ABANDONED_AFTER_S + more_s) for more_s in (0, 1)] == [False, True]
 
 
+def test_an_upload_of_a_lone_node_is_an_orphan_once_it_was_quiet_for_longer_than_that() -> None:
+    assert [judged("final/model", ORPHAN_AFTER_S + more_s) for more_s in (0, 1)] == [False, True]
+
+
 @given(st.booleans())
 def test_a_probe_has_an_hour(alone: bool) -> None:
     for age_s, aborted in [(None, False), (PROBE_S, False), (PROBE_S + 1, True)]:

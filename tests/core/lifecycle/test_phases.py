@@ -162,6 +162,14 @@ def test_a_success_that_was_said_before_the_pod_was_there_is_of_an_earlier_run(
     assert not is_ours or said_s >= since_s - CONTAINERS_START_WITHIN_S
 
 
+def test_a_trainer_may_have_ended_a_minute_before_its_sidecar_began() -> None:
+    for before_s, is_ours in ((CONTAINERS_START_WITHIN_S, True), (CONTAINERS_START_WITHIN_S + 1, False)):
+        said_s = 1.8e9 - before_s
+        assert is_ours is is_success_of_this_pod(
+            updated_at_s=said_s, changed=False, pod_since_s=1.8e9, ended_in_order_at_s=None
+        )
+
+
 @given(instants, instants, st.floats(0, 1e6))
 def test_a_success_that_a_life_ended_upon_is_not_believed_by_the_next(said_s: float, since_s: float, later_s: float) -> None:
     assert not is_success_of_this_pod(

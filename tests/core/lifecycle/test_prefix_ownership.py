@@ -52,6 +52,7 @@ def test_a_holder_that_is_silent_is_waited_for_and_then_replaced(run: Run, job: 
     verdict = may_hold(run, run, me="me", job=job, watched_s=watched_s)
     assert verdict in (Ownership.OURS, Ownership.WATCH)
     assert watched_s < SILENCE_S or verdict is Ownership.OURS
+    assert may_hold(run, run, me="me", job=job, watched_s=SILENCE_S) is Ownership.OURS
 
 
 def test_a_holder_that_beats_while_it_is_watched_is_another_job() -> None:
@@ -116,6 +117,9 @@ def test_a_node_of_a_known_job_does_not_wait_for_the_first_declaration_of_node_0
         "node 0 of attempt a-1 does not hold the prefix (first does): "
         "if its sidecar was refused, give this job its own prefix in CKPT_STORE"
     )
+    assert why_not(replace(run, holder=None, attempts=("b-1",)), me="other", index=1, attempt="a-1", job="team/train") == (
+        "node 0 of attempt a-1 does not hold the prefix: if its sidecar was refused, give this job its own prefix in CKPT_STORE"
+    )
     assert why_not(run, me="other", index=0, attempt="a-1", job=None) == (
         "the prefix is held by first: a later pod of this job, or another job; "
         "set CKPT_RUN_ID or JOB_NAME, so that pods know their job"
@@ -134,8 +138,7 @@ def test_a_node_commits_an_attempt_once_the_present_holder_has_declared_it_or_ot
     run = Run("r", epoch=epoch, attempts=tuple(attempts))
     reason = awaits_declaration(run, claimed_epoch=claimed, attempt="a", known_epoch=known)
     if claimed > epoch:
-        assert reason is not None
-        assert "is taking the prefix over" in reason
+        assert reason == "a later pod of node 0 is taking the prefix over; it declares its attempt first"
     elif "a" in attempts:
         assert reason is None
     else:

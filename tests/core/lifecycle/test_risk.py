@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.lifecycle.phases import margin_s
-from sidecar.core.lifecycle.risk import Risk, fits_now, risk
+from sidecar.core.lifecycle.risk import CALM, Risk, fits_now, risk
 from sidecar.core.lifecycle.save_profile import SaveProfile
 
 known: dict[str, Any] = {
@@ -83,7 +84,9 @@ def test_a_minute_and_fifteen_steps_are_at_risk() -> None:
 
 
 def test_several_ranks_need_a_moment_to_agree() -> None:
-    assert risk(**(known | {"usual": SaveProfile(1000, 2.0, 0.5, ranks=8)})).predicted_save_s == 3.5
+    for ranks, save_s in ((1, 2.5), (2, 3.5), (8, 3.5)):
+        assert risk(**(known | {"usual": SaveProfile(1000, 2.0, 0.5, ranks)})).predicted_save_s == save_s
+    assert risk(**(known | {"usual": SaveProfile(1000, 2.0, None, ranks=1)})).predicted_save_s == 2.0
 
 
 def test_what_can_be_changed_is_named() -> None:
@@ -112,8 +115,16 @@ def test_a_rate_that_wavers_at_the_border_is_not_news_each_time() -> None:
 def test_a_save_that_just_fits_does_unless_one_did_not_fit_before() -> None:
     now = risk(**(known | {"bytes_per_s": 1000 / 25.9}))
     assert [fits_now(before, now, grace_s=30.0) for before in (None, True, False)] == [True, True, False]
+    calm_s = CALM * (30.0 - margin_s(30.0))
+    calm, not_calm = (replace(now, predicted_durable_s=durable_s) for durable_s in (calm_s, calm_s + 0.01))
+    assert [fits_now(False, each, grace_s=30.0) for each in (calm, not_calm)] == [True, False]
     unknown = risk(**(known | {"usual": None}))
     assert [fits_now(before, unknown, grace_s=30.0) for before in (None, True, False)] == [None, True, False]
+
+
+def test_a_save_that_is_durable_just_at_the_deadline_fits() -> None:
+    assert risk(**(known | {"usual": SaveProfile(2600, 2.0, 0.5, 1)})).predicted_durable_s == 30.0 - margin_s(30.0)
+    assert risk(**(known | {"usual": SaveProfile(2600, 2.0, 0.5, 1)})).fits_grace
 
 
 def test_without_a_durable_step_every_step_is_at_risk() -> None:

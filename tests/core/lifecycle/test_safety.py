@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.lifecycle.phases import Phase
-from sidecar.core.lifecycle.safety import Facts, Level, safety
+from sidecar.core.lifecycle.safety import LONG_S, Facts, Level, Safety, safety
 
 WELL = Facts(
     phase=Phase.RUNNING,
@@ -99,6 +99,9 @@ def test_the_headline_says_it(change: dict[str, Any], level: Level, says: str) -
     assert says in answer.headline
 
 
+FITS: list[dict[str, Any]] = [{}, {"pending": 1}, {"durable_step": None}, {"seconds_at_risk": LONG_S}]
+
+
 @pytest.mark.parametrize(
     ("changed", "headline"),
     [
@@ -112,7 +115,7 @@ def test_the_headline_says_it(change: dict[str, Any], level: Level, says: str) -
             {"sees_trainer": False, "durable_step": None},
             "No hook is seen, so nothing is saved at SIGTERM; nothing of this pod is durable yet",
         ),
-        ({}, "Training is safe: a save at SIGTERM fits the grace period"),
+        *((known, "Training is safe: a save at SIGTERM fits the grace period") for known in FITS),
         ({"trains": False, "pending": 2}, "Nobody trains; 2 checkpoints on the way to the store"),
         ({"trains": False}, "Nobody trains; everything finished is durable"),
         ({"fits_grace": None}, "Not known yet: no upload was measured yet"),
@@ -135,6 +138,7 @@ def test_a_calm_situation_is_said_in_one_sentence(changed: dict[str, Any], headl
         ({"trouble": "AccessDenied", "trains": False, "fails_again": True}, "The store cannot be used"),
         ({"fails_again": True}, "A request to the store fails again and again, although others succeed"),
         ({"lease": "another pod"}, "Uploads wait for another pod of this run"),
+        ({"free_bytes": 5 * 10**8, "checkpoint_bytes": None}, "The volume is nearly full: 500 MB are free"),
     ],
 )
 def test_what_is_wrong_is_said_once(changed: dict[str, Any], headline: str) -> None:
@@ -142,9 +146,21 @@ def test_what_is_wrong_is_said_once(changed: dict[str, Any], headline: str) -> N
     assert (answer.headline, answer.reasons) == (headline, ())
 
 
+def test_what_is_less_important_is_a_reason() -> None:
+    answer = safety(replace(WELL, given_up=1, late=1, fails_again=True))
+    assert answer == Safety(
+        Level.DANGER,
+        "One checkpoint of this run will not become durable",
+        (
+            "One checkpoint will probably not be durable by the deadline",
+            "A request to the store fails again and again, although others succeed",
+        ),
+    )
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "takes an unknown time"), (119.0, " 119 s"), (120.0, " 2 min"), (7199.0, " 120 min"), (7200.0, " 2.0 h")],
+    [(None, " an unknown time, "), (119.0, " 119 s"), (120.0, " 2 min"), (7199.0, " 120 min"), (7200.0, " 2.0 h")],
 )
 def test_a_duration_has_the_unit_of_its_size(seconds: float | None, text: str) -> None:
     now = replace(WELL, fits_grace=False, predicted_durable_s=seconds)

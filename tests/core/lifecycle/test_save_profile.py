@@ -33,6 +33,8 @@ def test_a_save_within_the_millisecond_of_its_marker_took_no_time() -> None:
     created_at_s = epoch_seconds(rfc3339(NOW_S + 0.0009))  # as the marker tells it
     file = FoundFile("model", 10, round((NOW_S + 0.0008) * 1e9), 0)
     assert save_profile(replace(ONE, files=(file,), created_at_s=created_at_s)).took_s == 0
+    at_the_limit = FoundFile("model", 10, round(MARKER_RESOLUTION_S * 1e9), 0)
+    assert save_profile(replace(ONE, files=(at_the_limit,), created_at_s=0.0)).took_s == 0
 
 
 def test_the_next_save_is_expected_to_be_like_the_newest_one_of_this_run() -> None:
@@ -43,3 +45,5 @@ def test_the_next_save_is_expected_to_be_like_the_newest_one_of_this_run() -> No
     assert usual is not None
     assert usual.ranks == 1
     assert usual_profile([downloaded, final]) is None
+    first, second = replace(ONE, name="checkpoint-0", step=0), replace(ONE, name="checkpoint-1", step=1, world_size=2)
+    assert usual_profile([replace(first, created_at_s=NOW_S + 1), second]) == save_profile(second)

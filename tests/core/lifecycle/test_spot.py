@@ -94,6 +94,12 @@ def test_a_time_without_a_zone_is_utc_and_one_that_cannot_be_read_is_unknown(at:
     assert said.ends_in_s == (45 if at == "2026-11-21T12:00:45" else 120)
 
 
+def test_a_time_in_another_zone_is_the_same_instant_and_one_that_is_now_is_of_a_wrong_clock() -> None:
+    for at, in_s in (("2026-11-21T13:01:30+01:00", 90), ("2026-11-21T12:00:00Z", 120)):
+        said = aws_action(json.dumps({"action": "stop", "time": at}).encode(), now_s=NOW_S)
+        assert said == SpotNotice(f"aws {at}", in_s)
+
+
 @pytest.mark.parametrize("at", ["no date", "Sat, 99 Nov 2026 12:00:45 GMT", "", 45, None])
 def test_a_date_of_azure_that_cannot_be_read_is_unknown(at: Any) -> None:
     said = azure_preempt(azure({**EVENT, "NotBefore": at}), machine="train_0", now_s=NOW_S)

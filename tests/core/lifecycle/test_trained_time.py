@@ -81,5 +81,5 @@ def test_the_two_oldest_of_too_many_spans_are_joined() -> None:
         trained = trained.seen(trains=True, now_s=10.0 * number).seen(trains=True, now_s=10.0 * number + 1)
         trained = trained.seen(trains=False, now_s=10.0 * number + 2)
     assert len(trained.spans) == MOST_SPANS
-    assert trained.spans[0][0] == 0.0
+    assert trained.spans[:2] == ((0.0, 31.0), (40.0, 41.0))
     assert trained.spans[-1] == (10.0 * (MOST_SPANS + 2), 10.0 * (MOST_SPANS + 2) + 1)

@@ -95,17 +95,17 @@ def began_later(attempt: str, than: str) -> bool:
 
 
 def _order(ours: Began, theirs: Began) -> int:
-    """Return 1 if ours began later, -1 if theirs did, 0 if they do not say."""
+    """Compare two starts; positive: ours was later, negative: theirs was, 0: the ids do not say."""
     one, other = ours.restart, theirs.restart
     if one and other and one.jobset_uid == other.jobset_uid and one.number != other.number:
-        return 1 if one.number > other.number else -1
+        return one.number - other.number
     return (ours.at > theirs.at) - (ours.at < theirs.at)
 
 
 def is_later(ours: str, theirs: str) -> bool:
     """Whether one timestamp is after another; a malformed one is before every valid one."""
     our_s, their_s = seconds(ours), seconds(theirs)
-    return our_s is None or their_s is None or our_s > their_s
+    return our_s is not None and (their_s is None or our_s > their_s)
 
 
 def seconds(stamp: str) -> float | None:

@@ -22,8 +22,6 @@ def duration_s(text: str) -> float:
     while match := _TERM.match(rest):
         seconds += float(match[1]) * _UNIT_S[match[2]]
         rest = rest[match.end() :]
-        if not rest:
-            break
     if rest or not text.strip():
         raise ValueError("must be a duration such as 90s, 2m, 1h30m or 3d")
     if seconds > LONGEST_S:

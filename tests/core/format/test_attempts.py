@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.format.attempts import Restart, goes_after, of_pod
+from sidecar.core.format.attempts import Restart, began_later, goes_after, is_later, of_pod
 from trainer_hook.contract import check_id, rfc3339
 
 UID = "0f0e0d0c-0000-4000-8000-000000000001"
@@ -51,6 +51,24 @@ def test_the_hooks_ids_are_ordered_by_their_time() -> None:
     assert goes_after(later, rfc3339(0), earlier, rfc3339(9))
     assert not goes_after(earlier, rfc3339(9), later, rfc3339(0))
     assert goes_after("theirs", rfc3339(9), earlier, rfc3339(0)), "an id without a time: what was finished later"
+
+
+def test_an_id_alone_says_that_its_attempt_began_later_if_both_have_a_time() -> None:
+    earlier, later = "20260301T120000Z-f", "20260301T120001Z-0"
+    assert began_later(later, earlier)
+    assert not began_later(earlier, later)
+    assert not began_later(later, later)
+    assert not began_later(later, "without a time")
+    assert not began_later("without a time", earlier)
+
+
+def test_of_two_stamps_a_malformed_one_is_the_earlier() -> None:
+    stamps = ["no time", rfc3339(1), rfc3339(2)]
+    assert [[is_later(one, other) for other in stamps] for one in stamps] == [
+        [False, False, False],
+        [True, False, False],
+        [True, True, False],
+    ]
 
 
 epochs = st.integers(1, 9)

@@ -19,6 +19,7 @@ from trainer_hook.contract import ContractError
         ("s3://bucket/runs/a/checkpoint-40/", Address("s3://bucket/runs/a", "checkpoint-40")),
         ("s3://bucket/final", Address("s3://bucket", "final")),
         ("s3://bucket/checkpoint-040", Address("s3://bucket/checkpoint-040")),
+        ("s3://bucket/checkpoint-40~", Address("s3://bucket/checkpoint-40~")),
         ("s3://checkpoint-40", Address("s3://checkpoint-40")),
         ("file:///mnt/a/checkpoint-40", Address("file:///mnt/a", "checkpoint-40")),
     ],
@@ -44,7 +45,16 @@ def test_any_text_is_an_address_or_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name"), [("40", "checkpoint-40"), ("0", "checkpoint-0"), ("final", "final"), ("latest", "latest"), ("٤", "٤")]
+    ("text", "name"),
+    [
+        ("40", "checkpoint-40"),
+        ("0", "checkpoint-0"),
+        ("9" * 18, "checkpoint-" + "9" * 18),
+        ("9" * 19, "9" * 19),
+        ("final", "final"),
+        ("latest", "latest"),
+        ("٤", "٤"),
+    ],
 )
 def test_a_step_alone_is_a_name(text: str, name: str) -> None:
     assert named_checkpoint(text) == name
@@ -62,6 +72,7 @@ def test_an_address_has_a_scheme(text: str, expected: bool) -> None:
     [
         ("s3://b/run/30", "; did you mean s3://b/run/checkpoint-30?"),
         ("s3://b/run/checkpoint-3O", "; 'checkpoint-3O' is no checkpoint's name: checkpoint-<step>, or final"),
+        ("s3://b/run/checkpoint-40~/", "; 'checkpoint-40~' is no checkpoint's name: checkpoint-<step>, or final"),
         ("s3://b/run/", ""),
         ("s3://b/run", ""),
     ],

@@ -35,8 +35,10 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 def test_more_than_a_century_is_refused() -> None:
-    with pytest.raises(ValueError, match="at most 100 years"):
-        duration_s("6000w")
+    assert duration_s("36600d") == LONGEST_S
+    for text in ("36600d 1ms", "6000w"):
+        with pytest.raises(ValueError, match="at most 100 years"):
+            duration_s(text)
 
 
 @given(st.text(alphabet="0123456789.smhdw in") | st.text())

@@ -135,6 +135,16 @@ def test_only_a_lone_node_may_leave_out_the_attempt(node: Node) -> None:
     assert judge(found({"attempt": "a1"}), identity).attempt == "a1"
 
 
+def test_two_nodes_need_an_attempt_and_one_of_them_may_have_no_files() -> None:
+    of_two = Identity(Node(1, 2), "pod-uid")
+    assert refusal(found(b""), of_two) == (
+        "it is one of 2 nodes' and its marker has no attempt: "
+        'put the same "attempt" into the marker of every node, a new one for each start of the job'
+    )
+    assert judge(found({"attempt": "a1"}, files=()), of_two).files == ()
+    assert refusal(found(b"", files=())) == "it holds no files: write them before the marker"
+
+
 @given(st.lists(st.integers(0, 2**62), max_size=5), st.integers(0, 2**62))
 def test_what_was_written_after_its_marker_is_not_what_was_finished(file_times_ns: list[int], marker_ns: int) -> None:
     files = tuple(FoundFile(f"{index}.pt", 1, time_ns, index) for index, time_ns in enumerate(file_times_ns))

@@ -108,6 +108,54 @@ def test_wrong_types_and_sizes_are_refused(said: Any) -> None:
         decode(said)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        BEGUN | {"stamp": "s" * 128},
+        BEGUN | {"upload_id": "u" * 2048},
+        BEGUN | {"part_bytes": 1},
+        PART | {"number": 10_000, "etag": "e" * 256},
+        PART | {"size_bytes": 0, "crc": 0},
+        PART | {"size_bytes": 1 << 50, "crc": (1 << 64) - 1},
+        STORED | {"first_crc": 0, "entry": ENTRY | {"size_bytes": 1 << 50, "part_bytes": 1 << 50, "etag": "e" * 256}},
+    ],
+)
+def test_a_value_at_its_limit_is_taken(said: Any) -> None:
+    decode(said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        BEGUN | {"stamp": "s" * 129},
+        BEGUN | {"upload_id": "u" * 2049},
+        BEGUN | {"part_bytes": (1 << 50) + 1},
+        PART | {"etag": "e" * 257},
+        PART | {"size_bytes": (1 << 50) + 1},
+        STORED | {"entry": ENTRY | {"size_bytes": (1 << 50) + 1}},
+        STORED | {"entry": ENTRY | {"part_bytes": (1 << 50) + 1}},
+        STORED | {"entry": ENTRY | {"etag": "e" * 257}},
+    ],
+)
+def test_a_value_beyond_its_limit_is_refused(said: Any) -> None:
+    with pytest.raises(ContractError):
+        decode(said)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (PART | {"number": 0}, "part.number: Input should be greater than or equal to 1"),
+        (STORED | {"entry": ENTRY | {"size_bytes": -1}}, "stored.entry.size_bytes: Input should be greater than or equal to 0"),
+        ([], "line: Input should be an object"),
+    ],
+)
+def test_the_wrong_field_is_named(said: Any, why: str) -> None:
+    with pytest.raises(ContractError) as refused:
+        decode(said)
+    assert str(refused.value) == why
+
+
 def test_a_line_with_a_key_twice_is_refused() -> None:
     raw = json.dumps(STORED).encode()
     assert isinstance(decode_line(raw, name=NAME), FileStored)
@@ -124,8 +172,10 @@ def test_a_line_is_no_longer_than_any_that_is_written() -> None:
         stamp="s" * 128, first_crc=1 << 63, entry=FileEntry.model_validate(ENTRY | {"path": path, "key": path})
     )
     assert len(encode_line(longest)) < MAX_LINE_BYTES
+    raw = json.dumps(PART).encode()
+    assert isinstance(decode_line(raw.rjust(MAX_LINE_BYTES), name=NAME), PartSent)
     with pytest.raises(ContractError, match="longer than"):
-        decode_line(b" " * MAX_LINE_BYTES + b"{}", name=NAME)
+        decode_line(raw.rjust(MAX_LINE_BYTES + 1), name=NAME)
 
 
 def test_lines_without_a_key_speak_of_known_files_only() -> None:

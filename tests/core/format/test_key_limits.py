@@ -41,6 +41,9 @@ def test_the_file_the_length_and_the_limit_are_named() -> None:
         f"{path[:60]!r}… gets a key of 1114 bytes with the 700 of the prefix in CKPT_STORE, keys have 1024 at most: "
         "shorten its path or the prefix"
     )
+    assert impossible_key("final", "a", Node(), ["n" * 1024], KeyLimits()) == (
+        f"{'n' * 60!r}… gets a key of 1030 bytes, keys have 1024 at most: shorten its path"
+    )
     check_keys(of(path), KeyLimits(prefix_bytes=610))
     check_keys(of(path, **{META_RESTORED: "0" * 16}), KeyLimits(prefix_bytes=700))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,22 @@ def test_the_names_of_the_format_document() -> None:
     assert keys.shared_file("checkpoint-20", "a/model.pt") == "checkpoint-20/a/model.pt"
     assert keys.node_file("checkpoint-20", "a1", Node(1, 2), "a/model.pt") == "checkpoint-20/.ckpt/a1/node-00001/a/model.pt"
     assert keys.RUN == "run.json"
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("checkpoint-20/model", True),
+        ("checkpoint-20/.ckpt/a1/node-00001/model", True),
+        ("checkpoint-30/.ckpt/a1/node-00001/model", False),
+        ("checkpoint-20/.ckpt/a1/node-00001/other", False),
+        ("checkpoint-20/.ckpt/a1/node-0001/model", False),
+        ("checkpoint-20/.ckpt/a1/b/node-00001/model", False),
+        ("checkpoint-30/model", False),
+    ],
+)
+def test_a_file_has_its_own_key_or_one_of_any_node_of_its_checkpoint(key: str, expected: bool) -> None:
+    assert keys.is_key_of(key, "checkpoint-20", "model") is expected
 
 
 def test_the_folder_of_checkpoint_2_is_no_prefix_of_checkpoint_20() -> None:

@@ -149,7 +149,8 @@ def test_fields_of_later_versions_are_ignored() -> None:
         ({"step": "20"}, "step"),
         ({"step": -1}, "step"),
         ({"attempt": "a/../b"}, "attempt"),
-        ({"attempt": ""}, "attempt"),
+        ({"attempt": ""}, "the-key: attempt: Value error, attempt '' must be 1–128 letters, digits, '.', '_' or '-'"),
+        ({"save_id": ""}, "the-key: save_id: Value error, save_id '' must be 1–128 letters, digits, '.', '_' or '-'"),
         ({"node": None}, "node"),
         ({"node": {"index": 1, "count": 1}}, "node"),
         ({"node": {"index": -1, "count": 1}}, "node.index"),
@@ -163,6 +164,7 @@ def test_fields_of_later_versions_are_ignored() -> None:
         ),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a//b"}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/../a"}]}, "no plain key"),
+        ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/./a"}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a\0b"}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/a\x7fb"}]}, "no plain key"),
         ({"files": [MANIFEST["files"][0] | {"key": "checkpoint-20/" + "a" * 1011}]}, "no plain key"),
@@ -238,16 +240,30 @@ def test_all_files_of_a_checkpoint_are_counted(monkeypatch: pytest.MonkeyPatch) 
         decode_all([("k1", raw), ("k2", raw), ("k3", raw)])
 
 
+def test_a_document_is_json_of_one_field_a_line_without_empty_ones() -> None:
+    assert encode(Commit.model_validate_json(json.dumps(COMMIT))).decode().splitlines() == [
+        *("{", ' "format": 1,', ' "name": "checkpoint-20",', ' "step": 20,', ' "attempt": "a1",', ' "meta": {},'),
+        *(' "files": 0,', ' "size_bytes": 0,', ' "manifests": [', "  {"),
+        *(f'   "key": "{MANIFESTS}node-00000-of-00001.json",', '   "size_bytes": 1,', '   "crc64nvme": "0123456789abcdef"'),
+        *("  }", " ]", "}"),
+    ]
+
+
 def test_a_commit_under_another_checkpoints_name_is_refused() -> None:
     assert "commit of checkpoint-20" in commit_refusal(key="checkpoint-30/.complete")
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b"null", b"\xff", b"{", b"[" * 100_000])
 def test_an_empty_or_torn_document_is_corrupt(raw: bytes) -> None:
-    with pytest.raises(ContractError):
+    with pytest.raises(ContractError, match=r"^k: "):
         decode_manifest(raw, key="k")
-    with pytest.raises(ContractError):
+    with pytest.raises(ContractError, match=f"^{KEY}: "):
         decode_commit(raw, key=KEY)
+
+
+def test_of_what_is_no_json_object_the_document_is_named() -> None:
+    with pytest.raises(ContractError, match=r"^k: document: Input should be an object$"):
+        decode_manifest(b"[]", key="k")
 
 
 @pytest.mark.parametrize("key", ["attempt", "size_bytes"])

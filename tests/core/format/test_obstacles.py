@@ -45,6 +45,26 @@ def test_trouble_of_the_volume_concerns_every_step(number: int | None) -> None:
     assert len(hint(number)) > 20
 
 
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "free space on the volume or make it larger, then ask again"),
+        (errno.EDQUOT, "the quota of the volume is used up: raise it or free space, then ask again"),
+        (errno.EROFS, "the volume is mounted read-only: mount it writable; after an error of its disk, replace it"),
+        (errno.EACCES, "this user may not write there: run both containers as one user or group, or set fsGroup"),
+        (errno.EPERM, "this user may not write there: run both containers as one user or group, or set fsGroup"),
+        (errno.EIO, "the volume's disk fails: look at the node's kernel log, and replace the volume"),
+        (errno.ESTALE, "the volume's mount is stale: mount it again, or start the pod anew"),
+        (errno.EMFILE, "too many open files: raise the limit of the sidecar's container"),
+        (errno.ENFILE, "too many open files on the machine: look at what else runs there"),
+        (errno.ENODEV, "look at the volume and its mount, then ask again"),
+        (None, "look at the volume and its mount, then ask again"),
+    ],
+)
+def test_trouble_of_the_volume_has_its_remedy(number: int | None, remedy: str) -> None:
+    assert hint(number) == remedy
+
+
 def test_only_a_full_volume_is_told_to_be_freed() -> None:
     assert {n for n in errno.errorcode if "free space" in hint(n)} == {errno.ENOSPC, errno.EDQUOT}
 

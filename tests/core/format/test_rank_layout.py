@@ -135,6 +135,15 @@ def test_private_files_of_other_nodes_are_left_out(kind: str) -> None:
 def test_shards_are_left_out_only_where_the_writer_said_that_nobody_else_reads_them() -> None:
     assert left_out(two_nodes(PRIVATE[-1]), SECOND, nodes=2) == frozenset()
     assert left_out(two_nodes(PRIVATE[-1], promised=True), SECOND, nodes=2) == {"sharded/__1_0.distcp"}
+    said, unsaid = two_nodes(PRIVATE[-1], promised=True)[0], two_nodes(PRIVATE[-1])[1]
+    assert left_out([said, unsaid], SECOND, nodes=2) == frozenset(), "one node has not said it"
+    of_some_ranks = two_nodes(PRIVATE[-1], ranks=((1,), (3,)), promised=True)
+    assert left_out(of_some_ranks, SECOND, nodes=2) == {"sharded/__1_0.distcp"}
+
+
+def test_nodes_that_disagree_on_the_number_of_ranks_have_no_private_files() -> None:
+    first, second = two_nodes("rng_state_{}.pth")
+    assert private_files([first, second.model_copy(update={"world_size": 5})]) == {}
 
 
 @pytest.mark.parametrize(
@@ -154,7 +163,7 @@ def test_whoever_wants_all_files_gets_first_what_this_node_wrote_and_what_is_sha
     assert order == ["rng_state_2.pth", "rng_state_3.pth", "rng_state_0.pth", "rng_state_1.pth"]
 
 
-@pytest.mark.parametrize(("world_size", "ranks"), [(2, {2}), (2, {-1}), (2, set())])
+@pytest.mark.parametrize(("world_size", "ranks"), [(2, {2}), (2, {-1}), (2, {-1, 1}), (2, {1, 2}), (2, set())])
 def test_a_share_of_ranks_that_do_not_exist_is_refused(world_size: int, ranks: set[int]) -> None:
     with pytest.raises(ValueError, match="must be some of 0"):
         Share(world_size, frozenset(ranks))

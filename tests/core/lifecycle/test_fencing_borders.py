@@ -6,6 +6,8 @@ import pytest
 
 from sidecar.core.lifecycle.fencing import (
     CLOCK_STEP_S,
+    KEPT_CLAIMS,
+    MOST_CLAIMS,
     START_TOLERANCE_S,
     TURNS,
     TURNS_WITHIN_S,
@@ -16,6 +18,7 @@ from sidecar.core.lifecycle.fencing import (
     fencing_claim,
     in_order,
     next_claim,
+    obsolete,
     started_later,
     takeovers_in_turns,
     waits_for_ending,
@@ -62,6 +65,11 @@ def test_the_first_claim_of_a_prefix_has_epoch_1() -> None:
 def test_a_takeover_counts_for_less_than_ten_minutes(ago_s: float, count: int | None) -> None:
     times = [NOW_S - ago_s, *[NOW_S] * (TURNS - 1)]
     assert takeovers_in_turns(Claim(number, "0" * 16, at(at_s)) for number, at_s in enumerate(times, 1)) == count
+
+
+def test_no_claim_is_deleted_before_there_are_too_many() -> None:
+    claims = [Claim(epoch, "0" * 16) for epoch in range(1, MOST_CLAIMS + 2)]
+    assert [len(obsolete(claims[:count])) for count in (MOST_CLAIMS, MOST_CLAIMS + 1)] == [0, MOST_CLAIMS + 1 - KEPT_CLAIMS]
 
 
 def test_on_a_slow_store_a_pod_may_be_silent_for_three_beats_and_two_looks() -> None:

@@ -60,17 +60,17 @@ def scrubbed_answer(value: Any) -> Any:
 
 def scrubbed_object(value: Any) -> Any:
     """Return a copy of a Kubernetes object that keeps what explains a run and hides what may be a secret."""
-    return _scrubbed(value, "", is_ours=False)
+    return _scrubbed(value, is_ours=False)
 
 
-def _scrubbed(value: Any, key: str, *, is_ours: bool) -> Any:
+def _scrubbed(value: Any, *, is_ours: bool) -> Any:
     if isinstance(value, Mapping):
         is_ours = str(value["name"]) in _OURS if "name" in value and ("image" in value or "env" in value) else is_ours
         return {
             str(name): _field(str(name), below, is_ours=is_ours) for name, below in value.items() if str(name) not in _DROPPED
         }
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_scrubbed(each, key, is_ours=is_ours) for each in value]
+        return [_scrubbed(each, is_ours=is_ours) for each in value]
     return scrubbed_text(value) if isinstance(value, str) else value
 
 
@@ -83,12 +83,12 @@ def _field(name: str, value: Any, *, is_ours: bool) -> Any:
         return {key: _annotation(str(key), text) for key, text in value.items()}
     if name in _FREE_FORM and isinstance(value, Mapping | Sequence):
         return HIDDEN
-    return _scrubbed(value, name, is_ours=is_ours)
+    return _scrubbed(value, is_ours=is_ours)
 
 
 def _variable(entry: Any) -> Any:
     if not isinstance(entry, Mapping) or "value" not in entry:
-        return _scrubbed(entry, "env", is_ours=False)
+        return _scrubbed(entry, is_ours=False)
     name = str(entry.get("name"))
     keeps = _HARMLESS.fullmatch(name) is not None and not _SECRET_NAME.search(name)
     return {"name": name, "value": scrubbed_text(str(entry["value"])) if keeps else HIDDEN}

@@ -55,6 +55,72 @@ def test_a_pod_that_waits_says_why() -> None:
     assert (job_pods([waits])[0].state, job_pods([waits])[0].detail) == (PodState.WAITING, "0/2 nodes are available")
 
 
+@pytest.mark.parametrize(
+    ("state", "status", "said"),
+    [
+        ({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, {}, (PodState.ENDED, "exit code 137, OOMKilled")),
+        ({"terminated": {"exitCode": 1, "message": " "}}, {}, (PodState.ENDED, "exit code 1, no reason")),
+        ({}, {"phase": "Failed", "reason": "Evicted"}, (PodState.ENDED, "Evicted")),
+        ({}, {"phase": "Failed", "reason": "Evicted", "message": "no space"}, (PodState.ENDED, "no space")),
+        ({"waiting": {"reason": "ContainerCreating"}}, {"phase": "Pending"}, (PodState.WAITING, "ContainerCreating")),
+        ({"waiting": {}}, {"phase": "Pending"}, (PodState.WAITING, "Pending")),
+        ({}, {"phase": None}, (PodState.WAITING, "not started")),
+        (
+            {"waiting": {"reason": "r"}},
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]},
+            (PodState.WAITING, "Unschedulable"),
+        ),
+        ({}, {"conditions": [{"type": "PodScheduled", "status": "False"}]}, (PodState.WAITING, "not scheduled")),
+        ({"waiting": {"reason": "r"}}, {"conditions": [{"type": "PodScheduled", "status": "True"}]}, (PodState.WAITING, "r")),
+    ],
+)
+def test_how_a_pod_ended_or_why_it_waits(state: dict[str, Any], status: dict[str, Any], said: tuple[PodState, str]) -> None:
+    item = pod("run", state)
+    item["status"] |= status
+    [found] = job_pods([item])
+    assert (found.state, found.detail) == said
+
+
+def test_a_sidecar_may_be_an_ordinary_container_and_need_not_say_where_its_volume_is() -> None:
+    status = {"containerStatuses": [{"name": "t"}, {"name": "checkpoint-sidecar", "restartCount": 2, "state": RUNNING}]}
+    spec = {"containers": [{"name": "t"}, {"name": "checkpoint-sidecar"}]}
+    at = "2026-01-01T00:00:00Z"
+    ordinary = {"metadata": {"name": "run", "creationTimestamp": at}, "spec": spec, "status": status}
+    bare = {"metadata": {"name": "bare"}, "spec": spec}
+    assert job_pods([ordinary, bare]) == [
+        JobPod("bare", PodState.WAITING, detail="not started", directory="/checkpoints", restarts=0, created_at=""),
+        JobPod("run", PodState.RUNNING, created_at=at, directory="/checkpoints", restarts=2),
+    ]
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "batch.kubernetes.io/job-completion-index",
+        "apps.kubernetes.io/pod-index",
+        "leaderworkerset.sigs.k8s.io/worker-index",
+    ],
+)
+def test_the_index_of_a_pod_is_in_a_label_or_in_its_annotation(label: str) -> None:
+    item = pod("run", RUNNING, index=1)
+    assert [each.index for each in job_pods([item])] == [1]
+    for text, index in (("2", 2), ("-2", None), ("٢", None), ("", None)):
+        item["metadata"]["labels"] = {label: text}
+        assert [each.index for each in job_pods([item])] == [index]
+
+
+def test_pods_are_listed_by_index_then_name_and_those_without_one_last() -> None:
+    items = [pod("a", RUNNING), pod("y", RUNNING, index=1), pod("z", RUNNING, index=0), pod("x", RUNNING, index=1)]
+    assert [each.name for each in job_pods(items)] == ["z", "x", "y", "a"]
+
+
+def test_of_ended_pods_of_one_index_the_newest_counts() -> None:
+    items = [pod("b", ENDED, index=0, at="2026-01-01T00:00:00Z"), pod("a", ENDED, index=0, at="2026-01-02T00:00:00Z")]
+    assert [each.name for each in job_pods(items)] == ["a"]
+    at_once = [pod(name, ENDED, index=0, at="2026-01-01T00:00:00Z") for name in ("b", "a")]
+    assert [each.name for each in job_pods(at_once)] == ["b"]
+
+
 def test_a_pod_without_a_sidecar_does_not_count() -> None:
     launcher = {"metadata": {"name": "launcher"}, "spec": {"containers": [{"name": "mpi"}]}, "status": {}}
     assert [each.name for each in job_pods([launcher, pod("run", RUNNING)])] == ["run"]

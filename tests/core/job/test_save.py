@@ -29,6 +29,25 @@ def test_the_newest_checkpoint_is_named_by_its_step() -> None:
     assert (found.checkpoint, found.is_durable) == ("checkpoint-10", True)
 
 
+def test_the_worst_state_is_that_of_the_job_and_a_problem_has_its_reason() -> None:
+    durable, saved, asked = ({"state": state} for state in ("durable", "saved", "asked"))
+    failed = {"state": "failed", "detail": "no space"}
+    order = [durable, saved, asked, failed]
+    for at, worst in enumerate(order):
+        found = job_save({str(number): answer for number, answer in enumerate(order[: at + 1])})
+        assert found.state == worst["state"]
+    assert found.problems == {"1": "saved", "2": "asked", "3": "no space"}
+    assert job_save({}).state == "failed"
+    assert job_save({"a": {"state": "other"}}).problems == {"a": "failed"}
+    assert job_save({"a": {"state": "durable", "error": "gone", "detail": "d"}}).problems == {"a": "gone"}
+
+
+def test_final_is_newer_than_every_step() -> None:
+    names = ["checkpoint-9", "final", "checkpoint-10"]
+    assert job_save({name: {"state": "durable", "checkpoint": name} for name in names}).checkpoint == "final"
+    assert job_save({"a": {"state": "asked", "checkpoint": None}}).checkpoint is None
+
+
 def test_a_pod_that_could_not_be_asked_is_named_with_its_error() -> None:
     found = job_save({"a": {"state": "durable", "checkpoint": "checkpoint-9"}, "b": {"error": "no sidecar answers"}})
     assert (found.state, dict(found.problems)) == ("failed", {"b": "no sidecar answers"})

@@ -86,6 +86,29 @@ def test_the_command_of_the_sidecar_stays() -> None:
     assert scrubbed_object(ours) == ours
 
 
+@pytest.mark.parametrize("name", ["checkpoint-sidecar", "checkpoint-hook"])
+def test_a_container_of_ours_is_known_by_its_name_beside_an_image_or_variables(name: str) -> None:
+    for more in ({"image": "i"}, {"env": []}):
+        ours: dict[str, Any] = {"name": name, "command": ["run"], "args": ["a"], **more}
+        assert scrubbed_object(ours) == ours
+        assert scrubbed_object(ours | {"name": "other"}) == ours | {"name": "other", "command": HIDDEN, "args": HIDDEN}
+    assert scrubbed_object({"name": name, "command": ["run"]})["command"] == HIDDEN, "anything may have that name"
+    assert scrubbed_object({"image": "i", "command": ["run"]})["command"] == HIDDEN
+
+
+@pytest.mark.parametrize("name", ["volumeAttributes", "options", "data", "stringData", "binaryData", "httpHeaders"])
+def test_what_may_hold_anything_is_hidden_and_what_the_server_notes_is_left_out(name: str) -> None:
+    shown = scrubbed_object({"spec": {name: {"a": SECRET}, "managedFields": [SECRET], "replicas": 2}})
+    assert shown == {"spec": {name: HIDDEN, "replicas": 2}}
+    assert scrubbed_object({name: 3}) == {name: 3}
+
+
+def test_an_entry_that_is_no_variable_is_scrubbed_as_any_value() -> None:
+    odd = [f"token={SECRET}", {"name": "A", "command": [SECRET]}]
+    assert scrubbed_object({"env": odd})["env"] == [f"token={HIDDEN}", {"name": "A", "command": HIDDEN}]
+    assert scrubbed_object({"env": [{"value": 1}]})["env"] == [{"name": "None", "value": HIDDEN}]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +138,77 @@ def test_the_status_of_two_nodes() -> None:
     one = job_status([pod_report(pods[0], answer)])
     assert (one.level, one.pods_wanted, one.fits_grace) == (Level.UNKNOWN, 2, None)
     assert one.headline == "1 of 2 pods are not there"
+
+
+def test_what_a_sidecar_says_is_in_its_report() -> None:
+    answer = {
+        "phase": "running",
+        "safety": {"level": "attention", "headline": "Uploads wait"},
+        "node_index": 3,
+        "node_count": 4,
+        "newest_durable_step": 20,
+        "newest_finished_step": 40,
+        "trainer": {"step": 43},
+        "at_risk": {"steps_at_risk": 23, "seconds_at_risk": 9.5, "fits_grace": True, "predicted_durable_s": 3.0},
+        "queue": [{"sent_bytes": 5, "size_bytes": 10}, {"sent_bytes": None, "size_bytes": None}],
+    }
+    pod = JobPod("run-1", PodState.RUNNING, 1)
+    assert pod_report(pod, answer) == PodReport(
+        "run-1",
+        Answered.YES,
+        level=Level.ATTENTION,
+        headline="Uploads wait",
+        phase="running",
+        node_index=3,
+        node_count=4,
+        trained_step=43,
+        durable_step=20,
+        finished_step=40,
+        steps_at_risk=23,
+        seconds_at_risk=9.5,
+        predicted_durable_s=3.0,
+        fits_grace=True,
+        sent_bytes=5,
+        pending_bytes=10,
+    )
+    assert pod_report(pod, {}) == PodReport("run-1", Answered.YES, node_index=1)
+    degraded = pod_report(pod, {"safety": {"level": "new"}, "degraded_reason": "no store"})
+    assert (degraded.level, degraded.headline) == (Level.UNKNOWN, "no store")
+    assert pod_report(JobPod("run-1", PodState.ENDED, 1), None) == PodReport("run-1", Answered.ENDED, node_index=1)
+
+
+def test_pods_are_listed_by_the_index_of_their_node() -> None:
+    indices = {"a": None, "z": 0, "y": 1, "x": 1}
+    reports = [PodReport(name, Answered.YES, node_index=index) for name, index in indices.items()]
+    assert [pod.pod for pod in job_status(reports).pods] == ["z", "x", "y", "a"]
+
+
+def test_findings_are_listed_by_severity_and_name_the_pods_that_do_not_speak_for_all() -> None:
+    worse = PodReport("b", Answered.YES, level=Level.DANGER, headline="No store", node_count=5, finished_step=40)
+    safe = PodReport("a", Answered.YES, level=Level.SAFE, headline="Training is safe", finished_step=20)
+    silent, waits = PodReport("c", Answered.SILENT), PodReport("d", Answered.WAITING, "pending")
+    found = job_status([safe, worse, silent, waits])
+    assert (found.level, found.headline) == (Level.DANGER, "b: No store")
+    assert found.reasons == (
+        "The sidecar of c does not answer: no reason given",
+        "1 of 5 pods are not there",
+        "d has not started: pending",
+    )
+    assert (found.pods_wanted, found.pods_answering) == (5, 2)
+    assert job_status([safe, worse]).finished_step is None
+    both = job_status([safe, replace(worse, node_count=2)])
+    assert (both.finished_step, both.headline, both.reasons) == (20, "b: No store", ())
+
+
+def test_a_job_of_which_nothing_is_known_is_not_safe() -> None:
+    nothing = job_status([])
+    assert (nothing.level, nothing.headline, nothing.reasons) == (Level.UNKNOWN, "No pod of the job has a sidecar", ())
+    silent = job_status([pod_report(JobPod("a", PodState.RUNNING), {}), pod_report(JobPod("b", PodState.RUNNING), {})])
+    assert silent.headline == "The sidecar does not say how safe training is"
+    ended = [PodReport(pod, Answered.ENDED, "everything finished is durable", level=Level.SAFE) for pod in ("a", "b")]
+    found = job_status(ended)
+    assert (found.level, found.reasons) == (Level.SAFE, ("b has ended: everything finished is durable",))
+    assert (found.fits_grace, found.finished_step, found.pods_answering) == (None, None, 0)
 
 
 @pytest.mark.parametrize(

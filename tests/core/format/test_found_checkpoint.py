@@ -262,3 +262,6 @@ def test_only_a_marker_that_lists_no_files_leaves_open_whether_some_were_deleted
     assert not may_be_half_deleted(changed_after_ns(CLOCK_TICK_NS))
     assert may_be_half_deleted(changed_after_ns(CLOCK_TICK_NS + 1)) is not lists
     assert changed_after_ns(0) == changed_after_ns(1), "a look at it changes nothing"
+    written = (FoundFile("new.pt", 1, found().marker.mtime_ns + 1, 7),)
+    being_saved = dataclasses.replace(changed_after_ns(CLOCK_TICK_NS + 1), files=written)
+    assert not may_be_half_deleted(being_saved), "a rotation writes nothing"

@@ -11,6 +11,9 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format import manifest as manifest_module
 from sidecar.core.format.manifest import (
     MAX_DOCUMENT_BYTES,
+    MAX_FILES,
+    MAX_KEY_BYTES,
+    MAX_MANIFESTS_BYTES,
     Commit,
     FileEntry,
     Manifest,
@@ -23,6 +26,7 @@ from sidecar.core.format.manifest import (
     decode_quarantined,
     decode_reupload_request,
     encode,
+    too_large,
 )
 from tests import strategies
 from tests.outcome import outcome
@@ -230,6 +234,15 @@ def test_a_manifest_without_a_needed_field_is_refused(name: str) -> None:
 )
 def test_a_commit_with_a_wrong_field_is_refused_and_the_field_named(changed: dict[str, Any], named: str) -> None:
     assert named in commit_refusal(**changed)
+
+
+def test_sizes_at_their_limits_are_taken() -> None:
+    largest = [COMMIT["manifests"][0] | {"size_bytes": MAX_DOCUMENT_BYTES}] * (MAX_MANIFESTS_BYTES // MAX_DOCUMENT_BYTES)
+    commit = decode_commit(json.dumps(COMMIT | {"manifests": largest}).encode(), key=KEY)
+    assert too_large(commit, files=MAX_FILES) is None
+    assert too_large(commit, files=MAX_FILES + 1) == "it has 400001 files, the maximum is 400000: save fewer and larger files"
+    longest = MANIFEST["files"][0] | {"key": "checkpoint-20/".ljust(MAX_KEY_BYTES, "a")}
+    assert decode_manifest(json.dumps(MANIFEST | {"files": [longest]}).encode(), key="k").files[0].key == longest["key"]
 
 
 def test_all_files_of_a_checkpoint_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,8 +88,9 @@ def test_the_command_of_the_sidecar_stays() -> None:
 
 @pytest.mark.parametrize("name", ["checkpoint-sidecar", "checkpoint-hook"])
 def test_a_container_of_ours_is_known_by_its_name_beside_an_image_or_variables(name: str) -> None:
-    for more in ({"image": "i"}, {"env": []}):
-        ours: dict[str, Any] = {"name": name, "command": ["run"], "args": ["a"], **more}
+    also: list[dict[str, Any]] = [{"image": "i"}, {"env": []}]
+    for more in also:
+        ours = {"name": name, "command": ["run"], "args": ["a"], **more}
         assert scrubbed_object(ours) == ours
         assert scrubbed_object(ours | {"name": "other"}) == ours | {"name": "other", "command": HIDDEN, "args": HIDDEN}
     assert scrubbed_object({"name": name, "command": ["run"]})["command"] == HIDDEN, "anything may have that name"

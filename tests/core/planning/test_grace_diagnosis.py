@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.planning.findings import Severity
+from sidecar.core.planning.findings import Finding, Severity, ok, warning
 from sidecar.core.planning.grace_diagnosis import grace_findings
 
 seconds = st.floats(1, 3600)
@@ -20,6 +21,54 @@ def test_the_recommended_grace_period_is_one_that_fits(grace_s: float, rate: flo
     assert recommended_s > grace_s
     [again] = grace_findings(grace_s=recommended_s, **given_all)
     assert again.severity is Severity.OK
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "checkpoint_bytes", "save_s", "finding"),
+    [
+        (
+            30.0,
+            None,
+            None,
+            ok("grace", "2.85 GB fit into 30 s at 100.0 MB/s, less the time to write them; --size and --save say more"),
+        ),
+        (
+            30.0,
+            None,
+            8.5,
+            ok("grace", "2.00 GB fit into 30 s at 100.0 MB/s, less the time to write them; --size and --save say more"),
+        ),
+        (
+            1.0,
+            None,
+            8.5,
+            ok("grace", "0.00 GB fit into 1 s at 100.0 MB/s, less the time to write them; --size and --save say more"),
+        ),
+        (
+            30.0,
+            2 * 10**9,
+            None,
+            ok("grace", "a checkpoint of 2.00 GB is durable 20.0 s after SIGTERM at 100.0 MB/s; the grace period is 30 s"),
+        ),
+        (
+            30.0,
+            2 * 10**9,
+            12.0,
+            warning(
+                "grace",
+                "a checkpoint of 2.00 GB is durable 32.0 s after SIGTERM at 100.0 MB/s, and the grace period is 30 s: "
+                "a just-in-time save would be lost",
+                "set terminationGracePeriodSeconds and CKPT_GRACE_SECONDS to 42 (inject --grace 42), or save more often",
+            ),
+        ),
+    ],
+)
+def test_whether_a_save_fits_is_said_in_numbers(
+    grace_s: float, checkpoint_bytes: int | None, save_s: float | None, finding: Finding
+) -> None:
+    assert list(grace_findings(grace_s=grace_s, up_bytes_per_s=1e8, checkpoint_bytes=checkpoint_bytes, save_s=save_s)) == [
+        finding
+    ]
 
 
 @given(seconds, rates)

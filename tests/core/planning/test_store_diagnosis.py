@@ -57,6 +57,146 @@ def test_a_sound_store_has_nothing_to_mend() -> None:
     assert {finding.severity for finding in store_findings(SOUND)} == {Severity.OK}
 
 
+PERMISSIONS = {
+    Operation.LIST: ("s3:ListBucket", "no resume finds a checkpoint, and the sidecar does not start", True),
+    Operation.DELETE: (
+        "s3:DeleteObject",
+        "the sidecar does not start; a step that is written again cannot be revoked, and CKPT_KEEP_STORE deletes nothing",
+        True,
+    ),
+    Operation.PUT: ("s3:PutObject", "nothing can be uploaded", True),
+    Operation.GET: ("s3:GetObject", "no resume can read a checkpoint, and commits cannot be verified", True),
+    Operation.LIST_PARTS: (
+        "s3:ListMultipartUploadParts",
+        "unfinished uploads of killed pods cannot be judged, so they stay and cost storage",
+        False,
+    ),
+    Operation.LIST_UPLOADS: (
+        "s3:ListBucketMultipartUploads",
+        "unfinished uploads of killed pods are not found, so they stay and cost storage",
+        False,
+    ),
+    Operation.ABORT: (
+        "s3:AbortMultipartUpload",
+        "unfinished uploads cannot be aborted, so they stay and cost storage",
+        False,
+    ),
+    Operation.COPY: (
+        "s3:GetObject and s3:PutObject",
+        "unchanged files are not copied in the store: they are sent again",
+        False,
+    ),
+    **dict.fromkeys(
+        [Operation.BEGIN, Operation.PART, Operation.COMPLETE],
+        ("s3:PutObject", "files larger than a part cannot be uploaded", True),
+    ),
+}
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_a_denied_operation_names_what_is_lost_and_the_permission_of_s3(operation: Operation) -> None:
+    permission, lost, is_vital = PERMISSIONS[operation]
+    finding = by_check(replace(SOUND, tried=(Tried(operation, "no", is_denied=True),)))[f"permission:{operation.value}"]
+    assert finding == Finding(
+        f"permission:{operation.value}",
+        Severity.FAILURE if is_vital else Severity.WARNING,
+        f"denied: {lost}",
+        f"grant {permission} on bucket and prefix (s3://bucket/run)",
+        exit_code=2 if is_vital else 0,
+    )
+
+
+TEXTS: list[tuple[dict[str, object], str, str, str | None]] = [
+    ({}, "access", "s3://bucket/run: credentials and bucket are right", None),
+    ({}, "permission:PutObject", "allowed", None),
+    ({}, "tls", "https, and the certificate is trusted", None),
+    (
+        {"is_encrypted": False},
+        "tls",
+        "the store is reached by http: who is on the way can read checkpoints",
+        "set AWS_S3_ENDPOINT to https://…, unless that network is trusted",
+    ),
+    (
+        {"verifies_tls": False},
+        "tls",
+        "the store's certificate is not verified (CKPT_VERIFY_TLS=false)",
+        "name its authority in CKPT_CA_BUNDLE and remove CKPT_VERIFY_TLS",
+    ),
+    (
+        {"tried": (Tried(Operation.PUT, "NotImplemented"),)},
+        "permission:PutObject",
+        "NotImplemented: nothing can be uploaded",
+        "see the log of the store, or ask its operator for this operation",
+    ),
+    (
+        {"tried": tuple(map(Tried, list(Operation)[:-2]))},
+        "permission",
+        "not tried, because of what failed before: AbortMultipartUpload, CopyObject",
+        "correct that, then run doctor again",
+    ),
+    ({}, "verification", "the store verifies the CRC64NVME of each object", None),
+    ({"verification": "signed-sha256"}, "verification", "the store verifies the SHA-256 of each request", None),
+    ({"verification": "md5"}, "verification", "the store's etags are MD5s, which the sidecar compares", None),
+    ({"verification": "fsync"}, "verification", "a file system: write and fsync are confirmed", None),
+    (
+        {"verification": "read-back"},
+        "verification",
+        "uploads are read back to be verified: each costs its bytes twice",
+        "allow for it in the grace period; a store that verifies checksums needs no reading back",
+    ),
+    ({"verification": "off"}, "verification", "uploads are not verified (CKPT_VERIFY=off)", "unset CKPT_VERIFY"),
+    ({}, "conditional-put", "the store refuses a conditional write over an existing object", None),
+    (
+        {"conditional_put": False},
+        "conditional-put",
+        "the store ignores conditional writes: two pods that claim a prefix in the same instant are told apart later",
+        "use a store with If-None-Match, or make sure that one pod at a time uses a prefix",
+    ),
+    ({"skew_s": 29.9}, "clock", "this machine's clock agrees with the store's", None),
+    (
+        {"skew_s": 30.0},
+        "clock",
+        "this machine's clock is 30 s ahead of the store's: S3 refuses requests from 15 min on",
+        "set this machine's clock by NTP",
+    ),
+    (
+        {"skew_s": -900.0},
+        "clock",
+        "this machine's clock is 900 s behind the store's: S3 refuses requests",
+        "set this machine's clock by NTP",
+    ),
+    ({}, "round-trip", "10.0 ms", None),
+    ({}, "upload-rate", "100.0 MB/s", None),
+    ({}, "download-rate", "200.0 MB/s", None),
+    ({"rate_error": "reset"}, "rate", "not measured: reset", "correct that, then run doctor again"),
+    (
+        {"rate_error": "too large", "is_rate_refused": True},
+        "rate",
+        "too large",
+        "correct that: larger files do not reach the store",
+    ),
+    (
+        {"left_behind": ("a", "b")},
+        "left-behind",
+        "could not be deleted: a, b",
+        "grant s3:DeleteObject; the next start deletes them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "check", "text", "next_step"), TEXTS)
+def test_what_was_found_is_said_with_the_next_step(
+    changed: dict[str, object], check: str, text: str, next_step: str | None
+) -> None:
+    finding = by_check(replace(SOUND, **changed))[check]  # type: ignore[arg-type]
+    assert (finding.text, finding.next_step) == (text, next_step)
+
+
+def test_what_was_not_measured_is_not_mentioned() -> None:
+    checks = [finding.check for finding in store_findings(StoreFacts("s3://bucket/run", tried=SOUND.tried))]
+    assert [check for check in checks if not check.startswith("permission:")] == ["access"]
+
+
 @pytest.mark.parametrize(("skew_s", "severity"), [(1.0, Severity.OK), (-60.0, Severity.WARNING), (3600.0, Severity.FAILURE)])
 def test_a_clock_is_judged_by_what_s3_accepts(skew_s: float, severity: Severity) -> None:
     assert by_check(replace(SOUND, skew_s=skew_s))["clock"].severity is severity
@@ -128,6 +268,56 @@ def test_any_code_is_about_something(code: str | None) -> None:
     assert trouble_of_code(code) in Trouble
 
 
-def test_codes_of_credentials_bucket_and_clock_are_told_apart() -> None:
-    told = [trouble_of_code(code) for code in ("InvalidAccessKeyId", "NoSuchBucket", "RequestTimeTooSkewed", "Teapot")]
-    assert told == [Trouble.CREDENTIALS, Trouble.BUCKET, Trouble.CLOCK, Trouble.ACCESS]
+@pytest.mark.parametrize(
+    ("trouble", "codes"),
+    [
+        (
+            Trouble.BUCKET,
+            [
+                "NoSuchBucket",
+                "InvalidBucketName",
+                "PermanentRedirect",
+                "AuthorizationHeaderMalformed",
+                "IllegalLocationConstraintException",
+            ],
+        ),
+        (
+            Trouble.CREDENTIALS,
+            [
+                "InvalidAccessKeyId",
+                "SignatureDoesNotMatch",
+                "InvalidToken",
+                "InvalidClientTokenId",
+                "ExpiredToken",
+                "ExpiredTokenException",
+            ],
+        ),
+        (Trouble.CLOCK, ["RequestTimeTooSkewed"]),
+        (Trouble.ACCESS, ["Teapot", "", None]),
+    ],
+)
+def test_codes_of_credentials_bucket_and_clock_are_told_apart(trouble: Trouble, codes: list[str | None]) -> None:
+    assert {trouble_of_code(code) for code in codes} == {trouble}
+
+
+@pytest.mark.parametrize(
+    ("trouble", "next_step"),
+    [
+        (Trouble.REACH, "check AWS_S3_ENDPOINT, DNS, network policies and the proxy from this pod, then run doctor again"),
+        (
+            Trouble.TLS,
+            "name the authority of the store's certificate in CKPT_CA_BUNDLE, or correct https or http in AWS_S3_ENDPOINT",
+        ),
+        (
+            Trouble.CREDENTIALS,
+            "correct AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, the mounted secret (CKPT_CREDENTIALS_DIR) or the pod's role",
+        ),
+        (Trouble.BUCKET, "create the bucket, or correct CKPT_STORE, AWS_S3_ENDPOINT or AWS_DEFAULT_REGION"),
+        (Trouble.CLOCK, "set this machine's clock by NTP"),
+        (Trouble.ACCESS, "correct CKPT_STORE and the AWS_ settings by the store's answer"),
+        (Trouble.INTEGRITY, "look at the network path (proxies, caches) and at the store's own log"),
+    ],
+)
+def test_trouble_with_the_whole_store_has_its_next_step(trouble: Trouble, next_step: str) -> None:
+    [finding] = store_findings(replace(SOUND, trouble=(trouble, "why")))
+    assert finding.next_step == next_step

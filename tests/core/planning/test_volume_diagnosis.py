@@ -41,6 +41,137 @@ def test_a_sound_volume_has_nothing_to_mend() -> None:
     assert {finding.severity for finding in volume_findings(SOUND, NEEDS)} == {Severity.OK}
 
 
+WHO = "this process is user 10001, groups 10001; /checkpoints belongs to 0:10001, mode 2775"
+LOST = "a checkpoint that the trainer deletes before it is uploaded is lost"
+FSGROUP = "set the pod's securityContext.fsGroup, or run the sidecar as the trainer's user (inject --run-as-user)"
+TEXTS: list[tuple[dict[str, object], str, str, str | None]] = [
+    ({}, "volume", f"writable; {WHO}", None),
+    ({"mode": None, "groups": (1, 2)}, "volume", "writable; this process is user 10001, groups 1, 2; ", None),
+    (
+        {"missing": "No such file"},
+        "volume",
+        "/checkpoints: No such file: the volume that trainer and sidecar share is not there",
+        "mount it in this container, or correct CKPT_DIR",
+    ),
+    ({"write_error": "Permission denied"}, "volume", f"not writable: Permission denied; {WHO}", FSGROUP),
+    (
+        {"write_error": "Read-only file system"},
+        "volume",
+        f"not writable: Read-only file system; {WHO}",
+        "mount the volume without readOnly, and look for disk errors on its node",
+    ),
+    ({}, "rename", "directories can be renamed", None),
+    (
+        {"rename_error": "not supported"},
+        "rename",
+        "a directory cannot be renamed: not supported: no resume can put a checkpoint in place",
+        "use another file system for the volume",
+    ),
+    ({}, "hard-links", "files can be linked", None),
+    ({"other_owners": (7,), "user": 0}, "hard-links", "files can be linked", None),
+    (
+        {"link_error": "not permitted"},
+        "hard-links",
+        f"no hard links: not permitted: {LOST}",
+        "use a file system with hard links, or raise the trainer's save_total_limit",
+    ),
+    (
+        {"other_owners": (7, 8), "user": 1},
+        "hard-links",
+        f"checkpoints of user 7, 8 are there, and files of other users may not be linked: {LOST}",
+        "run the sidecar as the trainer's user (inject --run-as-user)",
+    ),
+    ({"watches": 1024}, "inotify", "changes of directories are reported at once", None),
+    (
+        {"watches": 1023},
+        "inotify",
+        "1023 watches for all of this user's processes on the node: beyond them changes are found by polling, later",
+        "raise fs.inotify.max_user_watches on the node to 1024 or more",
+    ),
+    (
+        {"inotify_error": "too many", "watches": 8},
+        "inotify",
+        "too many: changes are found by polling, later",
+        "raise fs.inotify.max_user_instances and max_user_watches on the node",
+    ),
+    (
+        {"state_error": "denied"},
+        "state-directory",
+        "CKPT_STATE_DIR: denied: the sidecar does not start",
+        "mount a writable emptyDir there, or unset CKPT_STATE_DIR",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changed", "check", "text", "next_step"), TEXTS)
+def test_what_was_found_is_said_with_the_next_step(
+    changed: dict[str, object], check: str, text: str, next_step: str | None
+) -> None:
+    finding = by_check(replace(SOUND, **changed))[check]  # type: ignore[arg-type]
+    assert (finding.text, finding.next_step) == (text, next_step)
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "wanted", "said"),
+    [
+        (90 * GB, NEEDS, Finding("space", Severity.OK, "90.0 of 100.0 GB are free")),
+        (GB // 2, SpaceNeeds(None, 2, GB // 2), None),
+        (37 * GB, SpaceNeeds(10 * GB, 2, GB), Finding("space", Severity.OK, "37.0 of 100.0 GB are free")),
+        (
+            37 * GB - 1,
+            SpaceNeeds(10 * GB, 2, GB),
+            Finding(
+                "space",
+                Severity.WARNING,
+                "37.0 of 100.0 GB are free; 2 checkpoints (CKPT_KEEP_LOCAL), the one being written and CKPT_MIN_FREE take "
+                "37.0 GB",
+                "enlarge the volume, or lower CKPT_KEEP_LOCAL: durable checkpoints are deleted earlier",
+            ),
+        ),
+        (
+            10 * GB - 1,
+            SpaceNeeds(10 * GB, 2, GB),
+            Finding(
+                "space",
+                Severity.FAILURE,
+                "10.0 of 100.0 GB are free: not one checkpoint fits",
+                "enlarge the volume to 37.0 GB",
+                exit_code=2,
+            ),
+        ),
+        (
+            GB // 2,
+            NEEDS,
+            Finding(
+                "space",
+                Severity.WARNING,
+                "0.5 of 100.0 GB are free: the volume is nearly full",
+                "enlarge the volume or delete what it does not need",
+            ),
+        ),
+    ],
+)
+def test_space_is_judged_by_what_has_to_fit(free_bytes: int, wanted: SpaceNeeds, said: Finding | None) -> None:
+    finding = by_check(replace(SOUND, free_bytes=free_bytes), wanted)["space"]
+    if said is None:
+        assert finding.text.endswith("the volume is nearly full")
+    else:
+        assert finding == said
+    if wanted.checkpoint_bytes is not None:
+        one = by_check(replace(SOUND, free_bytes=wanted.checkpoint_bytes), wanted)["space"]
+        assert one.severity is Severity.WARNING
+
+
+def test_of_a_volume_that_cannot_be_written_links_and_watches_are_not_judged() -> None:
+    assert set(by_check(replace(SOUND, write_error="no"))) == {"volume", "space"}
+    assert set(by_check(replace(SOUND, free_bytes=None))) == {"volume", "rename", "hard-links", "inotify"}
+    assert set(by_check(replace(SOUND, total_bytes=None))) == {"volume", "rename", "hard-links", "inotify"}
+    assert list(by_check(replace(SOUND, missing="no"))) == ["volume"]
+
+
 @given(facts, needs)
 def test_every_finding_that_is_not_ok_has_a_next_step_and_no_check_comes_twice(found: VolumeFacts, wanted: SpaceNeeds) -> None:
     findings = list(volume_findings(found, wanted))

@@ -215,6 +215,8 @@ def test_a_manifest_without_a_needed_field_is_refused(name: str) -> None:
     ("changed", "named"),
     [
         ({"format": 2}, "format"),
+        ({"epoch": 0}, "epoch: Input should be greater than or equal to 1"),
+        ({"reason": "urgent"}, "reason is 'urgent'"),
         ({"name": "checkpoint-30"}, "commit of checkpoint-30"),
         ({"step": 30}, "step 30"),
         ({"manifests": []}, "manifests"),
@@ -260,6 +262,10 @@ def test_a_document_is_json_of_one_field_a_line_without_empty_ones() -> None:
         *(f'   "key": "{MANIFESTS}node-00000-of-00001.json",', '   "size_bytes": 1,', '   "crc64nvme": "0123456789abcdef"'),
         *("  }", " ]", "}"),
     ]
+
+
+def test_epochs_begin_with_1() -> None:
+    assert decode_commit(json.dumps(COMMIT | {"epoch": 1}).encode(), key=KEY).epoch == 1
 
 
 def test_a_commit_under_another_checkpoints_name_is_refused() -> None:

@@ -70,6 +70,7 @@ def test_commands_of_others_and_what_was_applied_last_are_hidden() -> None:
     found = pod([], command=["python", "train.py", f"--hub-token={SECRET}"], args=[SECRET])
     found["metadata"]["annotations"] = {
         "kubectl.kubernetes.io/last-applied-configuration": SECRET,
+        "apps.example/last-applied-configuration": SECRET,
         "checkpoint-sidecar/grace": "60",
         "team.example/note": SECRET,
     }

@@ -87,6 +87,7 @@ def test_several_ranks_need_a_moment_to_agree() -> None:
     for ranks, save_s in ((1, 2.5), (2, 3.5), (8, 3.5)):
         assert risk(**(known | {"usual": SaveProfile(1000, 2.0, 0.5, ranks)})).predicted_save_s == save_s
     assert risk(**(known | {"usual": SaveProfile(1000, 2.0, None, ranks=1)})).predicted_save_s == 2.0
+    assert risk(**(known | {"usual": SaveProfile(1000, None, None, ranks=1)})).predicted_durable_s == 10.0
 
 
 def test_what_can_be_changed_is_named() -> None:

@@ -45,6 +45,10 @@ def test_a_month_under_a_policy() -> None:
     assert month.storage_month_usd == pytest.approx(74 * 48 * 0.023)
     assert month.store_month_usd == pytest.approx(month.storage_month_usd + month.requests_month_usd)
     assert month.put_requests == 720 * put_requests(48 * GIB, files=10)
+    assert month.get_requests == 4 * (2 + 10 * 154)  # files of 4.8 GiB in ranges of 32 MiB
+    assert month.requests_month_usd == pytest.approx((month.put_requests * 0.005 + month.get_requests * 0.0004) / 1000)
+    empty = store_cost(size_bytes=0, files=2, policy=policy, resumes=0.5, prices=S3)
+    assert (empty.get_requests, empty.stored_bytes) == (2, 0)
 
 
 @given(st.integers(0, 10**13), st.integers(1, 1000), st.none() | st.integers(1, 50), st.none() | st.integers(1, 10**5))

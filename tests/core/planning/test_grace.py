@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from sidecar.core.lifecycle.phases import margin_s
 from sidecar.core.lifecycle.risk import recommended_grace_s, risk
 from sidecar.core.lifecycle.save_profile import SaveProfile
-from sidecar.core.planning.grace import plan_grace
+from sidecar.core.planning.grace import Grace, plan_grace
 
 saves = st.builds(
     SaveProfile,
@@ -22,6 +22,8 @@ def test_known_values() -> None:
     assert (needed.save_s, needed.upload_s, needed.durable_s, needed.fits) == (14.0, 48.0, 62.0, False)
     assert needed.recommended_s == 80  # 1.25 x 62 = 77.5, and 2 s of margin, rounded up
     assert needed.margin_s == 2.0
+    nothing = plan_grace(save=SaveProfile(0, took_s=None, step_seconds=None, ranks=1), bytes_per_s=1e9, grace_s=30.0)
+    assert nothing == Grace(save_s=0.0, upload_s=0.0, durable_s=0.0, fits=True, recommended_s=1, margin_s=0.5)
 
 
 @given(saves, st.floats(1, 1e12), st.floats(0.1, 1e6))

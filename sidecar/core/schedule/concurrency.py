@@ -73,7 +73,7 @@ def awaits_answers(sent_bytes: Sequence[int], *, limit: int, bytes_per_s: float 
 
 
 def _room(round_trip_s: float) -> int:
-    return max(1, math.ceil(round_trip_s / SMALL_S))
+    return math.ceil(round_trip_s / SMALL_S)
 
 
 @dataclass(frozen=True, slots=True)

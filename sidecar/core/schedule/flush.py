@@ -94,7 +94,6 @@ def durable_in_s(order: Sequence[Load], *, bytes_per_s: float, costs: Costs = Co
     for load in order:
         total_s = load.left_bytes / bytes_per_s + load.left_requests * costs.request_s
         share = 1.0 if load.closed_bytes is None or not load.left_bytes else min(1.0, load.closed_bytes / load.left_bytes)
-        share = 1.0 if load.ready_in_s <= 0 else share
         closed[load.waiting.name], behind[load.waiting.name] = total_s * share, total_s * (1 - share)
     ready = {load.waiting.name: max(0.0, load.ready_in_s) for load in order}
     while len(done) < len(ready):

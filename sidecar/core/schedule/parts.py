@@ -69,7 +69,7 @@ def upload_ranges(size_bytes: int, *, part_bytes: int, max_parts: int, whole_onl
     Raises:
         ValueError: The file is larger than ``most_bytes``.
     """
-    if size_bytes == 0 or size_bytes < part_bytes:
+    if size_bytes < part_bytes:
         return [] if whole_only else [(0, size_bytes)]
     ranges: list[tuple[int, int]] = []
     offset = 0

@@ -61,7 +61,7 @@ def is_worth_hedging(
         used_bytes_per_s: Rate of all requests together.
         link_bytes_per_s: Capacity of the link.
     """
-    if bytes_per_s is None or left_bytes <= 0 or used_bytes_per_s > IDLE * link_bytes_per_s:
+    if bytes_per_s is None or used_bytes_per_s > IDLE * link_bytes_per_s:
         return False
     again_s = BEGIN_S + (size_bytes + others_left_bytes) / link_bytes_per_s
     return left_bytes > AT_LEAST * again_s * bytes_per_s

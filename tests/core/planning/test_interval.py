@@ -61,6 +61,11 @@ def test_a_link_that_is_too_slow_for_the_optimum_sets_the_interval_and_whole_ste
     assert plan.lost_percent > plan.daly_lost_percent
 
 
+def test_an_upload_that_takes_just_as_long_as_the_optimum_does_not_limit_it() -> None:
+    plan = plan_interval(stall_s=100.0, mtbf_s=50.0, restart_s=0.0, size_bytes=150, bytes_per_s=1.0, step_s=40.0)
+    assert (plan.daly_s, plan.interval_s, plan.is_limited_by_link, plan.save_steps) == (50.0, 50.0, False, 1)
+
+
 @given(st.floats(1, 100), st.floats(1e4, 1e6), st.integers(10**6, 10**12))
 def test_the_checkpoint_on_its_way_counts_as_lost(stall_s: float, mtbf_s: float, size_bytes: int) -> None:
     assume(size_bytes / 1e9 < mtbf_s)

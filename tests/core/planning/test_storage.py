@@ -55,7 +55,15 @@ def test_the_state_is_a_measured_size_like_any_other(
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [("8B", 8 * BILLION), ("70b", 70 * BILLION), ("1.5B", 1_500_000_000), (" 350 M", 350_000_000), ("124000000", 124_000_000)],
+    [
+        ("8B", 8 * BILLION),
+        ("70b", 70 * BILLION),
+        ("1.5B", 1_500_000_000),
+        (" 350 M", 350_000_000),
+        ("124000000", 124_000_000),
+        ("1", 1),
+        ("1000T", 10**15),
+    ],
 )
 def test_a_parameter_count_has_the_fields_units(text: str, count: int) -> None:
     assert parameter_count(text) == count

@@ -32,5 +32,10 @@ def test_the_longest_wait_doubles_from_the_first_up_to_the_cap(count: int, first
     assert wait_s == min(cap_s, first_s * 2 ** (count - 1)) or (count > 31 and wait_s <= cap_s)
 
 
+def test_a_wait_without_a_cap_doubles_thirty_times() -> None:
+    waits = [delay_s(count, random_0_1=1.0, cap_s=1e12) for count in (0, 1, 30, 31, 32, 10**6)]
+    assert waits == [FIRST_S, FIRST_S, FIRST_S * 2**29, *[FIRST_S * 2**30] * 3]
+
+
 def test_the_first_waits_are_half_a_second_to_thirty() -> None:
     assert [delay_s(n, random_0_1=1.0) for n in range(1, 9)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]

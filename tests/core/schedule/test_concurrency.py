@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,12 +9,17 @@ from hypothesis import strategies as st
 from sidecar.core.schedule.concurrency import (
     ANSWERED_WITHIN_S,
     EACH_SMALL,
+    FEWEST_AT_START,
+    LONG_S,
+    NEAR,
     REST_S,
     SLOWED_REST_S,
+    SMALL_S,
     UNANSWERED_BYTES,
     Concurrency,
     SmallRequests,
     awaits_answers,
+    is_near,
     small_requests,
 )
 
@@ -75,6 +81,60 @@ def test_the_farther_away_the_store_the_more_small_requests_run_at_once(most: in
 @given(st.integers(EACH_SMALL, 256))
 def test_one_thread_is_enough_for_a_store_that_answers_at_once(most: int) -> None:
     assert small_requests(most=most, round_trip_s=0.0003) == SmallRequests(1, EACH_SMALL)
+
+
+def test_small_requests_share_a_thread_where_a_round_trip_has_room_for_few() -> None:
+    assert [is_near(s) for s in (None, NEAR * SMALL_S, (NEAR + 1) * SMALL_S)] == [False, True, False]
+    assert small_requests(most=64, round_trip_s=NEAR * SMALL_S) == SmallRequests(2, EACH_SMALL)
+    assert small_requests(most=64, round_trip_s=(NEAR + 1) * SMALL_S) == SmallRequests(NEAR + 1, 1)
+    assert small_requests(most=2, round_trip_s=0.0) == SmallRequests(1, 2)
+    assert small_requests(most=7, round_trip_s=NEAR * SMALL_S) == SmallRequests(1, EACH_SMALL)
+
+
+def test_a_long_round_trip_gets_one_request_more_at_least() -> None:
+    limits = [Concurrency.begin(most=64, cores=1, now_s=0.0, round_trip_s=s).limit for s in (None, LONG_S / 2, LONG_S)]
+    assert limits == [FEWEST_AT_START, FEWEST_AT_START, FEWEST_AT_START + 1]
+
+
+WARM = Concurrency(4, 64, 0.0, sent_bytes=700, requests=7, is_cold=False)
+
+
+def test_a_window_ends_after_its_time_with_two_requests_for_each_of_the_limit() -> None:
+    assert WARM.sent(100, now_s=0.9) == replace(WARM, sent_bytes=800, requests=8)
+    few = replace(WARM, requests=6)
+    assert few.sent(100, now_s=1.0) == replace(few, sent_bytes=800, requests=7)
+    assert replace(WARM, is_cold=True).sent(100, now_s=1.0) == Concurrency(4, 64, 1.0, is_cold=False)
+    raised = Concurrency(6, 64, 1.0, before=(4, 800.0), is_cold=False)
+    assert WARM.sent(100, now_s=1.0) == raised
+    assert replace(WARM, rest_until_s=1.0).sent(100, now_s=1.0) == replace(raised, rest_until_s=1.0)
+    assert replace(WARM, rest_until_s=1.5).sent(100, now_s=1.0) == Concurrency(4, 64, 1.0, rest_until_s=1.5, is_cold=False)
+    assert replace(WARM, most=4).sent(100, now_s=1.0) == Concurrency(4, 4, 1.0, is_cold=False)
+    assert replace(WARM, most=5).sent(100, now_s=1.0).limit == 5
+    assert replace(WARM, limit=1).sent(100, now_s=1.0).limit == 2
+
+
+def test_a_higher_limit_stays_if_it_brings_its_share() -> None:
+    tried = Concurrency(8, 64, 0.0, sent_bytes=1300, requests=15, before=(4, 1000.0), is_cold=False)
+    assert tried.sent(0, now_s=1.0) == Concurrency(12, 64, 1.0, before=(8, 1300.0), is_cold=False)
+    in_vain = replace(tried, sent_bytes=1299).sent(0, now_s=1.0)
+    assert in_vain == Concurrency(4, 64, 1.0, rest_until_s=1.0 + REST_S, is_cold=False)
+
+
+def test_answers_of_another_moment_halve_the_limit_again() -> None:
+    once = Concurrency(8, 64, 0.0).slowed_down(now_s=5.0)
+    assert once == Concurrency(4, 64, 5.0, rest_until_s=5.0 + SLOWED_REST_S, slowed_s=5.0)
+    assert once.slowed_down(now_s=5.9) is once
+    assert once.slowed_down(now_s=6.0).limit == 2
+    assert Concurrency(1, 64, 0.0).slowed_down(now_s=0.0).limit == 1
+
+
+def test_the_answers_that_are_awaited_at_the_limits() -> None:
+    assert [awaits_answers([size], limit=1, bytes_per_s=None) for size in (UNANSWERED_BYTES - 1, UNANSWERED_BYTES)] == [
+        False,
+        True,
+    ]
+    assert [awaits_answers([size], limit=1, bytes_per_s=100.0) for size in (199, 200)] == [False, True]
+    assert not awaits_answers([UNANSWERED_BYTES], limit=2, bytes_per_s=None)
 
 
 def test_the_limit_settles_where_the_link_is_full() -> None:

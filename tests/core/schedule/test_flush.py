@@ -139,6 +139,7 @@ def test_each_is_durable_no_sooner_than_alone_and_the_first_as_soon_as_alone(loa
 def test_before_anything_was_measured_the_newest_goes_first(loads: list[Load], left_s: float, base: int | None) -> None:
     plan = plan_flush(loads, rate=None, left_s=left_s, newest_durable_step=base)
     assert all((p.verdict, p.done_in_s) == (Outcome.MAY_FIT, None) for p in plan.order), "nobody knows whether it fits"
+    assert {p.reason for p in plan.order} <= {"no rate has been measured yet"}
     for earlier, later in zip(in_order(plan, loads), in_order(plan, loads)[1:], strict=False):
         if earlier.waiting.urgent == later.waiting.urgent and earlier.waiting.written == later.waiting.written:
             assert newest([earlier], -1) >= newest([later], -1)
@@ -148,6 +149,7 @@ def test_a_store_that_stalls_keeps_the_upload_order() -> None:
     loads = [a_load(step, 10) for step in (10, 30, 20)]
     plan = plan_flush(loads, rate=Rate(0.0, 0.0, 0.0), left_s=5, newest_durable_step=None)
     assert [p.name for p in plan.order] == ["checkpoint-30", "checkpoint-20", "checkpoint-10"]
+    assert {p.reason for p in plan.order} == {"nothing arrives in the store"}
 
 
 OLDER_HALF_SENT, JIT = a_load(100, 50 * MB), a_load(120, 200 * MB, urgent=True)
@@ -183,6 +185,19 @@ def test_while_the_trainer_still_writes_the_older_one_goes_on() -> None:
     coming = a_load(120, 50 * MB, urgent=True, ready_in_s=5, closed=0)
     done = durable_in_s([coming, OLDER_HALF_SENT], bytes_per_s=10 * MB)
     assert done == {"checkpoint-100": 5.0, "checkpoint-120": 10.0}
+
+
+def test_the_end_of_a_run_is_worth_one_step_more_than_its_newest_step() -> None:
+    """At three of nine rates ``final`` lands, at seven the step; both together at none."""
+    step, final = a_load(1, 30 * MB), a_load(None, 65 * MB)
+    rate = Rate(1.0 * MB, 5.0 * MB, 9.0 * MB)
+    assert plan_flush([step, final], rate=rate, left_s=10, newest_durable_step=0).order[0].name == "checkpoint-1"
+    final = a_load(None, 45 * MB)  # at five
+    assert plan_flush([step, final], rate=rate, left_s=10, newest_durable_step=0).order[0].name == "final"
+
+
+def test_next_to_nothing_is_through_at_once() -> None:
+    assert durable_in_s([a_load(10, 1)], bytes_per_s=1e9) == {"checkpoint-10": 0.0}
 
 
 def test_what_the_store_refuses_goes_last() -> None:

@@ -192,6 +192,26 @@ def test_when_each_save_has_time_to_land_every_one_does_in_turn(upload_parts: in
     assert state.commits == [((n + 1) * upload_parts, n * upload_parts) for n in range(5)]
 
 
+def test_step_0_is_older_than_step_1() -> None:
+    first, second = Waiting("checkpoint-0", 0, urgent=False), Waiting("checkpoint-1", 1, urgent=False)
+    assert upload_order([first, second]) == [second, first]
+
+
+def test_a_checkpoint_that_is_being_written_preempts_nothing_and_one_of_several_nodes_is_not_preempted() -> None:
+    old, new = (Waiting(f"checkpoint-{step}", step, urgent=False) for step in (10, 20))
+    assert overtakes(new, old)
+    assert not overtakes(replace(new, written=False), old)
+    assert not overtakes(new, replace(old, shared=True))
+    assert upload_order([replace(new, written=False), old]) == [old, replace(new, written=False)]
+
+
+@pytest.mark.parametrize(("left", "waits"), [(20, False), (21, True)])
+def test_last_parts_are_waited_for_until_they_are_nearly_through(left: int, waits: bool) -> None:
+    assert waits_for_last_parts(left_bytes=left, bytes_per_s=50.0, link_bytes_per_s=100.0) is waits
+    assert waits_for_last_parts(left_bytes=left, bytes_per_s=None, link_bytes_per_s=100.0) is waits
+    assert not waits_for_last_parts(left_bytes=left, bytes_per_s=49.0, link_bytes_per_s=100.0)
+
+
 def test_final_without_a_step_goes_before_the_jit_save() -> None:
     jit, final = Waiting("checkpoint-70", 70, urgent=True), Waiting("final", None, urgent=True)
     assert upload_order([jit, final]) == [final, jit]
@@ -270,6 +290,21 @@ def test_of_several_nodes_each_sends_one_of_the_latest_first(steps: list[int], n
     latest = sorted((step for step in steps if newest_sent is None or step > newest_sent), reverse=True)[:LATEST]
     assert order[0].step == max(latest or [max(steps)], key=lambda step: (step & -step, step) if latest else (0, step))
     assert [c.step for c in order[1:]] == sorted((step for step in steps if step != order[0].step), reverse=True)
+
+
+def test_of_several_nodes_all_choose_the_step_that_is_even_most_often_among_newer_ones_than_the_last() -> None:
+    def order(*steps: int, newest_sent: int | None = None) -> list[int | None]:
+        waiting = [Waiting(str(step), step, urgent=False, shared=True) for step in steps]
+        return [c.step for c in send_order(waiting, running=None, newest_sent=newest_sent)]
+
+    assert order(0, 8) == [0, 8]
+    assert order(6, 8, 9) == [8, 9, 6]
+    assert order(8, 9, 11, newest_sent=8) == [11, 9, 8]
+    assert order(8, 9, newest_sent=9) == [9, 8]
+    begun = [Waiting("8", 8, urgent=False, shared=True), Waiting("9", 9, urgent=False, shared=True, begun=True)]
+    assert [c.step for c in send_order(begun, running=None)] == [9, 8]
+    alone = [Waiting("8", 8, urgent=False), Waiting("9", 9, urgent=False)]
+    assert [c.step for c in send_order(alone, running=None)] == [9, 8]
 
 
 def test_urgent_ones_of_several_nodes_keep_their_place() -> None:

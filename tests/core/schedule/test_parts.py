@@ -173,6 +173,42 @@ def test_a_file_is_fetched_in_usual_ranges_or_in_enough_larger_ones(size_bytes: 
     assert DEFAULT_PART_BYTES <= length <= 2 * DEFAULT_PART_BYTES
 
 
+def test_a_large_file_is_fetched_in_eight_ranges_or_more() -> None:
+    assert {size: range_bytes(size * MIB) // MIB for size in (100, 160, 207, 256, 1024)} == {
+        100: 16,
+        160: 20,
+        207: 25,
+        256: 32,
+        1024: 32,
+    }
+
+
+def test_parts_after_the_first_half_double_in_size() -> None:
+    def lengths(max_parts: int) -> list[int]:
+        most = most_bytes(part_bytes=5 * MIB, max_parts=max_parts)
+        return [length // MIB for _, length in upload_ranges(most, part_bytes=5 * MIB, max_parts=max_parts)]
+
+    assert [lengths(count) for count in (1, 2, 3)] == [[5], [5, 10], [5, 10, 20]]
+    assert lengths(10) == [*[5] * 5, 10, 20, 40, 80, 160]
+    assert lengths(100)[49:63] == [5, *[10] * 4, *[20] * 4, *[40] * 4, 80]
+    assert lengths(100)[-16:] == [*[2560] * 2, *[5120] * 14]
+    assert [equal_parts(count) for count in (1, 2, 3, 10)] == [1, 1, 1, 5]
+
+
+def test_of_a_growing_file_whole_parts_of_any_size_are_taken() -> None:
+    def count(size_bytes: int) -> int:
+        return len(upload_ranges(size_bytes, part_bytes=5 * MIB, max_parts=10, whole_only=True))
+
+    ends = [5, 25, 35, 55, 95]
+    assert [count(end * MIB) for end in ends] == [1, 5, 6, 7, 8]
+    assert [count(end * MIB - 1) for end in ends] == [0, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("number", "limit"), [(1000, 10_000), (1001, 1000), (10_000, 9999), (10_001, 10_000)])
+def test_only_a_part_between_what_every_store_takes_and_the_limit_lowers_it(number: int, limit: int) -> None:
+    assert max_parts_after_refusal(number, max_parts=10_000) == limit
+
+
 @given(number=st.integers(1, 20_000), max_parts=st.integers(1, 10_000))
 def test_a_refused_part_lowers_the_limit_below_its_number_and_never_below_what_every_store_takes(
     number: int, max_parts: int

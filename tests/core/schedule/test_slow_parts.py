@@ -67,6 +67,24 @@ def test_the_rate_is_that_of_what_was_seen_lately(steps: list[tuple[float, int]]
         assert min(rates) * 0.99 <= rate <= max(rates) * 1.01
 
 
+def test_a_rate_is_measured_over_the_time_that_was_asked_for() -> None:
+    progress = RequestProgress()
+    rates: list[float | None] = []
+    for left_bytes, now_s in ((100, 0.0), (70, 0.5), (60, 1.0), (50, 1.5), (80, 3.0)):
+        progress.saw(left_bytes, now_s=now_s, over_s=1.0)
+        rates.append(progress.bytes_per_s)
+    assert rates == [None, None, 40.0, 20.0, 0.0]
+
+
+def test_a_second_try_has_to_be_faster_by_half_on_a_link_of_which_half_is_free() -> None:
+    its = {"size_bytes": 60, "others_left_bytes": 20, "link_bytes_per_s": 100.0}  # again in 1 s
+    assert [is_worth_hedging(left_bytes=left, bytes_per_s=10.0, used_bytes_per_s=50.0, **its) for left in (15, 16)] == [
+        False,
+        True,
+    ]
+    assert not is_worth_hedging(left_bytes=16, bytes_per_s=10.0, used_bytes_per_s=51.0, **its)
+
+
 @given(requests=st.integers(1, 64), link=rates)
 def test_over_a_slow_link_a_request_is_seen_for_longer_than_it_needs_for_a_block(requests: int, link: float) -> None:
     over_s = seen_over_s(requests=requests, block_bytes=512 << 10, link_bytes_per_s=link)

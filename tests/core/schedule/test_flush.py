@@ -196,6 +196,26 @@ def test_the_end_of_a_run_is_worth_one_step_more_than_its_newest_step() -> None:
     assert plan_flush([step, final], rate=rate, left_s=10, newest_durable_step=0).order[0].name == "final"
 
 
+def test_of_two_that_promise_as_much_the_newer_goes_first() -> None:
+    """The newer one lands at three of nine rates, the older one, of half the steps, at six; both together at none."""
+    loads = [a_load(1, 40 * MB), a_load(2, 70 * MB)]
+    plan = plan_flush(loads, rate=Rate(1.0 * MB, 5.0 * MB, 9.0 * MB), left_s=10, newest_durable_step=0)
+    assert plan.order[0].name == "checkpoint-2"
+
+
+def test_at_a_byte_a_second_what_lands_still_goes_before_what_does_not() -> None:
+    plan = plan_flush([a_load(30, 2), a_load(20, 99), a_load(10, 2)], rate=sure(1), left_s=10, newest_durable_step=None)
+    assert [(p.name, p.verdict, p.done_in_s) for p in plan.order] == [
+        ("checkpoint-30", Outcome.FITS, 2.0),
+        ("checkpoint-10", Outcome.FITS, 4.0),
+        ("checkpoint-20", Outcome.NO_TIME, 103.0),
+    ]
+    assert (
+        plan.order[2].reason
+        == "0 MB are left and would be through in 103.0 s at 0.0 MB/s with what goes first; 10.0 s are left"
+    )
+
+
 def test_next_to_nothing_is_through_at_once() -> None:
     assert durable_in_s([a_load(10, 1)], bytes_per_s=1e9) == {"checkpoint-10": 0.0}
 

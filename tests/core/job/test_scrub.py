@@ -121,6 +121,7 @@ def test_an_entry_that_is_no_variable_is_scrubbed_as_any_value() -> None:
         f'"aws_secret_access_key": "{SECRET}/+="',
         f"HF_TOKEN: {SECRET}",
         f"hf_{SECRET}{SECRET}",
+        f"eyJ{SECRET}.{SECRET}.{SECRET}",
         f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n{SECRET}\n-----END RSA PRIVATE KEY-----",
         f"-----BEGIN PRIVATE KEY-----\n{SECRET}",
     ],

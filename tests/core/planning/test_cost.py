@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.commit.retention import is_surplus, surplus_steps
+from sidecar.core.planning import cost
 from sidecar.core.planning.cost import Policy, Prices, lost_work, put_requests, store_cost
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -34,6 +35,11 @@ def test_a_just_in_time_checkpoint_saves_the_lost_work_and_the_stalls(
     assert work.periodic_week_usd == pytest.approx(work.jit_week_usd + work.saved_week_usd)
     assert work.saved_week_usd == pytest.approx(usd * (interruptions * lost_s + stalls_s) / 3600, rel=1e-6, abs=1e-3)
     assert work.saved_year_usd == pytest.approx(52 * work.saved_week_usd)
+
+
+def test_what_just_in_time_checkpoints_cost_themselves_counts() -> None:
+    work = lost_work(**ARTICLE | {"interruptions": 2.0}, jit_stalls_s=60.0, jit_lost_s=30.0)
+    assert (work.periodic_s, work.jit_s) == (2 * (10_800 + 2400) + 720, 2 * (30 + 2400) + 60)
 
 
 def test_a_month_under_a_policy() -> None:
@@ -71,10 +77,13 @@ def test_requests_of_one_save(size_bytes: int, files: int, puts: int) -> None:
     assert put_requests(size_bytes, files=files) == puts
 
 
-def test_more_saves_than_can_be_counted_are_refused() -> None:
+def test_more_saves_than_can_be_counted_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Policy(interval_s=1.0, save_steps=1, keep_newest=None, keep_every_steps=None)
     with pytest.raises(ValueError, match="at least 26 s"):
         store_cost(size_bytes=1, files=1, policy=policy, resumes=0.0, prices=S3)
+    monkeypatch.setattr(cost, "MOST_SAVES", 720)
+    hourly = Policy(interval_s=3600.0, save_steps=1, keep_newest=None, keep_every_steps=None)
+    assert store_cost(size_bytes=1, files=1, policy=hourly, resumes=0.0, prices=S3).saves == 720
 
 
 @given(st.lists(st.integers(0, 1000), unique=True), st.integers(1, 10), st.none() | st.integers(1, 100))

@@ -16,6 +16,14 @@ def test_known_values() -> None:
     assert young_s(12.0, 43_200.0) == pytest.approx(1018.23, abs=0.01)
     assert daly_s(12.0, 43_200.0) == pytest.approx(1010.24, abs=0.01)
     assert daly_s(100.0, 50.0) == daly_s(1000.0, 50.0) == 50.0
+    assert daly_s(50.0, 50.0) == pytest.approx(young_s(50.0, 50.0) * (1 + math.sqrt(0.5) / 3 + 0.5 / 9) - 50.0)
+    plan = plan_interval(stall_s=50.0, mtbf_s=500.0, restart_s=10.0)
+    for lost, at_s in (
+        (plan.young_lost_percent, plan.young_s),
+        (plan.daly_lost_percent, plan.daly_s),
+        (plan.lost_percent, plan.interval_s),
+    ):
+        assert lost == lost_percent(at_s, stall_s=50.0, mtbf_s=500.0, restart_s=10.0)
 
 
 @given(st.floats(1, 1e4), st.floats(10, 1e5))

@@ -192,6 +192,8 @@ def test_the_end_of_a_run_is_worth_one_step_more_than_its_newest_step() -> None:
     step, final = a_load(1, 30 * MB), a_load(None, 65 * MB)
     rate = Rate(1.0 * MB, 5.0 * MB, 9.0 * MB)
     assert plan_flush([step, final], rate=rate, left_s=10, newest_durable_step=0).order[0].name == "checkpoint-1"
+    first = a_load(0, 30 * MB)
+    assert plan_flush([first, final], rate=rate, left_s=10, newest_durable_step=None).order[0].name == "checkpoint-0"
     final = a_load(None, 45 * MB)  # at five
     assert plan_flush([step, final], rate=rate, left_s=10, newest_durable_step=0).order[0].name == "final"
 
@@ -214,6 +216,12 @@ def test_at_a_byte_a_second_what_lands_still_goes_before_what_does_not() -> None
         plan.order[2].reason
         == "0 MB are left and would be through in 103.0 s at 0.0 MB/s with what goes first; 10.0 s are left"
     )
+
+
+def test_a_step_that_is_durable_already_does_not_go_before_an_urgent_one() -> None:
+    loads = [a_load(20, 10), a_load(10, 10, urgent=True)]
+    plan = plan_flush(loads, rate=sure(1), left_s=100, newest_durable_step=20)
+    assert [p.name for p in plan.order] == ["checkpoint-10", "checkpoint-20"]
 
 
 def test_next_to_nothing_is_through_at_once() -> None:

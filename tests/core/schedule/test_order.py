@@ -301,6 +301,7 @@ def test_of_several_nodes_all_choose_the_step_that_is_even_most_often_among_newe
     assert order(6, 8, 9) == [8, 9, 6]
     assert order(8, 9, 11, newest_sent=8) == [11, 9, 8]
     assert order(8, 9, newest_sent=9) == [9, 8]
+    assert order(0, 3, newest_sent=0) == [3, 0]
     begun = [Waiting("8", 8, urgent=False, shared=True), Waiting("9", 9, urgent=False, shared=True, begun=True)]
     assert [c.step for c in send_order(begun, running=None)] == [9, 8]
     alone = [Waiting("8", 8, urgent=False), Waiting("9", 9, urgent=False)]

@@ -74,6 +74,10 @@ def test_a_rate_is_measured_over_the_time_that_was_asked_for() -> None:
         progress.saw(left_bytes, now_s=now_s, over_s=1.0)
         rates.append(progress.bytes_per_s)
     assert rates == [None, None, 40.0, 20.0, 0.0]
+    progress = RequestProgress()
+    for left_bytes, now_s in ((100, 0.0), (60, 1.0), (50, 2.0)):
+        progress.saw(left_bytes, now_s=now_s, over_s=1.0)
+    assert progress.bytes_per_s == 10.0
 
 
 def test_a_second_try_has_to_be_faster_by_half_on_a_link_of_which_half_is_free() -> None:

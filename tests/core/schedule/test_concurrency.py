@@ -111,6 +111,9 @@ def test_a_window_ends_after_its_time_with_two_requests_for_each_of_the_limit() 
     assert replace(WARM, most=4).sent(100, now_s=1.0) == Concurrency(4, 4, 1.0, is_cold=False)
     assert replace(WARM, most=5).sent(100, now_s=1.0).limit == 5
     assert replace(WARM, limit=1).sent(100, now_s=1.0).limit == 2
+    later = replace(WARM, since_s=10.0)
+    assert later.sent(100, now_s=10.5) == replace(later, sent_bytes=800, requests=8)
+    assert later.sent(100, now_s=12.0).before == (4, 400.0)
 
 
 def test_a_higher_limit_stays_if_it_brings_its_share() -> None:

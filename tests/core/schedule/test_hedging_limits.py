@@ -113,6 +113,17 @@ def test_a_request_fails_at_its_limit_and_a_body_later_if_the_store_was_heard_wi
     assert [given_up(waited_s, is_body=True, heard_s_ago=0.0) for waited_s in (599.0, 600.0)] == [False, True]
 
 
+def test_errors_of_the_server_may_be_undone_by_another_try() -> None:
+    assert [hedging.may_be_undone(status) for status in (404, 409, 412, 499, 500, 503)] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]
+
+
 def test_deadlines_of_connections_and_copies() -> None:
     assert [hedging.connect_within_s(failures, first_s=1.0, most_s=1e9) for failures in (0, 1, 10, 11)] == [1, 2, 1024, 1024]
     assert hedging.copy_within_s(10**8) == 2.5

@@ -71,7 +71,7 @@ def status_text(status: dict[str, Any]) -> str:
         f"durable    step {_known(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
         f"{_known(risk['steps_at_risk'])} steps",
         f"SIGTERM    {_prediction(risk, min(rates, default=None))}",
-        f"volume     {size_text(status['volume']['free_bytes'])} of {size_text(status['volume']['total_bytes'])} free",
+        f"volume     {_volume(status['volume'])}",
     ]
     if status["termination"]:
         lines.append(
@@ -88,6 +88,12 @@ def status_text(status: dict[str, Any]) -> str:
         rows = [[t["checkpoint"], t["state"], _share(t), t["reason"] or ""] for t in status["queue"]]
         lines += ["", table(["CHECKPOINT", "STATE", "SENT", "WHY"], rows)]
     return "\n".join(lines)
+
+
+def _volume(volume: dict[str, Any]) -> str:
+    if volume["free_bytes"] is None:
+        return "CANNOT BE READ: is it still mounted? The sidecar's log has the error"
+    return f"{size_text(volume['free_bytes'])} of {size_text(volume['total_bytes'])} free"
 
 
 def _prediction(risk: dict[str, Any], bytes_per_s: float | None) -> str:

@@ -86,3 +86,8 @@ def status(**risk: float | None) -> dict[str, Any]:
         "termination": None,
         "flush": None,
     } | {name: {} for name in ("given_up", "rejected", "quarantined", "queue")}
+
+
+def test_a_volume_that_cannot_be_read_is_no_dash() -> None:
+    gone = status() | {"volume": {"free_bytes": None, "total_bytes": None}}
+    assert "\nvolume     CANNOT BE READ: is it still mounted?" in status_text(gone)

@@ -201,7 +201,7 @@ _MAY = {
     "volume/examination.py": {"read_text"},  # of /proc/sys
     "volume/sockets.py": {"chmod"},  # by /proc/self/fd
     "volume/volume.py": {"mkdir"},  # of the mount itself
-    "volume/hook_install.py": {"read_bytes", "rglob", "mkdir", "is_file"},  # of the package, and of the folder that the operator named
+    "volume/hook_install.py": {"read_bytes", "rglob", "mkdir", "is_file"},  # of the package and the operator's folder
     "api/page.py": {"read_bytes"},  # of the package
     "cli/options.py": {"exists", "glob", "is_file"},  # of the folder of a store that a person named
     "cli/streams.py": {"open"},  # of /dev/null

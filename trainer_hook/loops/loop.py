@@ -209,6 +209,8 @@ class Loop:
         if self._finished or (max_steps is not None and self.global_step >= max_steps):
             return
         self._steps_planned = max_steps or self._steps_of(loader, accumulate)
+        if type(self)._stepped is Loop._stepped:  # another number of ranks may resume between two steps: no gradients are saved
+            self.batch -= self.batch % accumulate
         batches = self._begin_pass(loader)
         while (batch := self._next(batches)) is not self:
             yield batch

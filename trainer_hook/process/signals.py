@@ -74,7 +74,7 @@ class StopSignal:
         os.register_at_fork(before=self._block, after_in_parent=self._unblock, after_in_child=self._uninstall)
         os.register_at_fork(after_in_child=self._unblock)  # also after an error in _uninstall
         if not self._in_main_thread(self._take_signal) or self._wakeup_fd != -1:  # the main thread may still do it
-            threading.Thread(target=self._read_signals, args=(reader,), name="checkpoint-signal", daemon=True).start()
+            start_thread(threading.Thread(target=self._read_signals, args=(reader,), name="checkpoint-signal", daemon=True))
 
     def install_again(self) -> None:
         """Replace a handler that was installed after this one."""
@@ -169,8 +169,10 @@ class StopSignal:
     def _notice_signal(self) -> None:
         if self.notice_at_s is None:
             self._notice = contract.encode_notice(contract.Notice(contract.rfc3339(time.time()), "sigterm"))
-            self._set_noticed()
-            self._write_notice()
+            try:
+                self._set_noticed()  # before the volume, which may hang
+            finally:
+                self._write_notice()
 
     def _write_notice(self) -> None:
         # Thread and handler may both write the same content: the first one may be interrupted by the exit of the process.
@@ -227,11 +229,17 @@ def _only_threads_are_left() -> bool:
     return not main.is_alive() and any(thread is not main and not thread.daemon for thread in threading.enumerate())
 
 
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread, except where Python refuses it: since 3.12 at the interpreter's exit. Signal handlers still run."""
+    with contextlib.suppress(RuntimeError):
+        thread.start()
+
+
 def exit_within(code: int, *, within_s: float) -> None:
     """End the process with ``code`` after ``within_s``, even if the interpreter's exit hangs."""
     timer = threading.Timer(within_s, os._exit, (code,))
     timer.daemon = True
-    timer.start()
+    start_thread(timer)
 
 
 def exit_now(code: int) -> NoReturn:

@@ -15,7 +15,7 @@ from trainer_hook.contract import checkpoint_name
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.rank_consensus import Vote
 from trainer_hook.process.session import Session
-from trainer_hook.process.signals import exit_within
+from trainer_hook.process.signals import exit_within, start_thread
 from trainer_hook.saving.schedule import Schedule
 
 STATE_EVERY_S = 2.0
@@ -130,7 +130,7 @@ def exit_if_ranks_hang(session: Session) -> None:
     The connections of a dead rank are closed; those of one that hangs, for example on a volume that does not answer, stay
     open. Waiting for it would only end in SIGKILL; the newest step that all ranks committed stands.
     """
-    threading.Thread(target=_watch_collectives, args=(session,), name="checkpoint-others", daemon=True).start()
+    start_thread(threading.Thread(target=_watch_collectives, args=(session,), name="checkpoint-others", daemon=True))
 
 
 def _watch_collectives(session: Session) -> None:

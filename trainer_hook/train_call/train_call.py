@@ -143,4 +143,5 @@ class TrainCall:
         """Wait for an asynchronous save and free its memory; SIGTERM ends the process at once again. May be repeated."""
         self.saver.end()
         self.session.measure = None
+        self.session.stop.on_notice = lambda: None
         self.session.stop.is_training = False

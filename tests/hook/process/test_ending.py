@@ -144,3 +144,39 @@ def test_a_script_that_ends_with_an_error_after_training_has_not_succeeded(
     ended = subprocess.run([sys.executable, "-c", TRAINED + last_line], env=environ, capture_output=True, text=True)
     assert parse_trainer_state((volume / ".ckpt/trainer.json").read_bytes()).state == state, ended.stderr
     assert ("everything is durable" in ended.stderr) == (state == "succeeded")
+
+
+SAVED_BY_THE_SCRIPT = """
+import os, threading
+from trainer_hook.process.rank_consensus import World
+from trainer_hook.process.session import session_of_saves
+session = session_of_saves()
+session.take_part(World(), "20260101T000000Z-aa")
+session.outcome = "succeeded"
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+threading.Thread.start = refuse
+"""
+
+
+def test_the_end_of_a_script_is_waited_for_where_python_refuses_new_threads_at_exit(volume: Path, answers: Answers) -> None:
+    """Python 3.12 and later, after saves by the script alone: the signals' thread was to start at exit."""
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
+    ended = subprocess.run([sys.executable, "-c", SAVED_BY_THE_SCRIPT], env=environ, capture_output=True, text=True)
+    assert "everything is durable" in ended.stderr
+    assert "RuntimeError" not in ended.stderr
+
+
+def test_a_signal_ends_the_wait_where_python_refuses_new_threads(volume: Path, answers: Answers) -> None:
+    answers.by_call["POST /v1/flush"] = missing("checkpoint-5", "uploading")
+    term_soon = """
+from trainer_hook.process import ending
+from trainer_hook.saving.step_monitor import exit_if_ranks_hang
+session.stop.on_notice = lambda: exit_if_ranks_hang(session)
+ending.info = lambda text: os.kill(os.getpid(), 15)
+"""
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
+    command = [sys.executable, "-c", SAVED_BY_THE_SCRIPT + term_soon]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (volume / ".ckpt/terminating").exists()

@@ -176,6 +176,19 @@ def test_an_event_loop_that_came_first_keeps_its_descriptor(volume: Path) -> Non
     assert outcome(code, volume, signalled=True) == (0, "up\ntold True\n")
 
 
+def test_a_callback_that_fails_does_not_cost_the_notice(volume: Path) -> None:
+    stop = StopSignal(volume, exit_code=143)
+
+    def fail() -> None:
+        raise RuntimeError
+
+    stop.on_notice = fail
+    (volume / ".ckpt").mkdir()
+    with pytest.raises(RuntimeError):
+        stop._notice_signal()
+    assert parse_notice((volume / ".ckpt/terminating").read_bytes()).source == "sigterm"
+
+
 def notice(volume: Path, content: bytes) -> None:
     (volume / ".ckpt").mkdir(exist_ok=True)
     (volume / ".ckpt/terminating").write_bytes(content)

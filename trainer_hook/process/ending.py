@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection
 from typing import Any
@@ -14,6 +15,12 @@ DEGRADED_TIMEOUT_S = 30.0
 FLUSH_POLL_S = 5.0
 OTHER_NODES_TIMEOUT_S = 120.0
 """Longest wait of a node whose own part is in the store for the other nodes: they commit without it, or are dead."""
+STANDSTILL_TIMEOUT_S = 600.0
+"""Longest standstill: nothing is being sent and nothing that is missing comes further, for reasons that the sidecar gives.
+
+A lease that never comes or a file that cannot be read has no end; a back-off of the sidecar takes minutes. While a checkpoint
+is being sent, its ``sent_bytes`` may rest longer: they count finished parts, of which a slow link has many in flight.
+"""
 NAMED = 3
 """Number of checkpoints that were not saved that the log names."""
 NEVER_DURABLE = frozenset({"lost", "given-up", "rejected"})
@@ -26,7 +33,7 @@ def wait_until_durable(client: Client, stop: StopSignal, not_saved: Collection[s
     ``not_saved``: names whose save failed, for the log.
     """
     trouble_lasts, others_last = _Patience(DEGRADED_TIMEOUT_S), _Patience(OTHER_NODES_TIMEOUT_S)
-    lost: dict[str, str] = {}
+    standstill, lost = _Standstill(), dict[str, str]()
     while stop.notice_at_s is None:
         try:
             flushed = client.flush(timeout_s=FLUSH_POLL_S)
@@ -41,9 +48,9 @@ def wait_until_durable(client: Client, stop: StopSignal, not_saved: Collection[s
         except OSError as error:
             missing, trouble = [], f"no sidecar answers ({error})"
         names = ", ".join(map(_progress, missing)) or "the last checkpoints"
-        if trouble_lasts.is_over(bool(trouble)):
-            warn(f"ends without waiting any longer for {names}: {trouble}")
-            return f"{names}: {trouble}"
+        if why := trouble if trouble_lasts.is_over(bool(trouble)) else standstill.over(missing):
+            warn(f"ends without waiting any longer for {names}: {why}")
+            return f"{names}: {why}"
         if others_last.is_over(bool(missing) and all(m.get("state") == "uploaded" for m in missing)):
             warn(f"ends: its part of {names} is in the store, and those of other nodes are not")
             return f"{names}: parts of other nodes are missing"
@@ -64,6 +71,43 @@ class _Patience:
         now_s = time.monotonic()
         self._since_s = (self._since_s or now_s) if lasts else None
         return self._since_s is not None and now_s - self._since_s >= self._most_s
+
+
+class _Standstill:
+    """The time in which nothing comes further, since the last state that was not there before."""
+
+    def __init__(self) -> None:
+        self._seen: set[Any] = set()
+        self._sent_bytes: dict[str, int] = {}
+        self._lasts_s = 0.0
+        self._looked_s = time.monotonic()
+
+    def over(self, missing: list[dict[str, Any]]) -> str | None:
+        """Return what stands still, and why, if it has done so for too long."""
+        since_s, self._looked_s = self._looked_s, time.monotonic()
+        if self._is_news(missing):
+            self._lasts_s = 0.0
+        elif any(m.get("reason") for m in missing) and not any(map(_is_being_sent, missing)):
+            self._lasts_s += self._looked_s - since_s
+        if self._lasts_s < STANDSTILL_TIMEOUT_S:
+            return None
+        states = "; ".join(f"{m['checkpoint']} is {m.get('state')}, {m.get('reason') or 'and waits'}" for m in missing)
+        return f"nothing has changed for {STANDSTILL_TIMEOUT_S / 60:.0f} minutes: {states}"
+
+    def _is_news(self, missing: list[dict[str, Any]]) -> bool:
+        # A retry passes through the same states and bytes again; its reason counts the failures.
+        states: set[Any] = {(m["checkpoint"], m.get("state"), re.sub(r"\d+", "", m.get("reason") or "")) for m in missing}
+        states.add(frozenset(m["checkpoint"] for m in missing))
+        sent_bytes = {m["checkpoint"]: m.get("sent_bytes") or 0 for m in missing}
+        further = {name: sent for name, sent in sent_bytes.items() if sent > self._sent_bytes.get(name, 0)}
+        is_news = bool(states - self._seen or further)
+        self._seen |= states
+        self._sent_bytes |= further
+        return is_news
+
+
+def _is_being_sent(missing: dict[str, Any]) -> bool:
+    return missing.get("state") == "uploading" and not missing.get("reason")
 
 
 def _progress(missing: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from tests.hook.job import ROOT, Answers, plain_environ
 from tests.hook.process.test_client import in_turn
 from trainer_hook.contract import parse_trainer_state
 from trainer_hook.process import ending
-from trainer_hook.process.client import Client
+from trainer_hook.process.client import Client, FlushResult
 from trainer_hook.process.ending import wait_until_durable
 
 GOING_ON: Any = SimpleNamespace(notice_at_s=None)
@@ -76,6 +77,64 @@ def test_what_was_rejected_and_then_written_anew_is_durable(answers: Answers, vo
     durable = (200, {"durable": ["checkpoint-5", "checkpoint-7"]})
     answers.by_call["POST /v1/flush"] = in_turn(mended, durable)
     assert wait_until_durable(Client(answers.url, volume), GOING_ON) is None
+
+
+class Clock:
+    """A sidecar whose answer to a flush after so many seconds is given; each call takes five of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Callable[[float], dict[str, Any]]) -> None:
+        self.now_s = 0.0
+        self._answer = answer
+        monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+
+    def flush(self, *, timeout_s: float) -> FlushResult:
+        self.now_s += 5
+        if self.now_s > 7200:
+            raise TimeoutError
+        return FlushResult(missing=({"checkpoint": "checkpoint-300"} | self._answer(self.now_s),))
+
+    def degraded(self) -> None:
+        return None
+
+
+def told_by(monkeypatch: pytest.MonkeyPatch, answer: Callable[[float], dict[str, Any]]) -> tuple[str | None, float]:
+    """Return what was told at the end, and after how many seconds."""
+    clock: Any = Clock(monkeypatch, answer)
+    return wait_until_durable(clock, GOING_ON), clock.now_s
+
+
+HELD = {"state": "finished", "reason": "node 0 does not hold the prefix"}
+
+
+def test_what_stands_still_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, after_s = told_by(monkeypatch, lambda now_s: HELD)
+    assert told == (
+        "checkpoint-300: nothing has changed for 10 minutes: checkpoint-300 is finished, node 0 does not hold the prefix"
+    )
+    assert after_s == pytest.approx(600, abs=10)
+
+
+def test_retries_that_come_no_further_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(now_s: float) -> dict[str, Any]:
+        failures, wait_s = divmod(now_s, 50)
+        reason = f"model: Input/output error; failed {failures:.0f} times, tried again after 48 s: check the volume"
+        waits = {"state": "finished", "reason": reason, "sent_bytes": 7}
+        return waits if wait_s else {"state": "uploading", "sent_bytes": 3}
+
+    told, after_s = told_by(monkeypatch, answer)
+    assert "model: Input/output error" in str(told)
+    assert after_s < 900
+
+
+def test_what_comes_further_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, after_s = told_by(monkeypatch, lambda now_s: HELD | {"sent_bytes": min(now_s, 3000) // 500})
+    assert after_s == pytest.approx(3600, abs=10)
+
+
+def test_the_first_part_on_a_slow_link_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    sending = {"state": "uploading", "reason": None, "sent_bytes": 0}
+    _, after_s = told_by(monkeypatch, lambda now_s: sending if now_s < 3000 else HELD)
+    assert after_s == pytest.approx(3600, abs=10)
 
 
 EXITS = {

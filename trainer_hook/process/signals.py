@@ -59,6 +59,8 @@ class StopSignal:
         self._pid = os.getpid()
         self._started_s = process_start_s()
         self._polled_s = 0.0
+        self._was_absent = False
+        """An earlier poll found no ``.ckpt/terminating``: one that appears is new, whatever a clock that was set says."""
         self._notice: bytes | None = None
         """Content of ``.ckpt/terminating`` that is still to be written."""
         self.notice_at_s: float | None = None
@@ -216,10 +218,11 @@ class StopSignal:
         path = self._volume / contract.TERMINATING
         try:
             notice, written_s = contract.parse_notice(path.read_bytes()), path.stat().st_mtime
-        except OSError:
+        except OSError as error:
+            self._was_absent |= isinstance(error, FileNotFoundError) and path.parent.is_dir()  # not a volume that is away
             return
         # An older notice was for an earlier process.
-        if (contract.epoch_seconds(notice.at) if notice.at else written_s) >= self._started_s:
+        if self._was_absent or (contract.epoch_seconds(notice.at) if notice.at else written_s) >= self._started_s:
             self._set_noticed()
 
 

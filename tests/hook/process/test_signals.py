@@ -214,6 +214,18 @@ def test_a_notice_that_was_for_an_earlier_process_is_ignored(volume: Path) -> No
     assert not StopSignal(volume, exit_code=143).noticed()
 
 
+@pytest.mark.parametrize("is_mounted", [True, False])
+def test_a_notice_that_was_not_there_before_counts_after_the_clock_was_set_back(volume: Path, is_mounted: bool) -> None:
+    if is_mounted:
+        (volume / ".ckpt").mkdir()
+    stop = StopSignal(volume, exit_code=143)
+    stop._polled_s = -1.0
+    assert not stop.noticed()
+    notice(volume, encode_notice(Notice(rfc3339(process_start_s() - 3600), "spot")))
+    stop._polled_s = -1.0
+    assert stop.noticed() is is_mounted, "an old notice on a volume that was away is not new"
+
+
 def test_a_notice_given_while_libraries_were_still_being_imported_counts(volume: Path) -> None:
     notice(volume, encode_notice(Notice(rfc3339(process_start_s() + 0.5), "prestop")))
     assert StopSignal(volume, exit_code=143).noticed()

@@ -64,6 +64,8 @@ class SaveRequests:
         self._catalog = catalog
         self._events = events
         self._saves: dict[str, SaveRequest] = {}
+        # At once: retention may delete a checkpoint as soon as it is durable, and the next scan of the volume forgets it.
+        catalog.observe(lambda tracked: self.update())
 
     def ask(self, *, stop: bool) -> SaveRequest:
         """Ask the trainer to save, and with ``stop`` to end training. An unanswered request is joined.

@@ -1,0 +1,39 @@
+"""The state of a save request whose checkpoint does not stay."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.catalog.test_volume_trouble import new_life
+from tests.process.sidecar_process import write_checkpoint
+from trainer_hook.contract import ANSWER, AnswerFile, encode_answer
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_save_that_is_deleted_as_soon_as_it_is_durable_was_durable(tmp_path: Path, is_answered: bool) -> None:
+    """Newer checkpoints were durable before it: its request had been "on its way to the store" for good."""
+
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume", CKPT_KEEP_LOCAL="2")
+        asked = services.save_requests.ask(stop=False)
+        for step, reason in ((290, "manual"), (300, "periodic"), (310, "periodic")):
+            write_checkpoint(tmp_path / "volume", f"checkpoint-{step}", {"m": b"x"}, {"reason": reason})
+        if is_answered:  # otherwise by a hook without answers
+            answer = AnswerFile(asked.id, "saved", "checkpoint-290")
+            (services.volume / ANSWER).publish(encode_answer(answer))
+        await services.scanner.scan()
+        for step in (300, 310, 290):
+            tracked = services.catalog.get(f"checkpoint-{step}")
+            assert tracked
+            services.catalog.durable(tracked, at_s=time.time())
+        await services.cleaner.clean_volume()
+        await services.scanner.scan()
+        assert services.catalog.get("checkpoint-290") is None
+        services.save_requests.update()
+        assert (asked.state, asked.checkpoint, asked.detail) == ("durable", "checkpoint-290", None)
+
+    asyncio.run(scenario())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 
 import structlog
 
@@ -27,6 +28,8 @@ log = structlog.get_logger()
 CLEAN_INTERVAL_S = 10.0
 STORE_RETRY_S = 60.0
 """Seconds until the next try after the store refused a request."""
+
+_NOT_DELETED = "run the sidecar as the trainer's user (--run-as-user); it is tried again"
 
 
 class Cleaner:
@@ -53,6 +56,8 @@ class Cleaner:
         self._catalog = catalog
         self._resume_service = resume_service
         self._cleaning = asyncio.Lock()
+        self._refusals: dict[str, int | None] = {}
+        """Error numbers of the checkpoints that could not be deleted, by name, as they were logged last."""
         self._retention: StoreRetention | None = None
         if settings.keep_store is not None:
             self._retention = retention = StoreRetention(
@@ -123,32 +128,50 @@ class Cleaner:
             return await self._delete_surplus(min_free_bytes=min_free_bytes, keep_least=keep_least)
 
     async def _delete_surplus(self, *, min_free_bytes: int, keep_least: int) -> list[str]:
-        durable = [t for t in self._catalog.all() if t.state is State.COMMITTED and not _is_scripts(t)]
-        plan = plan_local_deletion(
-            [self._kept(t) for t in durable],
-            keep_newest=self._settings.keep_local,
-            free_bytes=self._volume.free_bytes(),
-            min_free_bytes=min_free_bytes,
-            keep_least=keep_least,
-        )
-        deleted = []
-        versions = {t.name: t.version for t in durable}
-        for deletion in plan:
-            # Deletions take time: a checkpoint that was rewritten or given to a resume meanwhile is no longer the planned one.
-            if not self._resume_service.is_in_use(deletion.name) and self._is_there(deletion.name, versions[deletion.name]):
-                with self._resume_service.deleting(deletion.name):
-                    await asyncio.to_thread(self._volume.delete, deletion.name)
-                log.info("local_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
-                deleted.append(deletion.name)
-        return deleted
+        deleted: list[str] = []
+        refused: set[str] = set()
+        while True:
+            refused_before = len(refused)
+            durable = [t for t in self._catalog.all() if t.state is State.COMMITTED and not _is_scripts(t)]
+            versions = {t.name: t.version for t in durable if t.name not in deleted}
+            plan = plan_local_deletion(
+                [self._kept(t, refused) for t in durable if t.name in versions],
+                keep_newest=self._settings.keep_local,
+                free_bytes=self._volume.free_bytes(),
+                min_free_bytes=min_free_bytes,
+                keep_least=keep_least,
+            )
+            for name, reason in ((planned.name, planned.reason) for planned in plan):
+                # Deletions take time: one that was rewritten or given to a resume meanwhile is no longer planned.
+                if not self._resume_service.is_in_use(name) and self._is_there(name, versions[name]):
+                    if await self._delete(name, reason):
+                        deleted.append(name)
+                    else:
+                        refused.add(name)
+            if len(refused) == refused_before:  # otherwise others have to make the room that these do not
+                return deleted
+
+    async def _delete(self, name: str, reason: str) -> bool:
+        try:
+            with self._resume_service.deleting(name):
+                await asyncio.to_thread(self._volume.delete, name)
+        except OSError as error:
+            if self._refusals.get(name) != error.errno:  # it is tried again every few seconds
+                log.warning("local_checkpoint_not_deleted", checkpoint=name, error=str(error), hint=_NOT_DELETED)
+            self._refusals[name] = error.errno
+            return False
+        self._refusals.pop(name, None)
+        log.info("local_checkpoint_deleted", checkpoint=name, reason=reason)
+        return True
 
     def _is_there(self, name: str, version: str) -> bool:
         return self._volume.marker_signature(name) == version
 
-    def _kept(self, tracked: Tracked) -> Kept:
+    def _kept(self, tracked: Tracked, refused: Collection[str]) -> Kept:
         checkpoint = tracked.checkpoint
         assert checkpoint is not None
         protected = IN_USE if self._resume_service.is_in_use(tracked.name) else None
+        protected = "it cannot be deleted" if tracked.name in refused else protected
         return Kept(tracked.name, checkpoint.resume_step, checkpoint.size_bytes, protected)
 
 

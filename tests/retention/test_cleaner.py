@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from sidecar.core.schedule.order import superseded
 from sidecar.daemon.services import Services
@@ -207,5 +208,34 @@ def test_room_that_is_made_during_a_deletion_waits_for_it(tmp_path: Path, monkey
         async with asyncio.timeout(1):
             for name in ("checkpoint-10", "checkpoint-20"):
                 await services.resume_service._worker.local.deletion_ended(name)
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_be_deleted_does_not_keep_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume", CKPT_KEEP_LOCAL="3")
+        await durable(services, 10, 20, 30, 40, 50)
+        real = services.volume.delete
+
+        def delete(name: str) -> None:
+            if name in ("checkpoint-20", "checkpoint-30"):
+                raise PermissionError(13, "Permission denied")
+            real(name)
+
+        monkeypatch.setattr(services.volume, "delete", delete)
+        with capture_logs() as logged:
+            await services.cleaner.clean_volume()
+            await services.cleaner.clean_volume()
+            assert on_volume(services) == {f"checkpoint-{step}" for step in (20, 30, 40, 50)}
+            await services.scanner.scan()
+            monkeypatch.setattr(services.volume, "free_bytes", lambda: 100)
+            made = await services.cleaner.make_room(103)
+            assert made == ["checkpoint-40", "checkpoint-50"], "in place of those that cannot be deleted"
+        refusals = [line["checkpoint"] for line in logged if line["event"] == "local_checkpoint_not_deleted"]
+        assert refusals == ["checkpoint-20", "checkpoint-30"], "each once"
+        monkeypatch.undo()
+        await services.cleaner.clean_volume()
+        assert "checkpoint-20" not in on_volume(services)
 
     asyncio.run(scenario())

@@ -196,9 +196,12 @@ class ResumeService:
     def _next_turn(self) -> None:
         if self._turns is None or self._turns.done():
             self._turns = asyncio.create_task(self._take_turns())
-        elif self._working is not None and self._task is not None and self._first() is not self._working:
-            self._working.is_interrupted = True
-            self._task.cancel()
+            return
+        working, task = self._working, self._task
+        if working is None or task is None or self._first() is working or working.is_interrupted:
+            return  # a second cancellation would end the clean-up of the first
+        working.is_interrupted = True
+        task.cancel()
 
     async def _take_turns(self) -> None:
         while (request := self._first()) is not None:

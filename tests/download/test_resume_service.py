@@ -34,6 +34,7 @@ class SlowToEnd(Downloader):
         self.under_way: list[str] = []
         self.most_under_way = 0
         self.fails_when_cancelled = False
+        self.cleaned_up: list[str] = []
         self.held = asyncio.Event()
 
     async def list_folders(self) -> list[str]:
@@ -66,6 +67,7 @@ class SlowToEnd(Downloader):
             await self.held.wait()
         except asyncio.CancelledError:
             await asyncio.sleep(0.1)
+            self.cleaned_up.append(offer.name)
             on_progress(1, 2)
             if self.fails_when_cancelled:
                 raise OSError(28, "No space left on device") from None
@@ -112,6 +114,27 @@ def test_a_request_begins_when_those_that_it_replaced_have_ended_and_only_it_ans
 async def downloading(downloader: SlowToEnd, name: str) -> None:
     while downloader.under_way != [name]:
         await asyncio.sleep(0.01)
+
+
+def test_requests_during_the_clean_up_of_a_cancelled_one_do_not_cut_it_short(tmp_path: Path) -> None:
+    """Its publication ran on while the next request emptied the folder for downloads."""
+
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        downloader = SlowToEnd(services)
+        services.resume_service.opened(downloader)
+        services.resume_service.request("checkpoint-20", asked_by=AskedBy.TRAINER)
+        await downloading(downloader, "checkpoint-20")
+        for checkpoint, train_call in (("latest", 0), ("checkpoint-10", 0), ("checkpoint-10", None)):
+            services.resume_service.request(checkpoint, train_call, asked_by=AskedBy.TRAINER)
+            await asyncio.sleep(0.01)
+        await downloading(downloader, "checkpoint-10")
+        assert downloader.cleaned_up == ["checkpoint-20"]
+        downloader.held.set()
+        assert (await answered(services, timeout_s=5)).checkpoint == "checkpoint-10"
+        assert downloader.most_under_way == 1
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
 def test_each_of_two_who_ask_at_once_gets_the_answer_to_what_was_asked_and_the_trainer_first(tmp_path: Path) -> None:

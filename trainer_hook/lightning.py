@@ -177,7 +177,7 @@ def _restore(fit: Fit, original: Any) -> Any:
     def restore(checkpoint_path: Any = None, *args: Any, **kwargs: Any) -> Any:
         path = fit.choose(checkpoint_path)
         if not isinstance(path, Path):
-            return original(checkpoint_path, *args, **kwargs)
+            return original(checkpoint_path if fit.call.script_choice_stands else None, *args, **kwargs)
         try:
             return original(str(path), *args, **kwargs)
         except pickle.UnpicklingError:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from trainer_hook.process.earlier_scripts import before
-from trainer_hook.process.log import info
+from trainer_hook.process.log import info, warn
 from trainer_hook.process.session import Session
 from trainer_hook.process.training_progress import TrainingProgress
-from trainer_hook.resuming.resumer import Choice, Resumer
+from trainer_hook.resuming.resumer import CannotResume, Choice, Resumer
 from trainer_hook.saving.async_save import prepare
 from trainer_hook.saving.step_monitor import Due, StepMonitor, exit_preempted
 from trainer_hook.saving.step_saver import StepSaver
-from trainer_hook.train_call.driver import Driver
+from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
 
 
 class TrainCall:
@@ -39,17 +40,19 @@ class TrainCall:
         )
         self.saver = StepSaver(session, driver, driver.background())
         self.monitor = StepMonitor(session)
+        self.script_choice_stands = True
+        """Whether the script's own choice may be used where ``resume`` returns ``None``; else training starts from scratch."""
         self._is_prepared = False
         self._pending: str | None = None
 
     def resume(self) -> Choice | None:
         """Choose the checkpoint to resume from; ``None``: the script's own choice stands, or training starts from scratch.
 
-        Raises ``CannotResume``: as ``Resumer.choose``.
+        Raises ``CannotResume``: as ``Resumer.choose``; also where the ranks' own checkpoints differ and there is no other.
         """
         session = self.session
         choice = self.resumer.choose(session.train_calls)
-        named = self._driver.script_checkpoint(choice, self.resumer)
+        named = self._script_checkpoint(choice)
         if choice is None:
             info("no checkpoint to resume from" + (f": {named.path} is used" if named else ""))
             return None
@@ -60,6 +63,29 @@ class TrainCall:
             session.base_step = choice.base_step
         session.continues_from(choice.name, attempt=choice.attempt)
         return choice
+
+    def _script_checkpoint(self, choice: Choice | None) -> ScriptCheckpoint | None:
+        """Return the checkpoint that the script names if all ranks have the same one. Each looks on its own disk."""
+        try:
+            named = self._driver.script_checkpoint(choice, self.resumer)
+        except OSError as error:
+            warn(f"the script's own checkpoint cannot be read: {error}")
+            named = None
+        mine = None if named is None else (Path(named.path).name, named.step)
+        first = self.consensus.from_rank_0(mine)
+        self.script_choice_stands = self.consensus.all_agree(mine == first)
+        if self.script_choice_stands:
+            return named
+        here = "none" if named is None else f"{named.path} (step {named.step})"
+        differs = f"the checkpoint that the script asks for is not the same on every rank (here: {here})"
+        if choice is not None:
+            warn(f"{differs}: {choice.name} is used")
+            return None
+        if self.session.settings.fail_without_store:
+            warn(f"exits 1 because CKPT_ON_STORE_FAILURE=fail: {differs}")
+            raise CannotResume(1)
+        warn(f"TRAINING STARTS FROM SCRATCH: {differs}, and there is no other")
+        return None
 
     def hold_signals(self) -> None:
         """From now on SIGTERM waits for the end of a step."""

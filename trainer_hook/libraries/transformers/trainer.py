@@ -152,7 +152,8 @@ class HookedTrain:
                 if choice is not None:
                     patches.enter_context(no_step_too_many(trainer))
                     patches.enter_context(exactness.reported(trainer, choice.step_in_call))
-                return train(self._resume_from if choice is None else str(choice.path))
+                own = self._resume_from if call.script_choice_stands else None
+                return train(own if choice is None else str(choice.path))
         except RuntimeError as error:
             if not call.was_worker_killed(error):
                 raise

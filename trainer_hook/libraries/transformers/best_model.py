@@ -21,34 +21,60 @@ def is_new_best(trainer: Any) -> bool:
     return bool(trainer.args.load_best_model_at_end and step and step == trainer.state.global_step)
 
 
-def expect_best_on_volume(trainer: Any, volume: Path, name_of: Callable[[int], str]) -> None:
-    """Have a resumed Trainer look for the best model on the volume if the script's own copy is gone.
+class BestModel:
+    """The best model of one ``train()`` call. Every method is called on every rank at the same point of training."""
 
-    It need not be there yet: ``best_from_store`` fetches it.
-    """
-    state = trainer.state
-    step = getattr(state, "best_global_step", None)
-    if not trainer.args.load_best_model_at_end or not step:
-        return
-    if state.best_model_checkpoint is None or not Path(state.best_model_checkpoint).is_dir():
-        state.best_model_checkpoint = str(volume / name_of(step))
+    def __init__(
+        self, trainer: Any, volume: Path, resumer: Resumer, agree: Callable[[bool], bool], name_of: Callable[[int], str]
+    ) -> None:
+        """``agree`` as ``RankConsensus.all_agree``; ``name_of`` returns the name of the checkpoint of a step."""
+        self._trainer = trainer
+        self._volume = volume
+        self._resumer = resumer
+        self._agree = agree
+        self._name_of = name_of
+        self._is_on_volume = False
+        """Whether the ranks agreed to look on the volume. The same on every rank, unlike the path in Trainer's state."""
 
+    def expect_on_volume(self) -> None:
+        """Have a resumed Trainer look for the best model on the volume if a rank's own copy is gone.
 
-def best_from_store(
-    trainer: Any, volume: Path, resumer: Resumer, agree: Callable[[bool], bool]
-) -> contextlib.AbstractContextManager[None]:
-    """Fetch the best model before Trainer loads it, if it is expected on the volume and missing there."""
-    original = trainer._load_best_model
+        It need not be there yet: ``from_store`` fetches it.
+        """
+        state = self._trainer.state
+        step = getattr(state, "best_global_step", None)
+        if not self._trainer.args.load_best_model_at_end or not step:
+            return
+        own = state.best_model_checkpoint
+        self._is_on_volume = not self._agree(own is not None and Path(own).is_dir())
+        if self._is_on_volume:
+            state.best_model_checkpoint = str(self._volume / self._name_of(step))
 
-    def load_best_model(*args: Any, **kwargs: Any) -> Any:
-        best = Path(trainer.state.best_model_checkpoint)
-        if best.parent == volume and not agree(best.is_dir()):
-            info(f"fetches {best.name}, the best model")
-            reason = resumer.fetch(best.name)
-            if reason is not None:
-                warn(f"the best model, {best.name}, cannot be fetched ({reason}): training ends with the last weights")
-                trainer.state.best_model_checkpoint = None
-                return None
-        return original(*args, **kwargs)
+    def from_store(self) -> contextlib.AbstractContextManager[None]:
+        """Fetch the best model before Trainer loads it, if it is expected on the volume and missing there."""
+        original = self._trainer._load_best_model
 
-    return replaced(trainer, "_load_best_model", load_best_model)
+        def load_best_model(*args: Any, **kwargs: Any) -> Any:
+            return original(*args, **kwargs) if self._is_loadable() else None
+
+        return replaced(self._trainer, "_load_best_model", load_best_model)
+
+    def _is_loadable(self) -> bool:
+        state = self._trainer.state
+        best = Path(state.best_model_checkpoint)
+        is_elsewhere = best.parent != self._volume
+        # A rank whose own disk has a better one by now looks there: Trainer asks the disk of each.
+        if self._agree(is_elsewhere) if self._is_on_volume else is_elsewhere:
+            return True
+        if self._is_on_volume:
+            best = self._volume / self._name_of(state.best_global_step)
+            state.best_model_checkpoint = str(best)
+        if self._agree(best.is_dir()):
+            return True
+        info(f"fetches {best.name}, the best model")
+        reason = self._resumer.fetch(best.name)
+        if reason is None:
+            return True
+        warn(f"the best model, {best.name}, cannot be fetched ({reason}): training ends with the last weights")
+        state.best_model_checkpoint = None
+        return False

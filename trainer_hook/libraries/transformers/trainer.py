@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.libraries.transformers import exactness
-from trainer_hook.libraries.transformers.best_model import best_from_store, expect_best_on_volume
+from trainer_hook.libraries.transformers.best_model import BestModel
 from trainer_hook.libraries.transformers.callback import callback_class
 from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.libraries.transformers.finished import hand_over, take_over, training_outcome
@@ -110,7 +110,8 @@ class HookedTrain:
         self._ignore_keys = ignore_keys
         self._driver = TrainerDriver(session, trainer, resume_from)
         self._driver.replace_builtin_jit()
-        self._call = TrainCall(session, self._driver)
+        self._call = call = TrainCall(session, self._driver)
+        self._best = BestModel(trainer, session.settings.dir, call.resumer, call.consensus.all_agree, call.saver.name)
 
     def run(self, train: Callable[[Any], Any]) -> Any:
         """Return what ``train`` returns, or returned in an earlier pod."""
@@ -144,7 +145,7 @@ class HookedTrain:
         trainer.add_callback(callback)
         try:
             with contextlib.ExitStack() as patches:
-                patches.enter_context(self._best_from_store())
+                patches.enter_context(self._best.from_store())
                 patches.enter_context(
                     surrounded(trainer, "_maybe_log_save_evaluate", during=tail.doing, after=callback.save_what_is_due)
                 )
@@ -168,13 +169,9 @@ class HookedTrain:
         self._call.begin()
         if choice is None:
             return
-        expect_best_on_volume(self._trainer, self._session.settings.dir, self._call.saver.name)
+        self._best.expect_on_volume()
         if unfinished := unfinished_of(choice.meta):
             self._driver.tail.catch_up(unfinished, choice.path, ignore_keys=self._ignore_keys)
-
-    def _best_from_store(self) -> contextlib.AbstractContextManager[None]:
-        call = self._call
-        return best_from_store(self._trainer, self._session.settings.dir, call.resumer, call.consensus.all_agree)
 
     def _finished_output(self, choice: Choice | None) -> Any:
         """Return the outcome of a run that had finished in an earlier pod; ``None``: there is something left to train."""
@@ -205,7 +202,7 @@ class HookedTrain:
 
     def _end_with_best(self) -> None:
         trainer = self._trainer
-        expect_best_on_volume(trainer, self._session.settings.dir, self._call.saver.name)
+        self._best.expect_on_volume()
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
-            with self._best_from_store():
+            with self._best.from_store():
                 trainer._load_best_model()

@@ -17,7 +17,15 @@ from trainer_hook.process.log import info, warn
 from trainer_hook.process.session import Session
 from trainer_hook.saving.disk_admission import DiskAdmission
 from trainer_hook.saving.schedule import surplus
-from trainer_hook.volume.publish import RankRecords, finish, finished_on, listed_files, make_system_folders, remove
+from trainer_hook.volume.publish import (
+    RankRecords,
+    check_writable,
+    finish,
+    finished_on,
+    listed_files,
+    make_system_folders,
+    remove,
+)
 
 STAGING = f"{contract.SYSTEM_DIR}/saving"
 """Where a library saves that names the folder itself, before the folder gets the name that counts earlier calls' steps."""
@@ -185,6 +193,7 @@ class StepSaver:
             remove(self._volume / name)  # half-written, or of an earlier attempt that was abandoned
             shutil.rmtree(self._volume / STAGING, ignore_errors=True)
             self.records.clear(name)
+            check_writable(self._volume / name)  # an error in the write leaves the other ranks waiting in collectives
         except OSError as error:
             warn(f"{name} is not saved: {error}")
             self._session.not_saved[name] = None

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from trainer_hook import contract
 
+_PROBE = ".probe"
+
 
 def publish(path: Path, content: bytes, *, durable: bool = False, group: int | None = None, not_before_ns: int = 0) -> None:
     """Write a file by temp file and rename.
@@ -128,6 +130,18 @@ def remove(folder: Path) -> None:
     """Delete a checkpoint, its marker first: the rest must not count as finished."""
     (folder / contract.MARKER).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder of a checkpoint, write a file there, and delete both.
+
+    Raises ``OSError``: the volume is full, read-only or gone.
+    """
+    try:
+        folder.mkdir(exist_ok=True)
+        (folder / _PROBE).write_bytes(b"\n")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def withdraw(folder: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +119,35 @@ def test_a_volume_that_is_gone_is_not_made_anew(tmp_path: Path, writer: Writer) 
     saver.save_final(7)
     assert not volume.exists()
     assert list(saver._session.not_saved) == ["checkpoint-5", "checkpoint-6", "final"]
+
+
+@pytest.mark.parametrize("what", ["mkdir", "write_bytes"])
+def test_a_volume_that_became_read_only_is_found_before_the_ranks_write_together(
+    tmp_path: Path, writer: Writer, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error inside the write would leave the other ranks waiting in the collectives of a sharded save."""
+    saver = saver_on(tmp_path, writer)
+    votes, began = list[bool](), list[Path]()
+    agree, write, original = saver._consensus.all_agree, writer.write, getattr(Path, what)
+
+    def vote(yes: bool) -> bool:
+        votes.append(yes)
+        return agree(yes)
+
+    def refused(path: Path, *args: Any, **kwargs: Any) -> Any:
+        if "checkpoint-5" in path.parts:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return original(path, *args, **kwargs)
+
+    monkeypatch.setattr(saver._consensus, "all_agree", vote)
+    monkeypatch.setattr(writer, "write", lambda folder: (began.append(folder), write(folder)))
+    with monkeypatch.context() as during:
+        during.setattr(Path, what, refused)
+        assert not saver.save(5, "periodic")
+    assert (votes, began, finished(tmp_path)) == ([False], [], set())
+    assert not (tmp_path / "checkpoint-5").exists()
+    assert saver.save(5, "periodic")
+    assert finished(tmp_path) == {"checkpoint-5"}
 
 
 def test_rotation_leaves_the_step_that_was_just_saved_after_training_went_back(tmp_path: Path, writer: Writer) -> None:

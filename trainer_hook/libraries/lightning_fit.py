@@ -26,6 +26,8 @@ from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
 from trainer_hook.train_call.train_call import TrainCall
 
 CHECKPOINT = "lightning.ckpt"
+_SAVE_BARRIER = "Trainer.save_checkpoint"
+"""Lightning's name of the barrier at the end of a save."""
 
 
 class Fit(Driver):
@@ -188,9 +190,7 @@ class Fit(Driver):
     def write(self, folder: Path) -> None:
         """As ``StepWriter.write``."""
         folder.mkdir(parents=True, exist_ok=True)
-        strategy = self.trainer.strategy
-        # The script's CheckpointIO may return before it has written, or write elsewhere.
-        with replaced(strategy, "_checkpoint_io", None if _obstacle(strategy) else _PlainFile()):
+        with _one_file(self.trainer.strategy):
             self.trainer.save_checkpoint(folder / CHECKPOINT, weights_only=False)  # the whole state
         state_files.write_pt(self._validation.before or self._position(), folder / rank_file(self._world.rank))
         if self._world.rank == 0:
@@ -221,6 +221,26 @@ def _obstacle(strategy: Any) -> str | None:
     """Return the name of a strategy that writes sharded state by all ranks together; ``None``: rank 0 writes one file."""
     writes = next(kind for kind in type(strategy).__mro__ if "save_checkpoint" in vars(kind))
     return None if writes.__name__ == "Strategy" else type(strategy).__name__
+
+
+@contextlib.contextmanager
+def _one_file(strategy: Any) -> Iterator[None]:
+    """Have rank 0 write the file of a strategy whose state it holds, while no rank waits for another.
+
+    Lightning ends a save with a barrier, which rank 0 does not reach after an error: the others would wait for it there.
+    """
+    if _obstacle(strategy):
+        with replaced(strategy, "_checkpoint_io", None):
+            yield
+        return
+    barrier = strategy.barrier
+
+    def pass_by(name: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return None if name == _SAVE_BARRIER else barrier(name, *args, **kwargs)
+
+    # The script's CheckpointIO may return before it has written, or write elsewhere.
+    with replaced(strategy, "_checkpoint_io", _PlainFile()), replaced(strategy, "barrier", pass_by):
+        yield
 
 
 def _keep_position(loader: Any) -> bool:

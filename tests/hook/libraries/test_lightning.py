@@ -1,0 +1,65 @@
+"""Lightning on several ranks: an error on one leaves no other waiting."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+
+def trained() -> Any:
+    """Return a Trainer that has trained a step."""
+    lightning = pytest.importorskip("lightning.pytorch")
+    torch = pytest.importorskip("torch")
+
+    class Model(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, max_steps=1, barebones=True)
+    trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(1, 1)))
+    return trainer
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_rank_waits_in_lightnings_barrier_for_one_that_could_not_write(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trained()
+    from trainer_hook.libraries import lightning_fit
+
+    waits: list[Any] = []
+    monkeypatch.setattr(trainer.strategy, "barrier", lambda *name: waits.append(name))
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if fails:
+        monkeypatch.setattr(lightning_fit._PlainFile, "save_checkpoint", full)
+    fit = lightning_fit.Fit.__new__(lightning_fit.Fit)
+    fit.trainer, fit._pass = trainer, None
+    fit._session: Any = None
+    fit._batch, fit._unfinished = 0, []
+    fit._world = SimpleNamespace(rank=0, size=1, local_size=1)
+    fit._validation = SimpleNamespace(before={})
+    if fails:
+        with pytest.raises(OSError, match="No space left"):
+            fit.write(tmp_path / "checkpoint-1")
+    else:
+        fit.write(tmp_path / "checkpoint-1")
+        assert (tmp_path / "checkpoint-1/lightning.ckpt").is_file()
+    assert waits == []
+    trainer.strategy.barrier("another")
+    assert waits == [("another",)]

@@ -35,8 +35,9 @@ class Validation:
         loop.setup_data()
         batches = [float(number) for number in loop.max_batches]
         known = all(math.isfinite(number) for number in batches)
+        first = self._consensus.from_rank_0(batches)  # also on a rank that does not know its own
         # Only ranks with equal numbers of batches make the same number of collective calls.
-        self._alike = self._consensus.all_agree(known and batches == self._consensus.from_rank_0(batches))
+        self._alike = self._consensus.all_agree(known and batches == first)
         self._progress = loop.batch_progress.state_dict()
         self.before = position | {"metrics": _plain(self._trainer._logger_connector._callback_metrics)}
 

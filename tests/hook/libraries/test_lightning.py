@@ -1,13 +1,17 @@
-"""Lightning on several ranks: an error on one leaves no other waiting."""
+"""Lightning on several ranks: an error or an unknown length on one leaves no other waiting."""
 
 from __future__ import annotations
 
 import errno
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.hook.several import ThreadConsensus, on_ranks
+from trainer_hook.libraries.lightning_validation import Validation
 
 
 def trained() -> Any:
@@ -63,3 +67,24 @@ def test_no_rank_waits_in_lightnings_barrier_for_one_that_could_not_write(
     assert waits == []
     trainer.strategy.barrier("another")
     assert waits == [("another",)]
+
+
+def may_stop_in(consensus: ThreadConsensus, batches: list[float]) -> bool:
+    val_loop = SimpleNamespace(
+        setup_data=lambda: None, max_batches=[batches[consensus.world.rank]], batch_progress=SimpleNamespace(state_dict=dict)
+    )
+    epoch_loop = SimpleNamespace(val_loop=val_loop, _should_accumulate=lambda: False, max_steps=-1, global_step=1)
+    trainer = SimpleNamespace(
+        fit_loop=SimpleNamespace(epoch_loop=epoch_loop), _logger_connector=SimpleNamespace(_callback_metrics={})
+    )
+    validation = Validation(trainer, consensus)
+    validation.begin({})
+    return validation.can_stop
+
+
+@pytest.mark.parametrize(
+    ("batches", "may_stop"),
+    [([3, 3], True), ([3, 4], False), ([3, math.inf], False), ([math.inf, 3], False), ([math.inf, math.inf], False)],
+)
+def test_ranks_of_which_one_does_not_know_its_batches_make_the_same_calls(batches: list[float], may_stop: bool) -> None:
+    assert on_ranks(2, lambda consensus: may_stop_in(consensus, batches)) == [may_stop] * 2

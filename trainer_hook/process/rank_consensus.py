@@ -6,6 +6,7 @@ The accelerator is not used.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import socket
@@ -22,6 +23,12 @@ INTERVAL_MS = 1000.0
 MAX_TICKS = 1000
 MIN_TIMEOUT_S = 1800.0
 """Lower bound of the timeout for another rank. It exceeds any save or download, during which a rank does not answer."""
+MAX_TIMEOUT_S = 365 * 86400.0
+"""Upper bound: gloo adds the timeout to a clock, which overflows."""
+
+
+class RanksUnreachable(RuntimeError):
+    """Another rank died or does not answer: no rank can save any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +97,32 @@ def new_attempt() -> str:
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:8]}"
 
 
+def scripts_timeout_s() -> float:
+    """Return the timeout that the script gave its own process group; 0: unknown."""
+    import torch.distributed as dist
+
+    timeouts_s = [0.0]
+    with contextlib.suppress(Exception):  # no public interface
+        group: Any = dist.distributed_c10d._get_default_group()
+        for device in group._device_types:
+            with contextlib.suppress(Exception):  # a backend without readable options
+                timeouts_s.append(group._get_backend(device).options._timeout.total_seconds())
+    return max(timeouts_s)
+
+
 class RankConsensus:
     """Communicates with the other ranks. A single process decides alone, at every tick."""
 
     def __init__(self, *, timeout_s: float = MIN_TIMEOUT_S) -> None:
-        """Collective, after ``init_process_group``. Without a process group this is a single process."""
+        """Collective, after ``init_process_group``. Without a process group this is a single process.
+
+        ``timeout_s``: longest wait for another rank, if the script's own process group does not wait longer.
+        """
         self.world = World()
         self._group: Any = None
         self._tick = self._next_tick = 0
         self._kind = ""
         self._last: tuple[int, float] | None = None
-        self._broken = False
         self.waits_since_s: float | None = None
         """Monotonic start of the collective that this rank waits in; ``None``: it does not wait."""
         self._timeout_s = max(MIN_TIMEOUT_S, timeout_s)
@@ -126,6 +148,8 @@ class RankConsensus:
 
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
             return
+        # Where the script lets a rank work alone for hours, no rank may be given up before.
+        self._timeout_s = min(MAX_TIMEOUT_S, max(self._timeout_s, scripts_timeout_s()))
         self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s))
         rank, size = dist.get_rank(), dist.get_world_size()
         set_rank(rank)
@@ -142,11 +166,13 @@ class RankConsensus:
         Every rank calls it at the same steps of the same kind. A new kind reduces at once, because its ticks may take much
         longer than those from which the interval was computed. ``kind`` names the current activity, such as training or
         evaluation; ``mine`` returns this rank's vote, and is called only for an all-reduce.
+
+        Raises ``RanksUnreachable``: training without saves would go on to its end, and fail there.
         """
         if self._group is None:
             return mine()
         self._tick += 1
-        if self._broken or (kind == self._kind and self._tick < self._next_tick):
+        if kind == self._kind and self._tick < self._next_tick:
             return Vote()
         if kind != self._kind:
             self._kind, self._last = kind, None
@@ -155,10 +181,10 @@ class RankConsensus:
             stop, save, manual, slowest_ms = self._reduce(
                 [float(vote.stop), float(vote.save), float(vote.manual), self._ms_per_tick()]
             )
-        except RuntimeError as error:  # a rank died: the collectives of training will end this job
-            self._broken = True
-            warn(f"another rank cannot be reached ({str(error)[:200]}); no more saves in this attempt")
-            return Vote()
+        except RuntimeError as error:
+            text = f"another rank cannot be reached ({str(error)[:200]}): ends, because nothing could be saved any more"
+            warn(text)
+            raise RanksUnreachable(text) from error
         self._next_tick = next_check(self._tick, ms_per_tick=slowest_ms)
         return Vote(stop > 0, save > 0, manual > 0)
 

@@ -1,0 +1,70 @@
+"""How long a rank waits for another, and what becomes of a job whose ranks cannot reach each other any more."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainer_hook.process.rank_consensus import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RankConsensus, RanksUnreachable, Vote
+
+dist: Any = pytest.importorskip("torch.distributed")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[datetime.timedelta]]:
+    """The timeouts of the groups that the hook makes, in a group that is said to have two ranks."""
+    timeouts: list[datetime.timedelta] = []
+
+    def new_group(*, backend: str, timeout: datetime.timedelta) -> str:
+        timeouts.append(timeout)
+        return backend
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    yield timeouts
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def consensus(folder: Path, *, hours: float) -> RankConsensus:
+    timeout = datetime.timedelta(hours=hours)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=0, world_size=1, timeout=timeout)
+    return RankConsensus(timeout_s=60)
+
+
+@pytest.mark.parametrize(("hours", "waits_s"), [(0.01, MIN_TIMEOUT_S), (3, 3 * 3600.0), (24 * 1000, MAX_TIMEOUT_S)])
+def test_a_rank_waits_as_long_as_the_scripts_own_group(
+    hours: float, waits_s: float, tmp_path: Path, made: list[datetime.timedelta]
+) -> None:
+    one = consensus(tmp_path, hours=hours)
+    one.new_group()
+    assert [timeout.total_seconds() for timeout in made] == [waits_s, waits_s]
+
+
+def test_a_group_without_a_readable_timeout_leaves_the_hooks_own(
+    tmp_path: Path, made: list[datetime.timedelta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist.ProcessGroup, "_device_types", None)
+    consensus(tmp_path, hours=3)
+    assert [timeout.total_seconds() for timeout in made] == [MIN_TIMEOUT_S]
+
+
+def test_training_does_not_go_on_without_saves(
+    tmp_path: Path, made: list[datetime.timedelta], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would go on to its end, and fail there at its last save."""
+    one = consensus(tmp_path, hours=1)
+
+    def timed_out(values: list[float]) -> list[float]:
+        raise RuntimeError("Timed out waiting 1800000ms for recv operation to complete")
+
+    monkeypatch.setattr(one, "_reduce", timed_out)
+    with pytest.raises(RanksUnreachable, match="nothing could be saved any more"):
+        one.tick("train", Vote)
+    assert "another rank cannot be reached (Timed out" in capsys.readouterr().err

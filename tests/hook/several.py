@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from trainer_hook.process.rank_consensus import RankConsensus, World
 
 Result = TypeVar("Result")
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class _Ranks:

@@ -79,7 +79,8 @@ class Fit(Driver):
         """As ``Driver.script_checkpoint``."""
         if not self._ckpt_path:
             return None
-        return ScriptCheckpoint(self._ckpt_path, -1 if choice is None else _step_of_file(self._ckpt_path))
+        is_compared = choice is not None or self._world.size > 1
+        return ScriptCheckpoint(self._ckpt_path, _step_of_file(self._ckpt_path) if is_compared else -1)
 
     @property
     def _all_gpus(self) -> bool:

@@ -20,6 +20,7 @@ from trainer_hook.process.signals import StopSignal
 from trainer_hook.saving import step_monitor, step_saver
 from trainer_hook.saving.step_monitor import StepMonitor
 from trainer_hook.saving.step_saver import StepSaver, StepWriter
+from trainer_hook.train_call.train_call import TrainCall
 from trainer_hook.volume.publish import finish, finished_on, make_system_folders
 
 
@@ -66,6 +67,20 @@ def test_a_notice_from_before_training_limits_the_wait_for_other_ranks(
         assert session.stop.left_s() == pytest.approx(25.0, abs=1.0)
     StepMonitor(session).begin(0)
     assert watched == [session] * is_noticed
+
+
+def test_after_a_call_a_notice_ends_no_wait_for_other_ranks(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = saver_on(tmp_path, writer)
+    watched: list[Session] = []
+    monkeypatch.setattr(step_monitor, "exit_if_ranks_hang", watched.append)
+    StepMonitor(saver._session).begin(0)
+    call = TrainCall.__new__(TrainCall)
+    call.session, call.saver = saver._session, saver
+    call.close()
+    saver._session.stop._notice_signal()
+    assert watched == []
 
 
 def finished(volume: Path) -> set[str]:

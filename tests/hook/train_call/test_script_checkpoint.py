@@ -14,6 +14,7 @@ from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.resuming.resumer import CannotResume, Choice, Resumer
 from trainer_hook.train_call.train_call import TrainCall
 
+pytest.importorskip("transformers.trainer_utils")  # here: ranks that are threads would import it at once
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth")
 
 
@@ -88,3 +89,26 @@ def test_one_that_cannot_be_read_on_a_node_is_not_used(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Resumer, "lacks", failing)
     assert resumed(tmp_path, own=[True, True]) == [("checkpoint-500", False)] * 2
+
+
+@pytest.mark.parametrize(("steps", "stands"), [([600, 600], True), ([600, 500], False)])
+def test_lightnings_file_of_one_name_may_be_of_another_step_on_another_node(
+    steps: list[int], stands: bool, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    from trainer_hook.libraries.lightning_fit import Fit
+
+    def resume(consensus: ThreadConsensus) -> bool:
+        rank = consensus.world.rank
+        (own := tmp_path / f"node-{rank}").mkdir()
+        torch.save({"global_step": steps[rank]}, own / "last.ckpt")
+        fit = Fit.__new__(Fit)
+        fit._world, fit._ckpt_path = consensus.world, str(own / "last.ckpt")
+        call = TrainCall.__new__(TrainCall)
+        call.consensus, call._driver, call.resumer = consensus, fit, None  # type: ignore[assignment]
+        call.session = SimpleNamespace(settings=SimpleNamespace(fail_without_store=False))  # type: ignore[assignment]
+        named = call._script_checkpoint(None)
+        assert (named is not None) == call.script_choice_stands
+        return call.script_choice_stands
+
+    assert on_ranks(2, resume) == [stands] * 2

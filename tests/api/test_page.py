@@ -163,7 +163,7 @@ async def test_a_page_that_hears_nothing_says_so_and_comes_back_by_itself(tmp_pa
 async def test_the_countdown_of_an_ending_pod_and_its_end(tmp_path: Path) -> None:
     settings = {"CKPT_GRACE_SECONDS": "60", "CKPT_BANDWIDTH_LIMIT": "1MB/s"}
     async with watched(tmp_path, settings) as (page, running, trainer):
-        trainer.save(10, 12 << 20)
+        trainer.save(10, 40 << 20)  # for 40 s: a busy machine needs time for the page
         await page.shows("list", "uploading")
         running.process.terminate()
         await page.shows("countdown-more", "left of 60 s")

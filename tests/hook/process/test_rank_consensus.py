@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trainer_hook.process import log
 from trainer_hook.process.rank_consensus import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RankConsensus, RanksUnreachable, Vote
 
 dist: Any = pytest.importorskip("torch.distributed")
@@ -23,6 +24,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[datetime.timedelta]]:
         timeouts.append(timeout)
         return backend
 
+    monkeypatch.setattr(log, "_set_rank", [])
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "0")

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.scanner import SETTLE_S, Scanner
 from sidecar.daemon.tasks import within
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import step_of
+
+_OF_ANOTHER_RUN = (
+    "on the volume, of a run with another CKPT_STORE: if it is the same run, set the earlier store, or one CKPT_RUN_ID in both"
+)
+
+
+class SettledVolume(Protocol):
+    """The volume as a resume needs to know it."""
+
+    async def scan_until_settled(self) -> None:
+        """Return once all finished checkpoints on the volume are known to the catalog."""
+        ...
+
+    def of_another_run(self) -> list[tuple[str, str]]:
+        """Return checkpoints that are not this run's, each with the reason why it is not used."""
+        ...
 
 
 class Inventory:
@@ -47,6 +64,10 @@ class Inventory:
         except OSError as error:
             return f"the volume cannot be read: {error.strerror}"
         return None
+
+    def of_another_run(self) -> list[tuple[str, str]]:
+        """Return the newest checkpoint that another run left on the volume, with the reason why it is not used; or nothing."""
+        return [(name, _OF_ANOTHER_RUN) for name in self._scanner.foreign_names()[:1]]
 
     def everything_durable(self) -> bool:
         """Whether no finished checkpoint is pending, and none may be unknown."""

@@ -149,6 +149,16 @@ class Scanner:
         """Return the checkpoints that may still be changing."""
         return sorted({*self._unsettled, *self._again})
 
+    def foreign_names(self) -> list[str]:
+        """Return the checkpoints that other runs left on the volume, newest first."""
+        foreign = self._identity().foreign
+        try:
+            return newest_first(
+                name for name in self._volume.names() if foreign and self._volume.marker_signature(name) in foreign
+            )
+        except OSError:
+            return []
+
     async def scan(self) -> None:
         """Scan the volume once. A failure to read it is logged once, and retried by the next scan."""
         async with self._one_at_a_time:

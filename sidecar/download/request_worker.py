@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
+from sidecar.catalog.inventory import SettledVolume
 from sidecar.core.commit.resume import PassedOver, matches_train_call, may_replace, may_replace_beside_trainer, newest_first
 from sidecar.core.format import obstacles
 from sidecar.download import pending_rewrite
@@ -37,14 +38,6 @@ _IN_THE_WAY = {
     AskedBy.PERSON: "written by the trainer, which may be writing to it now, and not what is committed: it stays; rename or "
     "delete it once no trainer uses it",
 }
-
-
-class SettledVolume(Protocol):
-    """The volume as the catalog knows it."""
-
-    async def scan_until_settled(self) -> None:
-        """Return once all finished checkpoints on the volume are known to the catalog."""
-        ...
 
 
 class RequestWorker:
@@ -345,12 +338,9 @@ class RequestWorker:
         if request.asked_by is not AskedBy.TRAINER or not pending_rewrite.is_pending(self._catalog, offer.commit):
             return False
         log.info("resume_waits", checkpoint=offer.name, reason="the job may be about to commit a later attempt's parts of it")
+        until_s = request.asked_s + pending_rewrite.PATIENCE_S
         return await pending_rewrite.changed_commit(
-            self._catalog,
-            offer.commit,
-            offer.commit_crc,
-            committed_crc=self._committed_crc,
-            until_s=request.asked_s + pending_rewrite.PATIENCE_S,
+            self._catalog, offer.commit, offer.commit_crc, committed_crc=self._committed_crc, until_s=until_s
         )
 
     def _cannot_read(self, request: ResumeRequest, name: str, error: UnreadableObject | RefusedObject) -> None:
@@ -367,6 +357,8 @@ class RequestWorker:
         """End the request without a checkpoint: as failed, not as none, while one of those passed over may be whole."""
         whole = [passed for passed in request.status.passed_over if passed.may_be_whole]
         if not whole:
+            for name, reason in self._inventory.of_another_run():
+                self._pass_over(request, name, reason)
             self.end(request, ResumeState.NONE)
             return
         more = f"; nor can {len(whole) - 1} others that are committed" if len(whole) > 1 else ""

@@ -32,7 +32,9 @@ def test_a_run_takes_no_checkpoint_of_another_run_for_its_own(tmp_path: Path) ->
     for uid in ("b-1", "b-1", "b-2"):  # also once its sidecar, or its pod, was started again
         with pod(tmp_path, uid, job="exp-b", store="b") as running:
             if not (tmp_path / "volume/checkpoint-5").exists():
-                assert running.resume()["state"] == "none"
+                answer = running.resume()
+                assert (answer["state"], answer["passed_over"][0]["checkpoint"]) == ("none", "checkpoint-50")
+                assert "a run with another CKPT_STORE" in answer["passed_over"][0]["reason"], "the trainer's log says it, too"
                 write_checkpoint(running.volume, "checkpoint-5", {"m": b"of b"}, {})
             running.committed("checkpoint-5")
             assert running.resume()["checkpoint"] == "checkpoint-5"

@@ -128,7 +128,7 @@ class Daemon:
             raise ConfigurationError(_no_volume(self._settings, error)) from None
         self._install_hook()
         settings = self._settings
-        run = VolumeRun(settings.store, settings.run_id or settings.job)
+        run = VolumeRun(self.services.store.url, settings.run_id or settings.job)
         self.services.termination.begin(settings.pod, is_unique=settings.pod_is_unique, run=run)
         return True
 

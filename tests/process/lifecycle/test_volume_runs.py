@@ -14,8 +14,10 @@ def pod(tmp_path: Path, uid: str, *, job: str, store: str) -> Iterator[Sidecar]:
     """A pod with a private state of its own, as an emptyDir is."""
     (tmp_path / "stores" / store).mkdir(parents=True, exist_ok=True)
     (tmp_path / "states" / uid).mkdir(parents=True, exist_ok=True)
-    settings = {"CKPT_STORE": f"file://{tmp_path}/stores/{store}", "CKPT_STATE_DIR": f"{tmp_path}/states/{uid}"}
-    with sidecar(tmp_path / "volume", settings | {"POD_UID": uid, "JOB_NAME": job, "CKPT_RESUME": "on-demand"}) as running:
+    slash = "/" * (uid.endswith("2") and bool(job))  # one store is written in two ways
+    settings = {"CKPT_STORE": f"file://{tmp_path}/stores/{store}{slash}", "CKPT_STATE_DIR": f"{tmp_path}/states/{uid}"}
+    settings |= {"POD_UID": uid, "CKPT_RESUME": "on-demand", "JOB_NAME": job}
+    with sidecar(tmp_path / "volume", settings) as running:
         yield running.ready()
         assert running.terminate() == 0, running.log()
 
@@ -44,6 +46,18 @@ def test_a_run_takes_no_checkpoint_of_another_run_for_its_own(tmp_path: Path) ->
     assert (tmp_path / "volume/checkpoint-50/m").read_bytes() == b"of a", "it is left alone"
     with pod(tmp_path, "a-2", job="exp-a", store="a") as running:
         assert running.resume()["checkpoint"] == "checkpoint-50"
+
+
+def test_a_run_without_a_name_is_known_by_its_store(tmp_path: Path) -> None:
+    for uid in ("a-1", "a-2"):
+        with pod(tmp_path, uid, job="", store="a") as running:
+            if uid == "a-1":
+                write_checkpoint(running.volume, "checkpoint-50", {"m": b"of a"}, {})
+            running.committed("checkpoint-50")
+            assert running.resume()["checkpoint"] == "checkpoint-50"
+            assert not running.events("checkpoints_of_another_run")
+    with pod(tmp_path, "b-1", job="", store="b") as running:
+        assert running.resume()["state"] == "none"
 
 
 def test_a_run_whose_store_has_moved_goes_on_from_its_volume(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from sidecar.api.dependencies import Overviews, Running
 from sidecar.api.flush_call import FlushCall
 from sidecar.api.page import watch
 from sidecar.api.problems import Problem, install, responses
-from sidecar.api.stored import before, stored_checkpoints
+from sidecar.api.stored import stored_checkpoints
 from sidecar.catalog.events import Event
-from sidecar.core.commit.resume import newest_first
+from sidecar.core.commit.resume import newest_first, steps_before
 from sidecar.core.lifecycle.phases import Phase
 from sidecar.daemon.services import Services
 from sidecar.daemon.tasks import within
@@ -103,7 +103,7 @@ async def checkpoints(
         for tracked in services.catalog.all():
             local, there = views.local_checkpoint(tracked), tracked.name in found
             found[tracked.name] = local.model_copy(update={"in_store": local.in_store or there})
-    names = before(newest_first(found, and_final=True), before_step)[:limit]
+    names = steps_before(newest_first(found, and_final=True), before_step)[:limit]
     return models.Checkpoints(checkpoints=[found[name] for name in names])
 
 

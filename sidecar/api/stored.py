@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from sidecar.api import models, views
 from sidecar.api.problems import Problem
-from sidecar.core.commit.resume import newest_first
+from sidecar.core.commit.resume import newest_first, steps_before
 from sidecar.daemon.services import Services
 from sidecar.download.downloader import Downloader
 from sidecar.errors import ArchivedObject
-from trainer_hook.contract import ContractError, step_of
+from trainer_hook.contract import ContractError
 
 PATIENCE_S = 20.0
 """Seconds for which a call waits for the store, whose threads belong to the uploads."""
@@ -47,15 +46,10 @@ async def stored_checkpoints(
     return reading.result()
 
 
-def before(names: Sequence[str], step: int | None) -> list[str]:
-    """Return the names of lower steps than ``step``, without ``final``; ``None``: all names."""
-    return [name for name in names if step is None or ((of := step_of(name)) is not None and of < step)]
-
-
 async def _read(
     downloader: Downloader, only: str | None, before_step: int | None, limit: int | None
 ) -> list[models.Checkpoint]:
-    names = [only] if only else before(newest_first(await downloader.list_folders(), and_final=True), before_step)
+    names = [only] if only else steps_before(newest_first(await downloader.list_folders(), and_final=True), before_step)
     found: list[models.Checkpoint] = []
     while names and (limit is None or len(found) < limit):
         batch, names = names[:AT_ONCE], names[AT_ONCE:]

@@ -129,7 +129,10 @@ class Daemon:
         self._install_hook()
         settings = self._settings
         run = VolumeRun(self.services.store.url, settings.run_id or settings.job)
-        self.services.termination.begin(settings.pod, is_unique=settings.pod_is_unique, run=run)
+        try:
+            self.services.termination.begin(settings.pod, is_unique=settings.pod_is_unique, run=run)
+        except OSError as error:
+            raise ConfigurationError(_no_volume(settings, error)) from None
         return True
 
     def _install_hook(self) -> None:

@@ -103,7 +103,7 @@ class Termination:
             is_unique: The name is one pod's alone; a machine's is that of all its jobs.
             run: The pod's run; ``None``: all checkpoints on the volume are of it.
         """
-        self.foreign = frozenset() if run is None else volume_record.begin(self._volume, run)
+        foreign: frozenset[str] = frozenset() if run is None else volume_record.begin(self._volume, run)
         record, is_first_life = pod_record.begin(self._volume, pod, now_s=self._started_at_s)
         report = self._volume.read_state(LAST_REPORT)
         self.clear_stale(is_first_life=is_first_life, ended_at_s=None if is_unique else ended_at_s(report))
@@ -111,6 +111,8 @@ class Termination:
         self._trainer_of_earlier_pod = self._trainer_before if is_first_life else None
         self._ended_in_order_at_s = ended_in_order_at_s(report)
         self.pod_since_s, self._pod_booted_s, self.inherited = record.since_s, record.booted_s, record.inherited
+        # What this pod wrote is its own, also where a full volume did not take the record of its run.
+        self.foreign = foreign & self.inherited if is_unique else foreign
 
     def age_s(self) -> float:
         """Return the seconds since the pod's first sidecar process began. No setting of a clock changes it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from sidecar.core.lifecycle.volume_runs import VolumeRun, decode_runs, encode_runs, taken_over
+from sidecar.core.lifecycle.volume_runs import VolumeRun, decode_runs, encode_runs, is_same_run, taken_over
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import RUNS
 
@@ -15,9 +15,15 @@ SHOWN = 5
 
 
 def begin(volume: Volume, me: VolumeRun) -> frozenset[str]:
-    """Record the present run. Returns the versions of the finished checkpoints that other runs left on the volume."""
+    """Record the present run. Returns the versions of the finished checkpoints that other runs left on the volume.
+
+    Raises:
+        OSError: The volume cannot be read now. Nothing was recorded: what is not listed would count as the present run's.
+    """
     raw = volume.read_small(RUNS)
-    runs = taken_over(decode_runs(raw), me, volume.finished_versions())
+    before = decode_runs(raw)
+    is_alone = all(is_same_run(run, me) for run in before)
+    runs = taken_over(before, me, [] if is_alone else volume.all_finished_versions())
     if (content := encode_runs(runs)) != raw:
         try:
             (volume / RUNS).publish(content)

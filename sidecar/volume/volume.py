@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import uuid
@@ -138,13 +137,30 @@ class Volume:
     def finished_versions(self) -> list[str]:
         """Return the versions of all markers on the volume and in pins; those that cannot be read now are left out."""
         try:
-            folders = [self / name for name in self.names()] + self.pins.left()
+            return self._versions(transient=[])
         except OSError:
             return []
+
+    def all_finished_versions(self) -> list[str]:
+        """Return the same, of all markers that this user can ever read.
+
+        Raises:
+            OSError: The volume cannot be listed, or a marker cannot be read now.
+        """
+        transient: list[OSError] = []
+        found = self._versions(transient)
+        if transient:
+            raise transient[0]
+        return found
+
+    def _versions(self, transient: list[OSError]) -> list[str]:
         found = []
-        for folder in folders:
-            with contextlib.suppress(OSError):
+        for folder in [self / name for name in self.names()] + self.pins.left():
+            try:
                 found.append(signature((folder / MARKER).status()))
+            except OSError as error:
+                if error.errno != errno.ENOENT and error.errno not in PERMANENT_ERRORS:
+                    transient.append(error)
         return found
 
     def examine(self, name: str) -> FoundCheckpoint:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.api.stored import AT_ONCE, before, stored_checkpoints
+from sidecar.api.stored import AT_ONCE, stored_checkpoints
 from sidecar.core.format import keys
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from tests.download.committed import DamagedWay, commit_step
@@ -63,8 +63,3 @@ def test_the_newest_before_a_step_are_read_several_at_once(
         assert len(read) <= (AT_ONCE if limit else len(steps))
 
     asyncio.run(scenario())
-
-
-def test_final_has_no_step_to_compare() -> None:
-    assert before(["final", "checkpoint-20", "checkpoint-10"], 20) == ["checkpoint-10"]
-    assert before(["final", "checkpoint-20"], None) == ["final", "checkpoint-20"]

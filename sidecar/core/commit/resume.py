@@ -38,6 +38,11 @@ def newest_first(names: Iterable[str], *, and_final: bool = False) -> list[str]:
     return [FINAL] * (and_final and FINAL in known) + [name for _, name in sorted(steps, reverse=True)]
 
 
+def steps_before(names: Sequence[str], step: int | None) -> list[str]:
+    """Return the names of lower steps than ``step``, without ``final``; ``None``: all names. Their order stays."""
+    return [name for name in names if step is None or ((of := step_of(name)) is not None and of < step)]
+
+
 def matches_train_call(meta: Mapping[str, Any], train_call: int | None) -> bool:
     """Whether a checkpoint belongs to the given ``train()`` call; ``None``: any call."""
     return train_call is None or train_call_of(meta) == train_call

@@ -21,6 +21,7 @@ from sidecar.core.commit.resume import (
     may_replace,
     may_replace_beside_trainer,
     newest_first,
+    steps_before,
 )
 from sidecar.core.format import keys
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
@@ -335,3 +336,8 @@ def test_a_download_replaces_nothing_that_the_trainer_may_be_writing() -> None:
     assert not may_replace_beside_trainer(restored, is_unchanged=False)
     assert not may_replace_beside_trainer(finished, is_unchanged=True)
     assert not may_replace_beside_trainer(None, is_unchanged=True)
+
+
+def test_steps_before_one_are_lower_and_final_has_none() -> None:
+    assert steps_before(["final", "checkpoint-20", "checkpoint-10"], 20) == ["checkpoint-10"]
+    assert steps_before(["final", "checkpoint-20"], None) == ["final", "checkpoint-20"]

@@ -80,7 +80,7 @@ def test_what_was_rejected_and_then_written_anew_is_durable(answers: Answers, vo
 
 
 class Clock:
-    """A sidecar whose answer to a flush after so many seconds is given; each call takes five of them."""
+    """A sidecar on a simulated clock. ``answer`` returns what it answers a flush after that many seconds; a flush takes 5 s."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Callable[[float], dict[str, Any]]) -> None:
         self.now_s = 0.0
@@ -98,7 +98,7 @@ class Clock:
 
 
 def told_by(monkeypatch: pytest.MonkeyPatch, answer: Callable[[float], dict[str, Any]]) -> tuple[str | None, float]:
-    """Return what was told at the end, and after how many seconds."""
+    """Wait until durable. Returns the result of the wait and its length in seconds."""
     clock: Any = Clock(monkeypatch, answer)
     return wait_until_durable(clock, GOING_ON), clock.now_s
 

@@ -34,7 +34,7 @@ MINUTES ?= 20
 .DEFAULT_GOAL := help
 # Tests start many interpreters: without bytecode each of them compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage dist lock sbom audit test-dist test-oldest docs reference dashboard plots fuzz mutants bench-growth soak
+.PHONY: help demo compose-demo test test-cuda test-docker test-slow test-simulation test-python test-cluster test-cluster-all lint types format bench bench-hook bench-scale bench-sigterm bench-preemption bench-stall bench-start bench-webhook bench-all bench-peers clean simulate campaign coverage dist lock sbom audit test-dist test-oldest docs reference dashboard plots fuzz mutants bench-growth soak
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,11 @@ coverage: $(VENV)/.trainer  ## branch coverage of the decisions (sidecar/core) a
 test-docker: $(VENV)/.trainer  ## build and run the images, and the compose scenario against Ceph RGW (Docker with Compose)
 	$(BIN)/python -m pytest -m docker $(PYTEST_ARGS)
 
+test-python: .tools/.installed  ## the sidecar's tests, but not the hook's, with another Python (OTHER_PYTHON=/path/to/python3.14)
+	$(TOOLS)/uv venv --quiet --clear --python $(OTHER_PYTHON) .venv-other
+	$(TOOLS)/uv pip install --quiet --python .venv-other/bin/python -c constraints.txt -e '.[test]'
+	.venv-other/bin/python -m pytest -n $(PROCESSES) --dist worksteal --ignore tests/hook -m "not slow and not rgw and not minio and $(ELSEWHERE)" $(PYTEST_ARGS)
+
 test-oldest: .venv-oldest/.installed  ## the hook with the oldest PyTorch, transformers, … that pyproject.toml names (5 GB; OLDEST_ARGS)
 	.venv-oldest/bin/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "not slow" tests/hook $(OLDEST_ARGS)
 
@@ -78,6 +83,9 @@ test-slow: $(VENV)/.trainer .deepspeed/.installed  ## long process tests, and ev
 	$(BIN)/python -m pytest -m "alone and $(ELSEWHERE)" $(PYTEST_ARGS); alone=$$?; \
 	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal --durations=15 -m "(slow or rgw or minio) and not alone and $(ELSEWHERE)" $(PYTEST_ARGS) \
 	&& { [ $$alone = 0 ] || [ $$alone = 5 ]; }
+
+test-simulation: $(VENV)/.trainer  ## the long schedules of the simulation alone (make test-slow runs them, too)
+	$(BIN)/python -m pytest -p no:cacheprovider -m slow tests/simulation $(PYTEST_ARGS)
 
 test-cuda: $(VENV)/.trainer  ## bit-identical resume and saves during training on one GPU (skipped where PyTorch finds none)
 	$(BIN)/python -m pytest -m cuda $(PYTEST_ARGS)
@@ -206,7 +214,7 @@ bench-peers: .venv-peers/.installed  ## install the peers
 	@touch $@
 
 clean:  ## remove the virtual environments and the demo's files
-	rm -rf $(VENV) .python .venv-docs .venv-oldest .venv-peers .deepspeed .demo .tools .sbom dist build
+	rm -rf $(VENV) .python .venv-docs .venv-oldest .venv-other .venv-peers .deepspeed .demo .tools .sbom dist build
 
 # What `make demo` needs, in a third of the time. torch first and alone: the newest release otherwise brings gigabytes of CUDA to a
 # machine that only runs on its CPU. PyTorch's own index has a build without CUDA.

@@ -38,8 +38,6 @@ class JobPod:
     """Why it waits, or how it ended."""
     directory: str = "/checkpoints"
     """The shared volume, as the sidecar sees it."""
-    restarts: int = 0
-    """Of the sidecar's container."""
 
 
 def job_pods(items: Iterable[Mapping[str, Any]]) -> list[JobPod]:
@@ -85,7 +83,6 @@ def _job_pod(item: Mapping[str, Any]) -> JobPod | None:
         str(metadata.get("creationTimestamp") or ""),
         plain_text(detail) if detail else None,
         str(env.get("CKPT_DIR") or "/checkpoints"),
-        int(current.get("restartCount") or 0),
     )
 
 

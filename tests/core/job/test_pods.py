@@ -24,7 +24,7 @@ RUNNING, ENDED = {"running": {}}, {"terminated": {"exitCode": 0, "message": "eve
 
 def test_a_running_sidecar_can_be_asked() -> None:
     assert job_pods([pod("run-0-abc", RUNNING, index=0)]) == [
-        JobPod("run-0-abc", PodState.RUNNING, 0, directory="/ckpt", restarts=1)
+        JobPod("run-0-abc", PodState.RUNNING, 0, directory="/ckpt")
     ]
 
 
@@ -88,8 +88,8 @@ def test_a_sidecar_may_be_an_ordinary_container_and_need_not_say_where_its_volum
     ordinary = {"metadata": {"name": "run", "creationTimestamp": at}, "spec": spec, "status": status}
     bare = {"metadata": {"name": "bare"}, "spec": spec}
     assert job_pods([ordinary, bare]) == [
-        JobPod("bare", PodState.WAITING, detail="not started", directory="/checkpoints", restarts=0, created_at=""),
-        JobPod("run", PodState.RUNNING, created_at=at, directory="/checkpoints", restarts=2),
+        JobPod("bare", PodState.WAITING, detail="not started", directory="/checkpoints", created_at=""),
+        JobPod("run", PodState.RUNNING, created_at=at, directory="/checkpoints"),
     ]
 
 

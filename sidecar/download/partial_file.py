@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import json
@@ -18,6 +19,7 @@ from sidecar.store.slice import BLOCK_BYTES
 from sidecar.volume.descriptors import opened, write_all
 from sidecar.volume.opener import Place
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _MAX_RECORD_BYTES = 4 << 20
 """Maximum size of a record; the ranges of the largest file take less."""
@@ -142,21 +144,32 @@ def write_at(fd: int, block: memoryview, offset: int) -> None:
 
 
 def _reserve(fd: int, size_bytes: int) -> None:
-    """Reserve space for a new file.
+    """Reserve space for a new file, where the file system can.
 
     On disks, allocation is cheap and makes writes faster. On tmpfs it would clear every page first, which takes as long as the
-    download, so there only the free space is checked.
+    download. Network file systems say yes without a reservation, or cannot: there only the free space is checked.
 
     Raises:
         OSError: There is not enough space.
     """
-    if size_bytes and not _is_memory(fd):
-        os.posix_fallocate(fd, 0, size_bytes)
-        return
     space = os.fstatvfs(fd)
     if space.f_blocks and space.f_bavail * space.f_frsize < size_bytes:  # no blocks: tmpfs without a limit
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    os.ftruncate(fd, size_bytes)
+    if not size_bytes or _is_memory(fd) or not _allocated(fd, size_bytes):
+        os.ftruncate(fd, size_bytes)
+
+
+def _allocated(fd: int, size_bytes: int) -> bool:
+    """Allocate a file's blocks; ``False``: its file system cannot (NFS before 4.2, many of FUSE).
+
+    Not ``os.posix_fallocate``: there the C library writes a byte into every 4 KiB instead, and NFS sends them all.
+    """
+    if not _libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes)):
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINTR):
+        return False
+    raise OSError(number, os.strerror(number))
 
 
 def _is_memory(fd: int) -> bool:

@@ -27,7 +27,7 @@ class Refusals:
         """Return why a regular file is not sent, as a noun; ``None``: it is."""
         if status.st_nlink > 1 and (own := self._own_files().get((status.st_dev, status.st_ino))) is not None:
             return f"hard link to {own}"
-        if has_holes(status) and status.st_size > self._volume_bytes() > 0:
+        if status.st_size > self._volume_bytes() > 0:  # whatever st_blocks says: CephFS derives it from the size
             return f"sparse file of {status.st_size} bytes on a volume of {self._volume_bytes()}"
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +31,21 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield Path(path)
 
 
+@pytest.fixture
+def without_fallocate(tmp_path: Path) -> Iterator[Path]:
+    """A file system that cannot allocate blocks in advance, as NFS before 4.2."""
+    image, folder = tmp_path / "image", tmp_path / "ext2"
+    if os.geteuid() or not Path("/dev/loop-control").exists():
+        pytest.skip("needs root and loop devices")
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext2", "-q", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, folder], check=True)
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
 def entry(size_bytes: int, crc: int = 0) -> FileEntry:
     return FileEntry(path="model", key="checkpoint-1/model", size_bytes=size_bytes, crc64nvme=checksum.to_text(crc))
 
@@ -46,6 +62,12 @@ def test_a_file_has_its_size_from_the_start_and_memory_is_not_cleared_first(fold
     assert status.st_size == 3 * DEFAULT_PART_BYTES
     if MEMORY in folder.parents:
         assert status.st_blocks == 0
+
+
+def test_no_byte_is_written_in_advance_where_blocks_cannot_be_allocated(without_fallocate: Path) -> None:
+    partial = PartialFile.prepare(Folder(without_fallocate) / "", entry(3 * DEFAULT_PART_BYTES))
+    assert partial.place.status().st_size == 3 * DEFAULT_PART_BYTES
+    assert partial.place.status().st_blocks == 0
 
 
 def test_ranges_that_are_there_are_found_again_and_believed_only_if_the_bytes_say_so(folder: Path) -> None:

@@ -78,6 +78,14 @@ def minio_endpoint() -> str:
     return servers.minio()
 
 
+@pytest.fixture(scope="session")
+def cephfs() -> tuple[Path, Path]:
+    """Two mounts of one CephFS."""
+    if (reason := servers.why_no_cephfs()) is not None:
+        _cannot_run("CEPHFS", reason)
+    return servers.cephfs()
+
+
 @pytest.fixture(params=servers.REAL_STORES)
 def real_endpoint(request: pytest.FixtureRequest) -> str:
     """A server that checks credentials, which moto does not."""

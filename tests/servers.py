@@ -33,7 +33,9 @@ ACCESS_KEY, SECRET_KEY = "minioadmin", "minioadmin"
 REGION = "us-east-1"
 RGW = Path(__file__).parent / "rgw"
 MINIO = Path(__file__).parent / "minio"
+CEPHFS = Path(__file__).parent / "cephfs"
 ON_RGW, ON_MINIO = pytest.param("rgw", marks=pytest.mark.rgw), pytest.param("minio", marks=pytest.mark.minio)
+ON_CEPHFS = pytest.param("cephfs", marks=pytest.mark.rgw)
 SHARED = "CKPT_TEST_SERVERS"
 """Environment variable of a test run's processes: the folder of the servers that they share."""
 REAL_STORES = [ON_RGW, ON_MINIO]
@@ -100,6 +102,12 @@ def minio() -> str:
     return _shared(MINIO, timeout_s=60)
 
 
+def cephfs() -> tuple[Path, Path]:
+    """Return the mounts of the CephFS of this test run, as two nodes have them."""
+    folder = Path(_shared(CEPHFS, timeout_s=150))
+    return folder / "node-0", folder / "node-1"
+
+
 def _shared(scripts: Path, *, timeout_s: int) -> str:
     """Start a server once for all processes of the test run; ``down_shared`` ends it."""
     folder = Path(os.environ[SHARED]) / scripts.name
@@ -107,8 +115,8 @@ def _shared(scripts: Path, *, timeout_s: int) -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (started := folder.with_suffix(".endpoint")).exists():
             return started.read_text()
-        address = str(free_port(in_a_row=3)) if scripts == RGW else f"127.0.0.1:{free_port()}"
-        command = [scripts / "up", folder, address, *(["4"] if scripts == RGW else [])]
+        address = f"127.0.0.1:{free_port()}" if scripts == MINIO else str(free_port(in_a_row=3))
+        command = [scripts / "up", folder, address]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
         if done.returncode:
             raise RuntimeError(f"{scripts.name}/up: {done.stdout}{done.stderr[-2000:]}")
@@ -120,7 +128,7 @@ def _shared(scripts: Path, *, timeout_s: int) -> str:
 def down_shared() -> None:
     """End the servers of this test run."""
     folder = Path(os.environ[SHARED])
-    for scripts in (RGW, MINIO):
+    for scripts in (RGW, MINIO, CEPHFS):
         subprocess.run([scripts / "down", folder / scripts.name], check=False, capture_output=True)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -129,13 +137,22 @@ def rgw_is_installed() -> bool:
     return shutil.which("radosgw") is not None
 
 
+def why_no_cephfs() -> str | None:
+    """Return why CephFS cannot be mounted here; ``None``: it can."""
+    if not (rgw_is_installed() and shutil.which("ceph-mds") and shutil.which("ceph-fuse")):
+        return "ceph-mds or ceph-fuse is not installed: see tests/cephfs/up"
+    if os.geteuid() or not os.access("/dev/fuse", os.W_OK):
+        return "mounting CephFS needs root and /dev/fuse"
+    return None
+
+
 def minio_is_built() -> bool:
     cache = Path(os.environ.get("CKPT_CLUSTER_CACHE") or Path.home() / ".cache/cluster")
     return os.access(os.environ.get("MINIO") or cache / "bin/minio", os.X_OK)
 
 
 def is_required(server: str) -> bool:
-    """Whether a test fails where ``server`` (``RGW``, ``MINIO``) cannot run."""
+    """Whether a test fails where ``server`` (``RGW``, ``MINIO``, ``CEPHFS``) cannot run."""
     return bool(os.environ.get("CI")) or os.environ.get(f"CKPT_TEST_{server}") == "required"
 
 

@@ -34,6 +34,7 @@ BOTO3 = "-boto3"
 KINDS = [
     "memory",
     "file",
+    servers.ON_CEPHFS,
     "moto",
     "checking",
     f"moto{BOTO3}",
@@ -51,8 +52,9 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
     if kind == "memory":
         yield Backend(kind, lambda prefix: MemoryStore(f"memory://{prefix}"))
         return
-    if kind == "file":
-        yield Backend(kind, lambda prefix: FileStore(tmp_path / "volume" / prefix))
+    if kind in ("file", "cephfs"):
+        folder = tmp_path if kind == "file" else request.getfixturevalue("cephfs")[0] / uuid.uuid4().hex
+        yield Backend("file", lambda prefix: FileStore(folder / "volume" / prefix))
         return
     server = kind.removesuffix(BOTO3)
     endpoint = request.getfixturevalue(f"{server}_endpoint")

@@ -236,6 +236,19 @@ def connect_within_s(failures: int, *, first_s: float, most_s: float) -> float:
     return min(most_s, first_s * 2.0 ** min(failures, 10))
 
 
+def address_order(families: Sequence[int], *, skipped: int) -> list[int]:
+    """Return the order in which an attempt tries a host's addresses, as indices: one of each family in turn (RFC 8305, 4).
+
+    Args:
+        families: Family of each address, in the resolver's order.
+        skipped: Addresses that earlier attempts began with; the order is rotated by as many.
+    """
+    nth = [families[:index].count(family) for index, family in enumerate(families)]
+    in_turn = sorted(range(len(families)), key=lambda index: nth[index])
+    first = skipped % max(1, len(in_turn))
+    return in_turn[first:] + in_turn[:first]
+
+
 def copy_within_s(size_bytes: int) -> float:
     """Return the deadline in seconds of a copy inside the store: after it, sending the bytes is at least as fast.
 

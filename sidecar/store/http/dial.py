@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import socket
 import ssl
@@ -43,6 +44,8 @@ class Dialler:
         self._pulse = pulse
         self._proxy_of = proxy_of
         self._failures = 0
+        self._skipped = 0
+        """How many of a host's addresses the next dial passes over at first: those before did not answer."""
         self._lock = threading.Lock()
         self._under_way: set[_Dialling] = set()
         self._closed = False
@@ -60,7 +63,8 @@ class Dialler:
             OSError: TLS failed, or ``close`` was called.
         """
         within_s = hedging.connect_within_s(self._failures, first_s=self._first_s, most_s=self._pulse.most_s)
-        dialling = _Dialling(lambda stage: self._connect(origin, within_s, stage))
+        skipped = self._skipped
+        dialling = _Dialling(lambda stage, number: self._connect(origin, within_s, stage, skipped=skipped + number - 1))
         with self._lock:
             if self._closed:
                 raise ConnectionAbortedError("the connections were closed")
@@ -68,13 +72,13 @@ class Dialler:
         try:
             made = dialling.made(self._pulse, within_s=within_s, unless=unless)
         except TimeoutError:
-            self._failures += 1
+            self._failures, self._skipped = self._failures + 1, skipped + dialling.begun
             raise TimeoutError(f"{origin}: {dialling.stage} (waited {within_s:g} s)") from None
         finally:
             with self._lock:
                 self._under_way.discard(dialling)
             dialling.end()
-        self._failures = 0
+        self._failures, self._skipped = 0, skipped + dialling.won - 1
         return made
 
     def close(self) -> None:
@@ -85,7 +89,7 @@ class Dialler:
         for dialling in under_way:
             dialling.end()
 
-    def _connect(self, origin: str, within_s: float, stage: Callable[[str, Link | None], None]) -> Connection:
+    def _connect(self, origin: str, within_s: float, stage: Callable[[str, Link | None], None], *, skipped: int) -> Connection:
         parts, to = urlsplit(origin), self._proxy_of(origin)
         host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         first = (to.host, to.port) if to else (host, port)
@@ -93,6 +97,7 @@ class Dialler:
         stage(f"{where} did not accept a connection" + (" or did not open a tunnel" if to else ""), None)
         # http.client is used for the proxy's CONNECT request alone.
         plain = http.client.HTTPConnection(*first, timeout=within_s)
+        plain._create_connection = functools.partial(_reached, skipped=skipped)  # type: ignore[attr-defined]
         if to and parts.scheme == "https":
             plain.set_tunnel(host, port, to.headers)
         try:
@@ -117,18 +122,44 @@ class Dialler:
         return tls or link
 
 
+def _reached(to: tuple[str, int], timeout_s: float, source: None = None, *, skipped: int) -> socket.socket:
+    """Connect to the first of a host's addresses that takes a connection, as ``socket.create_connection``.
+
+    An address may drop what arrives, and one attempt spends all its time there. So each begins with another one.
+    """
+    found = socket.getaddrinfo(*to, type=socket.SOCK_STREAM)
+    error: OSError = OSError(f"{to[0]} has no address")
+    for index in hedging.address_order([family for family, *_ in found], skipped=skipped):
+        family, kind, protocol, _, address = found[index]
+        connecting = None
+        try:
+            connecting = socket.socket(family, kind, protocol)
+            connecting.settimeout(timeout_s)
+            connecting.connect(address)
+        except OSError as refused:
+            error = refused
+            if connecting is not None:
+                connecting.close()
+        else:
+            return connecting
+    raise error
+
+
 class _Dialling:
     """One requested connection, with all concurrent attempts to make it. The first that succeeds wins."""
 
-    def __init__(self, connect: Callable[[Callable[[str, Link | None], None]], Connection]) -> None:
+    def __init__(self, connect: Callable[[Callable[[str, Link | None], None], int], Connection]) -> None:
+        """``connect`` takes what records its stage, and the number of the attempt, from 1."""
         self.stage = "no connection"
         """The step that the first attempt is waiting for, as text."""
+        self.begun = 0
+        """Number of attempts; ``won``: of the one that made the connection."""
+        self.won = 0
         self._connect = connect
         self._changed = threading.Condition()
         self._made: Connection | None = None
         self._errors: list[BaseException] = []
         self._links: set[Link] = set()
-        self._begun = 0
         self._ended = False
 
     def made(self, pulse: Pulse, *, within_s: float, unless: Callable[[], bool]) -> Connection:
@@ -150,15 +181,15 @@ class _Dialling:
                     return made
                 if self._ended:
                     raise ConnectionAbortedError("the connections were closed")
-                if len(self._errors) == self._begun:
+                if len(self._errors) == self.begun:
                     raise self._errors[0]
                 if now_s - began_s >= within_s:
                     pulse.quiet.fell_silent(since_s=began_s, now_s=now_s)
                     raise TimeoutError
                 wait_s = hedging.next_try_s(
-                    pulse.late_s(_KIND), tries=self._begun, quiet_before_s=pulse.quiet.before_s(latest_s), most_s=pulse.most_s
+                    pulse.late_s(_KIND), tries=self.begun, quiet_before_s=pulse.quiet.before_s(latest_s), most_s=pulse.most_s
                 )
-                if now_s - latest_s >= wait_s and self._begun - len(self._errors) < hedging.AT_ONCE:
+                if now_s - latest_s >= wait_s and self.begun - len(self._errors) < hedging.AT_ONCE:
                     pulse.quiet.fell_silent(since_s=latest_s, now_s=now_s)
                     latest_s = now_s
                     self._begin()
@@ -178,8 +209,8 @@ class _Dialling:
             made.close()
 
     def _begin(self) -> None:
-        self._begun += 1
-        thread = threading.Thread(target=self._try, args=(self._begun,), name="connect", daemon=True)
+        self.begun += 1
+        thread = threading.Thread(target=self._try, args=(self.begun,), name="connect", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # the limit of threads is reached
@@ -200,7 +231,7 @@ class _Dialling:
                         raise ConnectionAbortedError("the connection is no longer needed")
 
         try:
-            made = self._connect(stage)
+            made = self._connect(stage, number)
         except BaseException as error:
             with self._changed:
                 self._links -= {mine} if mine else set()
@@ -210,7 +241,7 @@ class _Dialling:
         with self._changed:
             self._links -= {mine} if mine else set()
             if not self._ended and self._made is None:
-                self._made = made
+                self._made, self.won = made, number
                 self._changed.notify_all()
                 return
         with suppress(OSError):

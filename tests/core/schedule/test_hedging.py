@@ -204,3 +204,12 @@ def test_the_flow_is_sampled_at_most_once_an_interval() -> None:
 def test_a_connection_moves_if_it_reaches_the_floor(moved_bytes: int, in_s: float) -> None:
     floor = hedging.LEAST_MOVED_BYTES / hedging.SILENT_S
     assert hedging.is_moving(moved_bytes, in_s=in_s) is (moved_bytes > 0 and moved_bytes / in_s >= floor * (1 - 1e-12))
+
+
+@given(families=st.lists(st.sampled_from([2, 10]), max_size=16), skipped=st.integers(0, 100))
+def test_attempts_begin_with_all_addresses_in_turn_and_soon_with_one_of_each_family(families: list[int], skipped: int) -> None:
+    order = hedging.address_order(families, skipped=skipped)
+    assert sorted(order) == list(range(len(families)))
+    firsts = [hedging.address_order(families, skipped=count)[0] for count in range(len(families))]
+    assert sorted(firsts) == list(range(len(families)))
+    assert {families[first] for first in firsts[:2]} == set(families)

@@ -8,6 +8,7 @@ import os
 import ssl
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ class Clients:
         self._secrets: tuple[str | None, ...] = ()
         self._looked_s = 0.0
         self._made: Access | None = None
+        self._wires: weakref.WeakSet[Wire] = weakref.WeakSet()
+        """Those in use, also by requests that began with earlier credentials."""
         self._closed = False
         self._hurried = False
         self._addressing: Addressing = "path" if options.endpoint_url else "auto"
@@ -154,6 +157,7 @@ class Clients:
                 if self._made is None or secrets != self._secrets:
                     self._retire()
                     self._made, self._secrets = self._make(secrets), secrets
+                    self._wires.add(self._made.wire)
                     self._made.wire.hurry(self._hurried)
             return self._made
 
@@ -161,8 +165,8 @@ class Clients:
         """Hedge sooner after a termination notice (``True``), or as usual once the notice is withdrawn (``False``)."""
         with self._lock:
             self._hurried = hurried
-            if self._made is not None:
-                self._made.wire.hurry(hurried)
+            for wire in self._wires:
+                wire.hurry(hurried)
 
     def forget(self) -> None:
         """Read credentials and certificates again before the next request. Requests in flight keep theirs."""
@@ -173,9 +177,10 @@ class Clients:
         """Abort requests in flight; later ones fail."""
         with self._lock:
             self._closed = True
-            made = self._made
+            made, wires = self._made, list(self._wires)
+        for wire in wires:
+            wire.close()
         if made is not None:
-            made.wire.close()
             made.bodies.close()
         self._loop.close()
 
@@ -190,8 +195,9 @@ class Clients:
         transport = Transport.of(wire, tls=tls, connect_timeout_s=options.connect_timeout_s)
         session = _session(secrets)
         client, presigned = self._loop.run(_client(session, options, transport, self._addressing))
-        self._loop.at_end(client.close)
         control = Control(client, bucket=options.bucket, encryption=_encryption(options))
+        # Its requests hold it: once it is gone, nobody uses the client.
+        weakref.finalize(control, self._loop.at_end(client.close)).atexit = False
         frozen = Frozen(session, self._loop)
         return Access(client, control, self._bodies(frozen, client, presigned, wire), wire)
 

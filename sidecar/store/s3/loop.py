@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from sidecar.errors import StoreUnavailable
 from sidecar.store.cancellation import result_of
 
 T = TypeVar("T")
+End = Callable[[], Awaitable[object]]
 
 END_S = 1.0
 """Longest wait for the loop's end, in seconds."""
@@ -25,7 +28,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ends: list[Callable[[], Awaitable[object]]] = []
+        self._ends: list[End] = []
         self._end: weakref.finalize[..., LoopThread] | None = None
         self._closed = False
 
@@ -49,9 +52,15 @@ class LoopThread:
             running.cancel()
             raise
 
-    def at_end(self, end: Callable[[], Awaitable[object]]) -> None:
-        """Await ``end`` on the loop before it ends. It must not refer to this object."""
-        self._ends.append(end)
+    def at_end(self, end: End) -> Callable[[], None]:
+        """Await ``end`` on the loop before it ends. It must not refer to this object.
+
+        Returns:
+            A function that has ``end`` awaited at once instead. It may be called from any thread, and refers to no caller.
+        """
+        with self._lock:
+            self._ends.append(end)
+            return functools.partial(_end_at_once, self._started(), self._ends, end)
 
     def close(self) -> None:
         """Cancel what runs; later calls fail."""
@@ -77,7 +86,20 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, ends: list[Callable[[], Awaitable[object]]]) -> None:
+def _end_at_once(loop: asyncio.AbstractEventLoop, ends: list[End], end: End) -> None:
+    held: set[asyncio.Future[object]] = set()  # the loop itself keeps no task
+
+    def begin() -> None:
+        running = asyncio.ensure_future(end())
+        held.add(running)
+        running.add_done_callback(held.discard)
+
+    with suppress(ValueError, RuntimeError):  # it was awaited before; the loop has ended
+        ends.remove(end)
+        loop.call_soon_threadsafe(begin)
+
+
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, ends: list[End]) -> None:
     async def end() -> None:
         try:
             running = asyncio.all_tasks() - {asyncio.current_task()}

@@ -28,6 +28,8 @@ SWITCHING_PROTOCOLS = 101
 _PROTOCOL = b"HTTP/1."
 _END_OF_HEAD = re.compile(rb"\n\r?\n")
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [^\x00\n\v\f\r]*)?")
+_INTERIM = re.compile(rb"HTTP/1\.[01] 1[0-9][0-9][^\n]*\n(?:[^\r\n][^\n]*\n)*\r?\n")
+_INTERIM_STATUS = re.compile(rb"HTTP/1\.[01] 1")
 _FOLDED = re.compile(r"\r?\n[ \t]+")
 _FIELD = re.compile(r"([-!#$%&'*+.^_`|~0-9A-Za-z]+):[ \t]*([^\x00\s]+(?:[ \t]+[^\x00\s]+)*)?[ \t]*", re.ASCII)
 """RFC 9112, 5: no space before the colon, no control characters. A line that two programs read differently is no header."""
@@ -213,6 +215,14 @@ class HeadReader:
             self._interim_answers += 1
             if self._interim_answers > MAX_INTERIM_ANSWERS:
                 raise HTTPException(f"more than {MAX_INTERIM_ANSWERS} interim answers")
+
+
+def begins_answer(received: bytes) -> bool:
+    """Whether the bytes received begin another answer than interim (1xx) ones, which say that the body is wanted; or EOF."""
+    rest = received
+    while interim := _INTERIM.match(rest):
+        rest = rest[interim.end() :]
+    return not received or (len(rest) > len(b"HTTP/1.1 ") and not _INTERIM_STATUS.match(rest))
 
 
 def _headers(fields: str) -> dict[str, str]:

@@ -227,6 +227,12 @@ class Link(socket.socket):
             self._unless_it_trickles(count, began_s, now_s)
         return count
 
+    def peek(self, size_bytes: int) -> bytes:
+        """Return up to ``size_bytes`` of what has arrived, and leave it there; empty at EOF, or if nothing has arrived."""
+        with suppress(BlockingIOError):
+            return super().recv(size_bytes, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        return b""
+
     def begin(self, tries: int, *, may_trickle: bool) -> None:
         """Reset the counters for a new request.
 

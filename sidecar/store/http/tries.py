@@ -7,17 +7,20 @@ import time
 from collections.abc import Callable
 
 from sidecar.core.schedule import hedging
-from sidecar.store.http.answer import Connection, HeadReader, OpenAnswer
+from sidecar.store.http.answer import Connection, HeadReader, OpenAnswer, begins_answer
 from sidecar.store.http.dial import NotNeeded
 from sidecar.store.http.link import TICK_S
 from sidecar.store.http.tls import TlsConnection
 from sidecar.store.slice import FileSlice, Gate
+
+PEEK_BYTES = 4 << 10
 
 
 class Watcher:
     """Polls a connection for received bytes."""
 
     def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._tls = connection if isinstance(connection, TlsConnection) else None
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
@@ -28,7 +31,7 @@ class Watcher:
 
     def early(self) -> bool:
         """Whether an answer arrived while a body is sent. Always False over TLS: session tickets can arrive at any time."""
-        return self._tls is None and self.readable()
+        return self._tls is None and self.readable() and begins_answer(self._connection.link.peek(PEEK_BYTES))
 
 
 class Try:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.store.http.answer import MAX_HEAD_BYTES, MAX_INTERIM_ANSWERS, HeadReader, OpenAnswer
+from sidecar.store.http.answer import MAX_HEAD_BYTES, MAX_INTERIM_ANSWERS, HeadReader, OpenAnswer, begins_answer
 
 
 class Pieces:
@@ -198,3 +198,18 @@ def test_answers_are_read_as_another_library_reads_them(
     except HTTPException:
         ours = None
     assert ours == as_h11_reads_it(raw)
+
+
+@given(
+    interim=st.lists(
+        st.sampled_from([b"100 Continue\r\n\r\n", b"102 x\nA: b\n\n", b"103 Early Hints\r\nLink: x\r\nB:\r\n\r\n"]), max_size=3
+    ),
+    status=st.integers(200, 599),
+    cut=st.integers(0, 200),
+)
+def test_only_an_answer_that_is_no_interim_one_ends_a_body(interim: list[bytes], status: int, cut: int) -> None:
+    before = b"".join(b"HTTP/1.1 " + each for each in interim)
+    assert before == b"" or not begins_answer(before)
+    assert begins_answer(before + b"HTTP/1.1 %d OK\r\nA: b\r\n\r\n" % status)
+    received = (before + b"HTTP/1.1 %d" % status)[:cut]
+    assert begins_answer(received) == (received == b"" or cut > len(before) + len(b"HTTP/1.1 "))

@@ -169,6 +169,24 @@ def test_a_refusal_that_comes_before_all_was_sent_is_read(wire: Wire, server: Se
         assert body.tell() < 64 * MIB
 
 
+@pytest.mark.parametrize(
+    "interim", [b"100 Continue\r\n\r\n", b"102 Processing\r\nA: b\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n"]
+)
+def test_a_body_is_sent_to_its_end_to_a_server_that_sends_interim_answers_unasked(
+    wire: Wire, server: Server, interim: bytes
+) -> None:
+    bodies = list[bytes]()
+
+    def interrupting(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 " + interim)
+        bodies.append(read_request(connection))
+        connection.sendall(OK)
+
+    with server(interrupting) as url, body_of(bytes(8 * MIB)) as body:
+        assert exchange(wire, Request("PUT", url, {}, body)).status == 200
+    assert len(bodies[0]) == 8 * MIB
+
+
 @pytest.mark.slow
 def test_a_server_that_stops_taking_is_given_up_after_the_stall(wire: Wire, server: Server) -> None:
     with server(lambda connection: time.sleep(8)) as url, body_of(b"x" * 64 * MIB) as body:

@@ -26,6 +26,8 @@ class RateGate:
         self._bytes_per_s = bytes_per_s
         self._closed = False
         self._free_at_s = 0.0
+        self._changes = 0
+        """Changes of the limit so far."""
         self._own = threading.local()
         self._counters: list[_Counter] = []
 
@@ -44,6 +46,7 @@ class RateGate:
         with self._condition:
             self._bytes_per_s = bytes_per_s
             self._free_at_s = 0.0
+            self._changes += 1
             self._condition.notify_all()
 
     def close(self) -> None:
@@ -74,14 +77,15 @@ class RateGate:
 
     def _wait_for_rate(self, size_bytes: int) -> None:
         with self._condition:
-            if self._bytes_per_s is not None:
-                now_s = time.monotonic()
+            while self._bytes_per_s is not None and not self._closed:
                 # Idle time earns no credit, so that a pause is not followed by a burst.
-                self._free_at_s = max(self._free_at_s, now_s)
-                mine_s = self._free_at_s
+                self._free_at_s = max(self._free_at_s, time.monotonic())
+                mine_s, changes = self._free_at_s, self._changes
                 self._free_at_s += size_bytes / self._bytes_per_s
-                while not self._closed and (left_s := mine_s - time.monotonic()) > 0 and self._bytes_per_s is not None:
+                while (left_s := mine_s - time.monotonic()) > 0 and (self._changes, self._closed) == (changes, False):
                     self._condition.wait(left_s)
+                if changes == self._changes:  # else: the next turn is counted by the new limit
+                    return
 
     def _count(self, size_bytes: int) -> None:
         try:

@@ -138,3 +138,21 @@ def test_a_closed_gate_ends_those_that_are_held() -> None:
     threading.Thread(target=send).start()
     gate.close()
     assert ended.wait(5)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_higher_limit_is_for_those_that_wait_too(threads: int) -> None:
+    gate, passed = RateGate(100), list[float]()
+    gate.pass_through(10_000)  # the next has to wait for 100 s
+
+    def send() -> None:
+        gate.pass_through(10_000)
+        passed.append(time.monotonic())
+
+    for _ in range(threads):
+        threading.Thread(target=send, daemon=True).start()
+    time.sleep(0.2)
+    began_s = time.monotonic()
+    gate.limit(50_000)
+    until(lambda: len(passed) == threads, timeout_s=5)
+    assert max(passed) - began_s >= 0.2 * (threads - 1)

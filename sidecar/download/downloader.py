@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sidecar.core.commit.commit_roster import has_bundle
@@ -20,6 +19,7 @@ from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEn
 from sidecar.core.format.obstacles import same_but_for_case, unstorable
 from sidecar.core.format.rank_layout import Share, left_out
 from sidecar.daemon.tasks import first_error
+from sidecar.download.incoming import PARTIAL, drop_others, give_space_back, require_space
 from sidecar.download.partial_file import holds
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import check_not_quarantined
@@ -45,9 +45,6 @@ from trainer_hook.contract import (
 )
 
 T = TypeVar("T")
-PARTIAL = "partial"
-"""Folder below ``.ckpt/incoming`` for incomplete files."""
-
 MOST_OBJECTS = 500_000
 """Maximum number of objects below a checkpoint that is resumed: more than its files and documents."""
 LISTING_PAGE = 1000
@@ -280,8 +277,8 @@ class Downloader:
         entries = offer.files(node)
         if why := unstorable(entry.path for entry in entries):
             raise OSError(errno.ENAMETOOLONG, why)
-        self._drop_others(incoming, entries)
-        self._require_space(incoming, entries)
+        drop_others(self._volume, offer.name, entries)
+        require_space(self._volume, offer.name, entries)
         progress = _DownloadProgress(sum(entry.size_bytes for entry in entries), on_progress)
 
         async def on_damage(entry: FileEntry, error: CorruptObject | NotFound) -> None:
@@ -294,42 +291,12 @@ class Downloader:
             error = first_error(group)
             if isinstance(error, OSError) and error.errno in FULL:
                 await fetching.end()
-                await asyncio.to_thread(self._give_space_back, incoming)
+                await asyncio.to_thread(give_space_back, self._volume, offer.name)
             raise error from None
         finally:
             await fetching.end()
         await asyncio.to_thread(_check_apart, incoming, entries)
         return await _to_its_end(self._publish, offer, node, incoming, replacing)
-
-    def _drop_others(self, incoming: Place, entries: Sequence[FileEntry]) -> None:
-        wanted = {entry.path for entry in entries}
-        folders = {str(parent) for path in wanted for parent in PurePosixPath(path).parents}
-        for name, is_folder in self._volume.incoming.entries():
-            if name not in (incoming.name, PARTIAL) or not is_folder:
-                (self._volume.incoming / name).discard()
-        # Directories, too: another commit of this name may have a directory where this one has a file.
-        for path, status in [*incoming.walk(lenient=True)]:
-            if path not in (folders if stat.S_ISDIR(status.st_mode) else wanted):
-                (incoming / path).discard()
-
-    def _require_space(self, incoming: Place, entries: Sequence[FileEntry]) -> None:
-        """Check that the volume has space for what is missing, before the download takes it from the trainer.
-
-        Raises:
-            OSError: ``ENOSPC``: it has not; what was downloaded before is deleted.
-        """
-        places = (incoming, self._volume.incoming / PARTIAL)
-        there_bytes = sum(status.st_blocks * 512 for place in places for _, status in place.walk(lenient=True))
-        missing_bytes = sum(entry.size_bytes for entry in entries) - there_bytes
-        free_bytes = self._volume.free_bytes()
-        if missing_bytes > free_bytes and self._volume.total_bytes():  # 0: a file system that does not tell
-            self._give_space_back(incoming)
-            text = f"{os.strerror(errno.ENOSPC)} ({missing_bytes} bytes are to be downloaded, {free_bytes} are free)"
-            raise OSError(errno.ENOSPC, text, str(self._volume.root))
-
-    def _give_space_back(self, incoming: Place) -> None:
-        for place in (incoming, self._volume.incoming / PARTIAL):
-            place.discard()
 
     def _publish(self, offer: Offer, node: Node, incoming: Place, replacing: tuple[int, float, str | None] | None) -> Path:
         (self._volume.incoming / PARTIAL).discard()

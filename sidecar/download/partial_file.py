@@ -41,9 +41,8 @@ class PartialFile:
         Raises:
             OSError: The volume is full, known before anything is fetched.
         """
-        name = hashlib.blake2b(f"{entry.key}\0{entry.crc64nvme}\0{entry.size_bytes}".encode(), digest_size=12).hexdigest()
         folder.make_folder()
-        partial = PartialFile(entry, folder / name)
+        partial = PartialFile(entry, folder / names_of(entry)[0])
         known = partial._recorded() if partial._is_there() else {}
         if not known:
             partial._create()
@@ -90,7 +89,7 @@ class PartialFile:
 
     @property
     def _record(self) -> Place:
-        return self.place.with_name(f"{self.place.name}.ranges")
+        return self.place.with_name(names_of(self.entry)[1])
 
     def _is_there(self) -> bool:
         """Whether it is a regular file of the right size, without other hard links."""
@@ -124,6 +123,13 @@ class PartialFile:
             except OSError:
                 self.place.discard()
                 raise
+
+
+def names_of(entry: FileEntry) -> tuple[str, str]:
+    """Return the names of an entry's partial file and of the record of its ranges, which its expected content decides."""
+    content = f"{entry.key}\0{entry.crc64nvme}\0{entry.size_bytes}"
+    name = hashlib.blake2b(content.encode(), digest_size=12).hexdigest()
+    return name, f"{name}.ranges"
 
 
 def holds(place: Place, entry: FileEntry) -> bool:

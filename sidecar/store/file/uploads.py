@@ -17,7 +17,10 @@ from sidecar.store.protocol import Part, PendingUpload
 
 UPLOADS = ".ckpt-uploads"
 """Unfinished uploads and temporary files, below the store's root; never listed."""
-_CANNOT_COPY = frozenset({errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF})
+_CANNOT_COPY = frozenset(
+    {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM, errno.EBADF, errno.EIO, errno.ETXTBSY}
+)
+"""``EIO``: SMB answers it. Where the disk fails, reading and writing fail, too."""
 
 
 class Uploads:
@@ -130,14 +133,23 @@ def _is_id(upload_id: str) -> bool:
 
 def append(target: int, source: int, size_bytes: int) -> None:
     """Append the beginning of one file to another: by sharing blocks or inside the kernel, where the file system can."""
-    left = size_bytes
+    left, is_shared = size_bytes, True
     while left:
-        try:
-            count = os.copy_file_range(source, target, left)
-        except OSError as error:
-            if error.errno not in _CANNOT_COPY:
-                raise
+        if is_shared:
+            count = _share(source, target, left)
+            is_shared = count > 0
+        else:
             count = os.sendfile(target, source, None, left)
-        if not count:
-            raise NotFound(f"{left} bytes of a part")
+            if not count:
+                raise NotFound(f"{left} bytes of a part")
         left -= count
+
+
+def _share(source: int, target: int, size_bytes: int) -> int:
+    """Return how many bytes the file system took at once; 0: it cannot, or says nothing, as some kernels do."""
+    try:
+        return os.copy_file_range(source, target, size_bytes)
+    except OSError as error:
+        if error.errno not in _CANNOT_COPY:
+            raise
+        return 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import ipaddress
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
@@ -22,6 +25,20 @@ class HttpProxy:
     def headers(self) -> dict[str, str]:
         """Headers for the proxy, which are never sent to the store."""
         return {} if self.authorization is None else {"Proxy-Authorization": self.authorization}
+
+
+def is_exempt(host: str, no_proxy: str) -> bool:
+    """Whether ``NO_PROXY`` names a host's IP address, or a network of it in CIDR notation. Names are the library's work."""
+    with suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return any(address in network for network in _networks(no_proxy))
+    return False
+
+
+def _networks(no_proxy: str) -> Iterator[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    for entry in no_proxy.split(","):
+        with suppress(ValueError):
+            yield ipaddress.ip_network(entry.strip().strip("[]"), strict=False)
 
 
 def proxy_at(url: str) -> HttpProxy:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
@@ -23,7 +24,9 @@ from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
 from sidecar.errors import AccessRefused, StoreUnavailable, UntrustedStore
+from sidecar.store.http.proxy import is_exempt
 from sidecar.store.http.wire import Wire
+from sidecar.store.s3.attempt import origin_of
 from sidecar.store.s3.bodies import BodyRequests, WireRequests
 from sidecar.store.s3.control import Control
 from sidecar.store.s3.errors import translated
@@ -207,10 +210,11 @@ class Clients:
             return WireRequests(Signer(frozen.credentials, presigned=presigned, region=region), wire)
         from sidecar.store.s3.boto_bodies import BotoRequests
 
+        direct: dict[str, Any] = {} if _proxy_of(origin_of(presigned)) else {"proxies": {}}  # by its own rules otherwise
         return BotoRequests(
             frozen.credentials,
             bucket=options.bucket,
-            config=client_config(options, self._addressing, signs_payload=False),
+            config=client_config(options, self._addressing, signs_payload=False) | direct,
             endpoint_url=options.endpoint_url,
             region_name=region,
             verify=_trusted(options),
@@ -314,6 +318,8 @@ def _tls(options: S3Options) -> ssl.SSLContext:
 @functools.lru_cache
 def _proxy_of(origin: str) -> str | None:
     proxies: dict[str, str] = get_environ_proxies(origin)
+    if is_exempt(urlsplit(origin).hostname or "", proxies.get("no", "")):
+        return None
     return proxies.get(origin.partition(":")[0])
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_network
 from pathlib import Path
+from typing import Literal
 from urllib.parse import quote
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.errors import StoreUnavailable
-from sidecar.store.http.proxy import HttpProxy, proxy_at
+from sidecar.store.http.proxy import HttpProxy, is_exempt, proxy_at
 from sidecar.store.s3 import client
 from sidecar.store.s3.store import S3Options, S3Store
 from tests.store.scripted import CONTENT, Asked, answering, head, s3, whole
@@ -29,10 +31,17 @@ def _proxies_are_looked_up_anew() -> Iterator[None]:
     client._proxy_of.cache_clear()
 
 
-def through(endpoint: str, proxy: str, credentials_dir: Path, monkeypatch: pytest.MonkeyPatch) -> S3Store:
+def through(
+    endpoint: str,
+    proxy: str,
+    credentials_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    client: Literal["wire", "boto3"] = "wire",
+) -> S3Store:
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, proxy)
-    return S3Store(S3Options(bucket="b", prefix="run", endpoint_url=endpoint, credentials_dir=credentials_dir))
+    options = S3Options(bucket="b", prefix="run", endpoint_url=endpoint, credentials_dir=credentials_dir, client=client)
+    return S3Store(options)
 
 
 def with_user(endpoint: str) -> str:
@@ -59,6 +68,32 @@ def test_what_is_no_url_is_named_without_what_is_in_it(url: str) -> None:
     with pytest.raises(ValueError, match="percent-encode") as caught:
         proxy_at(url)
     assert "hunt" not in str(caught.value)
+
+
+@given(st.ip_addresses(), st.integers(0, 128), st.ip_addresses())
+def test_a_network_is_exempt_with_all_its_addresses_and_no_others(
+    inside: IPv4Address | IPv6Address, length: int, other: IPv4Address | IPv6Address
+) -> None:
+    network = ip_network(f"{inside}/{min(length, inside.max_prefixlen)}", strict=False)
+    no_proxy = f".svc, localhost,{network}"
+    assert is_exempt(str(inside), no_proxy)
+    assert is_exempt(str(inside), str(inside))
+    assert is_exempt(str(other), no_proxy) == (other in network)
+    assert not is_exempt("minio.test", no_proxy)
+
+
+@pytest.mark.parametrize("way", ["wire", "boto3"])
+@pytest.mark.parametrize("exempt", ["127.0.0.0/8", ".svc,127.0.0.1/32"])
+def test_a_store_in_a_network_without_proxy_is_asked_directly(
+    exempt: str, way: Literal["wire", "boto3"], credentials_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, exempt)
+    with answering(s3) as endpoint:
+        store = through(endpoint, "http://127.0.0.1:1", credentials_dir, monkeypatch, client=way)
+        assert store.get("k") == CONTENT
+        with store.read("k", length=len(CONTENT)) as body:
+            assert body.readinto(memoryview(bytearray(len(CONTENT)))) == len(CONTENT)
 
 
 def test_a_plain_request_carries_the_credentials_to_the_proxy(credentials_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,8 @@ _REFUSALS = {
 }
 _NOT_AT_THIS_TIME = frozenset({9, 10})
 """X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED: a clock is set, or a certificate renewed, without a change of settings."""
+_BROKEN = frozenset({"DECRYPTION_FAILED_OR_BAD_RECORD_MAC", "SSLV3_ALERT_BAD_RECORD_MAC", "BAD_LENGTH"})
+"""Reasons of OpenSSL: a bit has flipped on the way, or (the last) the connection ended while it was written to."""
 _OTHER_REGION = frozenset(
     {"AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException"}
 )
@@ -220,6 +222,8 @@ def from_transport(name: str, error: Exception) -> StoreError:
         return UntrustedStore(
             f"{name}: the store's certificate is not trusted ({_short(cause)}): name its authority in CKPT_CA_BUNDLE"
         )
+    if isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError) or getattr(cause, "reason", "") in _BROKEN:
+        return StoreUnavailable(f"{name}: the connection broke off in TLS ({_short(cause)}); it is tried again")
     if isinstance(cause, ssl.SSLError) or isinstance(error, boto.SSLError):
         return UntrustedStore(
             f"{name}: TLS failed ({_short(cause)}): does AWS_S3_ENDPOINT say https where the store speaks http?"

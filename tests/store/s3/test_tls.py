@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from sidecar.errors import (
     StoreUnavailable,
 )
 from sidecar.store.protocol import Verification
+from sidecar.store.slice import FileSlice, OpenGate
 from tests import servers
 from tests.servers import Proxy
 from tests.store.s3.conftest import Opener, always
@@ -112,3 +115,54 @@ def test_what_answers_everything_with_a_page_is_named(opener: Opener) -> None:
         for ask in asked:
             with pytest.raises(AccessRefused, match="does not speak S3"):
                 ask()
+
+
+@contextmanager
+def speaking(conversation: Callable[[socket.socket], object]) -> Iterator[str]:
+    """A server that has this conversation on each connection."""
+
+    def serve(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            conversation(connection)
+
+    def listen() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=listen, daemon=True).start()
+        yield f"https://127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("what", ["hello", "handshake", "record"])
+@pytest.mark.parametrize("way", ["wire", "boto3"])
+def test_a_connection_that_ends_or_breaks_in_tls_is_tried_again(opener: Opener, tmp_path: Path, what: str, way: str) -> None:
+    context, certificate = servers.self_signed(tmp_path)
+
+    def breaking(connection: socket.socket) -> None:
+        if what == "hello":  # a load balancer without a server behind it
+            connection.recv(4096)
+            return
+        with context.wrap_socket(connection, server_side=True) as secured:
+            if what == "record":
+                secured.recv(4096)
+                os.write(secured.fileno(), b"\x17\x03\x03\x00\x20" + b"x" * 32)
+                secured.recv(1)
+
+    with speaking(breaking) as endpoint, source(b"x") as body:
+        store = opener(endpoint, ca_bundle=certificate, client=way)
+        with pytest.raises(StoreUnavailable):
+            store.put_file("k", body)
+        store.close()
+
+
+@contextmanager
+def source(content: bytes) -> Iterator[FileSlice]:
+    fd = os.memfd_create("body")
+    try:
+        os.write(fd, content)
+        yield FileSlice(fd, 0, len(content), gate=OpenGate())
+    finally:
+        os.close(fd)

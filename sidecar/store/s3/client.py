@@ -332,4 +332,6 @@ def _trusted(options: S3Options) -> bool | str | None:
 def _read_secrets(folder: Path | None) -> tuple[str | None, ...]:
     if folder is None:
         return ()
-    return tuple((folder / name).read_text().strip() or None if (folder / name).is_file() else None for name in _SECRETS)
+    # What is no text is no key of the store, which says so.
+    files = [folder / name for name in _SECRETS]
+    return tuple(file.read_text(errors="replace").strip() or None if file.is_file() else None for file in files)

@@ -62,6 +62,8 @@ _BROKEN = frozenset({"DECRYPTION_FAILED_OR_BAD_RECORD_MAC", "SSLV3_ALERT_BAD_REC
 _OTHER_REGION = frozenset(
     {"AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException"}
 )
+_OF_ROLES = frozenset({"AssumeRoleWithWebIdentity", "AssumeRole", "AssumeRoleWithSAML", "GetRoleCredentials", "CreateToken"})
+"""Requests to the services that credentials come from."""
 _PERMISSIONS = {
     "ListObjectsV2": "s3:ListBucket",
     "GetObject": "s3:GetObject",
@@ -113,6 +115,8 @@ def from_response(name: str, error: boto.ClientError) -> StoreError:
     answer: Any = error.response
     status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     code = code_of(error)
+    if error.operation_name in _OF_ROLES:
+        return _no_role(name, error.operation_name, code or str(status), status, _message(answer))
     if code is None:
         return _unexplained(name, status, answer)
     if code in _NOT_FOUND:
@@ -137,6 +141,18 @@ def from_response(name: str, error: boto.ClientError) -> StoreError:
         return StoreUnavailable(f"{name}: the store answered {code}; it is tried again")
     advice = _refusal(error.operation_name, code, answer) or f"{code}: see the log of the store"
     return AccessRefused(f"{name}: {advice}", code=code)
+
+
+def _no_role(name: str, operation: str, code: str, status: int, message: str) -> StoreError:
+    """Return the error for credentials of a role that the service behind it did not give."""
+    text = f"{name}: no credentials ({operation}: {code}{f': {message}' if message else ''})"
+    if code in _BUSY | _TRANSIENT or status == 429 or status >= 500:
+        return StoreUnavailable(f"{text}: the service is asked again")
+    return NoCredentials(f"{text}: correct the pod's role, its trust policy or its service account")
+
+
+def _message(answer: Any) -> str:
+    return " ".join(str(answer.get("Error", {}).get("Message", "")).split())[:200]
 
 
 def code_of(error: boto.ClientError) -> str | None:
@@ -198,15 +214,15 @@ def _refusal(operation: str, code: str, answer: Any) -> str:
     if code in ("AccessDenied", "Forbidden"):
         permission = _PERMISSIONS.get(operation, f"s3:{operation}")
         return f"{operation} was denied: grant {permission} on the bucket and prefix to these credentials"
-    message = " ".join(str(answer.get("Error", {}).get("Message", "")).split())[:200]
-    advice = _REFUSALS.get(code, message)
+    advice = _REFUSALS.get(code, _message(answer))
     return f"{code}: {advice}" if advice else ""
 
 
 def from_transport(name: str, error: Exception) -> StoreError:
     """Return the error that a failure of credentials, network, TLS or parsing means."""
     cause = _root(error)
-    if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
+    is_of_file = isinstance(error, OSError) and error.filename is not None  # a mounted secret, or the token of a role
+    if is_of_file or isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
         return NoCredentials(
             f"{name}: no credentials ({_short(error)}): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
             "mount them (CKPT_CREDENTIALS_DIR) or give the pod a role"

@@ -202,7 +202,7 @@ class RangeFetcher:
     async def _fetch_range(self, partial: PartialFile, offset: int, length: int, damaged: list[Damaged]) -> None:
         try:
             async with self._requests:
-                crc = await self._executor.persistently(self._threads.counted(self._read), partial, offset, length)
+                crc = await self._executor.persistently(self._threads.counted(self._read), partial, _Range(offset, length))
         except Damaged as found:
             damaged.append(found)
             return
@@ -211,26 +211,36 @@ class RangeFetcher:
         partial.arrived(offset, length, crc)
         self._on_progress(length)
 
-    def _read(self, partial: PartialFile, offset: int, length: int) -> int:
-        """Write a range to the file and return the CRC64NVME of the bytes received."""
-        crc, done, entry = 0, 0, partial.entry
-        buffer = memoryview(bytearray(min(BLOCK_BYTES, max(1, length))))
+    def _read(self, partial: PartialFile, part: _Range) -> int:
+        """Write a range to the file and return the CRC64NVME of the bytes received; a retry continues after those."""
+        entry, end = partial.entry, part.offset + part.length
+        buffer = memoryview(bytearray(min(BLOCK_BYTES, max(1, part.length))))
         # The thread has its own descriptor, because it may outlive the request.
         with (
             _damage_named(entry),
             partial.opened() as fd,
-            self._store.read(entry.key, offset=offset, length=length) as body,
+            self._store.read(entry.key, offset=part.next, length=end - part.next) as body,
         ):
-            while done < length:
+            while part.next < end:
                 self._threads.check()
                 self._executor.gate.check()
-                count = body.readinto(buffer[: min(len(buffer), length - done)])
+                count = body.readinto(buffer[: min(len(buffer), end - part.next)])
                 if count == 0:
-                    raise CorruptObject(entry.key, want=f"{length} bytes from {offset} on", got=f"ended after {done}")
-                crc = checksum.checksum(buffer[:count], crc)
-                write_at(fd, buffer[:count], offset + done)
-                done += count
-        return crc
+                    raise CorruptObject(entry.key, want=f"bytes from {part.offset} to {end}", got=f"ended at {part.next}")
+                write_at(fd, buffer[:count], part.next)
+                part.crc, part.next = checksum.checksum(buffer[:count], part.crc), part.next + count
+        return part.crc
+
+
+class _Range:
+    """A range that is being fetched. A connection may last for less time than all of it takes."""
+
+    def __init__(self, offset: int, length: int) -> None:
+        self.offset = offset
+        self.length = length
+        self.next = offset
+        """Offset of the first byte that has not come, and the checksum of those before: ``crc``."""
+        self.crc = 0
 
 
 class _SmallFiles(RequestBatch[FileEntry]):

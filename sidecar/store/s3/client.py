@@ -93,6 +93,10 @@ class Clients:
     def __init__(self, options: S3Options) -> None:
         self._options = options
         self._lock = threading.Lock()
+        """Of the fields, held for moments: termination notices wait for it. ``_making``: while an access is made."""
+        self._making = threading.Lock()
+        self._retired = 0
+        """How often an access was given up."""
         self._loop = LoopThread()
         self._secrets: tuple[str | None, ...] = ()
         self._looked_s = 0.0
@@ -151,18 +155,41 @@ class Clients:
             StoreUnavailable: The store was closed.
         """
         with self._lock:
-            if self._closed:
-                raise StoreUnavailable(f"s3://{self._options.bucket}: {CLOSED}")
-            now_s = time.monotonic()
-            if self._made is None or (self._options.credentials_dir and now_s - self._looked_s > SECRET_POLL_S):
+            if (made := self._usable(time.monotonic())) is not None:
+                return made
+        with self._making:
+            with self._lock:
+                if (made := self._usable(now_s := time.monotonic())) is not None:  # another thread made it meanwhile
+                    return made
                 self._looked_s = now_s
-                secrets = _read_secrets(self._options.credentials_dir)
-                if self._made is None or secrets != self._secrets:
-                    self._retire()
-                    self._made, self._secrets = self._make(secrets), secrets
-                    self._wires.add(self._made.wire)
-                    self._made.wire.hurry(self._hurried)
-            return self._made
+            return self._renewed()
+
+    def _usable(self, now_s: float) -> Access | None:
+        """Return the access, or ``None`` if there is none, or mounted credentials are due to be read again."""
+        if self._closed:
+            raise StoreUnavailable(f"s3://{self._options.bucket}: {CLOSED}")
+        is_due = self._options.credentials_dir and now_s - self._looked_s > SECRET_POLL_S
+        return None if is_due else self._made
+
+    def _renewed(self) -> Access:
+        """Return the access by the present credentials. The service that gives them may be silent: no lock is held."""
+        while True:
+            secrets = _read_secrets(self._options.credentials_dir)
+            with self._lock:
+                if self._made is not None and secrets == self._secrets:
+                    return self._made
+                self._retire()
+                retired = self._retired
+            made = self._make(secrets)
+            with self._lock:
+                if retired != self._retired:  # refused, or to be addressed otherwise, meanwhile
+                    continue
+                self._made, self._secrets = made, secrets
+                self._wires.add(made.wire)
+                made.wire.hurry(self._hurried)
+                if self._closed:
+                    made.wire.close()
+                return made
 
     def hurry(self, hurried: bool) -> None:
         """Hedge sooner after a termination notice (``True``), or as usual once the notice is withdrawn (``False``)."""
@@ -191,6 +218,7 @@ class Clients:
         if self._made is not None:
             self._made.wire.retire()
         self._made = None
+        self._retired += 1
 
     def _make(self, secrets: Sequence[str | None]) -> Access:
         options, tls = self._options, _tls(self._options)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -74,3 +76,16 @@ def test_a_key_that_is_no_text_is_one_that_the_store_does_not_know(opener: Opene
         pytest.raises(AccessRefused, match="AWS_ACCESS_KEY_ID"),
     ):
         opener(endpoint, credentials_dir=secret).get("k")
+
+
+def test_a_service_of_credentials_that_is_silent_holds_up_no_termination_notice(of_role: Callable[[str], S3Store]) -> None:
+    with servers.silent() as service, ThreadPoolExecutor(1) as threads:
+        store = of_role(service)
+        waiting = threads.submit(store.get, "k")
+        time.sleep(0.5)
+        began_s = time.monotonic()
+        store.hurry(True)
+        store.close()
+        assert time.monotonic() - began_s < 1.0
+        with pytest.raises(StoreUnavailable):
+            waiting.result(10)

@@ -56,7 +56,7 @@ def test_without_kubectl_it_says_what_to_install(
     ("arguments", "message"),
     [
         (["status"], "Missing argument 'JOB'"),
-        (["status", "cronjob/run"], "'cronjob' is not one of trainjob, jobset, job"),
+        (["status", "cronjob/run"], "'cronjob' is not one of trainjob, jobset, rayjob, job"),
         (["status", "job/"], "names no job: NAME or KIND/NAME"),
         (["stauts", "run"], "stauts"),
         (["save", "run", "--timeout", "soon"], "Invalid value for '--timeout'"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+_RAY_CLUSTER = "ray.io/cluster"
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
@@ -24,13 +25,14 @@ class WorkloadKind:
 
 
 KINDS = (
-    # A TrainJob makes a JobSet of its name, and that makes Jobs: the outermost comes first.
+    # The outermost comes first: a TrainJob makes a JobSet of its name, and that makes Jobs; a RayJob makes a Job of its name,
+    # which submits the script and has no sidecar.
     WorkloadKind("TrainJob", "trainjobs.trainer.kubeflow.org", JOBSET_LABEL, can_suspend=True),
     WorkloadKind("JobSet", "jobsets.jobset.x-k8s.io", JOBSET_LABEL, can_suspend=True),
+    WorkloadKind("RayJob", "rayjobs.ray.io", "ray.io/originated-from-cr-name"),
     WorkloadKind("Job", "jobs.batch", "batch.kubernetes.io/job-name", can_suspend=True),
     WorkloadKind("PyTorchJob", "pytorchjobs.kubeflow.org", "training.kubeflow.org/job-name"),
-    WorkloadKind("RayJob", "rayjobs.ray.io", "ray.io/originated-from-cr-name"),
-    WorkloadKind("RayCluster", "rayclusters.ray.io", "ray.io/cluster"),
+    WorkloadKind("RayCluster", "rayclusters.ray.io", _RAY_CLUSTER),
     WorkloadKind("LeaderWorkerSet", "leaderworkersets.leaderworkerset.x-k8s.io", "leaderworkerset.sigs.k8s.io/name"),
     WorkloadKind("StatefulSet", "statefulsets.apps"),
     WorkloadKind("Deployment", "deployments.apps"),
@@ -48,6 +50,9 @@ def pod_selector(kind: WorkloadKind, workload: Mapping[str, Any]) -> str | None:
     """Return the label selector of a workload's pods; ``None``: it is the pod, or has no selector."""
     if kind.kind == "Pod":
         return None
+    # KubeRay labels the cluster of a RayJob with its name, and the pods with the cluster's: each retry has another cluster.
+    if kind.kind == "RayJob" and (cluster := (workload.get("status") or {}).get("rayClusterName")):
+        return f"{_RAY_CLUSTER}={cluster}"
     if kind.label is not None:
         return f"{kind.label}={(workload.get('metadata') or {}).get('name')}"
     labels = ((workload.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}

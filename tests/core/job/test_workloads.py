@@ -52,6 +52,21 @@ def test_pods_are_found_by_the_label_of_their_controller_or_its_selector() -> No
     assert selectors["Pod"] is None
 
 
+def test_the_pods_of_a_ray_job_are_those_of_its_present_cluster() -> None:
+    """KubeRay labels RayCluster and submitter with the RayJob's name, and the pods with the cluster's name alone."""
+    kind = kind_called("rayjob")
+    assert kind is not None
+    assert pod_selector(kind, {"metadata": {"name": "run"}, "status": {"rayClusterName": "run-x7f9z"}}) == (
+        "ray.io/cluster=run-x7f9z"
+    )
+
+
+def test_a_ray_job_comes_before_the_job_of_its_name_that_submits_its_script() -> None:
+    order = [kind.kind for kind in KINDS]
+    assert order.index("TrainJob") < order.index("JobSet") < order.index("Job")
+    assert order.index("RayJob") < order.index("Job")
+
+
 def test_the_owner_is_the_controller_of_a_known_kind() -> None:
     owners = [{"kind": "Secret", "name": "other"}, {"kind": "JobSet", "name": "run", "controller": True}]
     found = owner_of({"metadata": {"ownerReferences": owners}})

@@ -12,6 +12,8 @@ from sidecar.core.format.plain_text import plain_text
 SIDECAR = "checkpoint-sidecar"
 """Name of the sidecar's container, as the injection calls it."""
 _INDEX = "batch.kubernetes.io/job-completion-index"
+_GROUPS = ("batch.kubernetes.io/job-name", "leaderworkerset.sigs.k8s.io/group-index")
+"""Labels with what an index is unique in: one Job of a JobSet, one group of a LeaderWorkerSet."""
 _OTHER_INDICES = ("apps.kubernetes.io/pod-index", "leaderworkerset.sigs.k8s.io/worker-index")
 
 
@@ -38,6 +40,13 @@ class JobPod:
     """Why it waits, or how it ended."""
     directory: str = "/checkpoints"
     """The shared volume, as the sidecar sees it."""
+    group: str = ""
+    """Within which its index is its own: the Job of a JobSet."""
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """What a later pod takes over; ``None``: it is not numbered."""
+        return None if self.index is None else (self.group, self.index)
 
 
 def job_pods(items: Iterable[Mapping[str, Any]]) -> list[JobPod]:
@@ -47,11 +56,11 @@ def job_pods(items: Iterable[Mapping[str, Any]]) -> list[JobPod]:
     """
     found = [pod for item in items if (pod := _job_pod(item)) is not None]
     alive = [pod for pod in found if pod.state is not PodState.ENDED]
-    taken = {pod.index for pod in alive}
+    taken = {pod.place for pod in alive}
     newest: dict[object, JobPod] = {}
     for pod in sorted((pod for pod in found if pod.state is PodState.ENDED), key=_by_age):
-        newest[pod.name if pod.index is None else pod.index] = pod
-    ended = [pod for pod in newest.values() if pod.index not in taken and not (alive and pod.index is None)]
+        newest[pod.place or pod.name] = pod
+    ended = [pod for pod in newest.values() if pod.place not in taken and not (alive and pod.place is None)]
     return sorted([*alive, *ended], key=_by_index)
 
 
@@ -76,6 +85,7 @@ def _job_pod(item: Mapping[str, Any]) -> JobPod | None:
     current = _named([*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]) or {}
     state, detail = _state(status, current.get("state") or {})
     env = {entry.get("name"): entry.get("value") for entry in container.get("env") or ()}
+    labels = metadata.get("labels") or {}
     return JobPod(
         str(metadata.get("name")),
         state,
@@ -83,6 +93,7 @@ def _job_pod(item: Mapping[str, Any]) -> JobPod | None:
         str(metadata.get("creationTimestamp") or ""),
         plain_text(detail) if detail else None,
         str(env.get("CKPT_DIR") or "/checkpoints"),
+        next((str(labels[name]) for name in _GROUPS if name in labels), ""),
     )
 
 

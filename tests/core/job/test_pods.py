@@ -36,6 +36,16 @@ def test_an_ended_one_says_how_unless_a_later_pod_does_its_work() -> None:
     assert [each.name for each in job_pods([ended, pod("run-1-new", RUNNING, index=1)])] == ["run-0-old", "run-1-new"]
 
 
+def test_an_index_is_unique_within_one_job_of_a_set() -> None:
+    """Each Job of a JobSet numbers its pods from 0."""
+    items = [pod("run-0", ENDED, index=0), pod("run-1", ENDED, index=0), pod("run-2", RUNNING, index=0)]
+    for number, item in enumerate(items):
+        item["metadata"]["labels"] = {"batch.kubernetes.io/job-name": f"set-workers-{number}"}
+    assert [each.name for each in job_pods(items)] == ["run-0", "run-1", "run-2"]
+    items[2]["metadata"]["labels"] = items[0]["metadata"]["labels"]
+    assert [each.name for each in job_pods(items)] == ["run-1", "run-2"]
+
+
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_a_pod_that_was_evicted_before_its_sidecar_ended_has_ended(phase: str) -> None:
     evicted = pod("run", {}, phase=phase)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, MutableSequence
 from typing import Any
 
 from sidecar.kubernetes.inject import containers as made
-from sidecar.kubernetes.inject.fields import growing, named, put_named
-from sidecar.kubernetes.inject.identity import told
+from sidecar.kubernetes.inject.fields import growing, metadata_of, named, put_named
+from sidecar.kubernetes.inject.identity import ONE_OR_MORE, told
 from sidecar.kubernetes.inject.pod_templates import NotInjectable
 from sidecar.kubernetes.inject.pods import Pod
-from sidecar.kubernetes.inject.workload import VARIABLE, run_variables
+from sidecar.kubernetes.inject.workload import RUN_NAMES, VARIABLE, owner_of_pod, run_variables
 from trainer_hook.contract import DEFAULT_API_PORT
 
 _BEFORE_ENV = ("name", "image", "imagePullPolicy", "command", "args", "workingDir", "ports", "envFrom")
@@ -57,7 +57,17 @@ def put_sidecar_environment(pod: Pod, env: MutableSequence[Any], store: str, *, 
     other_mode = "CKPT_MODE" if pod.options.is_native else made.INSTALL_HOOK
     if (left := named(env, other_mode)) is not None:
         env.remove(left)
-    put_variables(env, _of_sidecar(pod, store, state_dir))
+    wanted = _of_sidecar(pod, store, state_dir)
+    if pod.template.kind.name == "Pod" and owner_of_pod(metadata_of(pod.template.document)) and named(env, "CKPT_STORE"):
+        wanted = _beside_the_workloads(env, wanted)
+    put_variables(env, wanted)
+
+
+def _beside_the_workloads(env: MutableSequence[Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what the sidecar of an injected workload knows better than one of its pods: its run, and how many nodes."""
+    guessed = {name for name in ("PET_NNODES",) if wanted.get(name) == ONE_OR_MORE}
+    known = {name for name in RUN_NAMES if named(env, name) is not None}
+    return {name: value for name, value in wanted.items() if name not in guessed | known}
 
 
 def put_variables(env: MutableSequence[Any], wanted: Mapping[str, Any]) -> None:

@@ -11,6 +11,8 @@ from sidecar.kubernetes.inject.pod_templates import InjectWarning, Kind, PodTemp
 
 _TOLD = ("JOB_COMPLETION_INDEX", "PET_NNODES", "PET_NODE_RANK")
 """Variables of the trainer's container that the sidecar understands, too."""
+ONE_OR_MORE = "1:2"
+"""A range of ``PET_NNODES``, as torchrun takes it."""
 _OF_SEVERAL = (
     *("ray.io/cluster", "training.kubeflow.org/job-name", "leaderworkerset.sigs.k8s.io/name", "volcano.sh/job-name"),
     "kueue.x-k8s.io/pod-group-name",
@@ -34,7 +36,7 @@ def told(template: PodTemplate, trainer: Fields, trainer_path: str, *, count: in
     said = {name: entry.get("valueFrom", str(entry.get("value", ""))) for name, entry in usable.items()}
     labels = labels_of(template.fields)
     if not said and count is None and template.kind.name == "Pod" and any(label in labels for label in _OF_SEVERAL):
-        said["PET_NNODES"] = "1:2"  # torchrun's range: one or more
+        said["PET_NNODES"] = ONE_OR_MORE
     return said
 
 

@@ -89,6 +89,12 @@ def has_sidecar(node: Any) -> bool:
     return any("env" in container for _, container in sidecars_in(node))
 
 
+def store_in(node: Any) -> str | None:
+    """Return the store of a sidecar that an earlier injection left in a document."""
+    stores = (named(container.get("env") or [], "CKPT_STORE") or {} for _, container in sidecars_in(node))
+    return next((str(store["value"]) for store in stores if store.get("value")), None)
+
+
 def sidecars_in(node: Any, key: str = "") -> Iterator[tuple[str, Fields]]:
     """Yield the sidecar's containers and patches below a node, each with the name of its list."""
     if isinstance(node, dict):

@@ -18,6 +18,8 @@ from sidecar.kubernetes.inject.pod_templates import Kind, NotInjectable
 from sidecar.store_url import shown, store_place
 
 NAMESPACE, JOB, JOBSET = "$(POD_NAMESPACE)", "$(JOB_NAME)", "$(JOBSET_NAME)"
+RUN_NAMES = ("JOB_NAME", "JOBSET_NAME")
+"""Variables of the sidecar that name its run."""
 VARIABLE = re.compile(r"\$\([A-Za-z_][A-Za-z0-9_]*\)")
 """A variable that Kubernetes expands when the container starts."""
 
@@ -178,7 +180,7 @@ def _pod_variables(metadata: Mapping[str, Any], *, is_alone: bool) -> dict[str, 
     for label in (_KUBEFLOW_LABEL, _RAY_CLUSTER, JOB_LABEL, "job-name", _VOLCANO_LABEL, _POD_GROUP):
         if labels.get(label):
             return {"JOB_NAME": _label(label)}
-    owner = _owner(metadata)
+    owner = owner_of_pod(metadata)
     if owner is not None:
         return {"JOB_NAME": "/".join(owner)}
     return {"JOB_NAME": f"pod/{metadata['name']}"} if is_alone and metadata.get("name") else {}
@@ -211,11 +213,11 @@ def name_of_pods_run(metadata: Mapping[str, Any]) -> str | None:
     for label in (JOB_LABEL, "job-name", _VOLCANO_LABEL, _POD_GROUP):
         if labels.get(label):
             return str(labels[label])
-    owner = _owner(metadata)
+    owner = owner_of_pod(metadata)
     return owner[1] if owner else metadata.get("name") or labels.get(_RELEASE)
 
 
-def _owner(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
+def owner_of_pod(metadata: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return kind and name of what made a pod; of a Deployment's ReplicaSet, which changes with each rollout, the former."""
     owner = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
     if owner is None or not owner.get("name"):

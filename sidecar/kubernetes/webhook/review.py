@@ -10,8 +10,10 @@ from typing import Any
 
 from sidecar.errors import ConfigurationError
 from sidecar.kubernetes.inject.documents import inject_in_place
+from sidecar.kubernetes.inject.fields import annotations_of
 from sidecar.kubernetes.inject.options import ANNOTATION, LABEL, Options, from_annotations, in_store
 from sidecar.kubernetes.inject.pod_templates import UNEXPECTED_TYPE, NotInjectable
+from sidecar.kubernetes.inject.recalled import SKIP_CONTAINERS, store_in
 from sidecar.kubernetes.inject.workload import name_of_pods_run
 from sidecar.kubernetes.webhook.patch import patch_of
 
@@ -75,7 +77,7 @@ def _api_version(request: Mapping[str, Any]) -> str:
 def _options(document: dict[str, Any], request: Mapping[str, Any], defaults: Options) -> Options:
     metadata = document.get("metadata") or {}
     own = {key: value for key, value in (metadata.get("annotations") or {}).items() if key.startswith(ANNOTATION)}
-    options = from_annotations(defaults, own)
+    options = from_annotations(_beside_own(document, own, defaults), own)
     if options.store is None or "{" not in options.store:
         return options
     # In a file the workload has its own name and namespace; a pod says them by its labels, and the request says where it goes.
@@ -84,3 +86,14 @@ def _options(document: dict[str, Any], request: Mapping[str, Any], defaults: Opt
     if "{name}" in options.store and name is None:
         raise NotInjectable("metadata.labels", f"nothing here names the run: set the annotation {ANNOTATION}store")
     return replace(options, store=in_store(options.store, namespace=str(namespace), name=str(name)))
+
+
+def _beside_own(document: dict[str, Any], own: Mapping[str, str], defaults: Options) -> Options:
+    """Return the defaults that count for a pod: none but its own where its manifest brings a sidecar with a store.
+
+    That sidecar is of ``inject``, or of this webhook, which is asked again when another one has changed the pod.
+    """
+    if f"{ANNOTATION}store" in own or store_in(document) is None:
+        return defaults
+    # Containers that another webhook has added get no credentials either.
+    return Options(cloud_identity=defaults.cloud_identity and SKIP_CONTAINERS in annotations_of(document))

@@ -9,11 +9,13 @@ from typing import Any
 import jsonpatch
 import pytest
 
+from sidecar.kubernetes.inject import inject
 from sidecar.kubernetes.inject.options import Options, with_given
 from sidecar.kubernetes.webhook.review import answer
-from tests.deploy.building import sidecar_of
+from tests.deploy.building import job, sidecar_of, values
+from tests.deploy.schemas import pod_templates
 from tests.kubernetes.inject.test_workload import run_of
-from tests.kubernetes.webhook.test_review import admission
+from tests.kubernetes.webhook.test_review import admission, pod
 
 DEFAULTS = with_given(Options(), {"store": "s3://bucket/runs/{namespace}/{name}"})
 
@@ -99,3 +101,43 @@ def test_the_sidecar_has_its_private_volume() -> None:
     mounts = {mount["name"]: mount["mountPath"] for mount in sidecar_of(pod["spec"])["volumeMounts"]}
     assert mounts == {"checkpoints": "/checkpoints", "checkpoint-sidecar-state": "/state"}
     assert [mount["name"] for mount in pod["spec"]["containers"][0]["volumeMounts"]] == ["checkpoints"]
+
+
+def of_template(document: dict[str, Any], labels: dict[str, str], owner: str) -> dict[str, Any]:
+    """A pod as a controller makes it of an injected workload, with the label that asks the webhook."""
+    [template] = pod_templates(document)
+    labels = template["metadata"]["labels"] | labels | {"checkpoint-sidecar/inject": "true"}
+    metadata = template["metadata"] | {"generateName": "llama-", "labels": labels}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata | owned(owner, "llama"), "spec": template["spec"]}
+
+
+@pytest.mark.parametrize("labels", [{"batch.kubernetes.io/job-name": "llama"}, {RAY: "llama-x7k2p"}])
+def test_the_sidecar_of_the_manifest_counts_more_than_the_defaults(labels: dict[str, str]) -> None:
+    given = {"store": "s3://mine/{name}", "secret": "mine", "image": "registry.example/mine:2"}
+    found = of_template(inject(job(), with_given(Options(), given)).document, labels, "Job")
+    defaults = {"store": "s3:///runs/{namespace}/{name}", "secret": "data-connection", "image": "x:1", "keep-store": "9"}
+    assert "patch" not in answer(admission(found), with_given(Options(), defaults))["response"]
+    # The pod's own annotations come before both.
+    found["metadata"]["annotations"] = {"checkpoint-sidecar/store": "s3://other/run", "checkpoint-sidecar/secret": "third"}
+    response = answer(admission(found), with_given(Options(), defaults))["response"]
+    pod = jsonpatch.apply_patch(found, json.loads(base64.b64decode(response["patch"])))
+    assert values(sidecar_of(pod["spec"]))["CKPT_STORE"] == "s3://other/run"
+
+
+def test_the_schedule_that_the_manifest_names_stays_the_run() -> None:
+    nightly = {"schedule": "@daily", "jobTemplate": {"spec": job()["spec"]}}
+    document = {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "nightly"}, "spec": nightly}
+    made = inject(document, with_given(Options(), {"store": "s3://bucket/nightly"})).document
+    found = of_template(made, {"batch.kubernetes.io/job-name": "nightly-1"}, "Job")
+    found["metadata"]["annotations"] = {"checkpoint-sidecar/store": "s3://bucket/nightly"}
+    assert "patch" not in answer(admission(found), DEFAULTS)["response"]
+
+
+def test_a_container_that_another_webhook_adds_gets_no_credentials() -> None:
+    defaults = with_given(Options(), {"store": "s3://bucket/{name}", "cloud-identity": "true"})
+    found = pod()
+    for added in (None, {"name": "proxy", "image": "p"}):
+        found["spec"]["containers"] += [added] if added else []
+        patch = answer(admission(found), defaults)["response"]["patch"]
+        found = jsonpatch.apply_patch(found, json.loads(base64.b64decode(patch)))
+    assert found["metadata"]["annotations"]["eks.amazonaws.com/skip-containers"] == "main,proxy"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sidecar.kubernetes.inject import resources
+
 SIDECAR = "checkpoint-sidecar"
 HOOK = "checkpoint-hook"
 DOCTOR = "checkpoint-doctor"
@@ -95,11 +97,10 @@ def doctor(*, image: str, guaranteed: bool, secured: dict[str, Any]) -> dict[str
 
 
 def is_guaranteed(spec: Mapping[str, Any]) -> bool:
-    """Whether the pod is of class Guaranteed: all containers request exactly their limits."""
-    found = [c.get("resources") or {} for c in spec.get("containers") or () if c.get("name") != SIDECAR]
-    for resources in found:
-        limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-        for name in ("cpu", "memory"):
-            if name not in limits or str(requests.get(name, limits[name])) != str(limits[name]):
-                return False
-    return bool(found)
+    """Whether the pod is of class Guaranteed without the containers of an injection."""
+    return resources.is_guaranteed(spec, ours=frozenset((SIDECAR, HOOK, DOCTOR)))
+
+
+def resources_of(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resources of a pod's sidecar."""
+    return _WHOLE if is_guaranteed(spec) else _SHARE

@@ -11,6 +11,7 @@ from sidecar.kubernetes.inject.options import DEFAULT_IMAGE
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, at
 from sidecar.kubernetes.inject.pods import Pod, our_container, store_that_is_there
 from sidecar.kubernetes.inject.preemption import warnings_of_policies
+from sidecar.kubernetes.inject.resources import warning_of_pod_level
 from sidecar.kubernetes.inject.shell import Shell, shell_of
 from sidecar.kubernetes.inject.trainer import warning_of_guess
 from sidecar.kubernetes.inject.workload import has_groups, names_each_run
@@ -69,6 +70,11 @@ def _ephemeral_storage(pod: Pod) -> Iterator[InjectWarning]:
         if on_node and "ephemeral-storage" in limits:
             text = "checkpoints on the emptyDir count against it, and beyond it the pod is evicted with a second's notice"
             yield InjectWarning(f"{pod.template.spec_path}.containers[{index}].resources.limits.ephemeral-storage", text)
+
+
+def _pod_level(pod: Pod) -> Iterator[InjectWarning]:
+    ours = (our_container(pod) or {}).get("resources") or made.resources_of(pod.spec)
+    yield from warning_of_pod_level(pod.spec, pod.template.spec_path, sidecar=ours, name=made.SIDECAR)
 
 
 def _user(pod: Pod) -> Iterator[InjectWarning]:
@@ -280,6 +286,6 @@ def _image(pod: Pod) -> Iterator[InjectWarning]:
 
 
 _CHECKS: tuple[Check, ...] = (
-    *(_image, _name, _grace, _volume, _ephemeral_storage, _user, _access, _credentials, _network),
+    *(_image, _name, _grace, _volume, _ephemeral_storage, _pod_level, _user, _access, _credentials, _network),
     *(_several_runs, _restart, _replica, _job, warnings_of_policies, _rollout, _hook, _shell),
 )

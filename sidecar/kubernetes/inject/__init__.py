@@ -3,8 +3,8 @@
 - ``manifests`` → ``documents`` → ``injection``: a file, a document, a pod template. ``merging``, ``kyaml`` keep the style.
 - Found in a document: ``pod_templates`` (by kind), ``roles`` and ``trainer`` (who trains), ``workload`` (the run's name),
   ``identity`` (number and index of nodes), ``recalled`` (options of an earlier injection).
-- Written into a pod: ``containers``, ``resources``, ``environment``, ``volumes``; into its Job or JobSet: ``preemption``; into a
-  TrainJob: ``train_job``.
+- Written into a pod: ``containers``, ``resources``, ``environment``, ``volumes``; into its Job or JobSet: ``preemption``; into
+  a TrainJob: ``train_job``.
 - Warnings: ``warnings``, ``preemption``, and of shells ``exit_codes`` on top of the parser ``shell``.
 """
 

@@ -75,6 +75,11 @@ def growing(mapping: Fields, key: str, path: str, **where: Sequence[str]) -> Mut
     return value
 
 
+def is_true(value: Any) -> bool:
+    """Whether a field that is a boolean is true, also as YAML 1.1 spells it: ``yes`` and ``on``, which Kubernetes' parser knows."""
+    return value is True or (isinstance(value, str) and value.lower() in ("true", "yes", "y", "on"))
+
+
 def metadata_of(owner: Mapping[str, Any]) -> Fields:
     """Return the metadata of a document or a pod template; an empty mapping where it has none."""
     return owner.get("metadata") or {}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.kubernetes.inject.containers import SIDECAR
-from sidecar.kubernetes.inject.fields import Fields, annotations_of, entries, growing, labels_of, named, section
+from sidecar.kubernetes.inject.fields import Fields, annotations_of, entries, growing, is_true, labels_of, named, section
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, Kind, PodTemplate, at
 
 _TOLD = ("JOB_COMPLETION_INDEX", "PET_NNODES", "PET_NODE_RANK")
@@ -68,7 +68,7 @@ def nodes_of(document: Fields, kind: Kind, chosen: list[PodTemplate]) -> tuple[N
     if kind.group == "apps":
         count = _whole(spec.get("replicas"), 1)
     elif kind.group in ("kubeflow.org", "ray.io", "batch.volcano.sh"):
-        scaled = any(above.get("enableInTreeAutoscaling") for template in chosen for above in template.above)
+        scaled = any(is_true(above.get("enableInTreeAutoscaling")) for template in chosen for above in template.above)
         count = sum(_replicas(template, scaled=scaled) for template in chosen)
     else:
         count = 1

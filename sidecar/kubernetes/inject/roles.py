@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sidecar.kubernetes.inject.fields import is_true
 from sidecar.kubernetes.inject.pod_templates import Fields, InjectWarning, Kind, PodTemplate, at
 from sidecar.kubernetes.inject.trainer import has_accelerator
 from sidecar.kubernetes.inject.warnings import warnings_of_shell
@@ -63,8 +64,8 @@ def _helpers(document: Fields, kind: Kind, chosen: list[PodTemplate]) -> Iterato
             if other.get("status") == "Complete":
                 yield str(other.get("name")), f"gets no sidecar: {template.name} waits for its end, so it prepares; {_TAKE_IT}"
     launches = f"gets no sidecar: mpirun starts the ranks on other pods; {_TAKE_IT}"
-    if kind.name == "MPIJob" and "launcher" in names and not at(document, "spec.runLauncherAsWorker"):
+    if kind.name == "MPIJob" and "launcher" in names and not is_true(at(document, "spec.runLauncherAsWorker")):
         yield "launcher", launches
     mpi = at(document, "spec.mlPolicy.mpi")
-    if kind.group == "trainer.kubeflow.org" and mpi is not None and not mpi.get("runLauncherAsNode"):
+    if kind.group == "trainer.kubeflow.org" and mpi is not None and not is_true(mpi.get("runLauncherAsNode")):
         yield "launcher", launches

@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from sidecar.kubernetes.inject import containers as made
-from sidecar.kubernetes.inject.fields import Fields, containers_of, entries, growing, metadata_of, named, put_named
+from sidecar.kubernetes.inject.fields import Fields, containers_of, entries, growing, is_true, metadata_of, named, put_named
 from sidecar.kubernetes.inject.options import Options
 from sidecar.kubernetes.inject.pod_templates import NotInjectable, PodTemplate
 from trainer_hook.contract import DEFAULT_DIR
@@ -45,7 +45,7 @@ def shared_volume(template: PodTemplate, spec: Fields, trainer: Fields, trainer_
         if str(mount.get("mountPath", "")).rstrip("/") != directory:
             continue
         where = f"{trainer_path}.volumeMounts[{index}]"
-        if mount.get("readOnly"):
+        if is_true(mount.get("readOnly")):
             raise NotInjectable(f"{where}.readOnly", f"nothing can be saved in {directory}")
         volume = named(volumes, str(mount.get("name")))
         if volume is None and not _is_claim_template(template, str(mount.get("name"))):

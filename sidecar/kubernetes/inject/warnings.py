@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.exit_codes import ends_otherwise, keeps_signals, swallowed
-from sidecar.kubernetes.inject.fields import Fields, metadata_of, named
+from sidecar.kubernetes.inject.fields import Fields, is_true, metadata_of, named
 from sidecar.kubernetes.inject.options import DEFAULT_IMAGE
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, at
 from sidecar.kubernetes.inject.pods import Pod, our_container, store_that_is_there
@@ -95,7 +95,7 @@ def _user(pod: Pod) -> Iterator[InjectWarning]:
 
 def _network(pod: Pod) -> Iterator[InjectWarning]:
     path, ports = pod.template.spec_path, {pod.options.api_port or DEFAULT_API_PORT, pod.options.metrics_port}
-    if pod.spec.get("hostNetwork"):
+    if is_true(pod.spec.get("hostNetwork")):
         numbers = ", ".join(str(port) for port in sorted(filter(None, ports)))
         text = f"{numbers} are the node's ports then: two such pods on one node clash; choose others with --api-port"
         yield InjectWarning(f"{path}.hostNetwork", text)

@@ -225,3 +225,31 @@ def test_text_that_is_no_yaml_is_refused_with_its_line() -> None:
         inject_text("kind: Job\nspec: {{ .Values.spec }}\n  x: [\n", STORE)
     with pytest.raises(NotInjectable, match="nothing here has pods"):
         inject_text("kind: Service\napiVersion: v1\n", STORE)
+
+
+YAML_1_1 = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: run}
+spec:
+  template:
+    spec:
+      hostNetwork: %s
+      containers:
+        - name: main
+          image: i
+          volumeMounts: [{name: c, mountPath: /checkpoints, readOnly: %s}]
+      volumes: [{name: c, emptyDir: {}}]
+"""
+
+
+def test_booleans_are_read_as_kubernetes_reads_yaml() -> None:
+    """``no`` is false to kubectl, and a text to YAML 1.2."""
+
+    def said(text: str) -> bool:
+        return any("hostNetwork" in warning.path for warning in inject_text(text, STORE).warnings)
+
+    assert not said(YAML_1_1 % ("no", "off"))
+    assert said(YAML_1_1 % ("yes", "no"))
+    with pytest.raises(NotInjectable, match="nothing can be saved in /checkpoints"):
+        inject_text(YAML_1_1 % ("no", "yes"), STORE)

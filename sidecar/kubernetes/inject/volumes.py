@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.fields import Fields, containers_of, entries, growing, is_true, metadata_of, named, put_named
 from sidecar.kubernetes.inject.options import Options
-from sidecar.kubernetes.inject.pod_templates import NotInjectable, PodTemplate
+from sidecar.kubernetes.inject.pod_templates import InjectWarning, NotInjectable, PodTemplate
 from trainer_hook.contract import DEFAULT_DIR
 
 _HOLDS_FILES = ("emptyDir", "persistentVolumeClaim", "ephemeral", "hostPath", "csi", "nfs")
@@ -59,6 +60,20 @@ def shared_volume(template: PodTemplate, spec: Fields, trainer: Fields, trainer_
         if named(volumes, name) is None and not _is_claim_template(template, name):
             return Shared(name, directory, None, None)
     raise NotInjectable(f"{template.spec_path}.volumes", f"{made.VOLUME} and {made.VOLUME_BESIDE} are both taken: rename one")
+
+
+def warnings_of_mounts(trainer: Fields, trainer_path: str, shared: Shared) -> Iterator[InjectWarning]:
+    """Yield warnings about other mounts of the trainer above or below the shared directory."""
+    here = PurePosixPath(shared.directory)
+    for index, mount in enumerate(entries(trainer, "volumeMounts", trainer_path)):
+        other = PurePosixPath(str(mount.get("mountPath") or "/"))
+        where = f"{trainer_path}.volumeMounts[{index}]"
+        if here in other.parents:
+            text = f"the sidecar does not see what is saved below {other}: mount {mount.get('name')!r} at {here} itself"
+            yield InjectWarning(where, f"{text}, or save beside it")
+        elif shared.mount is None and other in here.parents and other.name:
+            text = f"{here} lies in {mount.get('name')!r}, and the new volume hides what is there already"
+            yield InjectWarning(where, f"{text}: give --dir {other}, or a directory outside of it")
 
 
 def _is_claim_template(template: PodTemplate, name: str) -> bool:

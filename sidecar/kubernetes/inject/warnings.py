@@ -14,6 +14,7 @@ from sidecar.kubernetes.inject.preemption import warnings_of_policies
 from sidecar.kubernetes.inject.resources import warning_of_pod_level
 from sidecar.kubernetes.inject.shell import Shell, shell_of
 from sidecar.kubernetes.inject.trainer import warning_of_guess
+from sidecar.kubernetes.inject.volumes import warnings_of_mounts
 from sidecar.kubernetes.inject.workload import has_groups, names_each_run
 from trainer_hook.contract import DEFAULT_API_PORT
 
@@ -40,6 +41,7 @@ def _volume(pod: Pod) -> Iterator[InjectWarning]:
             f"called {shared.name}; if checkpoints go to the former, give its mount path with --dir"
         )
         yield InjectWarning(f"{path}.volumes", text)
+    yield from warnings_of_mounts(pod.trainer, pod.trainer_path, shared)
     for key in ("subPath", "subPathExpr"):
         if key in (shared.mount or {}):
             text = (

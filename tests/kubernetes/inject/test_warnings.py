@@ -17,6 +17,16 @@ WARNED_OF = {
     "size limit": (with_volume({"emptyDir": {"sizeLimit": "1Gi"}}), {}, "volumes: v: sizeLimit"),
     "memory": (with_volume({"emptyDir": {"medium": "Memory"}}), {}, "memory limits"),
     "taken name": (job(volumes=[{"name": "checkpoints", "emptyDir": {}}]), {}, "has a volume 'checkpoints'"),
+    "mount below": (
+        in_pod("containers.0.volumeMounts", [{"name": "v", "mountPath": "/checkpoints/run"}]),
+        {},
+        "volumeMounts[0]: the sidecar does not see what is saved below /checkpoints/run: mount 'v' at /checkpoints itself",
+    ),
+    "mount above": (
+        in_pod("containers.0.volumeMounts", [{"name": "v", "mountPath": "/data/"}]),
+        {"dir": "/data/ckpt"},
+        "volumeMounts[0]: /data/ckpt lies in 'v', and the new volume hides what is there already: give --dir /data, or a",
+    ),
     "ephemeral": (in_pod("containers.0.resources", {"limits": {"ephemeral-storage": "1Gi"}}), {}, "limits.ephemeral-storage"),
     "user": (in_pod("securityContext", None), {}, "--run-as-user"),
     "root": (in_pod("securityContext.runAsUser", 0), {}, "the trainer is root"),

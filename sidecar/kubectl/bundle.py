@@ -23,7 +23,8 @@ from sidecar.kubectl.job import ASK_S, Job, at_once, outermost
 
 HOOK = "checkpoint-hook"
 LOG_BYTES = 10_000_000
-"""Limit of one container's log."""
+LOG_LINES = 100_000
+"""Limits of one container's log: its end, where the exit report is."""
 EXIT_REPORT = ".ckpt/exit-report.json"
 Files = dict[str, str]
 
@@ -148,7 +149,8 @@ def _logs(pod: dict[str, Any], *, trainer_logs: bool) -> Iterator[tuple[str, boo
 
 def _log(cluster: Kubectl, pod: str, container: str, *, previous: bool) -> str:
     options = ["--previous"] if previous else []
-    return scrubbed_text(cluster.run("logs", pod, "-c", container, "--timestamps", f"--limit-bytes={LOG_BYTES}", *options))
+    command = ("logs", pod, "-c", container, "--timestamps", f"--tail={LOG_LINES}", *options)
+    return scrubbed_text(cluster.end_of(*command, most_bytes=LOG_BYTES))
 
 
 def _events(cluster: Kubectl, names: set[str]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -84,17 +86,31 @@ class Kubectl:
             raise _error(arguments, done.stderr)
         return done.stdout
 
+    def end_of(self, *arguments: str, most_bytes: int) -> str:
+        """Return the last whole lines that kubectl printed, in at most so many bytes. Raises as ``run``."""
+        with tempfile.TemporaryFile() as file:
+            done = self._run(arguments, CALL_S, stdout=file, stderr=subprocess.PIPE)
+            if done.returncode:
+                raise _error(arguments, done.stderr.decode(errors="replace"))
+            begin = max(0, file.seek(0, os.SEEK_END) - most_bytes)
+            file.seek(begin)
+            text = file.read()
+        return (text.partition(b"\n")[2] if begin else text).decode(errors="replace")
+
     def attempt(self, *arguments: str, timeout_s: float = CALL_S) -> Done:
         """Return what kubectl printed, whatever its exit code. Raises as ``run`` if it cannot start or does not end."""
+        done = self._run(arguments, timeout_s, capture_output=True)
+        return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+    def _run(self, arguments: tuple[str, ...], timeout_s: float, **streams: Any) -> subprocess.CompletedProcess[bytes]:
         try:
-            done = subprocess.run(self.command(*arguments), capture_output=True, timeout=timeout_s, stdin=subprocess.DEVNULL)
+            return subprocess.run(self.command(*arguments), timeout=timeout_s, stdin=subprocess.DEVNULL, **streams)
         except FileNotFoundError:
             raise ConfigurationError("kubectl is not in PATH: install it (https://kubernetes.io/docs/tasks/tools/)") from None
         except subprocess.TimeoutExpired:
             raise ClusterUnreachable(
                 f"'kubectl {' '.join(arguments)}' did not end within {timeout_s:g} s: is the cluster reachable?"
             ) from None
-        return Done(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
     def get(self, *arguments: str) -> dict[str, Any]:
         """Return an object, or a list of objects, as JSON. Raises as ``run``."""

@@ -76,7 +76,7 @@ def growing(mapping: Fields, key: str, path: str, **where: Sequence[str]) -> Mut
 
 
 def is_true(value: Any) -> bool:
-    """Whether a field that is a boolean is true, also as YAML 1.1 spells it: ``yes`` and ``on``, which Kubernetes' parser knows."""
+    """Whether a boolean field is true, also as YAML 1.1 spells it, which Kubernetes' parser knows: ``yes`` and ``on``."""
     return value is True or (isinstance(value, str) and value.lower() in ("true", "yes", "y", "on"))
 
 

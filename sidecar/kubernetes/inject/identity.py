@@ -15,7 +15,7 @@ ONE_OR_MORE = "1:2"
 """A range of ``PET_NNODES``, as torchrun takes it."""
 _OF_SEVERAL = (
     *("ray.io/cluster", "training.kubeflow.org/job-name", "leaderworkerset.sigs.k8s.io/name", "volcano.sh/job-name"),
-    "kueue.x-k8s.io/pod-group-name",
+    *("kueue.x-k8s.io/pod-group-name", "statefulset.kubernetes.io/pod-name"),
 )
 """Labels of pods that may be one of several, without their number."""
 _STARTED_WITH_FEWER = ("kueue.x-k8s.io/job-min-parallelism", "kueue.x-k8s.io/elastic-job")

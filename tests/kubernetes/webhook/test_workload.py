@@ -96,6 +96,12 @@ def test_a_ray_jobs_random_cluster_is_refused_with_what_to_do() -> None:
     assert run_of(pod, "research") == ("s3://bucket/llama", None)
 
 
+def test_the_pods_of_a_stateful_set_may_be_one_of_several() -> None:
+    labels = {"statefulset.kubernetes.io/pod-name": "llama-1", "apps.kubernetes.io/pod-index": "1"}
+    pod = answered(name="llama-1", labels=labels, **owned("StatefulSet", "llama"))
+    assert values(sidecar_of(pod["spec"]))["PET_NNODES"] == "1:2"
+
+
 def test_the_sidecar_has_its_private_volume() -> None:
     pod = answered(name="llama")
     mounts = {mount["name"]: mount["mountPath"] for mount in sidecar_of(pod["spec"])["volumeMounts"]}

@@ -15,7 +15,7 @@ from sidecar.kubernetes.inject.resources import warning_of_pod_level
 from sidecar.kubernetes.inject.shell import Shell, shell_of
 from sidecar.kubernetes.inject.trainer import warning_of_guess
 from sidecar.kubernetes.inject.volumes import warnings_of_mounts
-from sidecar.kubernetes.inject.workload import has_groups, names_each_run
+from sidecar.kubernetes.inject.workload import has_groups, is_of_workload, names_each_run
 from trainer_hook.contract import DEFAULT_API_PORT
 
 Check = Callable[[Pod], Iterator[InjectWarning]]
@@ -214,8 +214,8 @@ def _of_script(shell: Shell, where: str, *, gets_signals: bool) -> Iterator[Inje
 
 
 def _name(pod: Pod) -> Iterator[InjectWarning]:
-    # A Pod with such a name is mostly one that a controller made.
-    if pod.template.kind.name != "Pod":
+    # A controller gives its pods such names, and their run has its name or that of a label.
+    if pod.template.kind.name != "Pod" or not is_of_workload(metadata_of(pod.template.document)):
         yield from warning_of_name(pod.template.document, _store_of(pod))
 
 

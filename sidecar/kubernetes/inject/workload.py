@@ -186,6 +186,11 @@ def _pod_variables(metadata: Mapping[str, Any], *, is_alone: bool) -> dict[str, 
     return {"JOB_NAME": f"pod/{metadata['name']}"} if is_alone and metadata.get("name") else {}
 
 
+def is_of_workload(metadata: Mapping[str, Any]) -> bool:
+    """Whether a controller has made a pod, or a label of it names its workload."""
+    return owner_of_pod(metadata) is not None or bool(_pod_variables(metadata, is_alone=False))
+
+
 def name_of_pods_run(metadata: Mapping[str, Any]) -> str | None:
     """Return the name of the run that a pod which is being created belongs to; ``None`` where nothing names it.
 

@@ -160,6 +160,16 @@ def test_a_name_that_the_server_makes_is_the_runs_own(kind: str) -> None:
     assert not [warning for warning in done.warnings if "generateName" in warning.path]
 
 
+@pytest.mark.parametrize(("labels", "is_shared"), [({}, True), ({"kueue.x-k8s.io/pod-group-name": "llama"}, False)])
+def test_pods_with_names_of_the_server_share_a_prefix_unless_a_label_names_their_run(
+    labels: dict[str, str], is_shared: bool
+) -> None:
+    spec = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "i"}]}
+    document = {"apiVersion": "v1", "kind": "Pod", "metadata": {"generateName": "llama-", "labels": labels}, "spec": spec}
+    said = [warning.path for warning in inject(document, asked(store=EACH)).warnings]
+    assert ("metadata.generateName" in said) == is_shared
+
+
 def test_groups_of_a_leader_worker_set_are_runs_of_their_own() -> None:
     done = inject(KINDS["LeaderWorkerSet"], asked(store=EACH))
     runs = {run_of(done.document, "a", **{"leaderworkerset.sigs.k8s.io/group-index": index}) for index in ("0", "1")}

@@ -22,6 +22,8 @@ from sidecar.kubernetes.webhook.limits import server_limits
 log = structlog.get_logger()
 
 _CHECK_S = 2.0
+_LEAVE_S = 5.0
+"""From SIGTERM to the last request. A second SIGTERM, or SIGINT, ends it at once."""
 
 
 class Certificate:
@@ -65,14 +67,24 @@ class Certificate:
 
 
 class _Server(uvicorn.Server):
-    """Ends with exit code 0 when it is told to: uvicorn would raise the signal once more."""
+    """Ends with exit code 0 when it is told to: uvicorn would raise the signal once more.
+
+    After SIGTERM it serves for a while: API servers send requests until all nodes know that the pod goes, and a refused one
+    means a pod that is not made.
+    """
+
+    _is_leaving = False
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
+        loop.add_signal_handler(signal.SIGINT, self.handle_exit, signal.SIGINT, None)
+        loop.add_signal_handler(signal.SIGTERM, self._leave, loop)
         yield
+
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_later(0 if self._is_leaving else _LEAVE_S, self.handle_exit, signal.SIGTERM, None)
+        self._is_leaving = True
 
 
 def run(*, host: str, port: int, tls_cert: Path, tls_key: Path) -> None:

@@ -149,6 +149,10 @@ def webhook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Webhook]:
     running.review(pod())
     yield running
     process.send_signal(signal.SIGTERM)
+    time.sleep(1)
+    # The nodes may not know yet that it goes.
+    assert running.review(pod())["allowed"], "it serves for a while after SIGTERM"
+    process.send_signal(signal.SIGTERM)
     out = process.communicate(timeout=20)[0]
     assert process.returncode == 0, out
     assert '"event": "sidecar_injected"' in out

@@ -168,6 +168,11 @@ def test_its_options_are_those_of_the_webhook(case: str) -> None:
         assert options.metrics_port == 9471, "a default that the values do not mention"
 
 
+@pytest.mark.parametrize(("replicas", "is_there"), [(1, False), (2, True)])
+def test_a_single_replica_has_no_budget_that_would_block_every_drain(replicas: int, is_there: bool) -> None:
+    assert ("PodDisruptionBudget" in kinds({"replicas": replicas})) == is_there
+
+
 def test_the_schema_knows_every_flag_of_inject_and_every_value() -> None:
     properties = SCHEMA["properties"]
     assert set(properties["inject"]["properties"]) == {flag.name for flag in FLAGS}

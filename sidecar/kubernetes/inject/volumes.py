@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,7 +13,8 @@ from sidecar.kubernetes.inject.options import Options
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, NotInjectable, PodTemplate
 from trainer_hook.contract import DEFAULT_DIR
 
-_HOLDS_FILES = ("emptyDir", "persistentVolumeClaim", "ephemeral", "hostPath", "csi", "nfs")
+_READ_ONLY = ("configMap", "secret", "downwardAPI", "projected", "image", "gitRepo")
+"""Sources of volumes that hold no checkpoints. Kubernetes makes an emptyDir of a volume without a source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +52,22 @@ def shared_volume(template: PodTemplate, spec: Fields, trainer: Fields, trainer_
         volume = named(volumes, str(mount.get("name")))
         if volume is None and not _is_claim_template(template, str(mount.get("name"))):
             raise NotInjectable(f"{where}.name", f"there is no volume {mount.get('name')!r}")
-        if volume is not None and not any(kind in volume for kind in _HOLDS_FILES):
+        if volume is not None and any(kind in volume for kind in _READ_ONLY):
             raise NotInjectable(
                 f"{template.spec_path}.volumes", f"{mount['name']!r} cannot hold checkpoints: mount another at {directory}"
             )
+        if volume is not None and any(is_true(source.get("readOnly")) for source in _sources(volume)):
+            text = f"{mount['name']!r} is readOnly: nothing can be saved in {directory}"
+            raise NotInjectable(f"{template.spec_path}.volumes", text)
         return Shared(str(mount["name"]), directory, mount, volume)
     for name in (made.VOLUME, made.VOLUME_BESIDE):
         if named(volumes, name) is None and not _is_claim_template(template, name):
             return Shared(name, directory, None, None)
     raise NotInjectable(f"{template.spec_path}.volumes", f"{made.VOLUME} and {made.VOLUME_BESIDE} are both taken: rename one")
+
+
+def _sources(volume: Fields) -> Iterator[Fields]:
+    return (source for source in volume.values() if isinstance(source, MutableMapping))
 
 
 def warnings_of_mounts(trainer: Fields, trainer_path: str, shared: Shared) -> Iterator[InjectWarning]:

@@ -147,6 +147,11 @@ REFUSALS = {
     "no containers": (in_pod("containers", []), {}, "spec.template.spec.containers: no container"),
     "wrong type": (in_pod("containers", {"name": "a"}), {}, "spec.template.spec.containers: must be a list"),
     "read-only": (with_volume({"emptyDir": {}}, readOnly=True), {}, "containers[0].volumeMounts[0].readOnly"),
+    "read-only claim": (
+        with_volume({"persistentVolumeClaim": {"claimName": "c", "readOnly": True}}),
+        {},
+        "spec.template.spec.volumes: 'v' is readOnly: nothing can be saved in /checkpoints",
+    ),
     "config map": (with_volume({"configMap": {"name": "x"}}), {}, "spec.template.spec.volumes: 'v' cannot hold"),
     "no volume": (
         in_pod("containers.0.volumeMounts", [{"name": "v", "mountPath": "/checkpoints"}]),
@@ -235,6 +240,13 @@ def test_text_that_is_no_yaml_is_refused_with_its_line() -> None:
         inject_text("kind: Job\nspec: {{ .Values.spec }}\n  x: [\n", STORE)
     with pytest.raises(NotInjectable, match="nothing here has pods"):
         inject_text("kind: Service\napiVersion: v1\n", STORE)
+
+
+@pytest.mark.parametrize("source", [{}, {"azureFile": {"secretName": "s", "shareName": "s"}}, {"rbd": {}}, {"nfs": {}}])
+def test_a_volume_of_any_kind_that_can_be_written_holds_checkpoints(source: dict[str, Any]) -> None:
+    """Kubernetes makes an emptyDir of a volume without a source."""
+    spec = inject(with_volume(source), STORE).document["spec"]["template"]["spec"]
+    assert [mount["name"] for mount in sidecar_of(spec)["volumeMounts"]] == ["checkpoint-sidecar-state", "v"]
 
 
 YAML_1_1 = """

@@ -28,7 +28,7 @@ from sidecar.kubernetes.inject.pod_templates import (
 from sidecar.kubernetes.inject.pods import Pod, look_at
 from sidecar.kubernetes.inject.preemption import put_failure_policy
 from sidecar.kubernetes.inject.recalled import chosen_pods, has_sidecar, remember_pods
-from sidecar.kubernetes.inject.roles import warning_of_ray_head, without_helpers
+from sidecar.kubernetes.inject.roles import warning_of_ray_groups, warning_of_ray_head, without_helpers
 from sidecar.kubernetes.inject.trainer import has_trainer
 from sidecar.kubernetes.inject.warnings import warnings_of
 from sidecar.kubernetes.inject.workload import NAMESPACE, name_in_store
@@ -123,7 +123,7 @@ def _inject_carried(document: Fields, carried: list[tuple[str, Fields]], options
 def _inject_kind(document: Fields, kind: Kind, options: Options) -> Injected:
     chosen, warnings = _chosen(document, kind, options)
     nodes, said = nodes_of(document, kind, chosen)
-    warnings += [*said, *warning_of_ray_head(document, kind)]
+    warnings += [*said, *warning_of_ray_head(document, kind), *warning_of_ray_groups(kind, chosen)]
     found: list[Pod] = [look_at(template, options, nodes) for template in chosen]
     for pod in found:
         warnings += warnings_of(pod)

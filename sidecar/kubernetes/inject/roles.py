@@ -46,6 +46,17 @@ def warning_of_ray_head(document: Fields, kind: Kind) -> Iterator[InjectWarning]
         yield InjectWarning(where, text)
 
 
+def warning_of_ray_groups(kind: Kind, chosen: list[PodTemplate]) -> Iterator[InjectWarning]:
+    """Yield a warning about worker groups without an accelerator beside groups with one: they may only prepare data."""
+    if kind.group != "ray.io":
+        return
+    training = [template.name for template in chosen if _asks_for_accelerator(template.above[-1])]
+    for template in chosen if training else ():
+        if template.name not in training:
+            text = f"{template.name} has no accelerator, and counts as nodes of the run like {', '.join(training)}"
+            yield InjectWarning(template.path, f"{text}: where it does not train, --pods {','.join(training)}")
+
+
 def _asks_for_accelerator(group: Fields) -> bool:
     return any(map(has_accelerator, at(group, "template.spec.containers") or ()))
 

@@ -242,6 +242,20 @@ def test_text_that_is_no_yaml_is_refused_with_its_line() -> None:
         inject_text("kind: Service\napiVersion: v1\n", STORE)
 
 
+@pytest.mark.parametrize(("given", "is_said"), [({}, True), ({"pods": "gpu"}, False)])
+def test_a_ray_group_without_an_accelerator_may_only_prepare_data(given: dict[str, str], is_said: bool) -> None:
+    def group(name: str, limits: dict[str, int]) -> dict[str, Any]:
+        containers = [{"name": "w", "image": "i", "resources": {"limits": limits}}]
+        return {"groupName": name, "replicas": 2, "template": {"spec": {"containers": containers}}}
+
+    groups = [group("gpu", {"nvidia.com/gpu": 8}), group("cpu", {"cpu": 8})]
+    said = inject(several("RayCluster", {"workerGroupSpecs": groups}), asked(**given)).warnings
+    found = [str(warning) for warning in said if "counts as nodes" in warning.text]
+    path = "spec.workerGroupSpecs[1].template"
+    text = f"{path}: cpu has no accelerator, and counts as nodes of the run like gpu: where it does not train, --pods gpu"
+    assert found == ([text] if is_said else [])
+
+
 @pytest.mark.parametrize("source", [{}, {"azureFile": {"secretName": "s", "shareName": "s"}}, {"rbd": {}}, {"nfs": {}}])
 def test_a_volume_of_any_kind_that_can_be_written_holds_checkpoints(source: dict[str, Any]) -> None:
     """Kubernetes makes an emptyDir of a volume without a source."""

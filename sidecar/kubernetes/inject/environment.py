@@ -42,8 +42,9 @@ def put_trainer_environment(pod: Pod) -> None:
             raise NotInjectable(
                 f"{pod.trainer_path}.env", "PYTHONPATH comes from elsewhere and cannot be prefixed: write its value"
             )
-        paths = str((there or {}).get("value") or "").split(":")
-        wanted["PYTHONPATH"] = ":".join(dict.fromkeys([hook, *filter(None, paths)]))
+        paths = str((there or {}).get("value") or "")
+        # An empty part is the working directory to Python.
+        wanted["PYTHONPATH"] = ":".join(dict.fromkeys([hook, *(paths.split(":") if paths else [])]))
         wanted["CKPT_HOOK"] = "auto"
         # torchrun kills its workers this long after SIGTERM. A value that a person chose stays.
         before = [(named(env, name) or {}).get("value") for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "CKPT_GRACE_SECONDS")]

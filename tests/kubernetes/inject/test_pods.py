@@ -121,6 +121,15 @@ def test_the_sidecar_is_the_first_init_container_and_runs_as_the_trainer() -> No
     assert secured["capabilities"] == {"drop": ["ALL"]}
 
 
+@pytest.mark.parametrize(("given", "path"), [("", ""), ("/app:", ":/app:"), (":/app", "::/app"), ("/a:/b:/a", ":/a:/b")])
+def test_an_empty_part_of_the_python_path_is_the_working_directory(given: str, path: str) -> None:
+    document = job()
+    document["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": "PYTHONPATH", "value": given}]
+    wanted = asked(install_hook="true")
+    once = inject(document, wanted).document
+    assert values(pod_of(inject(once, wanted))["containers"][0])["PYTHONPATH"] == f"/checkpoints/.ckpt/hook{path}"
+
+
 def test_a_pod_of_class_guaranteed_stays_one() -> None:
     document = job()
     document["spec"]["template"]["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "8", "memory": "64Gi"}}

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -93,13 +94,30 @@ def test_the_shell_script_does_not_begin_anew_where_no_sidecar_answers(tmp_path:
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
+@pytest.mark.parametrize("sidecar", ["exit 2", "exec sleep 0.4", "trap 'exit 0' TERM; sleep 60 & wait"])
+def test_the_script_for_a_node_of_slurm_has_the_exit_code_of_a_trainer_that_sigterm_ends(sidecar: str, tmp_path: Path) -> None:
+    """Also where the sidecar has died before: the job is requeued at 143 alone."""
+    (tmp_path / "node.sh").write_text(script_of_slurm())
+    for name, script in {"checkpoint-sidecar": sidecar, "python": "exec sleep 60"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CKPT_DIR": str(tmp_path / "volume")}
+    for _ in range(3):
+        shell = started(tmp_path, environ)
+        try:
+            time.sleep(1)
+            os.killpg(shell.pid, signal.SIGTERM)
+            told, _ = shell.communicate(timeout=30)
+        finally:
+            end(shell)
+        assert shell.returncode == 143, told
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_script_for_a_node_of_slurm_saves_when_all_processes_get_sigterm_and_resumes(tmp_path: Path) -> None:
-    page = (ROOT / "docs/how-to/slurm.md").read_text()
-    [script] = re.findall(r"^```text\n(#!/bin/bash\n# The sidecar.*?)^```", page, re.DOTALL | re.MULTILINE)
     [training] = re.findall(r"cat > train.py <<'EOF'\n(.*?)^EOF", commands_of("pytorch"), re.DOTALL | re.MULTILINE)
-    (tmp_path / "node.sh").write_text(script)
+    (tmp_path / "node.sh").write_text(script_of_slurm())
     (tmp_path / "train.py").write_text(training)
     (tmp_path / "store").mkdir()
     environ = environment(tmp_path) | {
@@ -132,6 +150,12 @@ def test_the_script_for_a_node_of_slurm_saves_when_all_processes_get_sigterm_and
     assert second.returncode == 0, told
     assert re.search(r"resumes from checkpoint-[1-9]", told), told
     assert "not everything is durable" not in told
+
+
+def script_of_slurm() -> str:
+    page = (ROOT / "docs/how-to/slurm.md").read_text()
+    [script] = re.findall(r"^```text\n(#!/bin/bash\n# The sidecar.*?)^```", page, re.DOTALL | re.MULTILINE)
+    return str(script)
 
 
 def commands_of(tutorial: str) -> str:

@@ -91,9 +91,7 @@ def _inject(document: Fields, options: Options, *, only_again: bool) -> Injected
         return _inject_carried(document, carried, options, only_again=only_again)
     if only_again and not has_sidecar(document):
         return Injected(document)
-    if options.only and not {str(document["kind"]), f"{document['kind']}/{metadata_of(document).get('name')}"} & set(
-        options.only
-    ):
+    if options.only and not _is_chosen(document, options.only):
         return Injected(document)
     if (group_of(document), document["kind"]) == ("trainer.kubeflow.org", "TrainJob"):
         warnings = train_job.put_in(document, _filled_in(options, document, None))
@@ -102,9 +100,17 @@ def _inject(document: Fields, options: Options, *, only_again: bool) -> Injected
     if kind is None:
         where = pod_somewhere(document)
         if where:
-            raise NotInjectable(where, f"a pod of kind {document['kind']} ({document.get('apiVersion')}), which is not known")
+            text = f"a pod of kind {document['kind']} ({document.get('apiVersion')}), which is not known"
+            raise NotInjectable(where, f"{text}: choose the others with --only KIND, or put the sidecar there by hand")
         return Injected(document)
     return _inject_kind(document, kind, _filled_in(options, document, kind))
+
+
+def _is_chosen(document: Fields, only: tuple[str, ...]) -> bool:
+    """Whether a document is of a chosen kind, or is the named one of it; kinds in any case, as kubectl takes them."""
+    kind, name = str(document["kind"]).lower(), metadata_of(document).get("name")
+    chosen = [text.partition("/") for text in only]
+    return any(kind == wanted.lower() and (not slash or name == called) for wanted, slash, called in chosen)
 
 
 def _inject_carried(document: Fields, carried: list[tuple[str, Fields]], options: Options, *, only_again: bool) -> Injected:

@@ -54,9 +54,8 @@ def inject_text(text: str, options: Options) -> InjectedText:
     except UNEXPECTED_TYPE as error:
         raise unexpected_type("", error) from error
     if not done.pods:
-        raise NotInjectable(
-            "", "nothing here has pods: Pod, Job, CronJob, JobSet, TrainingRuntime, TrainJob, PyTorchJob, RayJob, …"
-        )
+        text = "nothing here has pods: Pod, Job, CronJob, JobSet, TrainingRuntime, TrainJob, PyTorchJob, RayJob, …"
+        raise NotInjectable("", f"--only {','.join(options.only)}: nothing here with pods is that" if options.only else text)
     return InjectedText(
         done.text.replace("\n", newline), (*done.warnings, *_shared_prefixes(done.stores)), done.pods, done.stores
     )

@@ -201,12 +201,14 @@ def test_a_file_with_other_workloads_is_told_which_one_trains() -> None:
         "kind": "List",
         "items": [redis, job(), {"apiVersion": "x/v1", "kind": "Other", "spec": POD}],
     }
-    for only in ("Job", "Job/run", "Pod,Job/run"):
+    for only in ("Job", "Job/run", "Pod,Job/run", "job", "job/run"):
         done = inject(wrapped, asked(only=only))
         assert done.pods == 1
         assert done.document["items"] == [redis, inject(job(), asked()).document, wrapped["items"][2]]
-    with pytest.raises(NotInjectable, match="nothing here has pods"):
+    with pytest.raises(NotInjectable, match="--only Job/other: nothing here with pods is that"):
         inject_text(json.dumps(wrapped), asked(only="Job/other"))
+    with pytest.raises(NotInjectable, match=r"kind Other .x/v1., which is not known: choose the others with --only KIND"):
+        inject(wrapped, asked())
 
 
 def test_a_claim_that_the_workload_makes_is_a_volume() -> None:

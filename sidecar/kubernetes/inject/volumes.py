@@ -40,8 +40,7 @@ def shared_volume(template: PodTemplate, spec: Fields, trainer: Fields, trainer_
     Raises:
         NotInjectable: It cannot hold checkpoints, or no name is left for one.
     """
-    env = named(entries(trainer, "env", trainer_path), "CKPT_DIR") or {}
-    directory = (options.dir or str(env.get("value") or DEFAULT_DIR)).rstrip("/")
+    directory = options.dir or _directory(trainer, trainer_path)
     volumes = entries(spec, "volumes", template.spec_path)
     for index, mount in enumerate(entries(trainer, "volumeMounts", trainer_path)):
         if str(mount.get("mountPath", "")).rstrip("/") != directory:
@@ -64,6 +63,16 @@ def shared_volume(template: PodTemplate, spec: Fields, trainer: Fields, trainer_
         if named(volumes, name) is None and not _is_claim_template(template, name):
             return Shared(name, directory, None, None)
     raise NotInjectable(f"{template.spec_path}.volumes", f"{made.VOLUME} and {made.VOLUME_BESIDE} are both taken: rename one")
+
+
+def _directory(trainer: Fields, trainer_path: str) -> str:
+    """Return the shared directory as the trainer's environment names it."""
+    env = named(entries(trainer, "env", trainer_path), "CKPT_DIR") or {}
+    directory = str(env.get("value") or DEFAULT_DIR).rstrip("/")
+    if not directory.startswith("/") or "$(" in directory:
+        text = f"CKPT_DIR={directory!r} is no path for a volume, which is absolute and has no variables: name one with --dir"
+        raise NotInjectable(f"{trainer_path}.env", text)
+    return directory
 
 
 def _sources(volume: Fields) -> Iterator[Fields]:

@@ -147,6 +147,16 @@ REFUSALS = {
     "no containers": (in_pod("containers", []), {}, "spec.template.spec.containers: no container"),
     "wrong type": (in_pod("containers", {"name": "a"}), {}, "spec.template.spec.containers: must be a list"),
     "read-only": (with_volume({"emptyDir": {}}, readOnly=True), {}, "containers[0].volumeMounts[0].readOnly"),
+    "relative directory": (
+        in_pod("containers.0.env", [{"name": "CKPT_DIR", "value": "out"}]),
+        {},
+        "spec.template.spec.containers[0].env: CKPT_DIR='out' is no path for a volume",
+    ),
+    "directory of a variable": (
+        in_pod("containers.0.env", [{"name": "CKPT_DIR", "value": "/data/$(RUN)"}]),
+        {},
+        "spec.template.spec.containers[0].env: CKPT_DIR='/data/$(RUN)' is no path for a volume",
+    ),
     "read-only claim": (
         with_volume({"persistentVolumeClaim": {"claimName": "c", "readOnly": True}}),
         {},

@@ -17,7 +17,7 @@ from sidecar.kubectl.cluster import ClusterUnreachable, Kubectl, UnknownKind
 
 ASK_S = 20.0
 """How long one sidecar may take to answer, in seconds."""
-_AT_ONCE = 32
+AT_ONCE = 32
 """Sidecars that are asked at the same time: each is a process on this machine."""
 T = TypeVar("T")
 
@@ -104,9 +104,9 @@ def outermost(cluster: Kubectl, job: Job) -> Job:
     return job
 
 
-def at_once(work: Callable[[JobPod], T], pods: Sequence[JobPod]) -> list[T]:
-    """Return the results of some work for each pod, done at the same time."""
-    with ThreadPoolExecutor(max(1, min(_AT_ONCE, len(pods)))) as threads:
+def at_once(work: Callable[[JobPod], T], pods: Sequence[JobPod], *, most: int = AT_ONCE) -> list[T]:
+    """Return the results of some work for each pod, done at the same time for at most so many."""
+    with ThreadPoolExecutor(max(1, min(most, len(pods)))) as threads:
         return list(threads.map(work, pods))
 
 

@@ -40,7 +40,8 @@ def save(cluster: Kubectl, job: Job, *, timeout_s: float) -> JobSave:
         raise RequestRefused(f"{job.title} cannot be saved as a whole: {names} has not started; see 'kubectl ckpt status'")
     say(f"{job.title}: {len(able)} {'pod saves' if len(able) == 1 else 'pods save'}")
     told: set[str] = set()
-    answers = at_once(partial(_save, cluster, timeout_s, told), able)
+    # All of them: a pod's save is durable when every node has done its part.
+    answers = at_once(partial(_save, cluster, timeout_s, told), able, most=len(able))
     saved = job_save({pod.name: answer for pod, answer in zip(able, answers, strict=True)})
     for line in (f"{pod}: {problem}" for pod, problem in saved.problems.items()):
         if line not in told:

@@ -38,9 +38,11 @@ log = structlog.get_logger()
 
 MAX_BYTES = 32 << 20
 MOST_LINES = 100_000
-"""Maximum number of lines read, one per small file and one per part. Files and parts beyond it are sent again."""
+"""Maximum number of lines, one per small file and one per part. After a restart, files and parts beyond it are sent again."""
+RESERVED = 0.2
+"""Share of both limits for the lines that take earlier ones back, such as that of a multipart upload that has ended."""
 MOST_REFUSED = 100
-"""Number of invalid lines after which the rest of a journal is ignored."""
+"""Number of invalid lines after which a journal is not used."""
 
 
 @dataclass(slots=True)
@@ -79,6 +81,10 @@ class Journal:
         self._fd: int | None = None
         self._is_cut = False
         """Whether the last line has no line end."""
+        self._lines = self._bytes = 0
+        """Number of lines and of bytes in the file."""
+        self._is_void = False
+        """Whether the file is not used, and is replaced at the next record."""
         self.entries: dict[str, FileEntry] = {}
         """Complete files in the store, by path."""
         self._whole_bytes = 0
@@ -107,12 +113,17 @@ class Journal:
         try:
             for raw in _read_lines(self.place):
                 self._is_cut = not raw.endswith(b"\n")
+                self._lines, self._bytes = self._lines + 1, self._bytes + len(raw)
+                if self._lines > MOST_LINES or self._bytes > MAX_BYTES:
+                    self._ignore_file(f"it has more than {MOST_LINES} lines or {MAX_BYTES} bytes")
+                    return
                 try:
                     self._apply(decode_line(raw, name=name))
                 except ContractError as error:
                     refused, reason = refused + 1, reason or str(error)
                     if refused > MOST_REFUSED:
-                        break
+                        self._ignore_file(f"{refused} lines are not valid; the first: {reason}")
+                        return
         except FileNotFoundError:
             return
         except OSError as error:
@@ -120,6 +131,15 @@ class Journal:
         if refused > self._is_cut:  # the last line of a killed process is truncated
             hint = "written by another program? The parts of these lines are sent again"
             log.warning("journal_lines_ignored", journal=self.place.name, lines=refused, first=reason, hint=hint)
+
+    def _ignore_file(self, why: str) -> None:
+        """Use nothing of the file: lines that are not read may take back those that were."""
+        for known in (self.entries, self.uploads, self.stamps, self.first_crcs, self.taken, self.unconfirmed, self.void):
+            known.clear()
+        self._whole_bytes, self._is_void = 0, True
+        log.warning(
+            "journal_not_read", journal=self.place.name, error=why, hint="written by another program? Its parts are sent again"
+        )
 
     def _apply(self, line: Line) -> None:
         match line:
@@ -160,27 +180,44 @@ class Journal:
 
     def _append(self, *lines: Line) -> None:
         with self._lock:
+            is_dropped = any(isinstance(line, FileChange) and line.event == "dropped" for line in lines)
+            takes_back = is_dropped or any(isinstance(line, FileStored) and line.entry.path in self.uploads for line in lines)
             for line in lines:
                 self._apply(line)
-            is_dropped = any(isinstance(line, FileChange) and line.event == "dropped" for line in lines)
-            if not self._write(*lines) and is_dropped and not self._is_deleted:
+            if not self._write(*lines, takes_back=takes_back) and is_dropped and not self._is_deleted:
                 # The record that an upload was dropped is not on disk: without the journal, no restart continues that upload.
-                self.place.discard()
+                self._close()
+                self._begin_file()
 
-    def _write(self, *lines: Line) -> bool:
-        if not self._writable:
+    def _write(self, *lines: Line, takes_back: bool) -> bool:
+        content = b"\n" * self._is_cut + b"".join(map(encode_line, lines))
+        if not self._writable or not self._has_room(len(lines), len(content), takes_back=takes_back):
             return False
         try:
             if self._fd is None:
                 self._fd = self._open()
-            write_all(self._fd, b"\n" * self._is_cut + b"".join(map(encode_line, lines)))
+            write_all(self._fd, content)
             self._is_cut = False
+            self._lines, self._bytes = self._lines + len(lines), self._bytes + len(content)
         except OSError as error:
             self._writable = False
             log.warning("journal_not_written", journal=self.place.name, error=os.strerror(error.errno or 0))
         return self._writable
 
+    def _begin_file(self) -> None:
+        self.place.discard()
+        self._is_void = self._is_cut = False
+        self._lines = self._bytes = 0
+
+    def _has_room(self, lines: int, size_bytes: int, *, takes_back: bool) -> bool:
+        if self._is_void:
+            return True
+        share = 1.0 if takes_back else 1.0 - RESERVED
+        return self._lines + lines <= MOST_LINES * share and self._bytes + size_bytes <= MAX_BYTES * share
+
     def _open(self) -> int:
+        if self._is_void:
+            self._begin_file()
         fd = self.place.open_file(os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         if os.fstat(fd).st_nlink > 1:  # a hard link to another file
             os.close(fd)
@@ -252,9 +289,12 @@ class Journal:
     def close(self) -> None:
         """Close the file; the next record opens it again."""
         with self._lock:
-            if self._fd is not None:
-                os.close(self._fd)
-                self._fd = None
+            self._close()
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
     def delete(self) -> None:
         """Delete the journal; later records are ignored."""
@@ -264,11 +304,9 @@ class Journal:
 
 
 def _read_lines(place: Place) -> Iterator[bytes]:
-    """Yield the lines of a file up to its limits; a line that is longer than any valid one is truncated."""
-    left_bytes, left_lines = MAX_BYTES, MOST_LINES
+    """Yield the lines of a file; one that is longer than any valid line is yielded in pieces."""
     with opened(place.open_file()) as fd, os.fdopen(fd, "rb", closefd=False) as file:
-        while left_bytes > 0 and left_lines > 0 and (line := file.readline(MAX_LINE_BYTES + 1)):
-            left_bytes, left_lines = left_bytes - len(line), left_lines - 1
+        while line := file.readline(MAX_LINE_BYTES + 1):
             yield line
 
 

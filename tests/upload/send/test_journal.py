@@ -16,6 +16,7 @@ from sidecar.core.format.found_checkpoint import FoundFile
 from sidecar.core.format.manifest import FileEntry
 from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.store.protocol import Part
+from sidecar.upload.send import journal as journal_module
 from sidecar.upload.send.journal import Journal
 from sidecar.volume.opener import Folder, Place
 from sidecar.volume.unfinished import QUIET_GROWING_S, QUIET_S, FilesSeen, Unfinished, list_files
@@ -125,6 +126,37 @@ def no_room_in(file: Path) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_no_line_of_a_journal_that_is_full_is_out_of_the_readers_sight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was taken back beyond the limit counted as sent after each retry: its upload failed until the pod ended."""
+    monkeypatch.setattr(journal_module, "MOST_LINES", 10)
+    journal = Journal(place(tmp_path))
+    journal.begun("ended", "s", upload_id="u", key="checkpoint-1/ended", part_bytes=5)
+    journal.begun("dropped", "s", upload_id="v", key="checkpoint-1/dropped", part_bytes=5)
+    for number in range(20):
+        journal.stored(entry(f"small-{number}"), stamp="s")
+    journal.stored(entry("ended"), stamp="s")
+    journal.dropped("dropped")
+    again = Journal(place(tmp_path))
+    assert set(again.entries) == {"ended", *(f"small-{number}" for number in range(6))}
+    assert again.uploads == {}
+    journal.dropped("small-0")  # not even that has room: what follows is written to a new file
+    journal.stored(entry("later"), stamp="s")
+    assert set(Journal(place(tmp_path)).entries) == {"later"}
+    journal.close()
+
+
+def test_a_journal_beyond_the_limits_is_not_used_and_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = filled(place(tmp_path))
+    monkeypatch.setattr(journal_module, "MOST_LINES", 2)
+    again = Journal(place(tmp_path))
+    assert (again.entries, again.uploads, again.stamps, again.sent_bytes) == ({}, {}, {}, 0)
+    monkeypatch.setattr(journal_module, "MOST_LINES", 10)
+    assert again.entries == {} != journal.entries
+    again.stored(entry("later"), stamp="s")
+    again.close()
+    assert set(Journal(place(tmp_path)).entries) == {"later"}
 
 
 # Files that are being written.

@@ -27,6 +27,7 @@ from sidecar.upload.send.file_transfer import FileTransfer
 from sidecar.upload.send.journal import Journal
 from sidecar.volume.unfinished import FilesSeen, Unfinished, list_files
 from sidecar.volume.volume import Volume
+from sidecar.volume.walk import newest_mtime
 from sidecar.volume.watch import Hints
 from trainer_hook.contract import FINAL, Node, step_of
 
@@ -80,8 +81,20 @@ class _Early:
     """It will not be finished."""
     began_s: float = field(default_factory=time.monotonic)
     """Time of its discovery, monotonic seconds."""
+    wrote_at_s: float | None = None
+    """Time of the last write to any of its files, epoch seconds; ``None``: not polled since the termination notice."""
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is handed over or abandoned."""
+
+    @property
+    def newest_write_s(self) -> float:
+        """Time of the last known write, epoch seconds."""
+        return max(self.source.newest_mtime_s, self.wrote_at_s or 0.0)
+
+    @property
+    def may_be_written(self) -> bool:
+        """Whether it is no remnant of an earlier trainer process, which the present one will not finish."""
+        return self.wrote_at_s is None or time.time() - self.newest_write_s < FRESH_S
 
     def is_rewritten(self, file: FoundFile) -> bool:
         """Whether a file is neither the version that was sent nor a continuation of it."""
@@ -120,13 +133,13 @@ class EarlyUploads:
         """Return the checkpoints that the trainer is likely to finish.
 
         Args:
-            alive: A training process holds its lease. Without one, only directories with recent writes count.
+            alive: A training process holds its lease. Otherwise the writes have to be more recent.
         """
         now_s = time.monotonic()
         return [
             Writing(_place(early, terminating=True), early.transfer, early.source.size_bytes, now_s - early.began_s)
             for early in self._known.values()
-            if not early.is_over and (alive or time.time() - early.source.newest_mtime_s < ABANDONED_S)
+            if not early.is_over and (time.time() - early.newest_write_s < ABANDONED_S or (alive and early.may_be_written))
         ]
 
     def transfers(self) -> list[tuple[Waiting, FileTransfer]]:
@@ -219,9 +232,11 @@ class EarlyUploads:
     async def _add_new(self, early: _Early, watchers: asyncio.TaskGroup) -> None:
         now_s = asyncio.get_running_loop().time()
         early.is_over = False
+        is_terminating = self._context.is_terminating()
+        early.wrote_at_s = await asyncio.to_thread(newest_mtime, self._volume / early.name) if is_terminating else None
         if early.allowed is False or now_s < early.rest_until_s:
             return
-        if self._context.is_terminating():  # in advance: files may be closed at any moment
+        if is_terminating:  # in advance: files may be closed at any moment
             self._request_permission(early, watchers)
         folder, closed = self._volume / early.name, self._hints.closed()
         seen = await asyncio.to_thread(list_files, folder, closed, growing=early.grown, quiet_only=early.quiet_only)

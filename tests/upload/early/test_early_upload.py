@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -131,3 +132,28 @@ async def test_a_volume_that_cannot_be_read_is_said_once(volume: Volume, monkeyp
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert [line["event"] for line in said].count("unfinished_checkpoints_not_readable") == 2
+
+
+class _TerminatingPod(LastingPod):
+    """It got a termination notice."""
+
+    def left_s(self) -> float | None:
+        return 30.0
+
+
+async def test_a_remnant_of_an_earlier_trainer_process_is_not_expected_to_be_finished(volume: Volume) -> None:
+    """The flush planned for its bytes first, and sent an older step before the just-in-time save while the trainer lived."""
+    (volume.root / "checkpoint-20").mkdir()
+    (volume.root / "checkpoint-20" / "model").write_bytes(b"half")
+    for path in ("checkpoint-20/model", "checkpoint-20"):
+        os.utime(volume.root / path, (1e9, 1e9))
+    with executor(concurrency=2) as threads:
+        pod = _TerminatingPod()
+        async with sending(replace(uploads(MemoryStore(), threads), pod=pod), volume) as (early, _):
+            async with asyncio.timeout(5):
+                while len(early._known) < 2 or [w.place.name for w in early.writing(alive=True)] != ["checkpoint-10"]:
+                    await asyncio.sleep(0.01)
+            (volume.root / "checkpoint-20" / "model").write_bytes(b"it goes on")
+            async with asyncio.timeout(5):
+                while len(early.writing(alive=True)) != 2:
+                    await asyncio.sleep(0.01)

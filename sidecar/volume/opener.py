@@ -250,6 +250,18 @@ class Place:
                     empty(fd)
                 os.rmdir(name, dir_fd=folder)
 
+    def require_removable(self) -> None:
+        """Return if this user may remove the entries of every directory of a tree.
+
+        Raises:
+            OSError: It may not, or a directory cannot be read.
+        """
+        with self.held() as held:
+            for inside in ["", *(path for path, status in (held / "").walk() if stat.S_ISDIR(status.st_mode))]:
+                with opened(held.open(inside, HELD)) as fd:
+                    if not os.access(".", os.W_OK | os.X_OK, dir_fd=fd, effective_ids=True):
+                        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self / inside))
+
     # Directories.
 
     def make_folder(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -247,9 +248,18 @@ class Volume:
         return self.root / name
 
     def delete(self, name: str) -> None:
-        """Delete a local checkpoint, its marker first, so that the rest does not count as a checkpoint."""
-        (self / name / MARKER).remove()
-        (self / name).discard()
+        """Delete a local checkpoint, its marker first, so that the rest does not count as a checkpoint.
+
+        Raises:
+            OSError: It stays as it is, because this user may not delete all of it; or a rest without a marker stays.
+        """
+        folder = self / name
+        with suppress(FileNotFoundError):  # somebody else deletes it
+            folder.require_removable()
+        (folder / MARKER).remove()
+        folder.discard()
+        if folder.is_folder():
+            raise OSError(errno.ENOTEMPTY, "its marker was deleted, a part of it cannot be", str(folder))
 
     def free_bytes(self) -> int:
         """Return the free bytes for an unprivileged writer."""

@@ -22,8 +22,7 @@ MANY = 100_000
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root runs a sidecar as another user")
 def test_files_that_another_user_closed_are_named_and_the_others_are_committed(tmp_path: Path) -> None:
-    for folder in (tmp_path, *(parent for parent in tmp_path.parents if parent.name.startswith(("popen-", "pytest-")))):
-        folder.chmod(folder.stat().st_mode | 0o755)
+    open_to_nobody(tmp_path)
     volume, store = tmp_path / "volume", tmp_path / "store"
     for folder in (volume, store):
         folder.mkdir()
@@ -44,6 +43,33 @@ def test_files_that_another_user_closed_are_named_and_the_others_are_committed(t
         (volume / "checkpoint-1/.complete").write_text("{}")  # repaired, as the reason says
         running.committed("checkpoint-1")
     check_log(running)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root runs a sidecar as another user")
+def test_a_checkpoint_with_a_folder_of_another_user_is_not_deleted_in_part(tmp_path: Path) -> None:
+    """It was logged as deleted: its marker was, its largest files stayed until the volume was full."""
+    open_to_nobody(tmp_path)
+    volume, store = tmp_path / "volume", tmp_path / "store"
+    for folder in (volume, store):
+        folder.mkdir()
+        folder.chmod(0o777)
+    with sidecar(volume, {"CKPT_STORE": f"file://{store}", "CKPT_KEEP_LOCAL": "1"}, within=AS_NOBODY) as running:
+        running.ready()
+        for step in (1, 2, 3):
+            folder = write_checkpoint(volume, f"checkpoint-{step}", {"model": b"own", "deep/model": b"own"}, {})
+            folder.chmod(0o777)
+            (folder / "deep").chmod(0o777 if step > 1 else 0o755)
+            running.committed(f"checkpoint-{step}")
+        until(lambda: not (volume / "checkpoint-2").exists())
+        told = {e["checkpoint"]: e["event"] for e in running.events() if e["event"].startswith("local_checkpoint_")}
+        assert told == {"checkpoint-1": "local_checkpoint_not_deleted", "checkpoint-2": "local_checkpoint_deleted"}
+        assert all((volume / "checkpoint-1" / path).exists() for path in ("model", "deep/model", ".complete"))
+    check_log(running)
+
+
+def open_to_nobody(folder: Path) -> None:
+    for each in (folder, *(parent for parent in folder.parents if parent.name.startswith(("popen-", "pytest-")))):
+        each.chmod(each.stat().st_mode | 0o755)
 
 
 def refused(running: Sidecar) -> set[str]:

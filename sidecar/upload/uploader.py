@@ -51,6 +51,9 @@ class Uploader:
 
     async def run(self) -> None:
         """Upload until cancelled. After an exception it can be run again, and continues from the journals."""
+        self._dispatcher.reorder([])
+        for transfer in self._queue.all().values():  # of a run that failed: requests in flight end, no further ones begin
+            transfer.close()
         self._queue.active.clear()
         self._dispatcher = Dispatcher(self._context.executor)
         async with asyncio.TaskGroup() as tasks:

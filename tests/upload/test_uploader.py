@@ -15,7 +15,7 @@ from sidecar.upload.commit.committer import Committer
 from sidecar.upload.schedule.queue import Active
 from sidecar.upload.uploader import Uploader
 from tests.store.memory import MemoryStore
-from tests.upload.parts import executor, uploads
+from tests.upload.parts import DistantStore, executor, found, transfer, uploads, written
 from tests.upload.test_job import NAME, Versions, finished
 from trainer_hook.contract import Node
 
@@ -83,3 +83,36 @@ async def test_a_version_that_is_superseded_is_let_go_while_an_earlier_one_is_st
             uploader._drop_superseded(tasks)
         assert replacing.state is State.SUPERSEDED
         assert versions.let_go_of == ["v2"]
+
+
+async def test_after_a_failure_of_the_uploader_nothing_is_sent_twice(tmp_path: Path) -> None:
+    """The uploads of the run before went on to their end beside those of the next one, in the same multipart uploads."""
+
+    class FailingEarly:
+        def transfers(self) -> list[tuple[Any, Any]]:
+            return []
+
+        async def run(self) -> None:
+            raise RuntimeError("a bug")
+
+    early: Any = FailingEarly()
+    store, path = DistantStore(), written(tmp_path / NAME, parts=10)
+    with executor(concurrency=2) as threads:
+        context = uploads(store, threads)
+        uploader = Uploader(context, Versions(tmp_path), early, skip_superseded=False)
+        sending = transfer(path, store, threads, journal=tmp_path / "journal")
+        sending.add([found(path)])
+        tracked = context.catalog.finished(finished(), held=True)
+        uploader._queue.active[NAME] = Active(tracked, sending)
+        uploader._dispatcher.reorder([sending])
+        while len(store.came) < 2:
+            await asyncio.sleep(0.01)
+        context.catalog.move(tracked, State.LOST)  # for the next run there is nothing to do
+        with pytest.raises(ExceptionGroup):
+            await uploader.run()
+        store.reached.set()
+        async with asyncio.timeout(10):
+            await sending.finished()
+        assert len(store.came) == 2
+        assert not list(store.list(""))
+        sending.journal.close()

@@ -86,15 +86,15 @@ class _Early:
     ending: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while it is handed over or abandoned."""
 
-    @property
-    def newest_write_s(self) -> float:
-        """Time of the last known write, epoch seconds."""
-        return max(self.source.newest_mtime_s, self.wrote_at_s or 0.0)
+    def send_again(self) -> None:
+        """Compare all files with the journal again, and send what is missing."""
+        self.added.clear()
+        self.begun.clear()
 
-    @property
-    def may_be_written(self) -> bool:
-        """Whether it is no remnant of an earlier trainer process, which the present one will not finish."""
-        return self.wrote_at_s is None or time.time() - self.newest_write_s < FRESH_S
+    def may_be_written(self, *, alive: bool) -> bool:
+        """Whether a trainer process that is ``alive``, or just was, may finish it: it is no remnant of an earlier one."""
+        quiet_s = time.time() - max(self.source.newest_mtime_s, self.wrote_at_s or 0.0)
+        return quiet_s < ABANDONED_S or (alive and (self.wrote_at_s is None or quiet_s < FRESH_S))
 
     def is_rewritten(self, file: FoundFile) -> bool:
         """Whether a file is neither the version that was sent nor a continuation of it."""
@@ -139,7 +139,7 @@ class EarlyUploads:
         return [
             Writing(_place(early, terminating=True), early.transfer, early.source.size_bytes, now_s - early.began_s)
             for early in self._known.values()
-            if not early.is_over and (time.time() - early.newest_write_s < ABANDONED_S or (alive and early.may_be_written))
+            if not early.is_over and early.may_be_written(alive=alive)
         ]
 
     def transfers(self) -> list[tuple[Waiting, FileTransfer]]:
@@ -150,6 +150,9 @@ class EarlyUploads:
 
     async def run(self) -> None:
         """Send closed and growing files until cancelled."""
+        for early in self._known.values():  # of a run that failed
+            early.transfer, early.asked = None, early.allowed is not None
+            early.send_again()
         async with asyncio.TaskGroup() as watchers:
             while True:
                 began_s = time.monotonic()
@@ -255,8 +258,7 @@ class EarlyUploads:
             return
         if any(map(early.is_rewritten, [*fresh, *seen.open])):  # the requests in flight are useless
             await self._stop(early)
-            early.added.clear()
-            early.begun.clear()
+            early.send_again()
             return
         self._send(early, fresh, longer, watchers)
 
@@ -293,8 +295,7 @@ class EarlyUploads:
             log.info("early_upload_rests", checkpoint=early.name, reason=str(error))
             early.quiet_only = True
             early.rest_until_s = asyncio.get_running_loop().time() + BACKOFF_S
-            early.added.clear()
-            early.begun.clear()
+            early.send_again()
         if early.transfer is transfer:
             early.transfer = None
 

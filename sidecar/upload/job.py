@@ -61,6 +61,8 @@ class UploadJob:
         self._checkpoint = active.tracked.checkpoint
         self._began_s: float | None = None
         """Start of sending, monotonic seconds; ``None``: nothing was sent by this process."""
+        self._has_let_go = False
+        """Links and journal are released. Those of this version now are of another upload of it."""
 
     async def run(self) -> None:
         """Upload the checkpoint. Afterwards it is durable, waits for other nodes, is given up, or is queued again."""
@@ -68,7 +70,7 @@ class UploadJob:
         try:
             await self._upload_and_commit()
         except CheckpointChanged as error:
-            self._examine_again(str(error))
+            await self._examine_again(str(error))
         except CheckpointRejected as error:
             if catalog.is_current(tracked):
                 catalog.move(tracked, State.LOST, reason=str(error))
@@ -166,8 +168,9 @@ class UploadJob:
 
     async def discard(self) -> None:
         """Abort the multipart uploads of a checkpoint that will not be sent, and release its files."""
-        await self._abort_uploads(await self._versions.journal(self._checkpoint))
-        self._let_go()
+        if not self._has_let_go:
+            await self._abort_uploads(await self._versions.journal(self._checkpoint))
+            self._let_go()
 
     def give_up(self, reason: str) -> None:
         """Stop sending and committing the checkpoint; sent parts stay for a later process."""
@@ -325,8 +328,8 @@ class UploadJob:
         if self._context.catalog.is_current(self._tracked):
             self._context.catalog.move(self._tracked, State.FINISHED, reason=reason)
 
-    def _examine_again(self, reason: str) -> None:
-        catalog, tracked = self._context.catalog, self._tracked
+    async def _examine_again(self, reason: str) -> None:
+        catalog, tracked, journal = self._context.catalog, self._tracked, await self._versions.journal(self._checkpoint)
         if not catalog.is_current(tracked):
             return
         if self._versions.has_no_marker(tracked.name):  # the finished files are destroyed, and no new version replaces them
@@ -337,6 +340,7 @@ class UploadJob:
             self._let_go()
             catalog.forget(tracked.name)
             self._versions.examine_again(tracked.name)
+            await self._abort_uploads(journal)
 
     async def _abort_uploads(self, journal: Journal) -> None:
         context = self._context
@@ -347,6 +351,7 @@ class UploadJob:
                 log.warning("unfinished_upload_not_aborted", key=progress.key, error=str(error))
 
     def _let_go(self) -> None:
+        self._has_let_go = True
         self._versions.let_go(self._checkpoint)
         self._context.retry_waits.forget(self._checkpoint.version)
         self._context.reuploads.forget(self._checkpoint.version)

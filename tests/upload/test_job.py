@@ -69,6 +69,7 @@ class Versions:
 
     def let_go(self, checkpoint: Finished) -> None:
         self.let_go_of.append(checkpoint.version)
+        (Folder(self.folder) / f"{NAME}@1.jsonl").discard()
 
     def has_no_marker(self, name: str) -> bool:
         return self.no_marker
@@ -177,6 +178,21 @@ async def test_files_that_changed_are_looked_at_again_unless_the_marker_is_gone(
     assert context.catalog.is_replaced(tracked) is not no_marker
     assert versions.examined_again == ([] if no_marker else [NAME])
     assert "v1" in versions.let_go_of
+
+
+async def test_unfinished_uploads_of_files_that_changed_are_aborted_and_a_new_upload_of_them_is_left_alone(
+    running: StoreExecutor, tmp_path: Path
+) -> None:
+    """Their parts stayed in the store for a day; and the links of a version that was taken again could be removed."""
+    store, versions = MemoryStore(), Versions(tmp_path, CheckpointChanged("model"))
+    upload_id = store.begin_upload(f"{NAME}/model")
+    journal = Journal(Folder(tmp_path) / f"{NAME}@1.jsonl")
+    journal.begun("model", "s", upload_id=upload_id, key=f"{NAME}/model", part_bytes=5)
+    journal.close()
+    await run(uploads(store, running), versions)
+    assert not list(store.pending_uploads(""))
+    assert versions.examined_again == [NAME]
+    assert versions.let_go_of == ["v1"]
 
 
 async def test_a_checkpoint_of_this_pod_that_was_downloaded_is_durable_only_where_its_commit_stands(

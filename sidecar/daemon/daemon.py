@@ -257,7 +257,8 @@ class Daemon:
 
         async def look(tracked: Tracked) -> None:
             with contextlib.suppress(StoreError, Stopped):  # one that cannot be read hides no other
-                if tracked.checkpoint and await last_look.is_committed(tracked.checkpoint):
+                found = tracked.checkpoint is not None and await last_look.is_committed(tracked.checkpoint)
+                if found and services.catalog.is_current(tracked):  # uploads go on meanwhile
                     services.catalog.durable(tracked, at_s=time.time())
 
         with contextlib.suppress(TimeoutError):

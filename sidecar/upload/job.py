@@ -160,6 +160,8 @@ class UploadJob:
                 context.catalog.move(tracked, State.UPLOADED, reason=reason)
             case Reupload(files, reason):
                 journal = await self._versions.journal(checkpoint)
+                if not context.catalog.is_current(tracked):
+                    return
                 for path in files:
                     journal.dropped(path)
                 journal.close()

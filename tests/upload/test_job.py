@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sidecar.catalog.catalog import Tracked
+from sidecar.core.commit.commit import Reupload
 from sidecar.core.format import checksum, keys, manifest
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry
@@ -193,6 +194,32 @@ async def test_unfinished_uploads_of_files_that_changed_are_aborted_and_a_new_up
     assert not list(store.pending_uploads(""))
     assert versions.examined_again == [NAME]
     assert versions.let_go_of == ["v1"]
+
+
+async def test_what_is_given_up_while_its_journal_is_read_is_not_queued_again(
+    running: StoreExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end of the process that ended the uploader, with a stack trace in the log."""
+    context, versions = uploads(MemoryStore(), running), Versions(tmp_path)
+    tracked = context.catalog.finished(finished(), held=True)
+    nothing_early: Any = None
+    queue = Queue(context.catalog, nothing_early, context.flush)
+    check = PostCommitCheck(context.catalog, context.committer, context.pod)
+    job = UploadJob(context, versions, queue, check, Active(tracked))
+    for state in (State.UPLOADING, State.UPLOADED):
+        context.catalog.move(tracked, state)
+
+    async def send_again(*args: Any, **kwargs: Any) -> Reupload:
+        return Reupload({}, "the manifest is missing")
+
+    async def journal(checkpoint: Finished) -> Journal:
+        context.catalog.move(tracked, State.GIVEN_UP, reason="the deadline passed first")
+        return Journal(Folder(tmp_path) / f"{NAME}@1.jsonl")
+
+    monkeypatch.setattr(context.committer, "try_commit", send_again)
+    monkeypatch.setattr(versions, "journal", journal)
+    await job.commit()
+    assert tracked.state is State.GIVEN_UP
 
 
 async def test_a_checkpoint_of_this_pod_that_was_downloaded_is_durable_only_where_its_commit_stands(

@@ -13,7 +13,7 @@ from sidecar.core.schedule.backoff import delay_s
 from sidecar.core.schedule.concurrency import awaits_answers
 from sidecar.core.schedule.order import waits_for_last_parts
 from sidecar.core.schedule.slow_parts import RequestProgress, is_worth_hedging, seen_over_s
-from sidecar.errors import AlreadyExists, CorruptObject, NotFound, StoreError, Unstorable
+from sidecar.errors import AlreadyExists, CorruptObject, NotFound, PartRefused, StoreError, Unstorable
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.request_batch import OVERTAKEN_AFTER_S
@@ -26,6 +26,8 @@ HEDGE_POLL_S = 0.1
 """Interval in seconds at which the last parts of the first checkpoint are checked for slow ones."""
 LAST_PARTS_POLL_S = 0.1
 """Interval in seconds at which large files that wait for the last parts of others look whether they still have to."""
+_ANSWERS = NotFound | AlreadyExists | Unstorable | CorruptObject | PartRefused
+"""Errors after which a work item is not simply repeated: what was sent of its file may be void."""
 PREEMPTED_RETRY_S = delay_s(5, random_0_1=1.0)
 """Seconds until the retry of a work item that failed while another upload had priority."""
 
@@ -191,7 +193,7 @@ class Dispatcher:
         try:
             await transfer.carry(item)
         except StoreError as error:
-            if transfer.retry_gate.behind and not isinstance(error, NotFound | AlreadyExists | Unstorable | CorruptObject):
+            if transfer.retry_gate.behind and not isinstance(error, _ANSWERS):
                 transfer.put_back(item, rest_s=PREEMPTED_RETRY_S)
                 asyncio.get_running_loop().call_later(PREEMPTED_RETRY_S, self.pump)
             else:

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.schedule.slow_parts import SEEN_S
+from sidecar.errors import PartRefused
+from sidecar.store.protocol import Part
+from sidecar.store.slice import FileSlice
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.schedule import dispatcher
 from sidecar.upload.schedule.dispatcher import Dispatcher
@@ -114,3 +117,26 @@ async def test_the_next_one_waits_for_last_parts_in_flight_unless_they_are_stuck
         assert first.in_flight == 2
         gate.opened.set()
         await ended(first)
+
+
+async def test_a_part_that_the_store_refuses_ends_an_upload_that_others_precede(tmp_path: Path) -> None:
+    """The part was sent again in a new multipart upload, without the parts before it: the upload had no end."""
+
+    class RefusingOnce(MemoryStore):
+        is_refused = False
+
+        def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> Part:
+            if number == 4 and not self.is_refused:
+                self.is_refused = True
+                raise PartRefused(key, "InvalidArgument")
+            return super().upload_part(key, upload_id, number, body)
+
+    with executor(concurrency=1) as running:
+        stream, one = Dispatcher(running), begun(tmp_path / "checkpoint-1", RefusingOnce(), running, parts=4)
+        stream.reorder([one])
+        one.retry_gate.put(behind=True)
+        with pytest.raises(PartRefused):
+            async with asyncio.timeout(dispatcher.PREEMPTED_RETRY_S + 5):
+                await one.finished()
+        assert one.journal.uploads == {}
+        one.journal.close()

@@ -76,13 +76,15 @@ class PhaseControl:
 
     def _situation(self) -> Situation:
         services, termination = self._services, self._services.termination
-        left_s = termination.left_s()
+        left_s, succeeded = termination.left_s(), termination.trainer_succeeded()
+        may_end = succeeded or termination.is_terminating() or termination.sigterms > 0 or termination.fenced_by is not None
         return Situation(
             ready=services.state.store_opened.is_set() and services.inventory.scanned.is_set(),
             notice=termination.is_terminating(),
             sigterm=termination.sigterms > 0,
-            trainer_alive=services.pod.trainer_alive(),
-            trainer_succeeded=termination.trainer_succeeded(),
+            # Without leases that is a walk of the volume: only where the phase depends on it.
+            trainer_alive=may_end and services.pod.trainer_alive(),
+            trainer_succeeded=succeeded,
             classic=services.settings.mode == "classic",
             everything_durable=services.inventory.everything_durable(),
             deadline_passed=left_s is not None and left_s <= 0,

@@ -32,6 +32,8 @@ DELETION_S = 2.0
 TROUBLE_S = 5.0
 """Seconds for which an unreadable checkpoint counts as being written; afterwards it is shown as rejected. It is examined again
 at each scan in any case."""
+UNKNOWN = "unknown"
+"""Version of a marker that could never be read."""
 
 
 class _TransientErrors:
@@ -110,7 +112,7 @@ class Scanner:
         if version in self._identity().foreign:  # left as it is: it may be the other run's only copy
             return
         current = self._volume.look_at_marker(pinned.name)
-        is_newest = current in (None, version) and (known is None or known.version == version)
+        is_newest = current in (None, version) and (known is None or known.version in (version, UNKNOWN))
         if is_newest and self._volume.pins.holds_its_version(place, pinned):
             self._there_before.add(pinned.name)
             await self._take(pinned)
@@ -134,6 +136,8 @@ class Scanner:
     def _try_pin_again(self, place: Place, error: OSError) -> None:
         self._pins_left.append(place)
         self._unpinnable.add(place.name, error)
+        if not self._unpinnable.is_fresh(place.name):
+            self._show_unreadable(place.name.partition("@")[0], f"its links cannot be read: {_why_later(error)}")
 
     @property
     def unsettled(self) -> bool:
@@ -201,7 +205,13 @@ class Scanner:
                     signatures[name] = version
             except OSError as error:
                 self._unreadable.add(name, error)
+                if not self._unreadable.is_fresh(name):
+                    self._show_unreadable(name, f"whether it has a marker cannot be read: {_why_later(error)}")
         return signatures
+
+    def _show_unreadable(self, name: str, reason: str) -> None:
+        if self._catalog.get(name) is None:
+            self._catalog.rejected(name, UNKNOWN, reason, marked_at_s=time.time())
 
     def _examined(self) -> set[str]:
         return {*self._seen, *self._unsettled, *self._again, *self._unreadable.names()}
@@ -234,7 +244,7 @@ class Scanner:
         self._unreadable.add(name, error)
         known = self._catalog.get(name)
         if not self._unreadable.is_fresh(name) and known is None:
-            self._reject(name, signature, f"{error.strerror or error}; it is examined again at each scan")
+            self._reject(name, signature, _why_later(error))
 
     def _reject(self, name: str, signature: str, reason: str) -> None:
         self._catalog.rejected(name, signature, reason, marked_at_s=written_at_s(signature))
@@ -301,3 +311,7 @@ class Scanner:
             self._catalog.forget(name)
         elif known.checkpoint is not None and not self._volume.pins.holds(known.checkpoint):
             self._catalog.move(known, State.LOST, reason="deleted before it was uploaded, and it could not be held by links")
+
+
+def _why_later(error: OSError) -> str:
+    return f"{error.strerror or error}; it is examined again at each scan"

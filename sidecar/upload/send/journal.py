@@ -136,7 +136,7 @@ class Journal:
         """Use nothing of the file: lines that are not read may take back those that were."""
         for known in (self.entries, self.uploads, self.stamps, self.first_crcs, self.taken, self.unconfirmed, self.void):
             known.clear()
-        self._whole_bytes, self._is_void = 0, True
+        self._whole_bytes, self._is_void, self._is_cut = 0, True, False
         log.warning(
             "journal_not_read", journal=self.place.name, error=why, hint="written by another program? Its parts are sent again"
         )

@@ -149,13 +149,16 @@ def test_no_line_of_a_journal_that_is_full_is_out_of_the_readers_sight(tmp_path:
 
 def test_a_journal_beyond_the_limits_is_not_used_and_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = filled(place(tmp_path))
-    monkeypatch.setattr(journal_module, "MOST_LINES", 2)
+    with Path(str(place(tmp_path))).open("ab") as file:
+        file.write(b'{"event": "part", "path": "ha')
+    monkeypatch.setattr(journal_module, "MOST_LINES", 3)
     again = Journal(place(tmp_path))
     assert (again.entries, again.uploads, again.stamps, again.sent_bytes) == ({}, {}, {}, 0)
     monkeypatch.setattr(journal_module, "MOST_LINES", 10)
     assert again.entries == {} != journal.entries
     again.stored(entry("later"), stamp="s")
     again.close()
+    assert Path(str(place(tmp_path))).read_bytes().count(b"\n") == 1
     assert set(Journal(place(tmp_path)).entries) == {"later"}
 
 

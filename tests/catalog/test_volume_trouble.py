@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +25,11 @@ from sidecar.core.lifecycle.states import State
 from sidecar.daemon.exit_report import exit_report
 from sidecar.daemon.services import Services
 from sidecar.daemon.settings import from_environment
-from sidecar.volume.opener import Folder
 from sidecar.volume.volume import Volume
+from tests.catalog.conftest import Failing
 from tests.process.sidecar_process import write_checkpoint
 from tests.store.memory import MemoryStore
 from trainer_hook.contract import Node
-
-Failing = Callable[[str, int], None]
-
-
-@pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
-    """Let opening fail for paths that contain a text; the empty text ends it."""
-    real, now = Folder.open, ["", 0]
-
-    def fail(text: str, number: int = errno.EMFILE) -> None:
-        now[:] = [text, number]
-
-    def opened(folder: Folder, inside: str, *args: Any) -> int:
-        path = f"{folder.path}/{inside}"
-        if now[0] and str(now[0]) in path:
-            raise OSError(now[1], os.strerror(int(now[1])), path)
-        return real(folder, inside, *args)
-
-    monkeypatch.setattr(Folder, "open", opened)
-    return fail
 
 
 @pytest.fixture
@@ -132,31 +112,6 @@ def test_trouble_that_does_not_pass_is_shown_and_holds_nothing_up(
     asyncio.run(scenario())
 
 
-def test_a_directory_that_stays_unreadable_is_shown_until_it_can_be_read(
-    tmp_path: Path, failing: Failing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A process that ended beside it had exit code 0: whether it had a marker was not known, and nothing said so."""
-
-    async def scenario() -> None:
-        services = new_life(tmp_path / "volume")
-        write_checkpoint(tmp_path / "volume", "checkpoint-20", {"a": b"x"}, {})
-        failing("volume/checkpoint-20", errno.EIO)
-        monkeypatch.setattr(scanner, "TROUBLE_S", 0.0)
-        await services.scanner.scan()
-        await services.scanner.scan()
-        assert state_of(services, "checkpoint-20") is State.REJECTED
-        assert not services.scanner.unsettled
-        tracked = services.catalog.get("checkpoint-20")
-        assert tracked
-        assert "Input/output error" in (tracked.reason or "")
-        assert services.catalog.newest_rejected() == [tracked]
-        failing("", 0)
-        await services.scanner.scan()
-        assert state_of(services, "checkpoint-20") is State.FINISHED
-
-    asyncio.run(scenario())
-
-
 def test_a_marker_that_is_a_link_is_refused_for_good(tmp_path: Path) -> None:
     async def scenario() -> None:
         services = new_life(tmp_path / "volume")
@@ -184,29 +139,6 @@ def test_trouble_at_the_start_leaves_a_pin_that_holds_the_only_copy(tmp_path: Pa
         failing("", 0)
         await second.scanner.scan()
         assert state_of(second, "checkpoint-20") is State.FINISHED
-
-    asyncio.run(scenario())
-
-
-def test_links_that_stay_unreadable_are_shown_and_taken_once_they_can_be_read(
-    tmp_path: Path, failing: Failing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They may be the only copy of the newest step: the exit code was 0 beside them."""
-
-    async def scenario() -> None:
-        before = new_life(tmp_path / "volume")
-        folder = write_checkpoint(tmp_path / "volume", "checkpoint-20", {"a": b"x"}, {})
-        await before.scanner.scan()
-        shutil.rmtree(folder)
-        services = new_life(tmp_path / "volume")
-        monkeypatch.setattr(scanner, "TROUBLE_S", 0.0)
-        failing(".ckpt/pins/checkpoint-20", errno.EIO)
-        await services.scanner.take_over_pins()
-        await services.scanner.scan()
-        assert [tracked.name for tracked in services.catalog.newest_rejected()] == ["checkpoint-20"]
-        failing("", 0)
-        await services.scanner.scan()
-        assert state_of(services, "checkpoint-20") is State.FINISHED
 
     asyncio.run(scenario())
 

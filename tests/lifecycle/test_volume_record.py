@@ -12,7 +12,7 @@ from sidecar.lifecycle import volume_record
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
-from tests.catalog.test_volume_trouble import Failing, failing  # noqa: F401 - a fixture
+from tests.catalog.conftest import Failing, failing  # noqa: F401 - a fixture
 from tests.process.sidecar_process import write_checkpoint
 from trainer_hook.contract import RUNS
 

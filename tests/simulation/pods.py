@@ -51,7 +51,7 @@ class Memory(Journal):
     def _read(self) -> None:
         pass
 
-    def _write(self, *lines: Any) -> bool:
+    def _write(self, *lines: Any, takes_back: bool) -> bool:
         return True
 
 

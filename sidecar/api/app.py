@@ -235,7 +235,10 @@ async def change_bandwidth(services: Running, wanted: models.BandwidthRequest) -
     responses=responses(401, 422, 503),
 )
 async def make_room(services: Running, wanted: models.RoomRequest) -> models.Room:
-    """Deletes durable ones, oldest first; not the one that the run resumes from, nor those that the script rotates itself."""
+    """Deletes durable ones, oldest first; not the one that the run resumes from, nor those that the script rotates itself.
+
+    If that is not enough, older ones go that wait for their upload and that the trainer has deleted, never the newest.
+    """
     try:
         deleted = await services.cleaner.make_room(wanted.bytes)
         return models.Room(free_bytes=services.volume.free_bytes(), deleted=deleted)

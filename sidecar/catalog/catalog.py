@@ -90,9 +90,15 @@ class Catalog:
         return self._tracked.get(tracked.name) is not tracked
 
     def take_replaced(self) -> list[Tracked]:
-        """Return the pending versions that were replaced since the last call, each once."""
+        """Return the pending versions that were replaced or superseded here since the last call, each once."""
         replaced, self._replaced = self._replaced, []
         return replaced
+
+    def supersede(self, tracked: Tracked, reason: str) -> None:
+        """End a pending checkpoint that is not sent any more; what was sent of it is discarded, as of a replaced version."""
+        if self.is_current(tracked):
+            self.move(tracked, State.SUPERSEDED, reason=reason)
+            self._replaced.append(tracked)
 
     def is_current(self, tracked: Tracked) -> bool:
         """Whether a checkpoint is still to become durable: neither replaced nor decided."""

@@ -10,7 +10,7 @@ import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
-from sidecar.core.commit.retention import Kept, plan_local_deletion, turn_after_s
+from sidecar.core.commit.retention import Kept, PendingCopy, plan_local_deletion, plan_release, turn_after_s
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.settings import Settings
 from sidecar.daemon.tasks import within
@@ -30,6 +30,8 @@ STORE_RETRY_S = 60.0
 """Seconds until the next try after the store refused a request."""
 
 _NOT_DELETED = "run the sidecar as the trainer's user (--run-as-user); it is tried again"
+
+_GIVEN_BACK = "the trainer deleted it before it was durable, a newer one is finished, and the volume has no space for the next"
 
 
 class Cleaner:
@@ -111,16 +113,22 @@ class Cleaner:
             return STORE_RETRY_S
 
     async def clean_volume(self) -> None:
-        """Delete the durable local checkpoints that retention does not keep."""
+        """Delete the durable local checkpoints that retention does not keep, and keep space for the next save."""
         await self._clean_volume(min_free_bytes=self._settings.min_free)
+        newest = self._catalog.newest_finished()
+        next_bytes = newest.checkpoint.size_bytes if newest is not None and newest.checkpoint is not None else 0
+        await self._give_back(max(self._settings.min_free, next_bytes + next_bytes // 10))
 
     async def make_room(self, wanted_bytes: int) -> list[str]:
-        """Delete durable local checkpoints, oldest first, until ``wanted_bytes`` are free. Returns their names.
+        """Delete durable local checkpoints, oldest first, until ``wanted_bytes`` are free. Returns the names of what went.
+
+        If that is not enough, older ones that wait for their upload go, where the trainer has deleted them itself.
 
         Raises:
             OSError: The volume's free space cannot be read.
         """
-        return await self._clean_volume(min_free_bytes=wanted_bytes, keep_least=0)
+        deleted = await self._clean_volume(min_free_bytes=wanted_bytes, keep_least=0)
+        return deleted + await self._give_back(wanted_bytes)
 
     async def _clean_volume(self, *, min_free_bytes: int, keep_least: int = 1) -> list[str]:
         # One plan at a time: a second one would count and delete what the first is deleting.
@@ -150,6 +158,33 @@ class Cleaner:
                         refused.add(name)
             if len(refused) == refused_before:  # otherwise others have to make the room that these do not
                 return deleted
+
+    async def _give_back(self, wanted_bytes: int) -> list[str]:
+        """Release the files of older checkpoints that the trainer has deleted, although they are not durable."""
+        pending = [t for t in self._catalog.pending() if t.state is not State.UPLOADED]
+        free_bytes = await asyncio.to_thread(self._volume.free_bytes)
+        if free_bytes >= wanted_bytes or len(pending) < 2:
+            return []
+        copies = [await asyncio.to_thread(self._copy_of, tracked) for tracked in pending]
+        plan = plan_release(copies, free_bytes=free_bytes, wanted_bytes=wanted_bytes)
+        for name in (its.name for its in plan):
+            [tracked] = [t for t in pending if t.name == name]
+            assert tracked.checkpoint is not None
+            self._catalog.supersede(tracked, _GIVEN_BACK)
+            await asyncio.to_thread(self._volume.pins.release, tracked.checkpoint)
+        return [its.name for its in plan]
+
+    def _copy_of(self, tracked: Tracked) -> PendingCopy:
+        checkpoint = tracked.checkpoint
+        assert checkpoint is not None
+        return PendingCopy(
+            tracked.name,
+            tracked.marked_at_s,
+            checkpoint.size_bytes,
+            is_deleted=not (self._volume / tracked.name).is_folder(),
+            is_sending=tracked.state is not State.FINISHED,
+            is_shared=checkpoint.node.count > 1,
+        )
 
     async def _delete(self, name: str, reason: str) -> bool:
         try:

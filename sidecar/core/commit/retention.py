@@ -26,6 +26,22 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingCopy:
+    """A checkpoint on the volume that is finished and not durable yet."""
+
+    name: str
+    finished_at_s: float
+    """Epoch seconds."""
+    size_bytes: int
+    is_deleted: bool
+    """The trainer has deleted its directory: the sidecar's hard links alone hold its files."""
+    is_sending: bool = False
+    """Its upload has begun: its space is free only once its files are closed."""
+    is_shared: bool = False
+    """Other nodes have parts of it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Deletion:
     """One deletion of a plan, with its reason."""
 
@@ -66,6 +82,28 @@ def plan_local_deletion(
             plan.append(Deletion(checkpoint.name, f"durable, and less than {min_free_bytes} bytes are free"))
             missing -= checkpoint.size_bytes
     return plan
+
+
+def plan_release(pending: Iterable[PendingCopy], *, free_bytes: int, wanted_bytes: int) -> list[PendingCopy]:
+    """Return the checkpoints whose files are given back: not durable yet, and deleted by the trainer.
+
+    Only hard links of the sidecar hold their files. The newest one never goes; of a job with several nodes the newest two: the
+    other nodes may not have finished the last. Those whose upload has not begun go first, of these the oldest. Nothing goes
+    where all together would not be enough.
+
+    Args:
+        pending: All checkpoints on the volume that are finished and not durable yet.
+        free_bytes: Free space of the volume now.
+        wanted_bytes: The space that is needed.
+    """
+    in_order = sorted(pending, key=lambda its: its.finished_at_s)
+    newest = 2 if any(its.is_shared for its in in_order) else 1
+    missing, plan = wanted_bytes - free_bytes, list[PendingCopy]()
+    for its in sorted(in_order[:-newest], key=lambda its: (its.is_sending, its.finished_at_s)):
+        if missing > 0 and its.is_deleted:
+            plan.append(its)
+            missing -= its.size_bytes
+    return [] if missing > 0 else plan
 
 
 def is_surplus(steps: Iterable[int], *, keep_newest: int, keep_every_steps: int | None) -> bool:

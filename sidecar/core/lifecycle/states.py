@@ -22,7 +22,7 @@ class State(StrEnum):
     COMMITTED = "committed"
     """Durable: the step-wide commit is in the store."""
     SUPERSEDED = "superseded"
-    """Not sent, because a newer one is durable (``CKPT_SUPERSEDED=skip``) or a newer attempt owns the step."""
+    """Not sent: a newer one is durable (``CKPT_SUPERSEDED=skip``), a newer attempt owns the step, or its space was needed."""
     LOST = "lost"
     """Its files were deleted before they were sent."""
     GIVEN_UP = "given-up"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from tests.hook.job import Training, popen
 from tests.process.conftest import Place
 from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
+from trainer_hook.contract import step_of
 
 SAVES = Path(__file__).with_name("saves.py")
 MIB = 1 << 20
@@ -209,3 +211,29 @@ def test_for_a_resume_durable_checkpoints_leave_the_volume_oldest_first(small: P
         assert event["deleted"] == ["checkpoint-1", "checkpoint-2"]
         assert {path.name for path in small.glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-4", "checkpoint-20"}
         assert check_order(running) == [1, 2]
+
+
+@FILE_STORE
+def test_a_script_that_rotates_its_checkpoints_finds_space_for_the_next_while_the_store_takes_none(
+    small: Path, place: Place
+) -> None:
+    """Hard links of the sidecar alone hold what the script has deleted: the oldest of it goes, and the newest never."""
+    with sidecar(small, place.settings | {"CKPT_BANDWIDTH_LIMIT": "1KB/s"}) as running:
+        running.ready()
+        for step in range(1, 13):
+            write_checkpoint(small, f"checkpoint-{step}", {"model": os.urandom(SAVE_BYTES)}, listed("model", SAVE_BYTES))
+            if step > 2:
+                shutil.rmtree(small / f"checkpoint-{step - 2}")
+            until(lambda step=step: f"checkpoint-{step}" in finished(running), what=f"step {step} is seen")
+            until(lambda: free_bytes(small) > SAVE_BYTES, what="space for the next")
+        given_back = [event["checkpoint"] for event in running.events("checkpoint_superseded")]
+        assert given_back == sorted(given_back, key=step_of), "of those that were not being sent the oldest first"
+        assert 5 <= len(given_back) <= 7, "no more than had to"
+        running.call("POST", "/v1/bandwidth", {"limit": None})
+        for name in {f"checkpoint-{step}" for step in range(1, 13)} - set(given_back):
+            running.committed(name)
+        assert running.terminate() == 0
+
+
+def finished(running: Sidecar) -> list[str]:
+    return [event["checkpoint"] for event in running.events("checkpoint_finished")]

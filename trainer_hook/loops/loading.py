@@ -96,7 +96,7 @@ class Pass(Iterator[Any]):
     def _read(self) -> dict[str, Any]:
         attributes = (getattr(part, "__dict__", {}) for part in _parts(self._loader))
         counters = [{name: a[name] for name in (*_COUNTERS, "epoch") if type(a.get(name)) is int} for a in attributes]
-        own = {"generators": [generator.get_state() for generator in _generators(self._loader)], "counters": counters}
+        own = {"generators": [generator.get_state() for generator in generators(self._loader)], "counters": counters}
         return randomness.read(all_gpus=self._all_gpus) | own
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ class Pass(Iterator[Any]):
         self._set_own(state, mid_pass=True)
 
     def _set_own(self, state: dict[str, Any], *, mid_pass: bool) -> None:
-        for generator, saved in zip(_generators(self._loader), state.get("generators", ()), strict=False):
+        for generator, saved in zip(generators(self._loader), state.get("generators", ()), strict=False):
             generator.set_state(saved)
         for part, counters in zip(_parts(self._loader), state.get("counters", ()), strict=False):
             for name, value in counters.items():
@@ -138,7 +138,8 @@ def _parts(loader: Any) -> list[Any]:
     return parts
 
 
-def _generators(loader: Any) -> list[Any]:
+def generators(loader: Any) -> list[Any]:
+    """Return the generators of a loader and of its samplers: each once, in the same order in every process."""
     import torch
 
     found: list[Any] = []

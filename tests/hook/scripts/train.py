@@ -25,6 +25,7 @@ TOLD = {
     "rows": 64,
     "fsdp": False,
     "save_model": None,
+    "own_loader": None,
 }
 TOLD |= json.loads(sys.argv[1])
 RANK = os.environ.get("RANK", "0")
@@ -86,7 +87,17 @@ class Own(Trainer):
         super().__init__(model=net, args=arguments, train_dataset=rows, eval_dataset=rows, callbacks=[Tells()])
 
 
+class OwnLoader(Trainer):
+    """A subclass whose loader shuffles with a generator of its own, or with the global one."""
+
+    def get_train_dataloader(self):
+        own = torch.Generator().manual_seed(5) if TOLD["own_loader"] == "generator" else None
+        return torch.utils.data.DataLoader(self.train_dataset, batch_size=4, shuffle=True, generator=own)
+
+
 def trainer_of(net, arguments):
+    if TOLD["own_loader"]:
+        return OwnLoader(model=net, args=arguments, train_dataset=Rows(), callbacks=[TellsSteps()])
     if TOLD["subclass"]:
         return Own(net, Rows(), arguments)
     tells = TellsSteps() if TOLD["quiet"] else Tells()

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainer_hook.libraries.transformers.best_model import is_new_best
 from trainer_hook.libraries.transformers.driver import TrainerDriver
+from trainer_hook.libraries.transformers.epoch_start import EpochStart
 from trainer_hook.libraries.transformers.script_saves import ScriptSaves
 from trainer_hook.process.log import info
 from trainer_hook.resuming.resumer import META_STOPPED_EARLY
@@ -17,18 +18,25 @@ from trainer_hook.train_call.train_call import TrainCall
 class _CheckpointHook:
     """Saves when the schedule, a request or a notice says so, at the end of a step: the exact point to resume from."""
 
-    def __init__(self, call: TrainCall, driver: TrainerDriver, script_saves: ScriptSaves, begin: Callable[[], None]) -> None:
+    def __init__(
+        self, call: TrainCall, driver: TrainerDriver, script_saves: ScriptSaves, start: EpochStart, begin: Callable[[], None]
+    ) -> None:
         """``begin``: called when training begins, before the first batch."""
         self._call = call
         self._trainer = driver.trainer
         self._tail = driver.tail
         self._script_saves = script_saves
+        self._start = start
         self._begin = begin
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._begin()
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._start.epoch_begins(kwargs.get("train_dataloader"))
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._start.step_begins()
         self._tail.step_begins()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

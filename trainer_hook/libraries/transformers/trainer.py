@@ -15,6 +15,7 @@ from trainer_hook.libraries.transformers import exactness
 from trainer_hook.libraries.transformers.best_model import BestModel
 from trainer_hook.libraries.transformers.callback import callback_class
 from trainer_hook.libraries.transformers.driver import TrainerDriver
+from trainer_hook.libraries.transformers.epoch_start import EpochStart
 from trainer_hook.libraries.transformers.finished import hand_over, take_over, training_outcome
 from trainer_hook.libraries.transformers.script_saves import ScriptSaves, leave_final
 from trainer_hook.libraries.transformers.step_tail import no_step_too_many, unfinished_of
@@ -111,6 +112,7 @@ class HookedTrain:
         self._driver = TrainerDriver(session, trainer, resume_from)
         self._driver.replace_builtin_jit()
         self._call = call = TrainCall(session, self._driver)
+        self._start = EpochStart(trainer, session.settings.dir)
         self._best = BestModel(trainer, session.settings.dir, call.resumer, call.consensus.all_agree, call.saver.name)
 
     def run(self, train: Callable[[Any], Any]) -> Any:
@@ -141,7 +143,7 @@ class HookedTrain:
         if choice is None:
             take_over(trainer, call.resumer)
         script_saves = ScriptSaves(call, trainer)
-        callback = callback_class()(call, self._driver, script_saves, functools.partial(self._on_begin, choice))
+        callback = callback_class()(call, self._driver, script_saves, self._start, functools.partial(self._on_begin, choice))
         trainer.add_callback(callback)
         try:
             with contextlib.ExitStack() as patches:
@@ -150,6 +152,7 @@ class HookedTrain:
                     surrounded(trainer, "_maybe_log_save_evaluate", during=tail.doing, after=callback.save_what_is_due)
                 )
                 patches.enter_context(script_saves.watched())
+                patches.enter_context(self._start.saved())
                 if choice is not None:
                     patches.enter_context(no_step_too_many(trainer))
                     patches.enter_context(exactness.reported(trainer, choice.step_in_call))
@@ -167,6 +170,7 @@ class HookedTrain:
     def _on_begin(self, choice: Choice | None) -> None:
         self._driver.begin()
         self._call.begin()
+        self._start.training_begins(choice)
         if choice is None:
             return
         self._best.expect_on_volume()

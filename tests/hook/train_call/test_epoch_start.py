@@ -1,0 +1,42 @@
+"""What a loader draws when an epoch begins is the same after a resume: its order, and the training that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hook.conftest import pod
+from tests.hook.job import Training, finished, script, training
+
+LOADERS: dict[str, dict[str, Any]] = {
+    "global": {"own_loader": "global"},
+    "generator": {"own_loader": "generator"},
+    "workers": {"args": {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}},
+}
+PER_EPOCH = 16
+
+
+@pytest.mark.parametrize("kind", ["global", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("generator", "workers"))])
+def test_a_resumed_epoch_begins_as_the_interrupted_one(kind: str, tmp_path: Path, unhooked: Callable[..., str]) -> None:
+    """Rows of the interrupted epoch were seen twice, and others never; new workers drew from the random state of training."""
+    told = {"args": {"max_steps": 40} | LOADERS[kind].get("args", {}), "own_loader": LOADERS[kind].get("own_loader")}
+    store = tmp_path / "store"
+
+    def interrupted(volume: Path, step: int, end: Callable[[Training], Any]) -> None:
+        slowly = script(**told, sleep_s=0.1)
+        with pod(volume, store) as (sidecar, found), training(slowly, volume, found | {"CKPT_SAVE_STEPS": "16"}) as running:
+            running.at_step(step)
+            end(running)
+            sidecar.committed(finished(volume)[-1])
+            assert sidecar.terminate() == 0
+
+    interrupted(tmp_path / "first", PER_EPOCH + 2, Training.close)  # resumed between two epochs
+    interrupted(tmp_path / "second", PER_EPOCH + 5, Training.terminate)  # and in the middle of one
+    with pod(tmp_path / "third", store) as (_, found), training(script(**told), tmp_path / "third", found) as last:
+        assert last.wait() == 0, last.log()
+    assert PER_EPOCH + 5 < last.steps()[0] < 2 * PER_EPOCH, last.log()
+    assert kind == "workers" or "not bit-identical" not in last.log()
+    assert f"weights {last.weights()}" in unhooked(**told)

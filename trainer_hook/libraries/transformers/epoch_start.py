@@ -1,0 +1,141 @@
+"""The random state at the start of an epoch, from which samplers shuffle that draw from the global generators or their own.
+
+Trainer's own sampler has a seed and no state. ``group_by_length`` and a loader of the script (``get_train_dataloader``) draw
+when a pass over the data begins; Trainer restores the random state only after it has skipped the used batches of the epoch,
+which were then those of another order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer_hook.process.patching import replaced
+from trainer_hook.resuming.resumer import Choice
+
+
+class EpochStart:
+    """Saved beside each checkpoint on the volume by every rank, and restored by a run that resumes."""
+
+    def __init__(self, trainer: Any, volume: Path) -> None:
+        """``volume``: saves elsewhere, of the script itself, get no further file."""
+        self._trainer = trainer
+        self._volume = volume
+        self._loader: Any = None
+        self._start: dict[str, Any] = {}
+        self._resumes_from: Path | None = None
+        self._is_resumed = False
+        self._undo = contextlib.ExitStack()
+
+    @property
+    def _all_gpus(self) -> bool:
+        return bool(self._trainer.args.world_size <= 1)
+
+    def training_begins(self, choice: Choice | None) -> None:
+        """``choice``: the checkpoint from which this run resumes."""
+        self._start, self._resumes_from = {}, None if choice is None else choice.path
+        self._is_resumed = choice is not None
+
+    def epoch_begins(self, loader: Any) -> None:
+        """The pass over the data is about to begin, after every callback of the script."""
+        folder, self._resumes_from, self._loader = self._resumes_from, None, loader
+        if folder is not None:
+            self._restore(folder)
+        self._start = {"epoch_start": self._read_random(), "generators": self._generators()}
+        self._undo.close()
+        if self._is_resumed and (self._trainer.state.epoch or 0) >= 1 and getattr(loader, "persistent_workers", False):
+            self._undo.enter_context(_unseeded(loader))
+
+    def step_begins(self) -> None:
+        """The first batch of the pass has been fetched."""
+        self._undo.close()
+
+    def _restore(self, folder: Path) -> None:
+        saved = self._saved(folder)
+        if float(self._trainer.state.epoch or 0).is_integer():
+            self._load_now(folder)
+            states = saved.get("generators_now")
+        else:
+            states = saved.get("generators")
+            if "epoch_start" in saved:
+                self._restore_random(saved["epoch_start"])
+        for generator, state in zip(_generators_of(self._loader), states or (), strict=False):
+            generator.set_state(state)
+
+    def _load_now(self, folder: Path) -> None:
+        """Between epochs Trainer restores the random state after this event and before the pass: do so already."""
+        trainer = self._trainer
+        trainer._load_rng_state(str(folder))
+        loaded = self._read_random()
+
+        def load_rng_state(checkpoint: Any) -> None:
+            del trainer._load_rng_state
+            self._restore_random(loaded)
+
+        trainer._load_rng_state = load_rng_state
+
+    def _saved(self, folder: Path) -> dict[str, Any]:
+        """Return what this rank saved; nothing if another number of ranks did."""
+        from trainer_hook.loops import state_files
+
+        args, path = self._trainer.args, self._file(folder)
+        if args.ignore_data_skip or not path.is_file():
+            return {}
+        saved: dict[str, Any] = state_files.read_pt(path)
+        return saved if saved.get("world_size") == args.world_size else {}
+
+    @contextlib.contextmanager
+    def saved(self) -> Iterator[None]:
+        """Surround training: wherever Trainer saves the random state on the volume, that of the epoch's start is added."""
+        original = self._trainer._save_rng_state
+
+        def save_rng_state(output_dir: Any) -> None:
+            original(output_dir)
+            if self._start and Path(output_dir).resolve().is_relative_to(self._volume.resolve()):
+                self._write(Path(output_dir))
+
+        with replaced(self._trainer, "_save_rng_state", save_rng_state), self._undo:
+            yield
+
+    def _write(self, folder: Path) -> None:
+        from trainer_hook.loops import randomness, state_files
+
+        start = randomness.portable(self._start["epoch_start"])
+        now = {"generators_now": self._generators(), "world_size": self._trainer.args.world_size}
+        state_files.write_pt(self._start | {"epoch_start": start} | now, self._file(folder))
+
+    def _file(self, folder: Path) -> Path:
+        from trainer_hook.loops.loop import rank_file
+
+        return folder / rank_file(self._trainer.args.process_index)
+
+    def _generators(self) -> list[Any]:
+        return [generator.get_state() for generator in _generators_of(self._loader)]
+
+    def _read_random(self) -> dict[str, Any]:
+        from trainer_hook.loops import randomness  # imports torch
+
+        return randomness.read(all_gpus=self._all_gpus)
+
+    def _restore_random(self, state: dict[str, Any]) -> None:
+        from trainer_hook.loops import randomness
+
+        randomness.restore(state, all_gpus=self._all_gpus)
+
+
+def _generators_of(loader: Any) -> list[Any]:
+    from trainer_hook.loops.loading import generators
+
+    return generators(loader)
+
+
+@contextlib.contextmanager
+def _unseeded(loader: Any) -> Iterator[None]:
+    """Have a loader draw the seed of its new workers elsewhere: workers that persist drew theirs in the first epoch."""
+    import torch
+
+    # accelerate's loaders iterate over the one that they wrap
+    with replaced(getattr(loader, "base_dataloader", loader), "generator", torch.Generator()):
+        yield

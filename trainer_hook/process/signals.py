@@ -51,6 +51,12 @@ class StopSignal:
         self._exit_code = exit_code
         self._grace_s = grace_s
         self._previous: Any = None
+        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._over: tuple[Any, Any] | None = None
+        """The handler that was installed over this one, and the one below, while training has this one in its place."""
+        self._calls_theirs = False
+        self.suppressed: BaseException | None = None
+        """What a handler of the script raised during training, where the save goes first."""
         self.is_training = False
         """A signal is only recorded, for ``noticed()`` at the end of a step; otherwise it ends the process."""
         self._wakeup_fd = -1
@@ -82,6 +88,35 @@ class StopSignal:
         """Replace a handler that was installed after this one."""
         self._in_main_thread(lambda: signal.signal(signal.SIGTERM, self._handle))
 
+    def hold(self) -> None:
+        """Training begins: a signal is only recorded, also where the script has installed a handler over this one."""
+        self.is_training = True
+        if threading.current_thread() is threading.main_thread():
+            self._take_over()
+        else:
+            main_thread.ask(self._take_over)
+
+    def release(self) -> None:
+        """Training has ended: a signal has the effect that the script chose."""
+        self.on_notice = lambda: None
+        self.is_training = False
+        if threading.current_thread() is threading.main_thread():
+            self._hand_back()
+        else:
+            main_thread.ask(self._hand_back)
+
+    def _take_over(self) -> None:
+        theirs = signal.getsignal(signal.SIGTERM)
+        if self._sockets is not None and theirs is not None and theirs != self._handle:
+            self._over, self._previous = (theirs, self._previous), theirs
+            signal.signal(signal.SIGTERM, self._handle)
+
+    def _hand_back(self) -> None:
+        if self._over is not None:
+            (theirs, self._previous), self._over = self._over, None
+            if signal.getsignal(signal.SIGTERM) == self._handle:
+                signal.signal(signal.SIGTERM, theirs)
+
     def _in_main_thread(self, then: Callable[[], object]) -> bool:
         """Run a function in the main thread, which alone can change signal handlers. Returns whether it has run."""
         if threading.current_thread() is threading.main_thread():
@@ -110,6 +145,7 @@ class StopSignal:
     def _take_signal(self) -> None:
         previous = signal.signal(signal.SIGTERM, self._handle)
         self._previous = signal.SIG_DFL if previous is default_action else previous
+        assert self._sockets is not None
         writer = self._sockets[1]
         theirs = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
         if theirs != -1:  # the script has an event loop: only the plain handler is used
@@ -151,16 +187,25 @@ class StopSignal:
         else:
             self._write_notice()
         if callable(self._previous):
-            try:
-                self._previous(number, frame)
-            except SystemExit:
-                if not self.is_training:
-                    raise
+            self._call_theirs(number, frame)
         elif not self.is_training:
             self.wait_for_trainers(tell=True)
             if _only_threads_are_left():  # where the interpreter ignores an exception
                 exit_now(self._exit_code)
             raise SystemExit(self._exit_code)
+
+    def _call_theirs(self, number: int, frame: FrameType | None) -> None:
+        if self._calls_theirs:  # theirs calls the handler that it replaced, this one
+            return
+        self._calls_theirs = True
+        try:
+            self._previous(number, frame)
+        except BaseException as error:
+            if not self.is_training:
+                raise
+            self.suppressed = error
+        finally:
+            self._calls_theirs = False
 
     def _set_noticed(self) -> None:
         # No lock: this also runs in a signal handler, which may have interrupted itself.

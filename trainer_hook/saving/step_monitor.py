@@ -112,6 +112,8 @@ class StepMonitor:
         if self._is_preempted and notice_at_s is None:  # the notice is for the pod of other ranks
             exit_if_ranks_hang(self._session)
         info("stops after a " + ("termination notice" if notice_at_s is not None else "request to stop"))
+        if (error := self._session.stop.suppressed) is not None:
+            info(f"the script's own handler of SIGTERM raised {type(error).__name__}: the save goes first, then the exit")
         if not step:
             info("no step was finished yet: there is nothing to save")
         saved = bool(step) and save()

@@ -89,7 +89,7 @@ class TrainCall:
 
     def hold_signals(self) -> None:
         """From now on SIGTERM waits for the end of a step."""
-        self.session.stop.is_training = True
+        self.session.stop.hold()
 
     def begin(self) -> None:
         """Training begins, after the step that ``Driver.global_step`` says."""
@@ -169,5 +169,4 @@ class TrainCall:
         """Wait for an asynchronous save and free its memory; SIGTERM ends the process at once again. May be repeated."""
         self.saver.end()
         self.session.measure = None
-        self.session.stop.on_notice = lambda: None
-        self.session.stop.is_training = False
+        self.session.stop.release()

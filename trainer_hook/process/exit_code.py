@@ -47,6 +47,11 @@ def failed() -> bool:
     return uncaught or _ended_with not in (None, 0)
 
 
+def is_known_to_be(code: int) -> bool:
+    """Whether the script ended with this exit code."""
+    return not failed() and code == 0 if _ended_with is None else bool(_ended_with == code)
+
+
 def _replace_code() -> None:
     # The interpreter reads the attribute of an uncaught exception through the dictionary of its type. A type written in C
     # exposes only a read-only proxy of it, whose one referent is the dictionary.

@@ -139,8 +139,8 @@ class Session:
 
     def at_exit(self) -> None:
         """Run at exit: after success, wait until all checkpoints are durable, because the pod ends with this process."""
-        if self.left_in_thread and os.getpid() == self.pid:
-            exit_now(self.settings.preempted_exit_code)
+        if os.getpid() == self.pid:
+            self._end_preempted()
         if os.getpid() != self.pid or self.world is None or self.outcome != "succeeded":
             return
         interrupted = self.stop.notice_at_s is not None  # in the code of the script after training
@@ -154,6 +154,16 @@ class Session:
                 missing = wait_until_durable(self.client, self.stop, self.not_saved)
             if missing and self.settings.fail_without_store:
                 end_after_failure(missing)
+
+
+    def _end_preempted(self) -> None:
+        """End with the exit code of a preemption, also where the script ends in another way: its training is not over."""
+        code = self.settings.preempted_exit_code
+        if self.left_in_thread:
+            exit_now(code)
+        if self.outcome == "preempted" and not exit_code.is_known_to_be(code):
+            info(f"exits {code}: the script did not end with the SystemExit of the preemption, and its training is not over")
+            exit_now(code)
 
 
 _current: Session | None = None
@@ -231,8 +241,9 @@ def _watch_for_failure(session: Session) -> None:
     before = sys.excepthook
 
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        session.outcome = "failed"
-        session.tell_state("failed", session.last_step)
+        if session.outcome != "preempted":  # else an error on the way out of the training that was saved
+            session.outcome = "failed"
+            session.tell_state("failed", session.last_step)
         before(kind, error, trace)
 
     sys.excepthook = on_exception

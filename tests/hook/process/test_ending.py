@@ -205,6 +205,33 @@ def test_a_script_that_ends_with_an_error_after_training_has_not_succeeded(
     assert ("everything is durable" in ended.stderr) == (state == "succeeded")
 
 
+PREEMPTED = """
+from trainer_hook.saving.step_monitor import exit_preempted
+session.consensus = SimpleNamespace(all_agree=bool)
+try:
+    exit_preempted(session, 7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "said"),
+    [
+        ("finally:\n    pass", False),
+        ("except SystemExit:\n    pass", True),
+        ("except SystemExit:\n    sys.exit(0)", True),
+        ("except SystemExit:\n    raise ValueError('interrupted')", True),
+        ("finally:\n    raise ValueError('no model')", True),
+    ],
+)
+def test_a_preempted_script_that_ends_in_another_way_is_preempted(rest: str, said: bool, volume: Path, answers: Answers) -> None:
+    """The Job was complete, or failed, although its training had only been interrupted."""
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
+    ended = subprocess.run([sys.executable, "-c", TRAINED + PREEMPTED + rest], env=environ, capture_output=True, text=True)
+    assert ended.returncode == 143, ended.stderr
+    assert parse_trainer_state((volume / ".ckpt/trainer.json").read_bytes()).state == "preempted"
+    assert ("exits 143: the script did not end with" in ended.stderr) == said
+
+
 SAVED_BY_THE_SCRIPT = """
 import os, threading
 from trainer_hook.process.rank_consensus import World

@@ -170,7 +170,7 @@ _current: Session | None = None
 
 
 def current_session() -> Session:
-    """Return the session of this process, opened at the first call. A forked child gets its parent's.
+    """Return the session of this process, opened at the first call. A forked child of a process that trains gets its parent's.
 
     Raises:
         SettingError: A variable is invalid.
@@ -179,6 +179,8 @@ def current_session() -> Session:
     global _current
     if _current is None:
         _current = open_session(from_environment(os.environ))
+    elif _current.pid != os.getpid() and _current.world is None:  # the parent has only imported the library
+        _current = _open_forked()
     _current.listen()
     return _current
 
@@ -234,6 +236,15 @@ def open_session(settings: Settings) -> Session:
     atexit.register(session.at_exit)
     _watch_for_failure(session)
     exit_code.watch()
+    return session
+
+
+def _open_forked() -> Session:
+    from multiprocessing import util
+
+    session = open_session(from_environment(os.environ))
+    # A forked child of multiprocessing ends without atexit; a preemption has the exit code already.
+    util.Finalize(None, lambda: session.outcome == "succeeded" and session.at_exit(), exitpriority=-1)
     return session
 
 

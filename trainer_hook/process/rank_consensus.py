@@ -154,10 +154,12 @@ class RankConsensus:
         rank, size = dist.get_rank(), dist.get_world_size()
         set_rank(rank)
         world = place_by_launcher(os.environ, rank, size) if os.environ.get("LOCAL_WORLD_SIZE") else None
-        if world is None:  # mpirun, srun and the like
-            names: list[Any] = [None] * size
-            dist.all_gather_object(names, socket.gethostname(), group=self._group)
-            world = place_among(names, rank)
+        if world is None or world.local_size == 1:  # mpirun, srun and the like
+            places: list[Any] = [None] * size
+            dist.all_gather_object(places, (socket.gethostname(), os.environ.get("LOCAL_RANK", "0")), group=self._group)
+            # On CPUs accelerate sets LOCAL_WORLD_SIZE=1 where the launcher says nothing.
+            if world is None or any(local_rank != "0" for _, local_rank in places):
+                world = place_among([host for host, _ in places], rank)
         self.world = world
 
     def tick(self, kind: str, mine: Callable[[], Vote]) -> Vote:

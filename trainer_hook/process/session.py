@@ -155,7 +155,6 @@ class Session:
             if missing and self.settings.fail_without_store:
                 end_after_failure(missing)
 
-
     def _end_preempted(self) -> None:
         """End with the exit code of a preemption, also where the script ends in another way: its training is not over."""
         code = self.settings.preempted_exit_code

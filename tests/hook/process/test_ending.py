@@ -223,7 +223,9 @@ try:
         ("finally:\n    raise ValueError('no model')", True),
     ],
 )
-def test_a_preempted_script_that_ends_in_another_way_is_preempted(rest: str, said: bool, volume: Path, answers: Answers) -> None:
+def test_a_preempted_script_that_ends_in_another_way_is_preempted(
+    rest: str, said: bool, volume: Path, answers: Answers
+) -> None:
     """The Job was complete, or failed, although its training had only been interrupted."""
     environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
     ended = subprocess.run([sys.executable, "-c", TRAINED + PREEMPTED + rest], env=environ, capture_output=True, text=True)

@@ -57,6 +57,20 @@ def test_a_group_without_a_readable_timeout_leaves_the_hooks_own(
     assert [timeout.total_seconds() for timeout in made] == [MIN_TIMEOUT_S]
 
 
+@pytest.mark.parametrize(("local_ranks", "nodes"), [(("0", "1"), 1), (("0", "0"), 2)])
+def test_a_local_world_size_that_no_launcher_has_set_makes_no_further_nodes(
+    local_ranks: tuple[str, ...], nodes: int, tmp_path: Path, made: list[datetime.timedelta], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CPUs accelerate sets 1 by itself: two ranks of ``notebook_launcher`` were on nodes of their own, with one volume."""
+
+    def all_gather_object(places: list[Any], _: Any, *, group: Any) -> None:
+        places[:] = [("host", local_rank) for local_rank in local_ranks]
+
+    monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert consensus(tmp_path, hours=1).world.nodes == nodes
+
+
 def test_training_does_not_go_on_without_saves(
     tmp_path: Path, made: list[datetime.timedelta], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

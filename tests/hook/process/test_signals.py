@@ -128,7 +128,9 @@ def test_a_handler_over_ours_is_back_after_training(volume: Path) -> None:
 
 
 def test_a_handler_over_ours_may_call_the_one_that_it_replaced(volume: Path) -> None:
-    theirs = "def theirs(*signalled):\n    print('theirs')\n    below(*signalled)\nbelow = signal.signal(signal.SIGTERM, theirs)\n"
+    theirs = (
+        "def theirs(*signalled):\n    print('theirs')\n    below(*signalled)\nbelow = signal.signal(signal.SIGTERM, theirs)\n"
+    )
     assert outcome("stop.install()\n" + theirs + HELD, volume, signalled=True) == (0, "up\ntheirs\ntold True\n")
 
 

@@ -52,6 +52,7 @@ def test_what_an_interrupted_step_has_left_is_done_first(
         assert second.steps() == list(range(step + 1, 9))
         alone = unhooked(**TOLD)
         assert f"weights {second.weights()}" in alone
+        assert re.findall(r"^draws .*", second.log(), re.MULTILINE) == re.findall(r"^draws .*", alone, re.MULTILINE)
         assert evaluated_and_saved(first.log()) + evaluated_and_saved(second.log()) == evaluated_and_saved(alone)
 
 

@@ -26,6 +26,7 @@ TOLD = {
     "fsdp": False,
     "save_model": None,
     "own_loader": None,
+    "stream": False,
 }
 TOLD |= json.loads(sys.argv[1])
 RANK = os.environ.get("RANK", "0")
@@ -42,6 +43,19 @@ class Rows(torch.utils.data.Dataset):
     def __getitem__(self, index):
         row = torch.randn(8, generator=torch.Generator().manual_seed(index))
         return {"x": row, "labels": (row.sum() > 0).long()}
+
+
+class Stream(torch.utils.data.IterableDataset):
+    """Rows without a length, in another order in each pass."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return (Rows()[(row * (2 * self.epoch + 1)) % TOLD["rows"]] for row in range(TOLD["rows"]))
 
 
 class Net(torch.nn.Module):
@@ -101,7 +115,8 @@ def trainer_of(net, arguments):
     if TOLD["subclass"]:
         return Own(net, Rows(), arguments)
     tells = TellsSteps() if TOLD["quiet"] else Tells()
-    return Trainer(model=net, args=arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=[tells])
+    rows = Stream() if TOLD["stream"] else Rows()
+    return Trainer(model=net, args=arguments, train_dataset=rows, eval_dataset=Rows(), callbacks=[tells])
 
 
 def shard_on_cpus():
@@ -144,6 +159,7 @@ def main():
         digest.update(name.encode() + whole.numpy().tobytes())
     if RANK == "0":
         tell(f"weights {digest.hexdigest()}")
+        tell(f"draws {torch.rand(1).item()}")
 
 
 if __name__ == "__main__":

@@ -48,6 +48,9 @@ class _CheckpointHook:
         if self._call.monitor.schedule.due_at_epoch_end():
             self._call.request("periodic")
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._start.training_ends()
+
     def save_what_is_due(self) -> None:
         """Runs after the evaluation and the script's own save of a step: both may draw random numbers."""
         if self._tail.is_epoch_end_due:  # with an evaluation and a save of its own

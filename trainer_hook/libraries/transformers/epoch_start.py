@@ -27,6 +27,8 @@ class EpochStart:
         self._start: dict[str, Any] = {}
         self._resumes_from: Path | None = None
         self._is_resumed = False
+        self._unrestored: Path | None = None
+        """Checkpoint whose random state Trainer restores before the first step."""
         self._undo = contextlib.ExitStack()
 
     @property
@@ -37,6 +39,7 @@ class EpochStart:
         """``choice``: the checkpoint from which this run resumes."""
         self._start, self._resumes_from = {}, None if choice is None else choice.path
         self._is_resumed = choice is not None
+        self._unrestored = self._resumes_from
 
     def epoch_begins(self, loader: Any) -> None:
         """The pass over the data is about to begin, after every callback of the script."""
@@ -50,7 +53,13 @@ class EpochStart:
 
     def step_begins(self) -> None:
         """The first batch of the pass has been fetched."""
+        self._unrestored = None
         self._undo.close()
+
+    def training_ends(self) -> None:
+        """Training has ended. Without a step the random state has not been restored, for what the script does next."""
+        if self._unrestored is not None:
+            self._trainer._load_rng_state(str(self._unrestored))
 
     def _restore(self, folder: Path) -> None:
         saved = self._saved(folder)

@@ -14,15 +14,19 @@ from tests.hook.job import Training, finished, script, training
 LOADERS: dict[str, dict[str, Any]] = {
     "global": {"own_loader": "global"},
     "generator": {"own_loader": "generator"},
+    "stream": {"stream": True},
     "workers": {"args": {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}},
 }
 PER_EPOCH = 16
 
 
-@pytest.mark.parametrize("kind", ["global", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("generator", "workers"))])
+ALWAYS, SLOW = ("global", "stream"), ("generator", "workers")
+
+
+@pytest.mark.parametrize("kind", [*ALWAYS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])
 def test_a_resumed_epoch_begins_as_the_interrupted_one(kind: str, tmp_path: Path, unhooked: Callable[..., str]) -> None:
     """Rows of the interrupted epoch were seen twice, and others never; new workers drew from the random state of training."""
-    told = {"args": {"max_steps": 40} | LOADERS[kind].get("args", {}), "own_loader": LOADERS[kind].get("own_loader")}
+    told = LOADERS[kind] | {"args": {"max_steps": 40} | LOADERS[kind].get("args", {})}
     store = tmp_path / "store"
 
     def interrupted(volume: Path, step: int, end: Callable[[Training], Any]) -> None:

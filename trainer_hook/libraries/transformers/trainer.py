@@ -19,6 +19,7 @@ from trainer_hook.libraries.transformers.epoch_start import EpochStart
 from trainer_hook.libraries.transformers.finished import hand_over, take_over, training_outcome
 from trainer_hook.libraries.transformers.script_saves import ScriptSaves, leave_final
 from trainer_hook.libraries.transformers.step_tail import no_step_too_many, unfinished_of
+from trainer_hook.libraries.transformers.streams import pass_continued
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import surrounded
 from trainer_hook.process.session import Session, current_session, known_session
@@ -155,6 +156,7 @@ class HookedTrain:
                 patches.enter_context(self._start.saved())
                 if choice is not None:
                     patches.enter_context(no_step_too_many(trainer))
+                    patches.enter_context(pass_continued(trainer, choice.path))
                     patches.enter_context(exactness.reported(trainer, choice.step_in_call))
                 own = self._resume_from if call.script_choice_stands else None
                 return train(own if choice is None else str(choice.path))

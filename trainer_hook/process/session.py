@@ -242,8 +242,12 @@ def _open_forked() -> Session:
     from multiprocessing import util
 
     session = open_session(from_environment(os.environ))
-    # A forked child of multiprocessing ends without atexit; a preemption has the exit code already.
-    util.Finalize(None, lambda: session.outcome == "succeeded" and session.at_exit(), exitpriority=-1)
+
+    def end() -> None:
+        if session.outcome == "succeeded":  # a preemption has its exit code already
+            session.at_exit()
+
+    util.Finalize(None, end, exitpriority=-1)  # a forked child of multiprocessing ends without atexit
     return session
 
 

@@ -35,6 +35,10 @@ _PATCHES = {
 """By imported module: the module below ``trainer_hook`` and its function, which is called with the imported module."""
 
 
+_COMMANDS = ("accelerate.commands.launch", "deepspeed.launcher.runner")
+"""Those of them that ``python -m`` may run: as ``__main__`` they are not imported."""
+
+
 class _Finder:
     """Leaves the search to the other finders, and wraps the loader of a module in ``_PATCHES``."""
 
@@ -45,6 +49,8 @@ class _Finder:
             if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
                 if spec.loader is not None:
                     _wrap(spec.loader, *_PATCHES[name])
+                    if name in _COMMANDS:
+                        _run_imported(spec.loader, name)
                 return spec
         return None
 
@@ -61,6 +67,17 @@ def _wrap(loader: Any, patching_module: str, function: str) -> None:
             warn(f"the hook is off: {type(error).__name__}: {error}")
 
     loader.exec_module = exec_module
+
+
+def _run_imported(loader: Any, name: str) -> None:
+    get_code = loader.get_code
+
+    def code(wanted: str) -> Any:
+        if sys._getframe(1).f_globals.get("__name__") != "runpy":
+            return get_code(wanted)
+        return compile(f"from {name} import main\nmain()\n", f"<{name}>", "exec")
+
+    loader.get_code = code
 
 
 def activate() -> None:

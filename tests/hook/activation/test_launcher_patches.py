@@ -89,8 +89,11 @@ def test_sigterm_to_torchrun_reaches_every_rank(volume: Path, answers: Answers) 
 
 
 @pytest.mark.slow
-def test_accelerate_launch_passes_the_signal_on_and_exits_as_its_trainer(volume: Path, answers: Answers) -> None:
-    launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes=1", "--cpu"]
+@pytest.mark.parametrize("command", [["accelerate.commands.accelerate_cli", "launch"], ["accelerate.commands.launch"]])
+def test_accelerate_launch_passes_the_signal_on_and_exits_as_its_trainer(
+    command: list[str], volume: Path, answers: Answers
+) -> None:
+    launch = [sys.executable, "-m", *command, "--num_processes=1", "--cpu"]
     launch += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
     with training([*launch, *script(args={"max_steps": 200}, sleep_s=0.05)[1:]], volume, answers.settings) as running:
         running.at_step(3)

@@ -61,7 +61,7 @@ def test_a_group_without_a_readable_timeout_leaves_the_hooks_own(
 def test_a_local_world_size_that_no_launcher_has_set_makes_no_further_nodes(
     local_ranks: tuple[str, ...], nodes: int, tmp_path: Path, made: list[datetime.timedelta], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On CPUs accelerate sets 1 by itself: two ranks of ``notebook_launcher`` were on nodes of their own, with one volume."""
+    """On CPUs accelerate sets 1 by itself: two ranks of one volume were on nodes of their own."""
 
     def all_gather_object(places: list[Any], _: Any, *, group: Any) -> None:
         places[:] = [("host", local_rank) for local_rank in local_ranks]

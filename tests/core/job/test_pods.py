@@ -23,9 +23,7 @@ RUNNING, ENDED = {"running": {}}, {"terminated": {"exitCode": 0, "message": "eve
 
 
 def test_a_running_sidecar_can_be_asked() -> None:
-    assert job_pods([pod("run-0-abc", RUNNING, index=0)]) == [
-        JobPod("run-0-abc", PodState.RUNNING, 0, directory="/ckpt")
-    ]
+    assert job_pods([pod("run-0-abc", RUNNING, index=0)]) == [JobPod("run-0-abc", PodState.RUNNING, 0, directory="/ckpt")]
 
 
 def test_an_ended_one_says_how_unless_a_later_pod_does_its_work() -> None:

@@ -28,6 +28,7 @@ from sidecar.errors import CorruptObject, NotFound, OversizedDocument, Stopped, 
 from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store, Stored
 from sidecar.transfer.executor import CORRUPT_TRIES, StoreExecutor
+from sidecar.volume.boot import boot_id
 from sidecar.volume.files import FULL
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
@@ -36,6 +37,7 @@ from trainer_hook.contract import (
     MAX_MARKER_BYTES,
     META_PARTIAL,
     META_RESTORED,
+    META_RESTORED_BOOT,
     ContractError,
     ListedFile,
     Marker,
@@ -340,7 +342,8 @@ def _check_apart(folder: Place, entries: Sequence[FileEntry]) -> None:
 
 
 def _local_marker(offer: Offer, node: Node) -> bytes:
-    commit, meta = offer.commit, offer.commit.meta | {META_RESTORED: offer.commit_crc}
+    commit = offer.commit
+    meta = commit.meta | {META_RESTORED: offer.commit_crc, META_RESTORED_BOOT: boot_id()}
     if missing := offer.left_out(node):
         meta[META_PARTIAL] = missing
     marker = Marker(

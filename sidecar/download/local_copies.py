@@ -9,11 +9,12 @@ from contextlib import contextmanager
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
-from sidecar.core.commit.resume import differs_from_its_commit, matches_train_call
+from sidecar.core.commit.resume import differs_from_its_commit, matches_train_call, was_downloaded_in
 from sidecar.core.lifecycle.states import PENDING, State
 from sidecar.download.downloader import Downloader
 from sidecar.errors import ArchivedObject, RefusedObject
 from sidecar.transfer.executor import refusals_judged
+from sidecar.volume.boot import boot_id
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import ContractError
 
@@ -53,9 +54,11 @@ class LocalCopies:
 
         Args:
             train_call: Only checkpoints of this ``train()`` call; ``None``: of any.
-            restored: Also accept checkpoints downloaded and verified before, for an unreachable store.
+            restored: Also accept checkpoints downloaded and verified before, for an unreachable store; not by an earlier run
+                of the kernel, which may have ended before their bytes were on the disk.
             committed: Names that are compared with their commit in the store.
         """
+        boot = await asyncio.to_thread(boot_id)
         usable = [
             t
             for t in self._catalog.all()
@@ -64,7 +67,7 @@ class LocalCopies:
             and t.checkpoint.resume_step is not None
             and t.checkpoint.node.count == 1
             and not t.checkpoint.is_partial
-            and (restored or t.checkpoint.restored_from is None)
+            and (t.checkpoint.restored_from is None or (restored and was_downloaded_in(t.checkpoint, boot)))
             and matches_train_call(t.checkpoint.meta, train_call)
         ]
         for tracked in sorted(usable, key=step_of_local, reverse=True):

@@ -25,7 +25,7 @@ from sidecar.transfer.executor import awaited, refusals_judged
 from sidecar.transfer.health import Health
 from sidecar.volume.files import FULL
 from sidecar.volume.volume import Volume
-from trainer_hook.contract import META_RESTORED, ContractError, Node, step_of
+from trainer_hook.contract import META_OF_DOWNLOAD, ContractError, Node, step_of
 
 log = structlog.get_logger()
 
@@ -309,7 +309,7 @@ class RequestWorker:
             step=tracked.checkpoint.step,
             source="local",
             downloaded=_is_copy(tracked),
-            meta={key: value for key, value in tracked.checkpoint.meta.items() if key != META_RESTORED},
+            meta={key: value for key, value in tracked.checkpoint.meta.items() if key not in META_OF_DOWNLOAD},
         )
 
     async def _is_bad(self, request: ResumeRequest, name: str, crc: str | None, error: Exception) -> None:

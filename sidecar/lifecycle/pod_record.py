@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import structlog
 
+from sidecar.volume.boot import boot_id
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import ContractError, epoch_seconds, rfc3339
 
@@ -17,8 +17,6 @@ log = structlog.get_logger()
 
 POD = "pod.json"
 """Its file in the state directory."""
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Identifies the present run of the kernel. Source: random(4)."""
 MOST_INHERITED = 10_000
 
 
@@ -43,16 +41,16 @@ def begin(volume: Volume, pod: str, *, now_s: float) -> tuple[PodRecord, bool]:
         pod: The pod.
         now_s: Start of this process, epoch seconds.
     """
-    boot_id, booted_s = _boot_id(), boot_clock_s()
+    present, booted_s = boot_id(), boot_clock_s()
     known = decode_record(volume.read_state(POD), pod)
     if known is not None:
         # The node was restarted since: the pod is at least as old as this run of the kernel.
-        return (known if known.boot_id == boot_id else replace(known, boot_id=boot_id, booted_s=0.0)), False
-    record = PodRecord(now_s, boot_id, booted_s, frozenset(volume.finished_versions()[:MOST_INHERITED]))
+        return (known if known.boot_id == present else replace(known, boot_id=present, booted_s=0.0)), False
+    record = PodRecord(now_s, present, booted_s, frozenset(volume.finished_versions()[:MOST_INHERITED]))
     fields = {
         "pod": pod,
         "since": rfc3339(record.since_s),
-        "boot_id": boot_id,
+        "boot_id": present,
         "booted_s": booted_s,
         "inherited": sorted(record.inherited),
     }
@@ -66,13 +64,6 @@ def begin(volume: Volume, pod: str, *, now_s: float) -> tuple[PodRecord, bool]:
 def boot_clock_s() -> float:
     """Return the seconds since the node booted."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _boot_id() -> str:
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def decode_record(raw: bytes | None, pod: str) -> PodRecord | None:

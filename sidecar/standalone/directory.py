@@ -16,7 +16,7 @@ from sidecar.errors import CheckpointChanged, CheckpointRejected, ConfigurationE
 from sidecar.volume.files import opened_as_seen
 from sidecar.volume.opener import Folder
 from sidecar.volume.walk import examine, walk_files
-from trainer_hook.contract import META_PARTIAL, META_RESTORED, ContractError, Node, is_checkpoint_name
+from trainer_hook.contract import META_OF_DOWNLOAD, META_PARTIAL, ContractError, Node, is_checkpoint_name
 
 QUIET_S = 2.0
 """Seconds without a write after which a directory without a marker counts as finished."""
@@ -69,7 +69,7 @@ class SourceDirectory:
         if META_PARTIAL in checkpoint.meta:
             raise RequestRefused(f"{self._path}: a part of a checkpoint, pulled for some ranks: pull all of it first")
         # Where it was downloaded from does not matter in another store.
-        meta = {key: value for key, value in checkpoint.meta.items() if key != META_RESTORED}
+        meta = {key: value for key, value in checkpoint.meta.items() if key not in META_OF_DOWNLOAD}
         checkpoint = replace(checkpoint, meta=meta, names_attempt=True)
         try:
             check_keys(checkpoint, limits)

@@ -18,6 +18,7 @@ from sidecar.download.downloader import Downloader, Offer
 from sidecar.download.patience import Patience
 from sidecar.download.request import AskedBy, ResumeState, ResumeStatus
 from sidecar.download.resume_service import MOST_WAITING, TooManyRequests
+from sidecar.volume.boot import boot_id
 from tests.catalog.test_volume_trouble import new_life
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 from tests.store.memory import MemoryStore
@@ -235,7 +236,7 @@ class Empty(SlowToEnd):
 def test_what_was_downloaded_before_is_used_when_the_store_has_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         services = new_life(tmp_path / "volume")
-        marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef"}}
+        marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef", "restored_boot": boot_id()}}
         write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE, marker)
         services.resume_service.opened(Empty(services))
         services.resume_service.request()
@@ -249,7 +250,7 @@ def test_what_was_downloaded_before_is_used_when_the_store_is_away(tmp_path: Pat
     async def scenario() -> None:
         monkeypatch.setattr(request_worker, "LOCAL_PATIENCE_S", 0.05)
         services = new_life(tmp_path / "volume")
-        marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef", "loss": 1}}
+        marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef", "restored_boot": boot_id(), "loss": 1}}
         folder = write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE, marker)
         services.resume_service.opened(Away(services))
         services.resume_service.request()
@@ -260,6 +261,26 @@ def test_what_was_downloaded_before_is_used_when_the_store_is_away(tmp_path: Pat
         services.resume_service.request("latest", 0)
         answer = await answered(services, timeout_s=0.5)
         assert answer.state is ResumeState.CHOOSING, "one that was changed since is waited out"
+        services.resume_service.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+@pytest.mark.parametrize("boot", [{}, {"restored_boot": ""}, {"restored_boot": "5e3f0b8e-0000-4000-8000-000000000000"}])
+def test_what_was_downloaded_before_the_node_was_restarted_is_not_used_without_the_store(
+    boot: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes may not have been on the disk, and nothing compares them."""
+
+    async def scenario() -> None:
+        monkeypatch.setattr(request_worker, "LOCAL_PATIENCE_S", 0.05)
+        services = new_life(tmp_path / "volume")
+        marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef", **boot}}
+        write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE, marker)
+        services.resume_service.opened(Away(services))
+        services.resume_service.request()
+        answer = await answered(services, timeout_s=0.5)
+        assert answer.state is ResumeState.CHOOSING
         services.resume_service.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 20))

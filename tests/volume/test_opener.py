@@ -208,7 +208,7 @@ _MAY = {
     "cli/store_copies.py": {"is_dir", "mkdir"},  # of folders that a person named
     "standalone/directory.py": {"is_dir", "iterdir"},  # of the folder that a person pushes
     "standalone/pulling.py": {"mkdir"},  # of the folder that a person named
-    "lifecycle/pod_record.py": {"read_text"},  # of /proc
+    "volume/boot.py": {"read_text"},  # of /proc
     "cli/render.py": {"shutil"},  # the width of the terminal
     "cli/run.py": {"read_text"},  # of /proc/self/mountinfo
     "cli/demo.py": {"is_file"},  # of the current folder

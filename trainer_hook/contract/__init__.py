@@ -36,10 +36,12 @@ from trainer_hook.contract.names import MAX_META_BYTES as MAX_META_BYTES
 from trainer_hook.contract.names import MAX_META_DEPTH as MAX_META_DEPTH
 from trainer_hook.contract.names import MAX_NODES as MAX_NODES
 from trainer_hook.contract.names import MAX_PATH_BYTES as MAX_PATH_BYTES
+from trainer_hook.contract.names import META_OF_DOWNLOAD as META_OF_DOWNLOAD
 from trainer_hook.contract.names import META_OWN_SHARDS as META_OWN_SHARDS
 from trainer_hook.contract.names import META_OWNER as META_OWNER
 from trainer_hook.contract.names import META_PARTIAL as META_PARTIAL
 from trainer_hook.contract.names import META_RESTORED as META_RESTORED
+from trainer_hook.contract.names import META_RESTORED_BOOT as META_RESTORED_BOOT
 from trainer_hook.contract.names import META_RESUMED_FROM as META_RESUMED_FROM
 from trainer_hook.contract.names import META_TRAIN_CALL as META_TRAIN_CALL
 from trainer_hook.contract.names import NOTICE_SOURCES as NOTICE_SOURCES

@@ -33,7 +33,7 @@ PREEMPTED_EXIT_CODE = 143
 MAX_MARKER_BYTES = 1 << 20
 MAX_META_BYTES = 64 << 10
 DOWNLOAD_META_BYTES = 128
-"""Further bytes of ``meta`` in the marker of a downloaded checkpoint, for ``META_RESTORED`` and ``META_PARTIAL``."""
+"""Further bytes of ``meta`` in the marker of a downloaded checkpoint, for ``META_OF_DOWNLOAD`` and ``META_PARTIAL``."""
 MAX_META_DEPTH = 64
 """Nesting of objects and arrays in ``meta``; JSON parsers fail somewhere above a hundred."""
 MAX_NODES = 99_999
@@ -55,6 +55,9 @@ META_TRAIN_CALL = "train_call"
 """Key in ``meta``: index of the ``train()`` call that saved the checkpoint, from 0; absent: 0."""
 META_RESTORED = "restored"
 """Key in ``meta`` of a local marker: CRC64NVME of the commit that was downloaded; such a directory is never uploaded again."""
+META_RESTORED_BOOT = "restored_boot"
+"""Key in ``meta`` beside it: the run of the kernel that downloaded it; its end may have cost data that was not on the disk."""
+META_OF_DOWNLOAD = frozenset({META_RESTORED, META_RESTORED_BOOT})
 
 META_RESUMED_FROM = "resumed_from"
 """Key in ``meta``: the checkpoint that the attempt resumed from, ``{"step", "attempt"}``; absent: unknown."""

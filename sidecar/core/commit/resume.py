@@ -13,7 +13,7 @@ from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry
 from sidecar.core.format.obstacles import contradiction
 from sidecar.core.format.rank_layout import Share, left_out, private_files
-from trainer_hook.contract import FINAL, ContractError, Node, rfc3339, step_of
+from trainer_hook.contract import FINAL, META_RESTORED_BOOT, ContractError, Node, rfc3339, step_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,14 @@ def may_replace(local: Finished | None, commit: Commit, *, is_chosen: bool) -> b
     if local.node.count > 1 and (is_chosen or began_later(commit.attempt, local.attempt)):
         return True
     return local.attempt == commit.attempt or _is_of_the_same_marker(local, commit)
+
+
+def was_downloaded_in(local: Finished, boot: str) -> bool:
+    """Whether a checkpoint was downloaded by the run of the kernel with that id; an empty id is unknown, so of no use.
+
+    A download is not synchronized to the disk. What a power failure leaves of it may have the right sizes and zeros for bytes.
+    """
+    return local.restored_from is not None and bool(boot) and local.meta.get(META_RESTORED_BOOT) == boot
 
 
 def may_replace_beside_trainer(local: Finished | None, *, is_unchanged: bool) -> bool:

@@ -110,6 +110,7 @@ def test_at_the_notice_durable_checkpoints_make_way_for_the_last_one(
     """The sidecar would keep all. They fill the volume when SIGTERM comes, also to a process that has saved nothing yet."""
     with sidecar(small, place.settings | {"CKPT_KEEP_LOCAL": "9", "CKPT_GRACE_SECONDS": "60"}) as running:
         running.ready()
+        until(lambda: running.events("resume_none"), what="no checkpoint is the answer, which would stay")
         for step in range(1, 8 - saves_before):
             write_checkpoint(small, f"checkpoint-{step}", {"model": os.urandom(SAVE_BYTES)}, listed("model", SAVE_BYTES))
             running.committed(f"checkpoint-{step}")

@@ -83,9 +83,9 @@ class _LastError(RetryWaits):
 
     def __init__(self) -> None:
         super().__init__()
-        self.error: SidecarError | OSError | None = None
+        self.error: Exception | None = None
 
-    def failed(self, name: str, version: str, error: SidecarError | OSError) -> tuple[float, str]:
+    def failed(self, name: str, version: str, error: Exception) -> tuple[float, str]:
         self.error = error
         return 0.0, str(error)
 
@@ -229,6 +229,7 @@ class Pusher:
             lease=self._idle,
             quarantine=person,
             retry_waits=last,
+            raises_defects=True,  # there are no others
         )
         place = self._state / f"{held_as(checkpoint.name, checkpoint.version)}.jsonl"
         versions = _DirectoryVersions(context, source, place)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import structlog
+
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.schedule.parts import max_parts_after_refusal
 from sidecar.lifecycle.pod import PodState
@@ -17,7 +19,7 @@ from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.existing_commit import Quarantine
 from sidecar.upload.commit.reuploads import Reuploads
 from sidecar.upload.schedule.flush_control import FlushControl
-from sidecar.upload.schedule.retry_waits import RetryWaits
+from sidecar.upload.schedule.retry_waits import DEFECT_HINT, RetryWaits
 from sidecar.upload.send.deduplicate import Deduplicator
 from sidecar.upload.send.file_transfer import FileTransfer
 from sidecar.upload.send.first_writes import WriteGuard
@@ -26,6 +28,8 @@ from sidecar.upload.send.observer import TransferObserver
 from sidecar.upload.send.payloads import Payloads, Source
 from sidecar.upload.send.store_link import SharedPaths, StoreLink
 from trainer_hook.contract import Node
+
+log = structlog.get_logger()
 
 
 class Lease(Protocol):
@@ -83,8 +87,16 @@ class UploadContext:
     retry_waits: RetryWaits = field(default_factory=RetryWaits)
     reuploads: Reuploads = field(default_factory=Reuploads)
     shared_paths: SharedPaths = field(default_factory=SharedPaths)
+    raises_defects: bool = False
+    """An exception that nothing expects ends all uploads, not only that of one checkpoint: a simulation has to see it."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
     """Set on each change that may affect the order of uploads."""
+
+    def report_defect(self, name: str, error: Exception) -> None:
+        """Report an exception that nothing expects. It must not keep the other checkpoints from the store."""
+        if self.raises_defects:
+            raise error
+        log.error("upload_defect", checkpoint=name, hint=DEFECT_HINT, exc_info=error)
 
     def is_terminating(self) -> bool:
         """Whether there is a termination notice, so that the flush has a deadline."""

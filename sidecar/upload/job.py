@@ -19,7 +19,6 @@ from sidecar.errors import (
     CheckpointRejected,
     Fenced,
     NeverDurable,
-    SidecarError,
     StoreError,
     TooLarge,
     UnreadableFile,
@@ -83,6 +82,9 @@ class UploadJob:
             self.reject(str(error))
         except (StoreError, UnreadableFile, OSError) as error:
             # A multipart upload vanished, bytes were corrupted, the disk failed: verified parts are kept.
+            await self._back_off(error)
+        except Exception as error:
+            self._context.report_defect(tracked.name, error)
             await self._back_off(error)
         if catalog.is_replaced(tracked) or tracked.state in DISCARDED:
             await self.discard()
@@ -313,7 +315,7 @@ class UploadJob:
             reason = "it was downloaded, and its commit is no longer in the store"
             self._context.catalog.move(self._tracked, State.SUPERSEDED, reason=reason)
 
-    async def _back_off(self, error: SidecarError | OSError) -> None:
+    async def _back_off(self, error: Exception) -> None:
         """Give other uploads priority for a while, longer after each failure. During a flush it is retried at once."""
         context, active, tracked = self._context, self._active, self._tracked
         wait_s, reason = context.retry_waits.failed(tracked.name, tracked.version, error)

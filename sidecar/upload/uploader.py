@@ -165,6 +165,8 @@ class Uploader:
             await job.discard()
         except StoreError as error:
             log.warning("commit_tried_again", checkpoint=tracked.name, error=str(error))
+        except Exception as error:
+            self._context.report_defect(tracked.name, error)
         finally:
             self._queue.committing = None
 

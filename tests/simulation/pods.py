@@ -270,6 +270,7 @@ class Pod:
             quarantine=around,
             clock=Clock(world.clock, world.epoch, self._sleep),
             retry_waits=RetryWaits(world.random.random),
+            raises_defects=True,
             news=Event(world),  # type: ignore[arg-type]
         )
 

@@ -135,4 +135,5 @@ def uploads(store: Store, running: StoreExecutor) -> UploadContext:
         pod=pod,
         lease=pod,
         quarantine=pod,
+        raises_defects=True,
     )

@@ -98,7 +98,7 @@ async def run(context: UploadContext, versions: Versions, checkpoint: Finished |
     tracked = context.catalog.finished(checkpoint or finished(), held=True)
     nothing_early: Any = None
     queue = Queue(context.catalog, nothing_early, context.flush)
-    active = queue.active[NAME] = Active(tracked)
+    active = queue.active[tracked.name] = Active(tracked)
     check = PostCommitCheck(context.catalog, context.committer, context.pod)
     await UploadJob(context, versions, queue, check, active).run()
     assert not queue.active
@@ -166,6 +166,20 @@ async def test_what_no_reader_would_take_is_rejected_with_the_next_step_and_let_
     assert re.match(reason, tracked.reason or "")
     assert versions.let_go_of == ["v1"]
     assert keys.commit(NAME) not in {stored.key for stored in store.list("")}
+
+
+async def test_an_exception_that_nothing_expects_is_reported_and_delays_that_checkpoint_alone(
+    running: StoreExecutor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ended the uploads of all checkpoints, again in each second."""
+    context = replace(uploads(MemoryStore(), running), raises_defects=False)
+    tracked = await run(context, Versions(tmp_path, ValueError("a bug")))
+    assert tracked.state is State.FINISHED
+    assert "a bug; failed 1 times, tried again after" in (tracked.reason or "")
+    assert "this is a defect of the sidecar: report it" in (tracked.reason or "")
+    assert "upload_defect" in capsys.readouterr().out
+    other = await run(context, Versions(tmp_path), finished(name="checkpoint-5", step=5))
+    assert other.state is State.COMMITTED
 
 
 @pytest.mark.parametrize("no_marker", [True, False])

@@ -18,6 +18,8 @@ CAP_S = 300.0
 ERROR_AFTER = 3
 """Number of consecutive failures from which the log level is error, not warning."""
 
+DEFECT_HINT = "this is a defect of the sidecar: report it with the log. The other checkpoints are sent"
+
 
 class RetryWaits:
     """Counts consecutive failures per version of a checkpoint: a rewritten checkpoint starts at 0."""
@@ -26,7 +28,7 @@ class RetryWaits:
         self._random_0_1 = random_0_1
         self._failures: dict[str, int] = {}
 
-    def failed(self, name: str, version: str, error: SidecarError | OSError) -> tuple[float, str]:
+    def failed(self, name: str, version: str, error: Exception) -> tuple[float, str]:
         """Record a failure; return the seconds until the next upload, and the reason for the status."""
         failures = self._failures[version] = self._failures.get(version, 0) + 1
         wait_s = delay_s(failures, random_0_1=self._random_0_1(), first_s=FIRST_S, cap_s=CAP_S)
@@ -40,7 +42,7 @@ class RetryWaits:
         self._failures.pop(version, None)
 
 
-def next_step(error: SidecarError | OSError) -> str:
+def next_step(error: Exception) -> str:
     """Return what an operator can check when an upload fails repeatedly for this reason."""
     match error:
         case CorruptObject():
@@ -53,5 +55,7 @@ def next_step(error: SidecarError | OSError) -> str:
             return "node 0 writes the document again while it holds the prefix: look at its log"
         case UnreadableFile() | OSError():
             return "check the volume of CKPT_DIR"
-        case _:
+        case SidecarError():
             return "check the log of the store"
+        case _:
+            return DEFECT_HINT

@@ -17,7 +17,7 @@ from sidecar.core.format import checksum
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import FileEntry
 from sidecar.core.lifecycle.states import State
-from sidecar.errors import CheckpointChanged, CheckpointRejected, NothingFound, RequestRefused, SidecarError
+from sidecar.errors import CheckpointChanged, CheckpointRejected, NothingFound, RequestRefused
 from sidecar.lifecycle.idle_prefix import IdlePrefix
 from sidecar.repository.verification import Examined, Verifier
 from sidecar.standalone.directory import SourceDirectory

@@ -150,6 +150,7 @@ def test_what_was_superseded_meanwhile_and_is_found_too_large_then_disturbs_noth
             write_checkpoint(running.volume, "checkpoint-40", {"model": b"newest"})
             running.committed("checkpoint-40")
             assert not running.events("service_failed")
+            assert not running.events("upload_defect")
             assert running.terminate() == 0
 
 

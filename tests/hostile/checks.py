@@ -20,4 +20,5 @@ def check_log(running: Sidecar) -> None:
         assert line.isprintable(), line
         assert isinstance(json.loads(line), dict)
     assert not running.events("service_failed")
+    assert not running.events("upload_defect")
     assert "Traceback" not in running.log()

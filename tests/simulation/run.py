@@ -29,7 +29,7 @@ BATCH = {"step": 500, "job": 10, "retention": 50}
 """Schedules that a worker takes at once."""
 COLLECT_EVERY = 20
 """Schedules of whole jobs after which cycles are looked for; the others leave none."""
-MUST_NOT_FAIL = frozenset({"service_failed", "resume_failed"})
+MUST_NOT_FAIL = frozenset({"service_failed", "upload_defect", "resume_failed"})
 """Log events that, with a traceback, say that production code met an unexpected error. An answer to a resume can also be
 ``resume_failed``: the pod judges it."""
 

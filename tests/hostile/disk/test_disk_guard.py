@@ -97,6 +97,7 @@ def test_a_trainer_that_saves_faster_than_the_link_never_lacks_space_and_nothing
         kept = {event["checkpoint"] for event in running.events("checkpoint_committed")}
         assert kept == {f"checkpoint-{step}" for step in saved}, "all that was finished is durable"
         assert not running.events("service_failed")
+        assert not running.events("upload_defect")
     for step in saved:
         assert (tmp_path / f"store/checkpoint-{step}/.complete").exists()
         assert (tmp_path / f"store/checkpoint-{step}/model").stat().st_size == SAVE_BYTES

@@ -283,4 +283,5 @@ def test_text_that_is_no_text_silences_neither_the_api_nor_the_log(store: dict[s
         assert running.terminate() == 3
         assert running.report["newest_rejected"].keys() == {"checkpoint-1"}
     assert not running.events("service_failed")
+    assert not running.events("upload_defect")
     shutil.rmtree(volume / "checkpoint-1")

@@ -162,6 +162,53 @@ def commands_of(tutorial: str) -> str:
     return commands(ROOT / f"docs/tutorials/{tutorial}.md")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_tasks_of_slurm_that_are_ranks_share_the_sidecar_of_their_node(tmp_path: Path) -> None:
+    (tmp_path / "node.sh").write_text(script_of_slurm())
+    shutil.copy(ROOT / "examples/train_hf.py", tmp_path / "train.py")
+    (tmp_path / "store").mkdir()
+    environ = environment(tmp_path) | {
+        "CKPT_DIR": str(tmp_path / "volume"),
+        "CKPT_STORE": f"file://{tmp_path}/store",
+        "CKPT_GRACE_SECONDS": "60",
+        "CKPT_MODE": "classic",
+        "CKPT_RUN_ID": "hf",
+        "CKPT_SAVE_STEPS": "5",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+
+    def tasks() -> list[subprocess.Popen[str]]:
+        job = environ | {"MASTER_PORT": str(ports.free_port())}
+        return [started(tmp_path, job | dict.fromkeys(("SLURM_LOCALID", "RANK", "LOCAL_RANK"), str(rank))) for rank in (0, 1)]
+
+    running = tasks()
+    try:
+        while not (tmp_path / "store/checkpoint-5/.complete").exists():
+            assert all(task.poll() is None for task in running)
+            time.sleep(0.05)
+        for task in running:
+            os.killpg(task.pid, signal.SIGTERM)
+        told = [task.communicate(timeout=120)[0] for task in running]
+    finally:
+        for task in running:
+            end(task)
+    assert [task.returncode for task in running] == [143, 143], told
+    assert "not everything is durable" not in told[0]
+    assert [text.count("sidecar_started") for text in told] == [1, 0]
+    shutil.rmtree(tmp_path / "volume")
+    running = tasks()
+    try:
+        told = [task.communicate(timeout=150)[0] for task in running]
+    finally:
+        for task in running:
+            end(task)
+    assert [task.returncode for task in running] == [0, 0], told
+    assert re.search(r"resumes from checkpoint-[1-9]", told[0]), told[0]
+
+
 def started(folder: Path, environ: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         ["bash", "node.sh", "python", "train.py"],

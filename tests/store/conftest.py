@@ -27,6 +27,7 @@ class Backend:
     kind: str
     open: Callable[[str], Store]
     sends_bodies_by: str = ""
+    is_shared_folder: bool = False
 
 
 BOTO3 = "-boto3"
@@ -54,7 +55,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
         return
     if kind in ("file", "cephfs"):
         folder = tmp_path if kind == "file" else request.getfixturevalue("cephfs")[0] / uuid.uuid4().hex
-        yield Backend("file", lambda prefix: FileStore(folder / "volume" / prefix))
+        yield Backend("file", lambda prefix: FileStore(folder / "volume" / prefix), is_shared_folder=kind == "cephfs")
         return
     server = kind.removesuffix(BOTO3)
     endpoint = request.getfixturevalue(f"{server}_endpoint")

@@ -28,7 +28,7 @@ from tests.process.sidecar_process import Sidecar, sidecar, until
 from tests.servers import REAL_STORES
 
 STEPS = 14
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.crowded, pytest.mark.timeout(400)]
 TOLD = {"args": {"max_steps": STEPS, "ddp_backend": "gloo"}, "rows": 128}
 HERE = {"CKPT_GRACE_SECONDS": "60", "CKPT_RESUME": "on-demand"}  # eager downloads are through before the trainer asks
 SAVES = {"CKPT_SAVE_STEPS": "5", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "20"}

@@ -87,7 +87,7 @@ class Kubectl:
         return done.stdout
 
     def end_of(self, *arguments: str, most_bytes: int) -> str:
-        """Return the last whole lines that kubectl printed, in at most so many bytes. Raises as ``run``."""
+        """Run kubectl and return the end of its output: whole lines, at most ``most_bytes`` bytes. Raises as ``run``."""
         with tempfile.TemporaryFile() as file:
             done = self._run(arguments, CALL_S, stdout=file, stderr=subprocess.PIPE)
             if done.returncode:

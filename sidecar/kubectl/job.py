@@ -105,7 +105,7 @@ def outermost(cluster: Kubectl, job: Job) -> Job:
 
 
 def at_once(work: Callable[[JobPod], T], pods: Sequence[JobPod], *, most: int = AT_ONCE) -> list[T]:
-    """Return the results of some work for each pod, done at the same time for at most so many."""
+    """Call ``work`` for each pod, at most ``most`` at the same time, and return the results in the order of the pods."""
     with ThreadPoolExecutor(max(1, min(most, len(pods)))) as threads:
         return list(threads.map(work, pods))
 

@@ -31,7 +31,7 @@ STORE_RETRY_S = 60.0
 
 _NOT_DELETED = "run the sidecar as the trainer's user (--run-as-user); it is tried again"
 
-_GIVEN_BACK = "the trainer deleted it before it was durable, a newer one is finished, and the volume has no space for the next"
+_RELEASED = "the trainer deleted it before it was durable, a newer one is finished, and the volume has no space for the next"
 
 
 class Cleaner:
@@ -58,6 +58,7 @@ class Cleaner:
         self._catalog = catalog
         self._resume_service = resume_service
         self._cleaning = asyncio.Lock()
+        """Held for one plan: a second one would count and delete what the first is deleting."""
         self._refusals: dict[str, int | None] = {}
         """Error numbers of the checkpoints that could not be deleted, by name, as they were logged last."""
         self._retention: StoreRetention | None = None
@@ -114,26 +115,23 @@ class Cleaner:
 
     async def clean_volume(self) -> None:
         """Delete the durable local checkpoints that retention does not keep, and keep space for the next save."""
-        await self._clean_volume(min_free_bytes=self._settings.min_free)
         newest = self._catalog.newest_finished()
         next_bytes = newest.checkpoint.size_bytes if newest is not None and newest.checkpoint is not None else 0
-        await self._give_back(max(self._settings.min_free, next_bytes + next_bytes // 10))
+        async with self._cleaning:
+            await self._delete_surplus(min_free_bytes=self._settings.min_free, keep_least=1)
+            await self._release_pins(max(self._settings.min_free, next_bytes + next_bytes // 10))
 
     async def make_room(self, wanted_bytes: int) -> list[str]:
-        """Delete durable local checkpoints, oldest first, until ``wanted_bytes`` are free. Returns the names of what went.
+        """Delete durable local checkpoints, oldest first, until ``wanted_bytes`` are free. Returns their names.
 
-        If that is not enough, older ones that wait for their upload go, where the trainer has deleted them itself.
+        If that is not enough, the pins of older ones that the trainer has deleted are released; their names are returned, too.
 
         Raises:
             OSError: The volume's free space cannot be read.
         """
-        deleted = await self._clean_volume(min_free_bytes=wanted_bytes, keep_least=0)
-        return deleted + await self._give_back(wanted_bytes)
-
-    async def _clean_volume(self, *, min_free_bytes: int, keep_least: int = 1) -> list[str]:
-        # One plan at a time: a second one would count and delete what the first is deleting.
         async with self._cleaning:
-            return await self._delete_surplus(min_free_bytes=min_free_bytes, keep_least=keep_least)
+            deleted = await self._delete_surplus(min_free_bytes=wanted_bytes, keep_least=0)
+            return deleted + await self._release_pins(wanted_bytes)
 
     async def _delete_surplus(self, *, min_free_bytes: int, keep_least: int) -> list[str]:
         deleted: list[str] = []
@@ -159,20 +157,23 @@ class Cleaner:
             if len(refused) == refused_before:  # otherwise others have to make the room that these do not
                 return deleted
 
-    async def _give_back(self, wanted_bytes: int) -> list[str]:
-        """Release the files of older checkpoints that the trainer has deleted, although they are not durable."""
-        pending = [t for t in self._catalog.pending() if t.state is not State.UPLOADED]
+    async def _release_pins(self, wanted_bytes: int) -> list[str]:
+        """Release pins of older checkpoints that the trainer has deleted and that are not durable. Returns their names."""
+        pending = {t.name: t for t in self._catalog.pending() if t.state is not State.UPLOADED}
         free_bytes = await asyncio.to_thread(self._volume.free_bytes)
         if free_bytes >= wanted_bytes or len(pending) < 2:
             return []
-        copies = [await asyncio.to_thread(self._copy_of, tracked) for tracked in pending]
+        copies = [await asyncio.to_thread(self._copy_of, tracked) for tracked in pending.values()]
         plan = plan_release(copies, free_bytes=free_bytes, wanted_bytes=wanted_bytes)
-        for name in (its.name for its in plan):
-            [tracked] = [t for t in pending if t.name == name]
-            assert tracked.checkpoint is not None
-            self._catalog.supersede(tracked, _GIVEN_BACK)
-            await asyncio.to_thread(self._volume.pins.release, tracked.checkpoint)
-        return [its.name for its in plan]
+        return [copy.name for copy in plan if await self._release(pending[copy.name])]
+
+    async def _release(self, tracked: Tracked) -> bool:
+        # Since the plan it may have become durable, or this node's part of it: that is worth more than the space.
+        if tracked.checkpoint is None or tracked.state is State.UPLOADED or not self._catalog.is_current(tracked):
+            return False
+        self._catalog.supersede(tracked, _RELEASED)
+        await asyncio.to_thread(self._volume.pins.release, tracked.checkpoint)
+        return True
 
     def _copy_of(self, tracked: Tracked) -> PendingCopy:
         checkpoint = tracked.checkpoint
@@ -181,10 +182,20 @@ class Cleaner:
             tracked.name,
             tracked.marked_at_s,
             checkpoint.size_bytes,
-            is_deleted=not (self._volume / tracked.name).is_folder(),
+            is_deleted=self._is_deleted(tracked.name),
             is_sending=tracked.state is not State.FINISHED,
             is_shared=checkpoint.node.count > 1,
         )
+
+    def _is_deleted(self, name: str) -> bool:
+        """Whether a checkpoint's directory is gone. One that cannot be read now is not."""
+        try:
+            (self._volume / name).status()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return False
 
     async def _delete(self, name: str, reason: str) -> bool:
         try:

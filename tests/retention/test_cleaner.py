@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -10,9 +13,12 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from sidecar.core.format.found_checkpoint import Finished
+from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.order import superseded
 from sidecar.daemon.services import Services
 from sidecar.download.request import ResumeState
+from sidecar.volume.opener import Place
 from tests.catalog.test_volume_trouble import new_life
 from tests.download.committed import DamagedWay, commit_step
 from tests.download.test_unusable_steps import runtime_on
@@ -61,6 +67,75 @@ def test_room_is_made_of_what_is_durable_oldest_first_and_of_nothing_else(
         assert await cleaner.make_room(101) == ["checkpoint-10"]
         assert await cleaner.make_room(10_000) == ["checkpoint-20"], "also the newest: it is in the store"
         assert on_volume(services) == {"checkpoint-5", "checkpoint-30"}
+
+    asyncio.run(scenario())
+
+
+async def rotated(services: Services) -> None:
+    """Have three checkpoints that are not durable, of which the trainer has deleted the first two."""
+    for step in (10, 20, 30):
+        write_checkpoint(services.settings.dir, f"checkpoint-{step}", {"m": b"v1"}, {})
+    await services.scanner.scan()
+    for step in (10, 20):
+        shutil.rmtree(services.settings.dir / f"checkpoint-{step}")
+
+
+def states(services: Services) -> list[State]:
+    return [tracked.state for tracked in sorted(services.catalog.all(), key=lambda tracked: tracked.name)]
+
+
+def free_by_releases(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a volume have as many free bytes as checkpoints were given up, times their size."""
+    monkeypatch.setattr(services.volume, "free_bytes", lambda: 2 * states(services).count(State.SUPERSEDED))
+
+
+def test_a_checkpoint_whose_directory_cannot_be_read_is_not_taken_for_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Place.status
+
+    def status(place: Place) -> os.stat_result:
+        if place.name == "checkpoint-10":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(place)
+
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        await rotated(services)
+        free_by_releases(services, monkeypatch)
+        monkeypatch.setattr(Place, "status", status)
+        assert await services.cleaner.make_room(2) == ["checkpoint-20"]
+        assert states(services) == [State.FINISHED, State.SUPERSEDED, State.FINISHED]
+
+    asyncio.run(scenario())
+
+
+def test_two_who_need_space_at_the_same_time_release_no_more_than_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        await rotated(services)
+        free_by_releases(services, monkeypatch)
+        released = await asyncio.gather(services.cleaner.make_room(2), services.cleaner.make_room(2))
+        assert released == [["checkpoint-10"], []]
+
+    asyncio.run(scenario())
+
+
+def test_what_was_uploaded_after_the_plan_was_made_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        await rotated(services)
+        monkeypatch.setattr(services.volume, "free_bytes", lambda: 0)
+        real, other = services.volume.pins.release, services.catalog.get("checkpoint-20")
+
+        def release(checkpoint: Finished) -> None:
+            real(checkpoint)
+            assert other
+            other.state = State.UPLOADED
+
+        monkeypatch.setattr(services.volume.pins, "release", release)
+        assert await services.cleaner.make_room(4) == ["checkpoint-10"]
+        assert states(services) == [State.SUPERSEDED, State.UPLOADED, State.FINISHED]
 
     asyncio.run(scenario())
 

@@ -91,19 +91,13 @@ class StopSignal:
     def hold(self) -> None:
         """Training begins: a signal is only recorded, also where the script has installed a handler over this one."""
         self.is_training = True
-        if threading.current_thread() is threading.main_thread():
-            self._take_over()
-        else:
-            main_thread.ask(self._take_over)
+        _ask_main_thread(self._take_over)
 
     def release(self) -> None:
         """Training has ended: a signal has the effect that the script chose."""
         self.on_notice = lambda: None
         self.is_training = False
-        if threading.current_thread() is threading.main_thread():
-            self._hand_back()
-        else:
-            main_thread.ask(self._hand_back)
+        _ask_main_thread(self._hand_back)
 
     def _take_over(self) -> None:
         theirs = signal.getsignal(signal.SIGTERM)
@@ -275,6 +269,14 @@ def _only_threads_are_left() -> bool:
     """Whether the main thread has ended and the interpreter waits for other threads."""
     main = threading.main_thread()
     return not main.is_alive() and any(thread is not main and not thread.daemon for thread in threading.enumerate())
+
+
+def _ask_main_thread(then: Callable[[], object]) -> None:
+    """Run a function in the main thread, which alone can change signal handlers: at once there, else as soon as it can."""
+    if threading.current_thread() is threading.main_thread():
+        then()
+    else:
+        main_thread.ask(then)
 
 
 def start_thread(thread: threading.Thread) -> None:

@@ -85,25 +85,25 @@ def plan_local_deletion(
 
 
 def plan_release(pending: Iterable[PendingCopy], *, free_bytes: int, wanted_bytes: int) -> list[PendingCopy]:
-    """Return the checkpoints whose files are given back: not durable yet, and deleted by the trainer.
+    """Return the checkpoints whose pins are released: not durable yet, and deleted by the trainer.
 
-    Only hard links of the sidecar hold their files. The newest one never goes; of a job with several nodes the newest two: the
+    Only the sidecar's hard links hold their files. The newest one never goes; of a job with several nodes the newest two: the
     other nodes may not have finished the last. Those whose upload has not begun go first, of these the oldest. Nothing goes
     where all together would not be enough.
 
     Args:
-        pending: All checkpoints on the volume that are finished and not durable yet.
+        pending: Finished checkpoints on the volume that are not in the store yet.
         free_bytes: Free space of the volume now.
         wanted_bytes: The space that is needed.
     """
-    in_order = sorted(pending, key=lambda its: its.finished_at_s)
-    newest = 2 if any(its.is_shared for its in in_order) else 1
-    missing, plan = wanted_bytes - free_bytes, list[PendingCopy]()
-    for its in sorted(in_order[:-newest], key=lambda its: (its.is_sending, its.finished_at_s)):
-        if missing > 0 and its.is_deleted:
-            plan.append(its)
-            missing -= its.size_bytes
-    return [] if missing > 0 else plan
+    by_age = sorted(pending, key=lambda copy: copy.finished_at_s)
+    keep_newest = 2 if any(copy.is_shared for copy in by_age) else 1
+    missing_bytes, plan = wanted_bytes - free_bytes, list[PendingCopy]()
+    for copy in sorted(by_age[:-keep_newest], key=lambda copy: (copy.is_sending, copy.finished_at_s)):
+        if missing_bytes > 0 and copy.is_deleted:
+            plan.append(copy)
+            missing_bytes -= copy.size_bytes
+    return [] if missing_bytes > 0 else plan
 
 
 def is_surplus(steps: Iterable[int], *, keep_newest: int, keep_every_steps: int | None) -> bool:

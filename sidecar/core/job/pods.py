@@ -13,7 +13,7 @@ SIDECAR = "checkpoint-sidecar"
 """Name of the sidecar's container, as the injection calls it."""
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _GROUPS = ("batch.kubernetes.io/job-name", "leaderworkerset.sigs.k8s.io/group-index")
-"""Labels with what an index is unique in: one Job of a JobSet, one group of a LeaderWorkerSet."""
+"""Labels that name the group in which an index is unique: the Job of a JobSet, the group of a LeaderWorkerSet."""
 _OTHER_INDICES = ("apps.kubernetes.io/pod-index", "leaderworkerset.sigs.k8s.io/worker-index")
 
 
@@ -41,7 +41,7 @@ class JobPod:
     directory: str = "/checkpoints"
     """The shared volume, as the sidecar sees it."""
     group: str = ""
-    """Within which its index is its own: the Job of a JobSet."""
+    """The group in which its index is unique, such as the Job of a JobSet; empty: all pods."""
 
     @property
     def place(self) -> tuple[str, int] | None:

@@ -89,7 +89,7 @@ def warnings_of_mounts(trainer: Fields, trainer_path: str, shared: Shared) -> It
             text = f"the sidecar does not see what is saved below {other}: mount {mount.get('name')!r} at {here} itself"
             yield InjectWarning(where, f"{text}, or save beside it")
         elif shared.mount is None and other in here.parents and other.name:
-            text = f"{here} lies in {mount.get('name')!r}, and the new volume hides what is there already"
+            text = f"the new volume at {here} hides the files that volume {mount.get('name')!r} has there"
             yield InjectWarning(where, f"{text}: give --dir {other}, or a directory outside of it")
 
 

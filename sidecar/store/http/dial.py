@@ -97,7 +97,7 @@ class Dialler:
         stage(f"{where} did not accept a connection" + (" or did not open a tunnel" if to else ""), None)
         # http.client is used for the proxy's CONNECT request alone.
         plain = http.client.HTTPConnection(*first, timeout=within_s)
-        plain._create_connection = functools.partial(_reached, skipped=skipped)  # type: ignore[attr-defined]
+        plain._create_connection = functools.partial(_reached, skipped=skipped)  # type: ignore[attr-defined]  # what http.client connects by has no public name
         if to and parts.scheme == "https":
             plain.set_tunnel(host, port, to.headers)
         try:

@@ -45,12 +45,12 @@ def proxy_at(url: str) -> HttpProxy:
     """Parse a proxy's URL from an environment variable: ``[http://][user[:password]@]host[:port]``, percent-encoded.
 
     Raises:
-        ValueError: The URL is malformed, or the proxy speaks something else. The text does not quote it, because it may contain
+        ValueError: The URL is malformed, or the proxy is no HTTP proxy. The text does not quote it, because it may contain
             a password.
     """
     scheme, separator, _ = url.partition("://")
     if separator and scheme.lower() not in ("http", "https"):  # https: many write it for a proxy of plain HTTP
-        raise ValueError(f"HTTPS_PROXY or HTTP_PROXY names a proxy of the kind {scheme[:16]!r}: use one of http://")
+        raise ValueError(f"HTTPS_PROXY or HTTP_PROXY names a {scheme[:16]} proxy, which is not supported: name an HTTP proxy")
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port = parts.hostname, parts.port or PORT

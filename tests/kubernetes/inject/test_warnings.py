@@ -25,7 +25,7 @@ WARNED_OF = {
     "mount above": (
         in_pod("containers.0.volumeMounts", [{"name": "v", "mountPath": "/data/"}]),
         {"dir": "/data/ckpt"},
-        "volumeMounts[0]: /data/ckpt lies in 'v', and the new volume hides what is there already: give --dir /data, or a",
+        "volumeMounts[0]: the new volume at /data/ckpt hides the files that volume 'v' has there: give --dir /data, or a",
     ),
     "ephemeral": (in_pod("containers.0.resources", {"limits": {"ephemeral-storage": "1Gi"}}), {}, "limits.ephemeral-storage"),
     "user": (in_pod("securityContext", None), {}, "--run-as-user"),

@@ -60,7 +60,7 @@ def test_any_user_and_password_are_read_as_they_were_encoded(user: str, password
 @pytest.mark.parametrize("url", ["ftp://proxy.test:443", "socks5://user:secret@proxy.test:1080", "SOCKS5h://proxy.test"])
 def test_a_proxy_that_speaks_something_else_is_refused_by_name(url: str) -> None:
     """It was spoken to as an HTTP proxy, and the store seemed not to answer."""
-    with pytest.raises(ValueError, match=r"a proxy of the kind '(ftp|socks5|SOCKS5h)': use one of http://"):
+    with pytest.raises(ValueError, match=r"names a (ftp|socks5|SOCKS5h) proxy, which is not supported: name an HTTP proxy"):
         proxy_at(url)
     assert proxy_at("https://proxy.test") == proxy_at("HTTP://proxy.test") == HttpProxy("proxy.test", 80)
 

@@ -271,7 +271,7 @@ def _only_threads_are_left() -> bool:
     return not main.is_alive() and any(thread is not main and not thread.daemon for thread in threading.enumerate())
 
 
-def _ask_main_thread(then: Callable[[], object]) -> None:
+def _ask_main_thread(then: Callable[[], None]) -> None:
     """Run a function in the main thread, which alone can change signal handlers: at once there, else as soon as it can."""
     if threading.current_thread() is threading.main_thread():
         then()

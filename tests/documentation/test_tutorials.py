@@ -120,15 +120,7 @@ def test_the_script_for_a_node_of_slurm_saves_when_all_processes_get_sigterm_and
     (tmp_path / "node.sh").write_text(script_of_slurm())
     (tmp_path / "train.py").write_text(training)
     (tmp_path / "store").mkdir()
-    environ = environment(tmp_path) | {
-        "CKPT_DIR": str(tmp_path / "volume"),
-        "CKPT_STORE": f"file://{tmp_path}/store",
-        "CKPT_GRACE_SECONDS": "60",
-        "CKPT_MODE": "classic",
-        "CKPT_RUN_ID": "sines",
-        "CKPT_NODE_INDEX": "0",
-        "CKPT_NODE_COUNT": "1",
-    }
+    environ = environment_of_slurm(tmp_path) | {"CKPT_NODE_INDEX": "0", "CKPT_NODE_COUNT": "1"}
     first = started(tmp_path, environ)
     try:
         assert first.stdout is not None
@@ -152,6 +144,17 @@ def test_the_script_for_a_node_of_slurm_saves_when_all_processes_get_sigterm_and
     assert "not everything is durable" not in told
 
 
+def environment_of_slurm(folder: Path) -> dict[str, str]:
+    """Return what ``train.sbatch`` exports."""
+    return environment(folder) | {
+        "CKPT_DIR": str(folder / "volume"),
+        "CKPT_STORE": f"file://{folder}/store",
+        "CKPT_GRACE_SECONDS": "60",
+        "CKPT_MODE": "classic",
+        "CKPT_RUN_ID": "llama",
+    }
+
+
 def script_of_slurm() -> str:
     page = (ROOT / "docs/how-to/slurm.md").read_text()
     [script] = re.findall(r"^```text\n(#!/bin/bash\n# The sidecar.*?)^```", page, re.DOTALL | re.MULTILINE)
@@ -168,12 +171,7 @@ def test_tasks_of_slurm_that_are_ranks_share_the_sidecar_of_their_node(tmp_path:
     (tmp_path / "node.sh").write_text(script_of_slurm())
     shutil.copy(ROOT / "examples/train_hf.py", tmp_path / "train.py")
     (tmp_path / "store").mkdir()
-    environ = environment(tmp_path) | {
-        "CKPT_DIR": str(tmp_path / "volume"),
-        "CKPT_STORE": f"file://{tmp_path}/store",
-        "CKPT_GRACE_SECONDS": "60",
-        "CKPT_MODE": "classic",
-        "CKPT_RUN_ID": "hf",
+    environ = environment_of_slurm(tmp_path) | {
         "CKPT_SAVE_STEPS": "5",
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from sidecar.core.format.manifest import FileEntry
 from sidecar.core.schedule.parts import DEFAULT_PART_BYTES
 from sidecar.download.partial_file import PartialFile, holds, write_at
 from sidecar.volume.opener import Folder
+from tests.mounts import mounted
 
 MEMORY = Path("/dev/shm")
 CONTENT = bytes(range(256)) * 10
@@ -34,16 +36,14 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def without_fallocate(tmp_path: Path) -> Iterator[Path]:
     """A file system that cannot allocate blocks in advance, as NFS before 4.2."""
-    image, folder = tmp_path / "image", tmp_path / "ext2"
-    if os.geteuid() or not Path("/dev/loop-control").exists():
-        pytest.skip("needs root and loop devices")
-    folder.mkdir()
+    image = tmp_path / "image"
     with image.open("wb") as file:
         file.truncate(64 << 20)
-    subprocess.run(["mkfs.ext2", "-q", image], check=True)
-    subprocess.run(["mount", "-o", "loop", image, folder], check=True)
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    if (program := shutil.which("mkfs.ext2", path=f"{os.environ['PATH']}:/sbin:/usr/sbin")) is None:
+        pytest.skip("no mkfs.ext2")
+    subprocess.run([program, "-q", image], check=True)
+    with mounted(tmp_path / "ext2", "-o", "loop", str(image)) as folder:
+        yield folder
 
 
 def entry(size_bytes: int, crc: int = 0) -> FileEntry:

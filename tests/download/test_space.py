@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from sidecar.download.request import ResumeState
 from tests.download.committed import DamagedWay, commit_step
 from tests.download.test_unusable_steps import answer, runtime_on
+from tests.mounts import small_volume
 from tests.process.sidecar_process import contents
 
 MIB = 1 << 20
@@ -20,11 +20,8 @@ MIB = 1 << 20
 @pytest.fixture
 def volume(tmp_path: Path) -> Iterator[Path]:
     """A volume of 8 MiB."""
-    folder = tmp_path / "volume"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8M", "none", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_volume(tmp_path / "volume", "8m") as folder:
+        yield folder
 
 
 def test_a_download_of_another_checkpoint_that_was_interrupted_takes_no_space_of_this_one(volume: Path) -> None:

@@ -22,6 +22,7 @@ from sidecar.download.downloader import Downloader
 from sidecar.download.request import AskedBy, ResumeState, ResumeStatus
 from sidecar.errors import NotFound
 from sidecar.store.protocol import Stored
+from tests import mounts
 from tests.catalog.test_volume_trouble import new_life
 from tests.download.committed import DamagedWay, commit_step
 from tests.process.sidecar_process import contents, write_checkpoint
@@ -342,11 +343,8 @@ def test_what_another_commit_of_the_name_left_in_the_way_is_cleared(store: Damag
 
 @pytest.fixture
 def small_volume(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "none", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mounts.small_volume(tmp_path / "small", "2m") as folder:
+        yield folder
 
 
 def test_a_full_volume_ends_the_request_and_no_older_step_is_used_for_it(store: DamagedWay, small_volume: Path) -> None:

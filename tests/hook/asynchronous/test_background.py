@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.lazy import LazyModule
+from tests.mounts import small_volume
 from tests.process.sidecar_process import until
 from tests.processes import state_of
 from trainer_hook.asynchronous import background, deferring, host_memory, snapshot
@@ -325,8 +326,7 @@ def test_what_cannot_be_written_is_told_and_does_not_end_saving(fresh: Backgroun
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors"])
 def test_a_full_volume_is_no_reason_to_block(fresh: Background, tmp_path: Path, name: str) -> None:
     model, optimizer = state()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3M", "none", str(tmp_path)], check=True)
-    try:
+    with small_volume(tmp_path, "3m"):
         save_all(model, optimizer, tmp_path.parent / "blocking")
         if name == "model.safetensors":  # 1 MiB, optimizer.pt has 2
             (tmp_path / "others").write_bytes(b"x" * (5 << 19))
@@ -338,8 +338,6 @@ def test_a_full_volume_is_no_reason_to_block(fresh: Background, tmp_path: Path, 
         assert write_beside(fresh, tmp_path / "x", lambda: save_all(model, optimizer, tmp_path / "x")) is None
         assert content(tmp_path / "x") == content(tmp_path.parent / "blocking")
         assert fresh.pid == pid
-    finally:
-        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
 def test_without_memory_for_a_snapshot_the_save_blocks_and_says_why_once(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import mounts
 from tests.hook.job import Answers, finished, script, training
 from tests.ports import free_port
 from tests.process.sidecar_process import until
@@ -40,11 +40,8 @@ def test_sigterm_during_the_resume_download_ends_the_script(volume: Path, answer
 
 @pytest.fixture
 def small_volume(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2M", "none", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with mounts.small_volume(tmp_path / "small", "2m") as folder:
+        yield folder
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.hook.job import Training, popen
+from tests.mounts import small_volume
 from tests.process.conftest import Place
 from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
 from trainer_hook.contract import step_of
@@ -30,13 +30,8 @@ FILE_STORE = pytest.mark.parametrize("place", ["file"], indirect=True)
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A volume of its own, in memory."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", f"size={VOLUME_BYTES}", "none", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mounting, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a tmpfs needs root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_volume(tmp_path / "small", str(VOLUME_BYTES)) as folder:
+        yield folder
 
 
 @contextmanager

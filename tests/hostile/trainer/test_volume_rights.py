@@ -22,11 +22,7 @@ MANY = 100_000
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root runs a sidecar as another user")
 def test_files_that_another_user_closed_are_named_and_the_others_are_committed(tmp_path: Path) -> None:
-    open_to_nobody(tmp_path)
-    volume, store = tmp_path / "volume", tmp_path / "store"
-    for folder in (volume, store):
-        folder.mkdir()
-        folder.chmod(0o777)
+    volume, store = open_to_nobody(tmp_path)
     with sidecar(volume, {"CKPT_STORE": f"file://{store}"}, within=AS_NOBODY) as running:
         running.ready()
         for name, path in (("checkpoint-1", "model"), ("checkpoint-2", "deep"), ("checkpoint-3", ".complete")):
@@ -48,11 +44,7 @@ def test_files_that_another_user_closed_are_named_and_the_others_are_committed(t
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root runs a sidecar as another user")
 def test_a_checkpoint_with_a_folder_of_another_user_is_not_deleted_in_part(tmp_path: Path) -> None:
     """It was logged as deleted: its marker was, its largest files stayed until the volume was full."""
-    open_to_nobody(tmp_path)
-    volume, store = tmp_path / "volume", tmp_path / "store"
-    for folder in (volume, store):
-        folder.mkdir()
-        folder.chmod(0o777)
+    volume, store = open_to_nobody(tmp_path)
     with sidecar(volume, {"CKPT_STORE": f"file://{store}", "CKPT_KEEP_LOCAL": "1"}, within=AS_NOBODY) as running:
         running.ready()
         for step in (1, 2, 3):
@@ -67,9 +59,15 @@ def test_a_checkpoint_with_a_folder_of_another_user_is_not_deleted_in_part(tmp_p
     check_log(running)
 
 
-def open_to_nobody(folder: Path) -> None:
+def open_to_nobody(folder: Path) -> tuple[Path, Path]:
+    """Return a volume and a store in a folder that any user may write to."""
     for each in (folder, *(parent for parent in folder.parents if parent.name.startswith(("popen-", "pytest-")))):
         each.chmod(each.stat().st_mode | 0o755)
+    volume, store = folder / "volume", folder / "store"
+    for place in (volume, store):
+        place.mkdir()
+        place.chmod(0o777)
+    return volume, store
 
 
 def refused(running: Sidecar) -> set[str]:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.daemon.test_trouble import fill, small_mount
+from tests.mounts import small_volume
+from tests.process.daemon.test_trouble import fill
 from tests.process.sidecar_process import sidecar
 from trainer_hook import CURRENT
 
@@ -84,7 +85,7 @@ def test_another_version_is_replaced_once_no_training_runs_with_it(tmp_path: Pat
 
 def test_on_a_full_volume_the_version_that_is_there_stays(tmp_path: Path, settings: dict[str, str]) -> None:
     hook = Path(settings["CKPT_INSTALL_HOOK"])
-    with small_mount(tmp_path / "volume") as volume:
+    with small_volume(tmp_path / "volume", "24m") as volume:
         with sidecar(volume, settings) as first:
             first.up()
             installed_by_another_version(hook)

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.volume import Volume
+from tests import mounts
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 from tests.process.upload.test_uploads import FILES, big
@@ -232,26 +232,15 @@ os._exit(143)
         assert running.report["durable"] == ["checkpoint-9"]
 
 
-@contextmanager
-def small_mount(place: Path) -> Iterator[Path]:
-    """A file system of 24 MiB of its own."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small volume needs root; CI is root")
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(place)], check=True)
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
-
-
 @pytest.fixture
 def small_volume(tmp_path: Path) -> Iterator[Path]:
-    with small_mount(tmp_path / "volume") as volume:
+    with mounts.small_volume(tmp_path / "volume", "24m") as volume:
         yield volume
 
 
 @pytest.fixture
 def small_state(tmp_path: Path) -> Iterator[Path]:
-    with small_mount(tmp_path / "state") as state:
+    with mounts.small_volume(tmp_path / "state", "24m") as state:
         yield state
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from sidecar.errors import AccessRefused, ImpossibleKey, NotFound, StoreError, S
 from sidecar.store.file.store import FileStore
 from sidecar.store.file.uploads import UPLOADS
 from sidecar.store.protocol import Verification
+from tests.mounts import small_volume
 from tests.store.conftest import Source
 
 
@@ -184,21 +184,13 @@ def test_what_the_kernel_refuses_names_the_object_and_the_next_step(
 
 @pytest.mark.slow
 def test_a_full_volume_is_named_and_nothing_half_is_left(tmp_path: Path, plain: Source) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(small)], capture_output=True, check=False
-    ).returncode:
-        pytest.skip("mounting needs root")
-    try:
+    with small_volume(tmp_path / "small", "2m") as small:
         store = FileStore(small / "run")
         store.probe()
         with pytest.raises(StoreUnavailable, match="free space"):
             plain.put(store, "checkpoint-1/x", b"x" * (3 << 20))
         assert list(store.list("")) == []
         plain.put(store, "checkpoint-1/x", b"x" * (1 << 20))
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
 
 
 def test_a_folder_that_cannot_be_read_is_not_an_empty_one(folder: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,8 @@ class Daemon:
     def _tasks(self) -> list[Coroutine[Any, Any, None]]:
         services, settings = self.services, self._settings
         services.hints.start()
-        tasks = [run_forever("watch", self._watch), use_store(services)]
+        # The volume needs its space also while the store is away.
+        tasks = [run_forever("watch", self._watch), run_forever("cleaner", services.cleaner.run), use_store(services)]
         if services.token_file.is_late:
             tasks.append(run_forever("token", services.token_file.run))
         if settings.spot != "off":

@@ -66,10 +66,7 @@ async def _use_store(services: Services) -> None:
     services.state.store_opened.set()
     if is_first and not lease.is_held:  # for all nodes: no other job may write below the prefix at this time
         await _despite_damage(lease.settle)
-    tasks: list[Coroutine[Any, Any, None]] = [
-        run_forever("uploader", uploader.run),
-        run_forever("cleaner", services.cleaner.run),
-    ]
+    tasks: list[Coroutine[Any, Any, None]] = [run_forever("uploader", uploader.run)]
     if is_first:
         tasks += [run_forever("lease", lease.keep), _despite_damage(lease.settle_later), _end_when_fenced(services)]
     else:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.hook.job import Training, popen
 from tests.mounts import small_volume
+from tests.ports import free_port
 from tests.process.conftest import Place
 from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
 from trainer_hook.contract import step_of
@@ -210,6 +211,26 @@ def test_for_a_resume_durable_checkpoints_leave_the_volume_oldest_first(small: P
         assert check_order(running) == [1, 2]
 
 
+def rotate(running: Sidecar, *, steps: int) -> None:
+    """Save as a script does that keeps two checkpoints, and check that there is space for the next each time."""
+    volume = running.volume
+    for step in range(1, steps + 1):
+        write_checkpoint(volume, f"checkpoint-{step}", {"model": os.urandom(SAVE_BYTES)}, listed("model", SAVE_BYTES))
+        if step > 2:
+            shutil.rmtree(volume / f"checkpoint-{step - 2}")
+        until(lambda step=step: f"checkpoint-{step}" in finished(running), what=f"step {step} is seen")
+        until(lambda: free_bytes(volume) > SAVE_BYTES, what="space for the next")
+
+
+def test_a_script_that_rotates_its_checkpoints_finds_space_for_the_next_where_no_store_was_ever_reached(small: Path) -> None:
+    nowhere = {"CKPT_STORE": "s3://bucket/run", "AWS_S3_ENDPOINT": f"http://127.0.0.1:{free_port()}", "CKPT_GRACE_SECONDS": "5"}
+    with sidecar(small, nowhere | {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}) as running:
+        running.up()
+        rotate(running, steps=12)
+        assert running.terminate() == 3
+        assert "checkpoint-12" in {each["checkpoint"] for each in running.report["given_up"]}
+
+
 @FILE_STORE
 def test_a_script_that_rotates_its_checkpoints_finds_space_for_the_next_while_the_store_takes_none(
     small: Path, place: Place
@@ -217,17 +238,12 @@ def test_a_script_that_rotates_its_checkpoints_finds_space_for_the_next_while_th
     """Hard links of the sidecar alone hold what the script has deleted: the oldest of it goes, and the newest never."""
     with sidecar(small, place.settings | {"CKPT_BANDWIDTH_LIMIT": "1KB/s"}) as running:
         running.ready()
-        for step in range(1, 13):
-            write_checkpoint(small, f"checkpoint-{step}", {"model": os.urandom(SAVE_BYTES)}, listed("model", SAVE_BYTES))
-            if step > 2:
-                shutil.rmtree(small / f"checkpoint-{step - 2}")
-            until(lambda step=step: f"checkpoint-{step}" in finished(running), what=f"step {step} is seen")
-            until(lambda: free_bytes(small) > SAVE_BYTES, what="space for the next")
-        given_back = [event["checkpoint"] for event in running.events("checkpoint_superseded")]
-        assert given_back == sorted(given_back, key=step_of), "of those that were not being sent the oldest first"
-        assert 5 <= len(given_back) <= 7, "no more than had to"
+        rotate(running, steps=12)
+        given_up = [event["checkpoint"] for event in running.events("checkpoint_superseded")]
+        assert given_up == sorted(given_up, key=step_of), "of those that were not being sent the oldest first"
+        assert 5 <= len(given_up) <= 7, "no more than had to"
         running.call("POST", "/v1/bandwidth", {"limit": None})
-        for name in {f"checkpoint-{step}" for step in range(1, 13)} - set(given_back):
+        for name in {f"checkpoint-{step}" for step in range(1, 13)} - set(given_up):
             running.committed(name)
         assert running.terminate() == 0
 

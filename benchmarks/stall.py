@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ class CannotRun(Exception):
 
 def run(mode: str, size_gb: float, options: argparse.Namespace) -> StallRun:
     """Train in a process of its own, with an empty volume. Raises ``CannotRun``."""
-    every = options.every or (max(40, round(20 * size_gb)) if options.is_cuda else 6)
+    every = options.every or (250 if options.is_cuda else 6)
     with tempfile.TemporaryDirectory(dir=options.folder, prefix="stall-") as folder:
         volume = Path(folder, "volume")
         volume.mkdir()
@@ -151,7 +152,7 @@ def main() -> None:
     parser.add_argument("--gb", help="sizes of the state; 0.5,2 on a CPU, 2,20 on a GPU")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--saves", type=int, default=4, help="per round")
-    parser.add_argument("--every", type=int, help="steps from one save to the next; 6 on a CPU, 40 or 20 for each GB on a GPU")
+    parser.add_argument("--every", type=int, help="steps from one save to the next; 6 on a CPU, 250 on a GPU")
     parser.add_argument("--modes", type=some_of(MODES), default=list(MODES), help=",".join(MODES))
     parser.add_argument("--folder", type=Path, help="where checkpoints are written")
     parser.add_argument("--json", type=Path)
@@ -167,23 +168,32 @@ def main() -> None:
         free = shutil.disk_usage(options.folder or tempfile.gettempdir()).free
         if free < 3e9 * float(size):
             raise SystemExit(f"{size} GB of state need {3 * float(size):.1f} GB of disk: --folder names another place")
-        runs, failed = list[StallRun](), set[str]()
-        for mode in options.modes * options.rounds:
-            try:
-                if mode not in failed:
-                    runs.append(run(mode, float(size), options))
-                    print(
-                        f"{size} GB, {WHAT[mode]}: held {runs[-1].first_held_s:.3f} s, then {runs[-1].held_s}", file=sys.stderr
-                    )
-            except CannotRun as error:
-                if mode == BLOCKING:  # the others are compared with it
-                    raise SystemExit(str(error)) from None
-                failed.add(mode)
-                print(error, file=sys.stderr, flush=True)
-        measured[size] = runs
-        print(table(runs), flush=True)
-    if options.json:
-        write(options.json, {size: [asdict(r) for r in runs] for size, runs in measured.items()})
+        measured[size] = []
+        for one in _runs(size, options):
+            measured[size].append(one)
+            print(f"{size} GB, {WHAT[one.mode]}: {_told(one)}", file=sys.stderr, flush=True)
+            if options.json:  # each time: this takes long, and what was measured is not lost with the rest
+                write(options.json, {done: [asdict(r) for r in runs] for done, runs in measured.items()})
+        print(table(measured[size]), flush=True)
+
+
+def _runs(size: str, options: argparse.Namespace) -> Iterator[StallRun]:
+    """Run each mode in each round. One that fails is not tried again, and the others are compared without it."""
+    failed = set[str]()
+    for mode in options.modes * options.rounds:
+        try:
+            if mode not in failed:
+                yield run(mode, float(size), options)
+        except CannotRun as error:
+            if mode == BLOCKING:  # the others are compared with it
+                raise SystemExit(str(error)) from None
+            failed.add(mode)
+            print(error, file=sys.stderr, flush=True)
+
+
+def _told(one: StallRun) -> str:
+    each = ", ".join(f"{held:.3f} held and {lost:.3f} lost" for held, lost in zip(one.held_s, one.lost_s, strict=False))
+    return f"{one.first_held_s:.3f} s held, then {each}; steps of {one.step_s:.3f} s"
 
 
 if __name__ == "__main__":

@@ -85,6 +85,8 @@ class Dcp(TrainerCallback):
 
         self._every, self._folder, self._process = every, folder, mode == "dcp-process"
         self._stager = DefaultStager(StagingOptions(IS_CUDA, self._process, IS_CUDA, IS_CUDA))
+        # torch 2.11 closes it after each use, and the next one fails. As in later versions, it keeps its pinned memory.
+        self._stager._state_dict_stager.close = lambda: None
         self._response: Any = None
         self._watch = watch
         self._save_held, self._staged_held = watch.holding(self._save), watch.holding(self._wait_until_staged)

@@ -9,13 +9,14 @@ import argparse
 import functools
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from benchmarks import stall
 from tests import servers
-from tests.hook.story import steps, told, weights
+from tests.hook.story import Story, example, steps, told, torchrun, weights
 
 pytestmark = pytest.mark.timeout(600)
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -24,6 +25,22 @@ DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 LAST = 48
 LARGE = ("--width", "50000")
 """Files that are large enough to be worth a snapshot."""
+SCRIPTED = {
+    "transformers_trainer": (),
+    "transformers_trainer, fp16": ("--precision", "fp16"),
+    "transformers_trainer, bf16": ("--precision", "bf16"),
+    "transformers_trainer, compiled": ("--compile",),
+    "torch_loop": (),
+    "torch_loop, half": ("--half",),
+}
+ONLY_CUDA = ("transformers_trainer, fp16", "transformers_trainer, compiled")
+"""On a CPU the first is refused, and the second needs a compiler."""
+EXAMPLES = {
+    "accelerate": lambda: example("train_accelerate.py", *LARGE),
+    "lightning": lambda: example("train_lightning.py", *LARGE),
+    "fsdp": lambda: torchrun("train_fsdp.py", processes=1),
+}
+"""On CPUs they are told with the hook's slow tests."""
 
 
 @functools.cache
@@ -41,20 +58,35 @@ def device(request: pytest.FixtureRequest) -> str:
     return chosen
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
-@pytest.mark.parametrize("script", ["transformers_trainer", "torch_loop"])
-def test_a_preempted_run_ends_with_the_weights_of_an_uninterrupted_one(
-    script: str, asynchronous: bool, device: str, tmp_path: Path
-) -> None:
-    command = [sys.executable, str(SCRIPTS / f"{script}.py"), "--device", device, *(LARGE if asynchronous else ())]
+def _continues_bit_by_bit(command: Callable[[], list[str]], folder: Path, *, asynchronous: bool, last: int = LAST) -> Story:
     settings = DETERMINISTIC | {"CKPT_SAVE_STEPS": "8", "CKPT_ASYNC": str(int(asynchronous))}
-    story = told(lambda: command, tmp_path, until_step=20, settings=settings)
+    story = told(command, folder, until_step=20, settings=settings)
     assert story.exit_code == 143, story.first.log()
     stopped_at = steps(story.first)[-1]
     assert story.jit == f"checkpoint-{stopped_at}"
-    assert steps(story.second) == list(range(stopped_at + 1, LAST + 1)), story.second.log()
-    assert f"device {device}\n" in story.second.log()
+    assert steps(story.second) == list(range(stopped_at + 1, last + 1)), story.second.log()
     assert weights(story.second) == weights(story.alone)
+    return story
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
+@pytest.mark.parametrize("name", SCRIPTED)
+def test_a_preempted_run_ends_with_the_weights_of_an_uninterrupted_one(
+    name: str, asynchronous: bool, device: str, tmp_path: Path
+) -> None:
+    if name in ONLY_CUDA and device == "cpu":
+        pytest.skip("needs a GPU")
+    script = SCRIPTS / f"{name.split(',')[0]}.py"
+    command = [sys.executable, str(script), "--device", device, *SCRIPTED[name], *(LARGE if asynchronous else ())]
+    story = _continues_bit_by_bit(lambda: command, tmp_path, asynchronous=asynchronous)
+    assert f"device {device}\n" in story.second.log()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_ends_with_the_weights_of_an_uninterrupted_run(name: str, device: str, tmp_path: Path) -> None:
+    _continues_bit_by_bit(EXAMPLES[name], tmp_path, asynchronous=True, last=2 * LAST if name == "fsdp" else LAST)
 
 
 def test_files_of_a_save_during_training_equal_those_of_a_blocking_one(device: str, tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def example(name: str, *options: str) -> list[str]:
     return [sys.executable, str(ROOT / "examples" / name), *options]
 
 
-def torchrun(name: str, *options: str) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]
+def torchrun(name: str, *options: str, processes: int = 2) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}", "--master_addr=127.0.0.1"]
     return [*launcher, f"--master_port={free_port()}", str(ROOT / "examples" / name), *options]
 
 

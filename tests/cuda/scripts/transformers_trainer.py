@@ -44,6 +44,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], required=True)
     parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--precision", choices=["fp16", "bf16"])
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--step-seconds", type=float, default=0.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -57,6 +59,9 @@ def main() -> None:
         report_to=[],
         disable_tqdm=True,
         full_determinism=True,
+        fp16=options.precision == "fp16",
+        bf16=options.precision == "bf16",
+        torch_compile=options.compile,
         use_cpu=options.device == "cpu",
     )
     trainer = Trainer(model=Net(options.width), args=arguments, train_dataset=Rows(), callbacks=[Tells(options.step_seconds)])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sidecar.kubernetes.inject import resources
+from sidecar.kubernetes.inject.options import Options
 
 SIDECAR = "checkpoint-sidecar"
 HOOK = "checkpoint-hook"
@@ -46,7 +47,9 @@ def security(*, as_root: bool, user: int | None, group: int | None) -> dict[str,
     }
 
 
-def sidecar(*, image: str, native: bool, guaranteed: bool, secured: dict[str, Any], metrics_port: int | None) -> dict[str, Any]:
+def sidecar(
+    *, image: str, native: bool, sized: dict[str, Any], secured: dict[str, Any], metrics_port: int | None
+) -> dict[str, Any]:
     """Return the sidecar without its environment and mounts.
 
     The startup probe says that the API is up, nothing about the store: a native sidecar that has not started holds up the
@@ -63,44 +66,53 @@ def sidecar(*, image: str, native: bool, guaranteed: bool, secured: dict[str, An
         "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": 120},
         "readinessProbe": {**probe, "periodSeconds": 30, "failureThreshold": 3},
         "lifecycle": {"preStop": {"exec": {"command": ["checkpoint-sidecar", "drain"]}}},
-        "resources": _WHOLE if guaranteed else _SHARE,
+        "resources": sized,
         "securityContext": secured,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [],
     }
 
 
-def hook_installer(*, image: str, guaranteed: bool, secured: dict[str, Any], volume: str, directory: str) -> dict[str, Any]:
+def hook_installer(
+    *, image: str, sized: dict[str, Any], secured: dict[str, Any], volume: str, directory: str
+) -> dict[str, Any]:
     """Return the init container that copies the hook to the volume, where sidecar and trainer start at the same time."""
     return {
         "name": HOOK,
         "image": image,
         "command": ["checkpoint-sidecar", "install-hook", f"{directory}/{HOOK_DIR}"],
-        "resources": _ONCE_WHOLE if guaranteed else _ONCE,
+        "resources": sized,
         "securityContext": secured,
         "volumeMounts": [{"name": volume, "mountPath": directory}],
     }
 
 
-def doctor(*, image: str, guaranteed: bool, secured: dict[str, Any]) -> dict[str, Any]:
+def doctor(*, image: str, sized: dict[str, Any], secured: dict[str, Any]) -> dict[str, Any]:
     """Return the init container that examines store and volume, without its environment and mounts: the sidecar's."""
     return {
         "name": DOCTOR,
         "image": image,
         "command": ["checkpoint-sidecar", "doctor"],
         "env": [],
-        "resources": _WHOLE if guaranteed else _SHARE,
+        "resources": sized,
         "securityContext": secured,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [],
     }
 
 
-def is_guaranteed(spec: Mapping[str, Any]) -> bool:
-    """Whether the pod is of class Guaranteed without the containers of an injection."""
+def resources_of(spec: Mapping[str, Any], options: Options, there: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the resources of a pod's sidecar or doctor: of the options, else of an earlier injection, ``there``."""
+    whole = _is_guaranteed(spec)
+    return resources.with_given((there or {}).get("resources") or (_WHOLE if whole else _SHARE), options.resources, whole=whole)
+
+
+def resources_of_installer(spec: Mapping[str, Any], options: Options, there: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return those of the init container that copies the hook: a quota that asks for a limit of CPU asks it, too."""
+    whole = _is_guaranteed(spec)
+    given = {} if whole else {"cpu": (None, options.cpu_limit)}
+    return resources.with_given((there or {}).get("resources") or (_ONCE_WHOLE if whole else _ONCE), given, whole=whole)
+
+
+def _is_guaranteed(spec: Mapping[str, Any]) -> bool:
     return resources.is_guaranteed(spec, ours=frozenset((SIDECAR, HOOK, DOCTOR)))
-
-
-def resources_of(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resources of a pod's sidecar."""
-    return _WHOLE if is_guaranteed(spec) else _SHARE

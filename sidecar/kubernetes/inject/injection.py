@@ -81,7 +81,7 @@ def _sidecar(pod: Pod, store: str, secured: dict[str, Any]) -> None:
     wanted = made.sidecar(
         image=options.image or DEFAULT_IMAGE,
         native=options.is_native,
-        guaranteed=made.is_guaranteed(spec),
+        sized=made.resources_of(spec, options, our_container(pod)),
         secured=secured,
         metrics_port=options.metrics_port,
     )
@@ -147,7 +147,7 @@ def _our_container(pod: Pod, wanted: dict[str, Any]) -> Fields:
         where.insert(_first_position(where), there) if pod.options.is_native else where.append(there)
     if "restartPolicy" not in wanted:
         there.pop("restartPolicy", None)
-    kept = {"env", "volumeMounts", *({"resources"} if there.get("resources") else ())}
+    kept = {"env", "volumeMounts"}
     if pod.options.image is None and there.get("image"):
         kept.add("image")
     overlay(there, _plain({key: value for key, value in wanted.items() if key not in kept}))
@@ -162,21 +162,21 @@ def _first_position(init_containers: MutableSequence[Any]) -> int:
 def _installer(pod: Pod, secured: dict[str, Any]) -> None:
     init = growing(pod.spec, "initContainers", pod.template.spec_path, before=("containers",))
     ours = named(pod.spec["initContainers" if pod.options.is_native else "containers"], made.SIDECAR) or {}
+    there = named(init, made.HOOK)
     wanted = _plain(
         made.hook_installer(
             image=str(ours.get("image")),
-            guaranteed=made.is_guaranteed(pod.spec),
+            sized=made.resources_of_installer(pod.spec, pod.options, there),
             secured=secured,
             volume=pod.shared.name,
             directory=pod.shared.directory,
         )
     )
     wanted["volumeMounts"][0].update(_sub_path(pod))
-    there = named(init, made.HOOK)
     if there is None:
         init.insert(0, wanted)
     else:
-        overlay(there, {key: value for key, value in wanted.items() if key != "resources" or not there.get("resources")})
+        overlay(there, wanted)
 
 
 def _remove_installer(pod: Pod) -> None:
@@ -192,15 +192,15 @@ def _doctor(pod: Pod, secured: dict[str, Any]) -> None:
     """Put the doctor in front of the sidecar, with the sidecar's environment and mounts: it sees what the sidecar will see."""
     init = growing(pod.spec, "initContainers", pod.template.spec_path, before=("containers",))
     ours = our_container(pod) or {}
-    wanted = made.doctor(image=str(ours.get("image")), guaranteed=made.is_guaranteed(pod.spec), secured=secured)
+    there = named(init, made.DOCTOR)
+    wanted = made.doctor(image=str(ours.get("image")), sized=made.resources_of(pod.spec, pod.options, there), secured=secured)
     wanted |= {key: ours[key] for key in ("env", "envFrom", "volumeMounts") if ours.get(key)}
     wanted["env"] = [entry for entry in wanted["env"] if entry.get("name") != "CKPT_METRICS_BIND"]
     wanted = _plain(wanted)
-    there = named(init, made.DOCTOR)
     if there is None:
         init.insert(_first_position(init[:1]), wanted)
     else:
-        overlay(there, {key: value for key, value in wanted.items() if key != "resources" or not there.get("resources")})
+        overlay(there, wanted)
 
 
 def _store(pod: Pod) -> str:

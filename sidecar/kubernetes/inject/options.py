@@ -9,6 +9,7 @@ from typing import Any
 
 from sidecar import __version__
 from sidecar.errors import ConfigurationError
+from sidecar.kubernetes.inject.quantity import quantity
 from sidecar.store_url import shown, store_place
 from trainer_hook.contract import (
     DEFAULT_API_PORT,
@@ -62,10 +63,20 @@ class Options:
     metrics_port: int | None = None
     api_port: int | None = None
     run_as_user: int | None = None
+    cpu: str | None = None
+    """Quantities of the sidecar's resources: requests, and limits. Not given: its defaults, or what the manifest says."""
+    cpu_limit: str | None = None
+    memory: str | None = None
+    memory_limit: str | None = None
     cloud_identity: bool = False
     """The credentials are the service account's (IRSA), and only the sidecar gets them."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """``CKPT_*`` of either container."""
+
+    @property
+    def resources(self) -> dict[str, tuple[str | None, str | None]]:
+        """Request and limit of the sidecar's ``cpu`` and ``memory``."""
+        return {"cpu": (self.cpu, self.cpu_limit), "memory": (self.memory, self.memory_limit)}
 
     @property
     def is_native(self) -> bool:
@@ -167,6 +178,16 @@ def _object_name(text: str) -> str:
     return text
 
 
+def _quantity(least: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        number, fewest = quantity(text), quantity(least)
+        if number is None or fewest is None or number < fewest:
+            raise ValueError(f"must be a quantity of at least {least}")
+        return text
+
+    return parse
+
+
 def _directory(text: str) -> str:
     if not text.startswith("/") or text.rstrip("/") == "" or ".." in text.split("/"):
         raise ValueError("must be an absolute path other than /")
@@ -201,6 +222,10 @@ FLAGS = (
     Flag("metrics-port", _whole(1, 65_535), "serve metrics and health there to the outside", "PORT"),
     Flag("api-port", _whole(1, 65_535), f"port of the local API (default {DEFAULT_API_PORT})", "PORT"),
     Flag("run-as-user", _whole(0), "UID of the sidecar: the trainer's", "UID"),
+    Flag("cpu", _quantity("10m"), "CPU that the sidecar requests (default 100m; 500m in a Guaranteed pod)", "QUANTITY"),
+    Flag("cpu-limit", _quantity("50m"), "CPU that it may use, where a quota asks for a limit (default: no limit)", "QUANTITY"),
+    Flag("memory", _quantity("128Mi"), "memory that it requests (default 256Mi; 512Mi in a Guaranteed pod)", "QUANTITY"),
+    Flag("memory-limit", _quantity("256Mi"), "memory that it may use (default 512Mi)", "QUANTITY"),
     Flag("save-strategy", _one_of("steps", "epoch", "minutes", "no"), "when the hook saves", "steps|epoch|minutes|no"),
     Flag("save-steps", _number_text(1), "save interval in steps", "STEPS"),
     Flag("save-minutes", _number_text(1), "save interval in minutes", "MINUTES"),
@@ -258,6 +283,10 @@ def _checked(options: Options) -> Options:
         if name == "CKPT_STATE_DIR":
             raise ConfigurationError(f"{name}: the sidecar gets a volume of its own for it")
         raise ConfigurationError(f"{name}: use {flags.get(name, '--' + name[5:].lower().replace('_', '-'))}")
+    for name, (request, limit) in options.resources.items():
+        numbers = [number for number in map(quantity, (request, limit)) if number is not None]
+        if len(numbers) > 1 and numbers[0] > numbers[1]:
+            raise ConfigurationError(f"--{name} {request} is more than --{name}-limit {limit}")
     if options.claim and options.store and not options.store.startswith("file://"):
         raise ConfigurationError(f"--claim is for a file:// store, --store is {options.store}")
     if options.metrics_port is not None and options.metrics_port == (options.api_port or DEFAULT_API_PORT):

@@ -1,26 +1,15 @@
-"""Quantities of CPU and memory as Kubernetes counts them, and what they make of a pod."""
+"""CPU and memory of a pod and of the sidecar in it."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from typing import Any
 
 from sidecar.kubernetes.inject.fields import containers_of
 from sidecar.kubernetes.inject.pod_templates import InjectWarning
+from sidecar.kubernetes.inject.quantity import quantity
 
-_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-_UNITS = {unit: Decimal(10) ** power for unit, power in _DECIMAL.items()}
-_UNITS |= {f"{unit}i": Decimal(1 << (10 * power)) for power, unit in enumerate("KMGTPE", 1)}
-_QUANTITY = re.compile(r"([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([numkMGTPE]|[KMGTPE]i)|[eE]([-+]?[0-9]{1,2}))?", re.ASCII)
 _COMPARED = ("cpu", "memory")
-
-
-def quantity(value: Any) -> Decimal | None:
-    """Return the number of CPUs or bytes of a quantity, such as ``500m`` or ``64Gi``; ``None``: it is no quantity."""
-    match = _QUANTITY.fullmatch(str(value))
-    return Decimal(match[1]) * _UNITS[match[2] or ""] * Decimal(10) ** int(match[3] or 0) if match else None
 
 
 def is_guaranteed(spec: Mapping[str, Any], *, ours: frozenset[str]) -> bool:
@@ -37,6 +26,34 @@ def is_guaranteed(spec: Mapping[str, Any], *, ours: frozenset[str]) -> bool:
 def _requests_its_limits(resources: Mapping[str, Any]) -> bool:
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     return all(name in limits and quantity(requests.get(name, limits[name])) == quantity(limits[name]) for name in _COMPARED)
+
+
+def with_given(
+    resources: Mapping[str, Any], given: Mapping[str, tuple[str | None, str | None]], *, whole: bool
+) -> dict[str, Any]:
+    """Return resources with the given requests and limits, by name. No request is above its limit.
+
+    Args:
+        resources: Those without an option.
+        given: Request and limit of ``cpu`` and ``memory``; ``None``: not given.
+        whole: The pod is of class Guaranteed: where only one of the two is given, it is the other one, too.
+    """
+    requests, limits = dict(resources.get("requests") or {}), dict(resources.get("limits") or {})
+    for name, (request, limit) in given.items():
+        if whole:
+            request, limit = request or limit, limit or request
+        if request and not limit and name in limits and _is_above(request, limits[name]):
+            limit = request
+        if limit and not request and name in requests and _is_above(requests[name], limit):
+            request = limit
+        requests |= {name: request} if request else {}
+        limits |= {name: limit} if limit else {}
+    return {**({"requests": requests} if requests else {}), **({"limits": limits} if limits else {})}
+
+
+def _is_above(one: Any, other: Any) -> bool:
+    numbers = quantity(one), quantity(other)
+    return numbers[0] is not None and numbers[1] is not None and numbers[0] > numbers[1]
 
 
 def _request(resources: Mapping[str, Any], name: str) -> Any:

@@ -75,7 +75,7 @@ def _ephemeral_storage(pod: Pod) -> Iterator[InjectWarning]:
 
 
 def _pod_level(pod: Pod) -> Iterator[InjectWarning]:
-    ours = (our_container(pod) or {}).get("resources") or made.resources_of(pod.spec)
+    ours = made.resources_of(pod.spec, pod.options, our_container(pod))
     yield from warning_of_pod_level(pod.spec, pod.template.spec_path, sidecar=ours, name=made.SIDECAR)
 
 

@@ -117,11 +117,7 @@ async def checkpoint(services: Running, name: str) -> models.Checkpoint:
         return views.local_checkpoint(tracked)
     for stored in await stored_checkpoints(services, only=name):
         return stored
-    raise Problem(
-        404,
-        "No such checkpoint",
-        f"{name} is neither on the volume nor in the store: see ls, or /v1/checkpoints",
-    )
+    raise Problem(404, "No such checkpoint", f"{name} is neither on the volume nor in the store: see ls, or /v1/checkpoints")
 
 
 @calls.post(

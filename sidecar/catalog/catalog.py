@@ -118,9 +118,7 @@ class Catalog:
         rejected = {t.name: t for t in self._tracked.values() if t.state is State.REJECTED}
         durable = [t for t in [*self._tracked.values(), self.newest_durable] if t is not None and t.committed_at_s is not None]
         names = newest_rejected(
-            [t.marked for t in rejected.values()],
-            [t.marked for t in durable],
-            newest_durable_step=self.newest_durable_step,
+            [t.marked for t in rejected.values()], [t.marked for t in durable], newest_durable_step=self.newest_durable_step
         )
         return [rejected[name] for name in names]
 

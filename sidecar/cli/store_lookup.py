@@ -9,13 +9,7 @@ from typing import Any
 
 from sidecar.cli import progress
 from sidecar.cli.output import print_answer
-from sidecar.cli.render_store import (
-    checkpoint_fields,
-    details_text,
-    listing_text,
-    run_fields,
-    runs_text,
-)
+from sidecar.cli.render_store import checkpoint_fields, details_text, listing_text, run_fields, runs_text
 from sidecar.cli.session import run_in_store
 from sidecar.core.format.checkpoint_address import Address, misnamed
 from sidecar.errors import NothingFound

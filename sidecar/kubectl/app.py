@@ -60,11 +60,7 @@ def status(job: JobName, namespace: Namespace = None, context: Context = None, a
 
 @app.command()
 def save(
-    job: JobName,
-    timeout_s: TimeoutS = 600.0,
-    namespace: Namespace = None,
-    context: Context = None,
-    as_json: Json = False,
+    job: JobName, timeout_s: TimeoutS = 600.0, namespace: Namespace = None, context: Context = None, as_json: Json = False
 ) -> int:
     """Have every node save now, and wait until that is durable; exit code 3 if it is not in time."""
     cluster = Kubectl(namespace, context)
@@ -76,11 +72,7 @@ def save(
 
 @app.command()
 def pause(
-    job: JobName,
-    timeout_s: TimeoutS = 600.0,
-    namespace: Namespace = None,
-    context: Context = None,
-    as_json: Json = False,
+    job: JobName, timeout_s: TimeoutS = 600.0, namespace: Namespace = None, context: Context = None, as_json: Json = False
 ) -> int:
     """Save, wait until that is durable, then suspend the Job, JobSet or TrainJob and wait for its pods' end."""
     cluster = Kubectl(namespace, context)

@@ -12,14 +12,7 @@ from typing import Any
 import structlog
 
 from sidecar.core.lifecycle.fencing import ENDING_BEAT_S, Claim, Holder, fencing_claim, obsolete
-from sidecar.core.lifecycle.prefix_ownership import (
-    ASK_POLL_S,
-    CHECK_S,
-    Ownership,
-    Run,
-    Seen,
-    why_not,
-)
+from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, Ownership, Run, Seen, why_not
 from sidecar.errors import Fenced, StoreError, Undeclared, UnreadableRun
 from sidecar.lifecycle.known_attempts import KnownAttempts
 from sidecar.lifecycle.lease_documents import LeaseDocuments, start_errors

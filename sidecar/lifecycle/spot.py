@@ -135,13 +135,7 @@ class SpotWatch:
     """Polls a metadata service, and reports each notice and each recommendation once."""
 
     def __init__(
-        self,
-        kind: str,
-        endpoint: str | None,
-        *,
-        termination: Termination,
-        save_requests: SaveRequests,
-        events: Events,
+        self, kind: str, endpoint: str | None, *, termination: Termination, save_requests: SaveRequests, events: Events
     ) -> None:
         """Poll ``CLOUDS[kind]``. ``endpoint``: its URL; ``None``: ``LINK_LOCAL``."""
         self._kind = kind

@@ -54,9 +54,7 @@ def two_at_once(url: str, run: Run) -> ConfigurationError:
 
 def _say_not_taken_over(claimed: Claimed | None) -> None:
     log.warning(
-        "prefix_not_taken_over",
-        holder=claimed and claimed.holder,
-        reason="it started after this pod, which is the earlier one",
+        "prefix_not_taken_over", holder=claimed and claimed.holder, reason="it started after this pod, which is the earlier one"
     )
 
 

@@ -123,14 +123,7 @@ class Puller:
             state = ResumeState.FAILED if whole else ResumeState.NONE
             if state is ResumeState.NONE:
                 self._clean_up()
-            return Pulled(
-                state,
-                None,
-                None,
-                False,
-                tuple(passed),
-                _NONE_NOW if whole else None,
-            )
+            return Pulled(state, None, None, False, tuple(passed), _NONE_NOW if whole else None)
         if status.state in (ResumeState.READY, ResumeState.NONE):
             self._clean_up()
         is_downloaded = status.source == "store"

@@ -40,9 +40,7 @@ def refusal(method: str, headers: Mapping[str, str], *, any_host: bool) -> Refus
         )
     if _is_foreign(headers, host):
         return Refusal(
-            403,
-            "Foreign origin",
-            "web pages of other sites are not answered: use curl, or type the address into a tab",
+            403, "Foreign origin", "web pages of other sites are not answered: use curl, or type the address into a tab"
         )
     if method == "POST" and not _shows_intent(headers):  # for PUT, PATCH and DELETE browsers always send a preflight
         return Refusal(

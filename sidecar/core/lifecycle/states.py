@@ -70,15 +70,7 @@ _FOLLOWING: dict[State, frozenset[State]] = {
     State.PAUSED: frozenset({State.FINISHED, State.UPLOADING, State.COMMITTED, State.SUPERSEDED, State.LOST, State.GIVEN_UP}),
     # Rejected: with the parts of all nodes it is more than a reader takes.
     State.UPLOADED: frozenset(
-        {
-            State.FINISHED,
-            State.UPLOADING,
-            State.COMMITTED,
-            State.SUPERSEDED,
-            State.REJECTED,
-            State.LOST,
-            State.GIVEN_UP,
-        }
+        {State.FINISHED, State.UPLOADING, State.COMMITTED, State.SUPERSEDED, State.REJECTED, State.LOST, State.GIVEN_UP}
     ),
     State.COMMITTED: frozenset({State.FINISHED}),
     State.SUPERSEDED: frozenset({State.FINISHED}),

@@ -34,14 +34,7 @@ def plan_grace(*, save: SaveProfile, bytes_per_s: float, grace_s: float) -> Grac
         bytes_per_s: Measured or expected rate, more than 0.
         grace_s: Grace period of the pod as it is now.
     """
-    now = risk(
-        seconds_at_risk=None,
-        durable_step=None,
-        trainer_step=None,
-        usual=save,
-        bytes_per_s=bytes_per_s,
-        grace_s=grace_s,
-    )
+    now = risk(seconds_at_risk=None, durable_step=None, trainer_step=None, usual=save, bytes_per_s=bytes_per_s, grace_s=grace_s)
     durable_s = now.predicted_durable_s or 0.0
     recommended_s = recommended_grace_s(durable_s)
     return Grace(

@@ -199,11 +199,7 @@ def _load(text: str) -> Any:
         where = f"line {mark.line + 1} of the document" if mark is not None else ""
         said = getattr(error, "problem", None) or str(error)
         raise NotInjectable(where, f"is no YAML ({said}); a template must be rendered first") from None
-    except (
-        *UNEXPECTED_TYPE,
-        AssertionError,
-        NotImplementedError,
-    ) as error:  # a tag that ruamel cannot construct
+    except (*UNEXPECTED_TYPE, AssertionError, NotImplementedError) as error:  # a tag that ruamel cannot construct
         raise NotInjectable("", f"is no YAML that can be read ({type(error).__name__}: {str(error)[:200]})") from error
 
 

@@ -81,8 +81,4 @@ class WebhookConnection(Connection):
 
 def server_limits() -> dict[str, Any]:
     """Return the arguments of ``uvicorn.Config`` that bound connections, idle time and headers."""
-    return {
-        "http": WebhookConnection,
-        "timeout_keep_alive": IDLE_S,
-        "h11_max_incomplete_event_size": 64 << 10,
-    }
+    return {"http": WebhookConnection, "timeout_keep_alive": IDLE_S, "h11_max_incomplete_event_size": 64 << 10}

@@ -13,15 +13,7 @@ from pathlib import Path
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.key_limits import KeyLimits
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
-from sidecar.errors import (
-    AccessRefused,
-    AlreadyExists,
-    CorruptObject,
-    NoFolder,
-    NotFound,
-    OversizedDocument,
-    StoreError,
-)
+from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NoFolder, NotFound, OversizedDocument, StoreError
 from sidecar.store.file.errors import HAS_NO_LINKS, suppress_unsupported, translated, writing
 from sidecar.store.file.uploads import UPLOADS, Uploads, append, write_all
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification

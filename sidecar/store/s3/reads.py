@@ -64,13 +64,7 @@ class Reads:
             yield lambda: self._opened(key, answered, offset, length, etag, asked)
 
     def _opened(
-        self,
-        key: str,
-        answered: Callable[[], OpenBody],
-        offset: int,
-        length: int | None,
-        etag: str | None,
-        opened: ExitStack,
+        self, key: str, answered: Callable[[], OpenBody], offset: int, length: int | None, etag: str | None, opened: ExitStack
     ) -> Readable:
         try:
             with self._clients.translated(f"{self._url}/{key}"):

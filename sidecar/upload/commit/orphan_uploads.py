@@ -26,14 +26,7 @@ class OrphanUploads:
     """Scans at the start and periodically; not after a termination notice."""
 
     def __init__(
-        self,
-        store: Store,
-        executor: StoreExecutor,
-        volume: Volume,
-        catalog: Catalog,
-        pod: PodState,
-        *,
-        alone: bool,
+        self, store: Store, executor: StoreExecutor, volume: Volume, catalog: Catalog, pod: PodState, *, alone: bool
     ) -> None:
         """Start. ``volume`` holds this node's journals; ``alone``: this node is the whole job."""
         self._store = store

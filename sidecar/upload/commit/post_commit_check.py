@@ -30,14 +30,7 @@ AGAIN_S = 5.0
 class PostCommitCheck:
     """Uploads a checkpoint again if its commit is gone; not if a newer one is durable, or after a termination notice."""
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        committer: Committer,
-        pod: PodState,
-        *,
-        clock: Clock | None = None,
-    ) -> None:
+    def __init__(self, catalog: Catalog, committer: Committer, pod: PodState, *, clock: Clock | None = None) -> None:
         self._catalog = catalog
         self._committer = committer
         self._pod = pod

@@ -18,6 +18,7 @@ from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.existing_commit import Quarantine
 from sidecar.upload.commit.reuploads import Reuploads
+from sidecar.upload.commit.revocation import LeaseCheck
 from sidecar.upload.schedule.flush_control import FlushControl
 from sidecar.upload.schedule.retry_waits import DEFECT_HINT, RetryWaits
 from sidecar.upload.send.deduplicate import Deduplicator
@@ -32,7 +33,7 @@ from trainer_hook.contract import Node
 log = structlog.get_logger()
 
 
-class Lease(Protocol):
+class Lease(LeaseCheck, Protocol):
     """The right to write below the prefix."""
 
     async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
@@ -42,14 +43,6 @@ class Lease(Protocol):
             node: Node of the checkpoint; ``None``: this pod's.
             attempt: Attempt of the checkpoint.
             until_declared: Whether a node above 0 waits as before a commit, which the checkpoint would replace.
-
-        Raises:
-            StoreError: A request failed.
-        """
-        ...
-
-    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
-        """Return why the commit of a checkpoint has to wait, or ``None``: it may be written now.
 
         Raises:
             Fenced: A later pod of the job has taken the prefix over.

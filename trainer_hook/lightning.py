@@ -57,8 +57,7 @@ def _wrap_fit(package: Any) -> None:
 def checkpointer(package: Any = None) -> Any:
     """Return the callback.
 
-    Args:
-        package: ``lightning.pytorch`` or ``pytorch_lightning``, or its name; by default the one that is imported.
+    ``package``: ``lightning.pytorch`` or ``pytorch_lightning``, or its name; by default the one that is imported.
 
     Raises:
         ImportError: Neither is imported.

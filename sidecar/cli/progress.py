@@ -36,9 +36,7 @@ class Note:
 def shown(command: str, *, counts: bool = False) -> Iterator[OnProgress]:
     """Yield a function that shows progress, with rate and time left.
 
-    Args:
-        command: Name of the command, for lines.
-        counts: The amounts are numbers of things, not bytes.
+    ``counts``: the amounts are numbers of things, not bytes.
     """
     if not sys.stderr.isatty():
         yield _Lines(command, counts=counts)

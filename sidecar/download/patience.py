@@ -70,11 +70,7 @@ class Patience:
     async def damaged(self, key: str, error: CorruptObject | NotFound, *, size_bytes: int, etags: Collection[str]) -> None:
         """Record a damaged read, and wait until the object is to be read again.
 
-        Args:
-            key: Key of the object.
-            error: The damage found.
-            size_bytes: Recorded size.
-            etags: Etags that manifests recorded for it.
+        ``etags``: those that manifests recorded for the object.
 
         Raises:
             CorruptObject, NotFound: ``error``: the store's own metadata show that the object differs from the recorded one.

@@ -27,12 +27,8 @@ async def changed_commit(
 ) -> bool:
     """Wait while a rewrite is pending. Returns whether something else than ``commit`` is committed now, or nothing.
 
-    Args:
-        catalog: The checkpoints on the volume.
-        commit: The commit that was found.
-        crc: CRC64NVME of its document.
-        committed_crc: Returns the same of the present commit of a name; ``None``: there is none.
-        until_s: Monotonic seconds.
+    ``crc``: CRC64NVME of the document of ``commit``. ``committed_crc``: returns that of the present commit of a name; ``None``:
+    there is none. ``until_s``: monotonic seconds.
     """
     now_crc: str | None = crc
     while is_pending(catalog, commit) and now_crc in (crc, None) and time.monotonic() < until_s:

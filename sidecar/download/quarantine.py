@@ -99,10 +99,8 @@ class Quarantine:
     def release(self, name: str, *, committed_at_s: float | None = None) -> None:
         """Release a checkpoint from quarantine.
 
-        Args:
-            name: Name of the checkpoint.
-            committed_at_s: When its present commit was written, epoch seconds: a commit older than the finding is the
-                quarantined one, which stays. ``None``: the commit was verified just now.
+        ``committed_at_s``: when its present commit was written, epoch seconds: a commit older than the finding is the
+        quarantined one, which stays. ``None``: the commit was verified just now.
         """
         known = self._known.get(name)
         if known is not None and (committed_at_s is None or committed_at_s > known.at_s):

@@ -152,8 +152,7 @@ class ResumeService:
     def status(self, identifier: str | None = None) -> ResumeStatus | None:
         """Return the status of a request; ``None``: it is unknown, or no longer kept.
 
-        Args:
-            identifier: Id of the request; ``None``: the trainer's latest, or an idle status before the first one.
+        ``identifier``: ``None``: the trainer's latest request, or an idle status before the first one.
         """
         if identifier is None:
             return ResumeStatus() if self._trainers is None else self._shown(self._trainers)

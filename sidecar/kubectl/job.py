@@ -43,11 +43,7 @@ class Job:
 
 
 def find(cluster: Kubectl, given: str) -> Job:
-    """Return the job that a person named, the outermost of its name.
-
-    Args:
-        cluster: Where.
-        given: ``NAME`` or ``KIND/NAME``.
+    """Return the job that a person named, the outermost of its name. ``given``: ``NAME`` or ``KIND/NAME``.
 
     Raises:
         ConfigurationError: The kind is not known.

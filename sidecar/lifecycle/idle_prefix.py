@@ -38,8 +38,7 @@ class IdlePrefix:
     async def begin(self, on_wait: Callable[[str, float], None] = lambda holder, seconds: None) -> None:
         """Make sure that no live run uses the prefix: at once if it has no holder, else once the holder is silent.
 
-        Args:
-            on_wait: Called with the holder and the longest wait in seconds, before the wait.
+        ``on_wait``: called with the holder and the longest wait in seconds, before the wait.
 
         Raises:
             RequestRefused: A run is alive.

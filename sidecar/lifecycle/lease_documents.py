@@ -35,9 +35,8 @@ class LeaseDocuments:
     def look(self, *, repairs: bool = False) -> Run:
         """Return the run in the store; if it was deleted, the last known one, which the holder then writes again.
 
-        Args:
-            repairs: Treat a document that cannot be read as a deleted one. Only for the holder, which proved with its claim
-                that the prefix is this system's.
+        ``repairs``: treat a document that cannot be read as a deleted one. Only for the holder, which proved with its claim
+        that the prefix is this system's.
 
         Raises:
             UnreadableRun: The document cannot be read, and this pod does not write it again.

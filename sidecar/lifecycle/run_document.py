@@ -55,9 +55,7 @@ def _read_or_create(store: Store, run_id: str | None, job: str | None) -> Run:
 def read(store: Store, below: str = "") -> Run:
     """Return the run in the store. Blocks.
 
-    Args:
-        store: The opened store.
-        below: Prefix of a folder whose run it is, with its ``/``; empty: that of the store itself.
+    ``below``: prefix of a folder whose run it is, with its ``/``; empty: that of the store itself.
 
     Raises:
         NotFound: There is no ``run.json``.

@@ -106,12 +106,7 @@ class Documents:
         )
 
     async def why_not_whole(self, commit: Commit, crc64nvme: str) -> str | None:
-        """Return why a commit is incomplete or damaged; ``None``: it is whole. Reads documents and one listing, no data.
-
-        Args:
-            commit: The commit.
-            crc64nvme: Its checksum.
-        """
+        """Return why a commit is incomplete or damaged; ``None``: it is whole. Reads documents and one listing, no data."""
         listing = await self._executor.persistently(self._listing, commit.name)
         if keys.quarantined(commit.name, crc64nvme) in listing:
             return "it is quarantined"

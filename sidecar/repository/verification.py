@@ -229,9 +229,7 @@ class Verifier(Documents):
     async def read_all(self, found: Examined, on_read: Callable[[int], None]) -> None:
         """Read every byte of the files that the documents name, and add a problem for each that differs.
 
-        Args:
-            found: Result of ``examine``.
-            on_read: Called with the number of bytes that were read, also of a second try.
+        ``on_read``: called with the number of bytes that were read, also of a second try.
 
         Raises:
             StoreError: The store cannot be read now.

@@ -60,9 +60,7 @@ class Listing(Documents):
     async def run(self, folder: str = "", folders: Sequence[str] | None = None) -> ListedRun | None:
         """Return the run that a prefix holds; ``None``: neither checkpoints nor the document of a run are there.
 
-        Args:
-            folder: Name of a folder; empty: the prefix of the store.
-            folders: Its folders, if they are known.
+        ``folder``: its name; empty: the prefix of the store. ``folders``: those below it, if they are known.
         """
         below = keys.folder(folder) if folder else ""
         names = newest_first(await self.folders(below) if folders is None else folders, and_final=True)

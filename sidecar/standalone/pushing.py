@@ -159,11 +159,7 @@ class Pusher:
     def __init__(self, session: StoreSession, idle: IdlePrefix, capabilities: Capabilities, *, state: Path) -> None:
         """Push below a prefix that no run uses.
 
-        Args:
-            session: The store.
-            capabilities: Those of the store.
-            idle: The prefix, which has begun.
-            state: Folder for journals, which exists: an interrupted push continues from its own.
+        ``state``: folder for journals, which exists: an interrupted push continues from its own.
         """
         self._session = session
         self._idle = idle
@@ -174,11 +170,7 @@ class Pusher:
     async def push(self, source: SourceDirectory, checkpoint: Finished, on_bytes: OnBytes, *, replace: bool) -> Pushed:
         """Upload a checkpoint and commit it.
 
-        Args:
-            source: Its directory, which was read.
-            checkpoint: The checkpoint in it.
-            on_bytes: Shows progress.
-            replace: Replace another checkpoint of this name in the store.
+        ``source``: its directory, which was read. ``replace``: replace another checkpoint of this name in the store.
 
         Raises:
             RequestRefused: The store has another checkpoint of this name, or the directory changes while it is read.

@@ -36,11 +36,8 @@ class Removed:
 async def remove(session: StoreSession, name: str, *, lease: LeaseCheck | None) -> Removed:
     """Delete a checkpoint, also an uncommitted one, and abort its unfinished uploads.
 
-    Args:
-        session: The store.
-        name: The checkpoint.
-        lease: Checked before each deletion. ``None``: a run uses the prefix, and the person knows; the newest committed
-            checkpoint then stays.
+    ``lease``: checked before each deletion. ``None``: a run uses the prefix, and the person knows; the newest committed
+    checkpoint then stays.
 
     Raises:
         NothingFound: There is no such checkpoint.
@@ -136,10 +133,7 @@ class Pruner:
         self._url = session.store.url
 
     async def plan(self, on_wait: Callable[[str], None]) -> tuple[RetentionPlan, Pruning]:
-        """Return the plan, once the newest commits of a live run have settled.
-
-        Args:
-            on_wait: Called with what is being done.
+        """Return the plan, once the newest commits of a live run have settled. ``on_wait``: called with what is being done.
 
         Raises:
             NothingFound: No checkpoint is committed.

@@ -148,8 +148,7 @@ class Store(Protocol):
     def list_folders(self, prefix: str = "") -> Iterator[str]:
         """Yield folder names: the first segments of all keys with several, such as ``checkpoint-20``.
 
-        Args:
-            prefix: Only those below a folder, whose name ends with ``/``.
+        ``prefix``: only those below a folder, whose name ends with ``/``.
         """
         ...
 

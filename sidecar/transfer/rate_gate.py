@@ -134,9 +134,7 @@ class PauseGate:
     def hold(self, held: bool, *, exempt: int = 0) -> None:
         """Pause the checkpoint's bytes, or let them pass again. Bytes that the kernel has taken are sent nevertheless.
 
-        Args:
-            held: Whether to pause.
-            exempt: Number of in-flight requests allowed to finish, because other uploads wait for their connections.
+        ``exempt``: number of in-flight requests allowed to finish, because other uploads wait for their connections.
         """
         if (held, exempt) != (self._held, self._exempt):
             self._held, self._exempt = held, exempt

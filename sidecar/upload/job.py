@@ -135,8 +135,7 @@ class UploadJob:
 
         Called periodically while the checkpoint is ``UPLOADED``, that is while it waits for other nodes.
 
-        Args:
-            is_last_look: The store is asked for another node's commit, however short ago that was done.
+        ``is_last_look``: the store is asked for another node's commit, however short ago that was done.
 
         Raises:
             NeverDurable: No commit of it can be written.
@@ -236,8 +235,7 @@ class UploadJob:
     async def _wait_for_permission(self, *, replaces: bool = False) -> bool:
         """Wait until the lease permits this run to write the checkpoint; other uploads have priority meanwhile.
 
-        Args:
-            replaces: Whether it may replace a commit: then as before a commit, and the epoch of its attempt has to be known.
+        ``replaces``: it may replace a commit: then as before a commit, and the epoch of its attempt has to be known.
 
         Returns:
             False if the checkpoint was given up or rewritten first.

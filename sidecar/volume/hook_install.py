@@ -50,9 +50,7 @@ def install(folder: Path, *, keeps_other: bool = False) -> Installed:
 
     Every file can be read by every user: the trainer may run as another one.
 
-    Args:
-        folder: Made where it is missing.
-        keeps_other: Whether another version that is there stays: that of a training that runs.
+    ``keeps_other``: another version that is there stays: that of a training that runs.
 
     Raises:
         NotInstalled: The folder cannot be written, or holds a ``sitecustomize.py`` of somebody else.

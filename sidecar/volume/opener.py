@@ -317,8 +317,7 @@ class Place:
 
         One directory is open at a time, however deep the tree is.
 
-        Args:
-            lenient: Skip entries that cannot be read, or were deleted meanwhile.
+        ``lenient``: skip entries that cannot be read, or were deleted meanwhile.
         """
         with ExitStack() as stack:
             try:

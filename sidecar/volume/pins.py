@@ -75,9 +75,7 @@ class Pins:
     The trainer can write there, so a pin is trusted no more than a checkpoint's directory: it is examined and judged like one,
     and each file is compared with the walk when it is opened.
 
-    Args:
-        root: The volume.
-        folder: Where the links are, on the same filesystem.
+    ``folder``: where the links are, on the same filesystem as ``root``, the volume.
     """
 
     def __init__(self, root: Place, folder: Place) -> None:

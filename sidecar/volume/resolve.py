@@ -115,9 +115,7 @@ def open_root(path: str, *, follow: bool) -> int:
     Links in the path are followed only on the mount of ``/``: in a container that is its own file system, which no other
     container can write to. A folder inside a volume can be replaced with a link by every pod that mounts it.
 
-    Args:
-        path: Absolute.
-        follow: Whether any link is followed.
+    ``path``: absolute. ``follow``: whether any link is followed.
 
     Raises:
         OSError: ``ELOOP``: a link on a volume, or any if none is followed. Otherwise as of open(2).

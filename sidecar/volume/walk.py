@@ -55,10 +55,7 @@ def walk_files(
 ) -> tuple[tuple[FoundFile, ...], tuple[tuple[str, str], ...]]:
     """Return the regular files of a directory but for its marker, and its other entries with their kind; in order of path.
 
-    Args:
-        place: The directory.
-        refusals: Regular files that count as other entries; ``None``: there are none.
-        folders: Gets the directories below it.
+    ``refusals``: regular files that count as other entries. ``folders``: gets the directories below it.
 
     Raises:
         OSError: The directory is missing, or cannot be read.

@@ -52,9 +52,7 @@ class Driver(StepWriter):
     def script_checkpoint(self, choice: Choice | None, resumer: Resumer) -> ScriptCheckpoint | None:
         """Return the checkpoint that the script names; ``None``: it names none that can be used.
 
-        Args:
-            choice: What this system would resume from.
-            resumer: Knows what a folder lacks.
+        ``choice``: what this system would resume from.
         """
         return None
 

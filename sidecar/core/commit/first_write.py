@@ -34,9 +34,8 @@ def path_of(key: str, name: str) -> str:
 def shows_another_writer(*, tries: int) -> bool:
     """Whether a refusal is a reason to read the commit and the lease again, and to list the checkpoint.
 
-    Args:
-        tries: Number of times that this process has sent the body, with the refused one. After an earlier try that failed, the
-            object is most likely its own; the guard was passed after that failure.
+    ``tries``: number of times that this process has sent the body, with the refused one. After an earlier try that failed, the
+    object is most likely its own; the guard was passed after that failure.
     """
     return tries == 1
 

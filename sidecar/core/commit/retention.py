@@ -90,11 +90,6 @@ def plan_release(pending: Iterable[PendingCopy], *, free_bytes: int, wanted_byte
     Only the sidecar's hard links hold their files. The newest one never goes; of a job with several nodes the newest two: the
     other nodes may not have finished the last. Those whose upload has not begun go first, of these the oldest. Nothing goes
     where all together would not be enough.
-
-    Args:
-        pending: Finished checkpoints on the volume that are not in the store yet.
-        free_bytes: Free space of the volume now.
-        wanted_bytes: The space that is needed.
     """
     by_age = sorted(pending, key=lambda copy: copy.finished_at_s)
     keep_newest = 2 if any(copy.is_shared for copy in by_age) else 1

@@ -79,8 +79,7 @@ class Summary:
 def summaries(objects: Iterable[tuple[str, int, str]]) -> dict[str, Summary]:
     """Return the checkpoints among objects, by name.
 
-    Args:
-        objects: Key, size in bytes and time of the write of each, in any order. Keys of other content are ignored.
+    ``objects``: key, size in bytes and time of the write of each, in any order. Keys of other content are ignored.
     """
     found: dict[str, Summary] = {}
     for key, size_bytes, modified in objects:

@@ -38,12 +38,7 @@ def check_keys(checkpoint: Finished, limits: KeyLimits) -> None:
 def impossible_key(name: str, attempt: str, node: Node, paths: Iterable[str], limits: KeyLimits) -> str | None:
     """Return why a store never takes one of these files, or ``None``.
 
-    Args:
-        name: The checkpoint.
-        attempt: Its attempt.
-        node: The node that sends the files. One of several may have to use the longer key of its own folder (I6).
-        paths: The files.
-        limits: Those of the store.
+    Of several nodes, one may have to use the longer key of its own folder (I6).
     """
     known = list(paths)
     if limits.is_file_system and (why := unstorable(known)) is not None:

@@ -70,11 +70,7 @@ LAYOUTS = (
 
 
 def private_files(manifests: Sequence[Manifest], *, layouts: Iterable[RankLayout] = LAYOUTS) -> Mapping[str, int]:
-    """Return the files of a checkpoint that a single rank reads.
-
-    Args:
-        manifests: Manifests of all its nodes.
-        layouts: Known name patterns.
+    """Return the files of a checkpoint that a single rank reads. ``manifests``: those of all its nodes.
 
     Returns:
         Rank by path, without paths that several nodes have: their readers are unknown.

@@ -31,8 +31,7 @@ class JobSave:
 def job_save(answers: Mapping[str, Mapping[str, Any]]) -> JobSave:
     """Return the outcome for a job.
 
-    Args:
-        answers: By pod, ``state``, ``checkpoint`` and ``detail`` of its save; ``error`` where it could not be asked.
+    ``answers``: by pod, ``state``, ``checkpoint`` and ``detail`` of its save; ``error`` where it could not be asked.
     """
     states = {pod: _state(answer) for pod, answer in answers.items()}
     names = [str(answer["checkpoint"]) for answer in answers.values() if answer.get("checkpoint")]

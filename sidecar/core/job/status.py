@@ -84,10 +84,8 @@ class JobStatus:
 def pod_report(pod: JobPod, answer: Mapping[str, Any] | None, error: str | None = None) -> PodReport:
     """Return what one sidecar says.
 
-    Args:
-        pod: The pod.
-        answer: Its ``/v1/status``, also of another version; ``None``: it was not asked, or did not answer.
-        error: Why it did not.
+    ``answer``: its ``/v1/status``, also of another version; ``None``: it was not asked, or did not answer, because of
+    ``error``.
     """
     if pod.state is PodState.ENDED:
         return _ended(pod)
@@ -124,12 +122,7 @@ def _ended(pod: JobPod) -> PodReport:
 
 
 def job_status(reports: Iterable[PodReport], *, without_pods: str = "No pod of the job has a sidecar") -> JobStatus:
-    """Return the status of a job.
-
-    Args:
-        reports: Of its pods with a sidecar, in any order.
-        without_pods: What to say if there is none.
-    """
+    """Return the status of a job. ``without_pods``: what to say if there is no report."""
     pods = tuple(sorted(reports, key=_order))
     answering = [pod for pod in pods if pod.state is Answered.YES]
     wanted = max([len(pods), *(pod.node_count or 0 for pod in answering)])

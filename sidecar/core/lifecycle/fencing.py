@@ -263,10 +263,7 @@ def takeovers_in_turns(claims: Iterable[Claim]) -> int | None:
 def next_claim(claims: Iterable[Claim], holder_id: str, *, known_epoch: int = 0) -> Claim:
     """Return the claim with which a pod takes the prefix over.
 
-    Args:
-        claims: All claims.
-        holder_id: Of the pod.
-        known_epoch: The epoch in ``run.json``, which counts where claims were deleted, for example by a lifecycle rule.
+    ``known_epoch``: that in ``run.json``, which counts where claims were deleted, for example by a lifecycle rule.
     """
     known_epoch = known_epoch if known_epoch < MOST_EPOCH else 0
     return Claim(max(known_epoch, *(claim.epoch for claim in claims), 0) + 1, holder_id)

@@ -42,10 +42,6 @@ def is_abandoned(*, parts: int, quiet_s: float | None) -> bool:
 
     It may belong to a pod of a later attempt that sends the same step, so it has to be quiet for a while. An upload without
     parts is one whose creation was not answered; aborted by mistake, it is created again.
-
-    Args:
-        parts: Number of its parts.
-        quiet_s: Result of ``quiet_s``.
     """
     return parts == 0 or (quiet_s is not None and quiet_s > ABANDONED_AFTER_S)
 

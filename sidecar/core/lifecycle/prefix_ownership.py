@@ -113,13 +113,7 @@ def first_found(scan: int, *, was_there: bool, is_inherited: bool) -> int:
 
 
 def with_attempt(run: Run, attempt: str, seen: Seen = Seen()) -> Run:
-    """Return the run with an attempt that its holder declares its own, in the order in which they began.
-
-    Args:
-        run: The run.
-        attempt: The attempt.
-        seen: What the holder has seen of their order.
-    """
+    """Return the run with an attempt that its holder declares its own, in the order in which they began."""
     others = [known for known in run.attempts if known != attempt]
     at = next((place for place, known in enumerate(others) if began_after(known, attempt, seen)), len(others))
     before = others[max(0, len(others) + 1 - MOST_ATTEMPTS) : at]
@@ -163,10 +157,7 @@ def awaits_declaration(run: Run, *, claimed_epoch: int, attempt: str, known_epoc
 def declared_later(attempts: Sequence[str], attempt: str, than: str) -> bool | None:
     """Whether an attempt is later than another one, by the declarations of the present holder; ``None``: it declared neither.
 
-    Args:
-        attempts: What the holder has declared, latest last. Attempts that it has not declared are of earlier pods.
-        attempt: The attempt.
-        than: The other one.
+    ``attempts``: what the holder has declared, latest last. Attempts that it has not declared are of earlier pods.
     """
     if attempt not in attempts and than not in attempts:
         return None
@@ -180,12 +171,7 @@ def why_not(run: Run, *, me: str, index: int, attempt: str, job: str | None) -> 
     Only node 0 holds the prefix, so only node 0 of a second job is refused, and only an earlier node 0 is fenced. Others write
     the attempts that node 0 has declared its own; nothing is committed without node 0's part anyway.
 
-    Args:
-        run: The run as it is now.
-        me: Name of this pod.
-        index: Index of the node.
-        attempt: Attempt of the checkpoint.
-        job: This pod's job, which is the run's; ``None``: unknown. Such a node need not wait for node 0's first declaration.
+    ``job``: this pod's, which is the run's; ``None``: unknown. Such a node need not wait for node 0's first declaration.
     """
     if index == 0:
         other = job is None and is_of_another(run, me=me)

@@ -19,10 +19,7 @@ class TrainedTime:
     def seen(self, *, trains: bool, now_s: float, began_s: float | None = None) -> TrainedTime:
         """Return the time with another observation.
 
-        Args:
-            trains: Whether training runs now.
-            now_s: Now.
-            began_s: When it began, if it runs and did not before; ``None``: now.
+        ``began_s``: when training began, if it runs and did not before; ``None``: now.
         """
         if not trains:
             return replace(self, runs=False)

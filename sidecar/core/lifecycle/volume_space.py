@@ -14,10 +14,7 @@ def is_nearly_full(free_bytes: int, total_bytes: int, *, checkpoint_bytes: int |
 
     A share alone says little: 5 % of a node's disk is room for a thousand checkpoints of one run and for none of another.
 
-    Args:
-        free_bytes: Free space of the volume.
-        total_bytes: Size of the volume.
-        checkpoint_bytes: Size of the newest checkpoint; ``None``: not known.
+    ``checkpoint_bytes``: size of the newest checkpoint; ``None``: not known.
     """
     if checkpoint_bytes is not None:
         return free_bytes < LEAST_CHECKPOINTS * checkpoint_bytes

@@ -56,9 +56,7 @@ def failure(check: str, text: str, next_step: str, *, exit_code: int = EXIT_CONF
 def exit_code_of(findings: Iterable[Finding], *, strict: bool = False) -> int:
     """Return the exit code: 0, or that of the gravest failure; a store out of reach hides all else about it.
 
-    Args:
-        findings: All findings.
-        strict: Warnings count as failures.
+    ``strict``: warnings count as failures.
     """
     found = list(findings)
     codes = {finding.exit_code for finding in found if finding.severity is Severity.FAILURE}

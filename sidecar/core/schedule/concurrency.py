@@ -49,9 +49,7 @@ def is_near(round_trip_s: float | None) -> bool:
 def small_requests(*, most: int, round_trip_s: float | None) -> SmallRequests:
     """Return the concurrency of small requests. More than a round trip has room for would only compete for the interpreter.
 
-    Args:
-        most: Maximum concurrent requests.
-        round_trip_s: Round trip to the store in seconds; ``None``: unknown.
+    ``most``: maximum concurrent requests. ``round_trip_s``: ``None``: unknown.
     """
     room = most if round_trip_s is None else _room(round_trip_s)
     if not is_near(round_trip_s):

@@ -82,9 +82,7 @@ class Latencies:
 def late_s(took: Sequence[float], *, hurried: bool = False) -> float:
     """Return after how many seconds a request is late.
 
-    Args:
-        took: Recent latencies of its kind, in seconds; empty: unknown.
-        hurried: A termination notice was given.
+    ``took``: recent latencies of its kind, in seconds; empty: unknown. ``hurried``: a termination notice was given.
     """
     share = HURRIED if hurried else 1.0
     if not took:

@@ -99,9 +99,7 @@ def max_parts_after_refusal(number: int, *, max_parts: int) -> int:
 
     A number up to ``LEAST_PARTS`` had another reason and changes nothing, so one wrong answer cannot rule out large files.
 
-    Args:
-        number: Number of the refused part, from 1.
-        max_parts: Limit assumed so far.
+    ``max_parts``: the limit assumed so far.
     """
     return number - 1 if LEAST_PARTS < number <= max_parts else max_parts
 

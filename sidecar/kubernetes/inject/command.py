@@ -39,9 +39,7 @@ def run(filenames: Sequence[str], options: Options, *, in_place: bool, diff: boo
 def options_from(flags: Mapping[str, str], settings: Iterable[str]) -> Options:
     """Return the options, with every setting checked as the sidecar will check it at its start.
 
-    Args:
-        flags: The text of each flag that was given, by its name with dashes.
-        settings: ``CKPT_NAME=VALUE`` each.
+    ``flags``: text by name with dashes. ``settings``: ``CKPT_NAME=VALUE`` each.
 
     Raises:
         ConfigurationError: One line that names the option and what it may be.

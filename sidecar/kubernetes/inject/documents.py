@@ -47,9 +47,7 @@ class Injected:
 def inject(document: Any, options: Options) -> Injected:
     """Put the sidecar into every pod template of a document that trains. A second injection changes nothing.
 
-    Args:
-        document: Parsed YAML or JSON. It is not changed.
-        options: The requested options.
+    ``document``: parsed YAML or JSON, which is not changed.
 
     Returns:
         The document itself where its kind has no pods, such as a Service.

@@ -94,10 +94,7 @@ def _stand_in(trainer: Command, later: Sequence[Command]) -> Command | None:
 def _is_taken_on(trainer: Command, later: Sequence[Command], *, is_lost: bool) -> bool:
     """Whether an ``exit`` hands on what ``$?``, ``PIPESTATUS`` or ``wait`` said right behind the trainer.
 
-    Args:
-        trainer: The command that trains.
-        later: What comes after it.
-        is_lost: Whether ``$?`` is another command's of its pipeline.
+    ``is_lost``: whether ``$?`` is another command's of its pipeline.
     """
     rest = list(later)
     if trainer.after == "&":

@@ -25,8 +25,7 @@ _CLAIM = re.compile(r"pvc://([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?)(/.*)?", re.AS
 def store_options(store: str) -> dict[str, str]:
     """Return the options for a store as a notebook names it.
 
-    Args:
-        store: ``s3://bucket/prefix``, or ``pvc://claim/folder`` as the Kubeflow SDK has it.
+    ``store``: ``s3://bucket/prefix``, or ``pvc://claim/folder`` as the Kubeflow SDK has it.
 
     Raises:
         ConfigurationError: It is neither.

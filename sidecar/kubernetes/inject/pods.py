@@ -34,10 +34,7 @@ class Pod:
 def look_at(template: PodTemplate, options: Options, nodes: Nodes) -> Pod:
     """Find trainer, shared volume and grace period of a pod that has a trainer.
 
-    Args:
-        template: The pod template.
-        options: The requested options; those not given keep the values of an earlier injection.
-        nodes: The pods that make one run.
+    Options that are not given keep the values of an earlier injection.
 
     Raises:
         NotInjectable: The pod has a field of an unknown form, or one that excludes the sidecar.

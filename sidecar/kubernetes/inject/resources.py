@@ -15,9 +15,7 @@ _COMPARED = ("cpu", "memory")
 def is_guaranteed(spec: Mapping[str, Any], *, ours: frozenset[str]) -> bool:
     """Whether the pod is of class Guaranteed: all containers request exactly their limits, init containers among them.
 
-    Args:
-        spec: The pod's.
-        ours: Names of containers that do not count.
+    ``ours``: names of containers that do not count.
     """
     found = [container.get("resources") or {} for _, container in containers_of(spec, "") if container.get("name") not in ours]
     return bool(found) and all(_requests_its_limits(resources) for resources in found)

@@ -41,9 +41,7 @@ def name_in_store(document: Fields, kind: Kind | None) -> str | None:
 
     The workload's name; where several runs are made from one document, a variable.
 
-    Args:
-        document: The workload.
-        kind: ``None``: a TrainJob.
+    ``kind``: ``None``: a TrainJob.
     """
     metadata = metadata_of(document)
     if kind is not None and (variable := _of_several_runs(document, kind)):
@@ -128,10 +126,7 @@ def referred_to(store: str) -> dict[str, Any]:
 def check_store(store: str, document: Fields, *, volume: Path | None = None) -> None:
     """Hold a store against the rule for stores, with names in the place of its variables.
 
-    Args:
-        store: In the form of ``CKPT_STORE``.
-        document: The workload.
-        volume: Directory of the shared volume, which must not contain it.
+    ``volume``: directory of the shared volume, which must not contain it.
 
     Raises:
         NotInjectable: It is no store.

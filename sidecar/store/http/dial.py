@@ -53,9 +53,8 @@ class Dialler:
     def dial(self, origin: str, *, unless: Callable[[], bool] = lambda: False) -> Connection:
         """Return a new connection.
 
-        Args:
-            origin: ``scheme://host:port``.
-            unless: Called every ``CHECK_NEED_S`` seconds; True means that the connection is no longer needed.
+        ``origin``: ``scheme://host:port``. ``unless``: called every ``CHECK_NEED_S`` seconds; True: the connection is no longer
+        needed.
 
         Raises:
             CannotConnect, TimeoutError: The text names the peer and the reason.

@@ -142,9 +142,8 @@ class Committer(Revocation):
     async def discard(self, sent: Journal, *, whole_files: bool) -> None:
         """Remove the early upload of a checkpoint that will not be finished.
 
-        Args:
-            sent: Its journal.
-            whole_files: Also delete complete objects, on which nothing depends; otherwise only abort multipart uploads.
+        ``sent``: its journal. ``whole_files``: also delete complete objects, on which nothing depends; otherwise only abort
+        multipart uploads.
 
         Raises:
             Fenced: A later pod of the job has taken the prefix over.

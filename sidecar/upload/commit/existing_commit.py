@@ -62,12 +62,8 @@ class ExistingCommit:
     ) -> AlreadyCommitted | KeepExisting | Replace | None:
         """Return the decision about a checkpoint whose step is committed. Before ``Replace``, the commit is revoked (I4).
 
-        Args:
-            checkpoint: The checkpoint.
-            contents: Its files.
-            there: The commit.
-            is_permitted: Waits until a commit of this node may be replaced, unless the store holds the checkpoint already.
-                Returns False if the checkpoint was given up or rewritten first: then the result is ``None``.
+        ``is_permitted``: waits until a commit of this node may be replaced, unless the store holds the checkpoint already.
+        Returns False if the checkpoint was given up or rewritten first: then the result is ``None``.
 
         Raises:
             Outdated: The commit was replaced meanwhile, or must not be replaced now; the upload starts again.

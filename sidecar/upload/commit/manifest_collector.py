@@ -62,9 +62,7 @@ class ManifestCollector:
     async def read(self, there: Mapping[str, str], indices: Iterable[int]) -> list[Read]:
         """Return the manifests of some nodes in order; missing and malformed ones are skipped.
 
-        Args:
-            there: Etag by key, as listed.
-            indices: Indices of the nodes.
+        ``there``: etag by key, as listed.
         """
         wanted = [keys.manifest(self._name, self._attempt, Node(index, self._node.count)) for index in indices]
         await self._executor.together(

@@ -74,9 +74,7 @@ class Revocation(Documents):
 
         Other manifests stay: other nodes of our attempt may be publishing theirs.
 
-        Args:
-            name: The checkpoint.
-            judged: The commit to revoke. If another commit has replaced it meanwhile, that one stays. ``None``: any.
+        ``judged``: the commit to revoke. If another one has replaced it meanwhile, that one stays. ``None``: any.
 
         Returns:
             Whether there is no commit now.
@@ -110,9 +108,7 @@ class Revocation(Documents):
     async def remove(self, name: str, *, judged: StoredCommit | None = None) -> bool:
         """Delete a checkpoint with all its objects, in the order of I4. Objects that others delete meanwhile are no error.
 
-        Args:
-            name: The checkpoint.
-            judged: The commit to delete. If another commit has replaced it meanwhile, that one stays. ``None``: any.
+        ``judged``: as of ``revoke_commit``.
 
         Returns:
             Whether it was deleted.

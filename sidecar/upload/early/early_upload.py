@@ -132,8 +132,7 @@ class EarlyUploads:
     def writing(self, *, alive: bool) -> list[Writing]:
         """Return the checkpoints that the trainer is likely to finish.
 
-        Args:
-            alive: A training process holds its lease. Otherwise the writes have to be more recent.
+        ``alive``: a training process holds its lease. Otherwise the writes have to be more recent.
         """
         now_s = time.monotonic()
         return [

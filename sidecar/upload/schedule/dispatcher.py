@@ -79,10 +79,8 @@ class Dispatcher:
     def reorder(self, order: Sequence[FileTransfer], *, strictly: bool = False) -> None:
         """Change the order. Work items in flight are finished; further ones are taken in the new order.
 
-        Args:
-            order: All transfers that may send.
-            strictly: A transfer starts after the last answer to the one before it, not after its last work item was started.
-                Otherwise retries of the first one would share the link with the second.
+        ``strictly``: a transfer starts after the last answer to the one before it, not after its last work item was started.
+        Otherwise retries of the first one would share the link with the second.
         """
         if order[:1] != self._order[:1]:  # rates measured while a request was paused do not show that it is slow
             self._sending = {item: (transfer, RequestProgress()) for item, (transfer, _) in self._sending.items()}

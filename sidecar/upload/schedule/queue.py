@@ -132,9 +132,7 @@ class Queue:
         An upload that is awaited does not wait itself: if saves come faster than the link takes them, each would wait for the
         next, and none would be committed.
 
-        Args:
-            tracked: The checkpoint that would wait.
-            wake: What ``upload_ended`` returned just now; ``None``: it has not waited yet.
+        ``wake``: what ``upload_ended`` returned just now; ``None``: it has not waited yet.
         """
         # After a further waking, one of those that the first found may have ended, and would not wake this one again.
         first = self._first_of_ending() if wake is not self._woken else self._woken.first_of_ending(self._first_of_ending)

@@ -91,8 +91,7 @@ class HedgedRequest:
     async def run(self, carry: Callable[[SendTry], Awaitable[T]]) -> T:
         """Return the result of the first try that arrives; the other one stops sending.
 
-        Args:
-            carry: Sends the request with the given try.
+        ``carry``: sends the request with the given try.
 
         Raises:
             Exception: Raised by a try, if none arrived.

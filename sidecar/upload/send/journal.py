@@ -69,8 +69,7 @@ class Journal:
 
     Threads add complete files: other code copies ``entries`` or ``stamps`` before it goes through them.
 
-    Args:
-        place: The file. Its name begins with the checkpoint's, followed by ``@``: only objects of that checkpoint are valid.
+    ``place``: the file. Its name begins with the checkpoint's, followed by ``@``: only objects of that checkpoint are valid.
     """
 
     def __init__(self, place: Place) -> None:

@@ -59,8 +59,7 @@ class WorkPlan:
     def add_growing(self, file: FoundFile) -> None:
         """Queue the complete parts of a file that is still being written. ``add`` follows when it is closed.
 
-        Args:
-            file: An earlier state of the file: bytes up to that size are not expected to change.
+        ``file``: an earlier state of the file: bytes up to that size are not expected to change.
         """
         path = file.path
         if path not in self._growing:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from shutil import get_terminal_size
 from typing import Any
+
+from sidecar.core.format.plain_text import plain_text
 
 _LEAST_WRAPPED = 20
 """Narrowest column, in characters, in which sentences are wrapped."""
@@ -67,9 +70,9 @@ def status_text(status: dict[str, Any]) -> str:
     lines = [
         f"phase      {status['phase']}",
         f"store      {store['url']}  " + (f"degraded: {status['degraded_reason']}" if status["degraded"] else _reached(store)),
-        f"trainer    {trainer['state'] or 'no hook'}, {trainer['ranks']} ranks alive, step {_known(trainer['step'])}",
-        f"durable    step {_known(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
-        f"{_known(risk['steps_at_risk'])} steps",
+        f"trainer    {trainer['state'] or 'no hook'}, {trainer['ranks']} ranks alive, step {text_of(trainer['step'])}",
+        f"durable    step {text_of(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
+        f"{text_of(risk['steps_at_risk'])} steps",
         f"SIGTERM    {_prediction(risk, min(rates, default=None))}",
         f"volume     {_volume(status['volume'])}",
     ]
@@ -124,9 +127,14 @@ def checkpoints_text(answer: dict[str, Any]) -> str:
 
 def checkpoint_text(answer: dict[str, Any]) -> str:
     """Return ``/v1/checkpoints/NAME``, a line per field that has a value."""
-    known = {key: value for key, value in answer.items() if value is not None}
-    width = max(len(key) for key in known)
-    return "\n".join(f"{key.ljust(width)}  {_field(key, value)}" for key, value in known.items())
+    return "\n".join(field_lines(answer.items()))
+
+
+def field_lines(fields: Iterable[tuple[str, Any]]) -> list[str]:
+    """Return a line per field that has a value, with the values in one column."""
+    known = [(key, value) for key, value in fields if value is not None]
+    width = max(len(key) for key, _ in known)
+    return [f"{key.ljust(width)}  {_field(key, value)}" for key, value in known]
 
 
 def _field(key: str, value: Any) -> str:
@@ -134,7 +142,7 @@ def _field(key: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, dict | list):
         return json.dumps(value)
-    return size_text(value) if key.endswith("_bytes") else str(value)
+    return size_text(value) if key.endswith("_bytes") else text_of(value)
 
 
 def save_text(answer: dict[str, Any]) -> str:
@@ -149,8 +157,9 @@ def _reached(store: dict[str, Any]) -> str:
     return f"verified by {store['verification']}" if store["reached"] else "not reached yet"
 
 
-def _known(value: Any) -> str:
-    return "–" if value is None else str(value)
+def text_of(value: Any) -> str:
+    """Return a value as one line, without what a terminal would obey; a dash for ``None``."""
+    return "–" if value is None else plain_text(str(value))
 
 
 def _seconds(seconds: float | None) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sidecar.cli.render import counted, size_text, table
+from sidecar.cli.render import counted, field_lines, size_text, table, text_of
 from sidecar.core.format.plain_text import plain_text
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def _row(fields: dict[str, Any], *, is_long: bool) -> list[str]:
     shown = [fields["name"], fields["state"], fields["modified_at"], fields["objects"], size_text(fields["size_bytes"])]
     if is_long:
         shown += [fields.get(name) for name in ("save_reason", "node_count", "attempt")]
-    return [_plain(value) for value in shown]
+    return [text_of(value) for value in shown]
 
 
 def run_fields(run: ListedRun) -> dict[str, Any]:
@@ -84,18 +83,16 @@ def runs_text(answer: dict[str, Any]) -> str:
     rows = []
     for run in answer["runs"]:
         count = run["checkpoints"] if run["is_run"] else "a folder, list it"
-        rows.append([_plain(value) for value in (f"{run['name']}/", count, run["newest"], run["job"], run["holder"])])
+        rows.append([text_of(value) for value in (f"{run['name']}/", count, run["newest"], run["job"], run["holder"])])
     return table(header, rows)
 
 
 def details_text(answer: dict[str, Any]) -> str:
     """Return one checkpoint with its files."""
-    shown = {key: value for key, value in answer.items() if key not in ("files", "problems") and value is not None}
-    width = max(len(key) for key in shown)
-    lines = [f"{key.ljust(width)}  {_field(key, value)}" for key, value in shown.items()]
-    lines += [f"{'problem'.ljust(width)}  {plain_text(problem['problem'])}" for problem in answer["problems"]]
+    shown = [(key, value) for key, value in answer.items() if key not in ("files", "problems")]
+    lines = field_lines([*shown, *(("problem", problem["problem"]) for problem in answer["problems"])])
     if answer["files"]:
-        rows = [[_plain(f["path"]), size_text(f["size_bytes"]), f["crc64nvme"], str(f["node"])] for f in answer["files"]]
+        rows = [[text_of(f["path"]), size_text(f["size_bytes"]), f["crc64nvme"], str(f["node"])] for f in answer["files"]]
         lines += ["", table(["FILE", "SIZE", "CRC64NVME", "NODE"], rows)]
     return "\n".join(lines)
 
@@ -115,25 +112,15 @@ def verification_text(answer: dict[str, Any]) -> str:
 def plan_text(answer: dict[str, Any]) -> str:
     """Return a retention plan or its outcome."""
     verb = "delete" if answer["dry_run"] else "deleted"
-    rows = [["keep", _plain(kept["checkpoint"]), _plain(kept["reason"])] for kept in answer["kept"]]
-    rows += [[verb, _plain(gone["checkpoint"]), _plain(gone["reason"])] for gone in answer["deleted"]]
+    rows = [["keep", text_of(kept["checkpoint"]), text_of(kept["reason"])] for kept in answer["kept"]]
+    rows += [[verb, text_of(gone["checkpoint"]), text_of(gone["reason"])] for gone in answer["deleted"]]
     return table(["PLAN" if answer["dry_run"] else "DONE", "CHECKPOINT", "WHY"], rows) if rows else "no committed checkpoints"
 
 
 def quarantine_text(answer: dict[str, Any]) -> str:
     """Return the quarantine records of a prefix."""
-    rows = [
-        [_plain(q["checkpoint"]), "yes" if q["applies"] else "no, of an earlier commit", _plain(q["at"]), _plain(q["reason"])]
-        for q in answer["quarantined"]
-    ]
+    rows = []
+    for q in answer["quarantined"]:
+        applies = "yes" if q["applies"] else "no, of an earlier commit"
+        rows.append([text_of(value) for value in (q["checkpoint"], applies, q["at"], q["reason"])])
     return table(["CHECKPOINT", "APPLIES", "SINCE", "WHY"], rows) if rows else "nothing is quarantined"
-
-
-def _field(key: str, value: Any) -> str:
-    if isinstance(value, dict | list):
-        return plain_text(json.dumps(value))
-    return size_text(value) if key == "size_bytes" else _plain(value)
-
-
-def _plain(value: Any) -> str:
-    return "–" if value is None else plain_text(str(value))

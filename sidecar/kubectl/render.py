@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sidecar.cli.render import size_text, table
+from sidecar.cli.render import size_text, table, text_of
 from sidecar.core.format.plain_text import plain_text
 from sidecar.core.job.status import JobStatus, PodReport
 from sidecar.core.lifecycle.safety import Level
@@ -25,12 +23,12 @@ def show_status(title: str, status: JobStatus) -> None:
 
 
 def _facts(title: str, status: JobStatus) -> list[str]:
-    risk = f"at risk: {_seconds(status.seconds_at_risk)}, {_known(status.steps_at_risk)} steps"
+    risk = f"at risk: {_seconds(status.seconds_at_risk)}, {text_of(status.steps_at_risk)} steps"
     fits = {True: "fits the grace period", False: "does not fit the grace period", None: "not known whether it fits"}
     lines = [
         f"job        {plain_text(title)}, {status.pods_answering} of {status.pods_wanted} sidecars answer",
-        f"trainer    step {_known(status.trained_step)}",
-        f"durable    step {_known(status.durable_step)}, {risk}",
+        f"trainer    step {text_of(status.trained_step)}",
+        f"durable    step {text_of(status.durable_step)}, {risk}",
         f"SIGTERM    durable after {_seconds(status.predicted_durable_s)}: {fits[status.fits_grace]}",
     ]
     if status.pending_bytes:
@@ -43,12 +41,8 @@ def _table(status: JobStatus) -> str:
 
 
 def _row(pod: PodReport) -> list[str]:
-    numbers = [_known(value) for value in (pod.phase, pod.trained_step, pod.finished_step, pod.durable_step)]
+    numbers = [text_of(value) for value in (pod.phase, pod.trained_step, pod.finished_step, pod.durable_step)]
     return [plain_text(pod.pod), pod.state, *numbers, plain_text(pod.headline or pod.detail or "–")]
-
-
-def _known(value: Any) -> str:
-    return "–" if value is None else plain_text(str(value))
 
 
 def _seconds(seconds: float | None) -> str:

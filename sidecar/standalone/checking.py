@@ -8,10 +8,8 @@ from sidecar.core.commit.summary import StoredState
 from sidecar.core.format.checkpoint_address import misnamed
 from sidecar.errors import NothingFound
 from sidecar.repository.verification import Examined, Verifier
-from sidecar.standalone.session import StoreSession
+from sidecar.standalone.session import OnBytes, StoreSession
 
-OnBytes = Callable[[str, int, int], None]
-"""Called with the checkpoint, the bytes that were compared, and all bytes."""
 _UNCOMMITTED = (StoredState.INCOMPLETE, StoredState.FOREIGN)
 
 

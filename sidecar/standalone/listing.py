@@ -13,8 +13,6 @@ from sidecar.core.lifecycle.prefix_ownership import Run
 from sidecar.errors import ArchivedObject, ConfigurationError, NotFound, UnreadableRun
 from sidecar.lifecycle.run_document import read
 from sidecar.repository.documents import Documents, StoredCommit
-from sidecar.store.protocol import Store
-from sidecar.transfer.executor import StoreExecutor
 from trainer_hook.contract import FINAL
 
 FEW_OBJECTS = 1000
@@ -48,11 +46,6 @@ class ListedRun:
 class Listing(Documents):
     """Lists what a prefix has."""
 
-    def __init__(self, store: Store, executor: StoreExecutor) -> None:
-        super().__init__(store, executor)
-        self._store = store
-        self._executor = executor
-
     async def folders(self, below: str = "") -> list[str]:
         """Return the names of the folders at the top, or below another one, in any order."""
         return await self._executor.persistently(lambda: list(self._store.list_folders(below)))
@@ -66,9 +59,7 @@ class Listing(Documents):
         names = newest_first(await self.folders(below) if folders is None else folders, and_final=True)
         try:
             found = await self._executor.persistently(read, self._store, below)
-        except NotFound:
-            return ListedRun(folder, tuple(names)) if names else None
-        except (ConfigurationError, UnreadableRun):  # another program's, or damaged
+        except (NotFound, ConfigurationError, UnreadableRun):  # none, another program's, or damaged
             return ListedRun(folder, tuple(names)) if names else None
         return ListedRun(folder, tuple(names), found)
 

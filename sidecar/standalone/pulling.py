@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from sidecar.download.quarantine import Quarantine
 from sidecar.download.request import AskedBy, ResumeRequest, ResumeState
 from sidecar.download.request_worker import RequestWorker
 from sidecar.errors import ArchivedObject, CheckpointRejected, ConfigurationError, RequestRefused, StoreUnavailable
-from sidecar.standalone.session import StoreSession
+from sidecar.standalone.session import OnBytes, StoreSession
 from sidecar.transfer.health import Health
 from sidecar.volume.descriptors import opened
 from sidecar.volume.lock import try_to_hold
@@ -30,8 +29,6 @@ OURS = f"{SYSTEM_DIR}/pull"
 """Shows that the folder's system directory was made by a pull, which removes it at the end."""
 
 _NONE_NOW = "no committed checkpoint can be pulled now; the same command tries again"
-OnBytes = Callable[[str, int, int], None]
-"""Called with the checkpoint, the bytes that are there, and all bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +195,9 @@ class Puller:
         return lock
 
     def _clean_up(self) -> None:
-        if _exists(self._volume, OURS):
+        with contextlib.suppress(OSError):
+            (self._volume / OURS).status()
             (self._volume / SYSTEM_DIR).discard()
-
-
-def _exists(volume: Volume, path: str) -> bool:
-    try:
-        (volume / path).status()
-    except OSError:
-        return False
-    return True
 
 
 def _share(commit: Commit, wanted: Wanted) -> Share:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from sidecar.errors import CheckpointChanged, CheckpointRejected, NothingFound, 
 from sidecar.lifecycle.idle_prefix import IdlePrefix
 from sidecar.repository.verification import Examined, Verifier
 from sidecar.standalone.directory import SourceDirectory
-from sidecar.standalone.session import StoreSession
+from sidecar.standalone.session import OnBytes, StoreSession
 from sidecar.store.protocol import Capabilities
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
@@ -40,9 +39,6 @@ from sidecar.volume.pins import held_as
 
 TRIES = 3
 """Tries of a push whose objects vanish from the store meanwhile."""
-
-OnBytes = Callable[[str, int, int], None]
-"""Called with the checkpoint, the bytes in the store, and all bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +99,8 @@ class _DirectoryVersions:
     async def hold(self, checkpoint: Finished) -> Held:
         return Held(self._source, self._context.payloads(checkpoint.name, self._source))
 
-    def taken_over(self, active: Active, checkpoint: Finished) -> AbstractAsyncContextManager[Sent]:
-        return self._sent(checkpoint)
-
     @contextlib.asynccontextmanager
-    async def _sent(self, checkpoint: Finished) -> AsyncIterator[Sent]:
+    async def taken_over(self, active: Active, checkpoint: Finished) -> AsyncIterator[Sent]:
         with contextlib.closing(await self.journal(checkpoint)) as journal:
             yield Sent(journal, Handover(journal))
 

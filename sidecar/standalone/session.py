@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,6 +20,8 @@ from sidecar.transfer.rate_gate import RateGate
 T = TypeVar("T")
 Happened = Callable[..., object]
 """Records an event by its name and fields."""
+OnBytes = Callable[[str, int, int], None]
+"""Shows progress: called with the checkpoint, the bytes that are compared, sent or there, and all bytes."""
 
 PATIENCE_S = 20.0
 """Seconds for which a failing request is retried: a person waits for the answer."""
@@ -54,20 +56,15 @@ class StoreSession:
 
 
 @asynccontextmanager
-async def opened(
-    url: str, *, environ: Mapping[str, str] = os.environ, happened: Happened = lambda _, **__: None
-) -> AsyncIterator[StoreSession]:
-    """Open a store by the settings of the environment, as the sidecar does; close it at the end.
+async def opened(url: str, *, happened: Happened = lambda _, **__: None) -> AsyncIterator[StoreSession]:
+    """Open a store by the settings of the environment but ``CKPT_STORE``, as the sidecar does; close it at the end.
 
-    Args:
-        url: The prefix.
-        environ: The environment; its ``CKPT_STORE`` does not count.
-        happened: Called when the store does not answer, and when it answers again.
+    ``happened``: called when the store does not answer, and when it answers again.
 
     Raises:
         ConfigurationError: The address or a setting is not valid.
     """
-    settings = _settings(url, environ)
+    settings = from_environment({**os.environ, "CKPT_STORE": url}, hostname=socket.gethostname())
     store = open_anywhere(settings)
     executor = StoreExecutor(
         concurrency=settings.concurrency,
@@ -94,7 +91,3 @@ def run(url: str, work: Callable[[StoreSession], Awaitable[T]], *, happened: Hap
             return await work(session)
 
     return asyncio.run(life())
-
-
-def _settings(url: str, environ: Mapping[str, str]) -> Settings:
-    return from_environment({**environ, "CKPT_STORE": url}, hostname=socket.gethostname())

@@ -34,8 +34,8 @@ from sidecar.daemon.store_services import use_store
 from sidecar.daemon.tasks import first_error, run_forever, run_together
 from sidecar.errors import ConfigurationError, SidecarError, Stopped, StoreError
 from sidecar.lifecycle.spot import SpotWatch
+from sidecar.repository.documents import Documents
 from sidecar.store.protocol import Store
-from sidecar.upload.commit.last_look import LastLook
 from sidecar.volume.lock import hold_volume
 from sidecar.volume.opener import Place
 from sidecar.volume.sockets import listen_unix
@@ -254,11 +254,11 @@ class Daemon:
         pending = [t for t in services.catalog.pending() if t.checkpoint and t.checkpoint.node.count > 1]
         if not pending or not within_s or termination.fenced_by is not None or not services.state.store_opened.is_set():
             return
-        last_look = LastLook(services.store, services.executor)
+        documents = Documents(services.store, services.executor)
 
         async def look(tracked: Tracked) -> None:
             with contextlib.suppress(StoreError, Stopped):  # one that cannot be read hides no other
-                found = tracked.checkpoint is not None and await last_look.is_committed(tracked.checkpoint)
+                found = tracked.checkpoint is not None and await documents.is_committed(tracked.checkpoint)
                 if found and services.catalog.is_current(tracked):  # uploads go on meanwhile
                     services.catalog.durable(tracked, at_s=time.time())
 

@@ -164,6 +164,22 @@ class Documents:
                 crc = checksum.checksum(buffer[:count], crc)
         return crc
 
+    async def is_committed(self, checkpoint: Finished) -> bool:
+        """Whether a checkpoint's step has a whole commit that names this node's part of the same save: others may write it.
+
+        Reads documents and one listing, no data: an object that only its content could prove counts as damaged.
+
+        Raises:
+            StoreError: A request failed.
+        """
+        there = await self.stored_commit(checkpoint.name)
+        if there is None or there.commit is None or there.commit.attempt != checkpoint.attempt:
+            return False
+        part = await self.part(there.commit, checkpoint.node)
+        if part is None or not is_of(part, checkpoint):
+            return False
+        return await self.why_not_whole(there.commit, there.crc64nvme) is None
+
     async def _named_by(self, name: str, there: StoredCommit) -> list[str]:
         if there.commit is not None:
             bundle = keys.all_manifests(name, there.commit.attempt)

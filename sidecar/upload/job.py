@@ -26,7 +26,6 @@ from sidecar.errors import (
 )
 from sidecar.repository.documents import StoredCommit
 from sidecar.upload.commit.existing_commit import ExistingCommit
-from sidecar.upload.commit.last_look import LastLook
 from sidecar.upload.commit.overwrite_guard import Outdated, OverwriteGuard
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.context import UploadContext
@@ -186,7 +185,7 @@ class UploadJob:
         context = self._context
         if self._checkpoint.node.count > 1:
             with contextlib.suppress(StoreError):
-                found = await LastLook(context.store, context.executor).is_committed(self._checkpoint)
+                found = await context.committer.is_committed(self._checkpoint)
                 if found and context.catalog.is_current(self._tracked):
                     await self._durable(context.clock.epoch())
         if context.catalog.is_current(self._tracked) and context.catalog.was_left(self._tracked):

@@ -19,9 +19,8 @@ from sidecar.core.format import keys
 from sidecar.errors import ArchivedObject
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.post_commit_check import AFTER_S, POLL_S
-from sidecar.upload.commit.revocation import LeaseCheck
+from sidecar.upload.commit.revocation import LeaseCheck, Revocation
 from trainer_hook.contract import step_of
 
 log = structlog.get_logger()
@@ -104,7 +103,7 @@ class StoreRetention:
         self._resumes = resumes
         self._events = events
         self._clock = clock
-        self._committer = Committer(store, executor, lease=lease)
+        self._revocation = Revocation(store, executor, lease=lease)
         self._seen_s: dict[Writing, float] = {}
         """Time of each commit's first sight."""
         self._whole_s: dict[Writing, float] = {}
@@ -214,7 +213,7 @@ class StoreRetention:
     async def _read(self, name: str) -> Committed | None:
         """Return the few fields of a commit that retention needs; large jobs' documents would not fit into memory together."""
         try:
-            there, step = await self._committer.stored_commit(name), step_of(name)
+            there, step = await self._revocation.stored_commit(name), step_of(name)
         except ArchivedObject:  # as any unreadable commit: it stays, and does not count
             return None
         if there is None or there.commit is None or step is None:
@@ -269,11 +268,11 @@ class StoreRetention:
         if seen_s is not None and seen_s >= not_before_s:
             return True
         looked_s = self._clock()
-        there = await self._committer.stored_commit(commit.name)
+        there = await self._revocation.stored_commit(commit.name)
         if there is None or there.commit is None or there.crc64nvme != commit.crc64nvme:
             return False
         try:
-            why_not = await self._committer.why_not_whole(there.commit, commit.crc64nvme)
+            why_not = await self._revocation.why_not_whole(there.commit, commit.crc64nvme)
         except ArchivedObject as archived:
             why_not = str(archived)
         self._whole_s.pop(writing, None)
@@ -288,15 +287,15 @@ class StoreRetention:
 
     async def _are_still_committed(self, whole: Mapping[str, str]) -> bool:
         """Whether the commits for which others are deleted were neither revoked nor replaced meanwhile."""
-        there = await self._executor.together([self._committer.stored_commit(name) for name in whole])
+        there = await self._executor.together([self._revocation.stored_commit(name) for name in whole])
         return [found and found.crc64nvme for found in there] == list(whole.values())
 
     async def _delete(self, deletion: Deletion, commit: Committed) -> bool:
-        there = await self._committer.stored_commit(deletion.name)
+        there = await self._revocation.stored_commit(deletion.name)
         is_judged = there is not None and there.crc64nvme == commit.crc64nvme
         if not is_judged or deletion.name in self._resumes.in_use():  # changed since the plan was made
             return False
-        if not await self._committer.remove(deletion.name, judged=there):
+        if not await self._revocation.remove(deletion.name, judged=there):
             return False
         self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
         return True

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer_hook.libraries.transformers import random_state
 from trainer_hook.process.patching import replaced
 from trainer_hook.resuming.resumer import Choice
 
@@ -31,10 +32,6 @@ class EpochStart:
         """Checkpoint whose random state Trainer restores before the first step."""
         self._undo = contextlib.ExitStack()
 
-    @property
-    def _all_gpus(self) -> bool:
-        return bool(self._trainer.args.world_size <= 1)
-
     def training_begins(self, choice: Choice | None) -> None:
         """``choice``: the checkpoint from which this run resumes."""
         self._start, self._resumes_from = {}, None if choice is None else choice.path
@@ -46,7 +43,7 @@ class EpochStart:
         folder, self._resumes_from, self._loader = self._resumes_from, None, loader
         if folder is not None:
             self._restore(folder)
-        self._start = {"epoch_start": self._read_random(), "generators": self._generators()}
+        self._start = {"epoch_start": random_state.read(self._trainer), "generators": self._generators()}
         self._undo.close()
         if self._is_resumed and (self._trainer.state.epoch or 0) >= 1 and getattr(loader, "persistent_workers", False):
             self._undo.enter_context(_unseeded(loader))
@@ -69,7 +66,7 @@ class EpochStart:
         else:
             states = saved.get("generators")
             if "epoch_start" in saved:
-                self._restore_random(saved["epoch_start"])
+                random_state.restore(self._trainer, saved["epoch_start"])
         for generator, state in zip(_generators_of(self._loader), states or (), strict=False):
             generator.set_state(state)
 
@@ -77,13 +74,7 @@ class EpochStart:
         """Between epochs Trainer restores the random state after this event and before the pass: do so already."""
         trainer = self._trainer
         trainer._load_rng_state(str(folder))
-        loaded = self._read_random()
-
-        def load_rng_state(checkpoint: Any) -> None:
-            del trainer._load_rng_state
-            self._restore_random(loaded)
-
-        trainer._load_rng_state = load_rng_state
+        random_state.restore_at_next_load(trainer, random_state.read(trainer))
 
     def _saved(self, folder: Path) -> dict[str, Any]:
         """Return what this rank saved; nothing if another number of ranks did."""
@@ -122,16 +113,6 @@ class EpochStart:
 
     def _generators(self) -> list[Any]:
         return [generator.get_state() for generator in _generators_of(self._loader)]
-
-    def _read_random(self) -> dict[str, Any]:
-        from trainer_hook.loops import randomness  # imports torch
-
-        return randomness.read(all_gpus=self._all_gpus)
-
-    def _restore_random(self, state: dict[str, Any]) -> None:
-        from trainer_hook.loops import randomness
-
-        randomness.restore(state, all_gpus=self._all_gpus)
 
 
 def _generators_of(loader: Any) -> list[Any]:

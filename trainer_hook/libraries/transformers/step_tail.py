@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trainer_hook.libraries.transformers import random_state
 from trainer_hook.process.log import info
 from trainer_hook.process.patching import replaced
 
@@ -81,7 +82,7 @@ class StepTail:
         # An evaluation on several datasets resets the request after the first.
         self._doing = self._requested()
         if EVALUATE in self._doing:
-            self._random = self._read_random()
+            self._random = random_state.read(self._trainer)
         yield
         self._doing = self._random = None  # not after an error: SIGTERM may have ended a DataLoader worker
 
@@ -93,7 +94,7 @@ class StepTail:
     def rewind(self) -> None:
         """Set the random generators back to before the evaluation that is interrupted now."""
         if self._random is not None:
-            self._restore_random(self._random)
+            random_state.restore(self._trainer, self._random)
 
     def catch_up(self, unfinished: tuple[str, ...], folder: Path, *, ignore_keys: list[str] | None) -> None:
         """Do the unfinished parts of the step that a run resumes from, before its first batch.
@@ -102,7 +103,7 @@ class StepTail:
         """
         trainer = self._trainer
         info(f"does first what {folder.name} left unfinished: {', '.join(unfinished)}")
-        at_start = self._read_random()
+        at_start = random_state.read(trainer)
         trainer._load_rng_state(str(folder))
         control = self._control = trainer.control
         control.should_evaluate = EVALUATE in unfinished
@@ -117,14 +118,8 @@ class StepTail:
             state.best_model_checkpoint = str(own)  # the script would have saved the best model in this folder
         trainer.control.should_training_stop |= STOP in unfinished
         # Trainer loads the random state again once it has skipped the used batches; until then it draws as usual.
-        afterwards = self._read_random()
-        self._restore_random(at_start)
-
-        def load_rng_state(checkpoint: Any) -> None:
-            del trainer._load_rng_state
-            self._restore_random(afterwards)
-
-        trainer._load_rng_state = load_rng_state
+        random_state.restore_at_next_load(trainer, random_state.read(trainer))
+        random_state.restore(trainer, at_start)
 
     def _finish_step(self, ignore_keys: list[str] | None) -> None:
         import torch
@@ -147,16 +142,6 @@ class StepTail:
         control, epoch = self._control, self._trainer.state.epoch
         # Trainer ends the epoch, too, when it is told to stop in the middle of one.
         return bool(control.should_training_stop or control.should_epoch_stop or (epoch and float(epoch).is_integer()))
-
-    def _read_random(self) -> dict[str, Any]:
-        from trainer_hook.loops import randomness  # imports torch
-
-        return randomness.read(all_gpus=self._trainer.args.world_size <= 1)
-
-    def _restore_random(self, state: dict[str, Any]) -> None:
-        from trainer_hook.loops import randomness
-
-        randomness.restore(state, all_gpus=self._trainer.args.world_size <= 1)
 
 
 def script_folder(trainer: Any) -> Path:

@@ -178,6 +178,25 @@ def test_the_second_train_of_a_trainer_has_its_optimizer_although_the_first_is_n
         assert outcomes(second.log()) == outcomes(alone), "also of the call that was not run again"
 
 
+def test_a_train_after_a_resumed_one_keeps_its_optimizer(volume: Path, answers: Answers, unhooked: Callable[..., str]) -> None:
+    """The third call took over the optimizer of the first, which had finished before the pod was lost."""
+    told = {"args": {"max_steps": 5}, "calls": 3, "same_trainer": True}
+    with training(script(**told, sleep_s=0.3), volume, answers.settings | {"CKPT_SAVE_STEPS": "7"}) as first:
+        first.said("rank 0 call 0 ended at 5")
+        until(lambda: first.steps().count(2) == 2)
+        assert first.terminate() == 143, first.log()
+    (resumed,) = set(finished(volume)) - {"final", "checkpoint-5"}
+    offers = {1: ready(resumed, train_call=1, base_step=5)}
+    other = ready("checkpoint-5", train_call=0, base_step=0)
+    answers.by_call["POST /v1/resume"] = lambda asked: (
+        (202, {"state": "none"}) if asked.get("train_call") == 2 else offers.get(asked.get("train_call"), other)(asked)
+    )
+    with training(script(**told), volume, answers.settings) as second:
+        assert second.wait() == 0, second.log()
+        assert "takes over the optimizer" not in second.log()
+        assert f"weights {second.weights()}" in unhooked(**told)
+
+
 def outcomes(log: str) -> list[str]:
     """Return what ``train()`` returned; without the one number that the library's printing takes out on its way."""
     return [line.replace("'total_flos', ", "") for line in re.findall(r"^rank 0 loss .*$", log, re.MULTILINE)]

@@ -34,6 +34,11 @@ def hand_over(trainer: Any, choice: Choice) -> None:
     trainer._load_rng_state(str(choice.path))
 
 
+def forget(trainer: Any) -> None:
+    """Drop what ``hand_over`` remembered: a call that resumes has an optimizer of its own, which the next call keeps."""
+    vars(trainer).pop(_HANDED_OVER, None)
+
+
 def take_over(trainer: Any, resumer: Resumer) -> None:
     """Load the optimizer of an earlier, finished call of this Trainer, as ``hand_over`` remembered it. Collective.
 

@@ -16,7 +16,7 @@ from trainer_hook.libraries.transformers.best_model import BestModel
 from trainer_hook.libraries.transformers.callback import callback_class
 from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.libraries.transformers.epoch_start import EpochStart
-from trainer_hook.libraries.transformers.finished import hand_over, take_over, training_outcome
+from trainer_hook.libraries.transformers.finished import forget, hand_over, take_over, training_outcome
 from trainer_hook.libraries.transformers.script_saves import ScriptSaves, leave_final
 from trainer_hook.libraries.transformers.step_tail import no_step_too_many, unfinished_of
 from trainer_hook.libraries.transformers.streams import pass_continued
@@ -143,6 +143,8 @@ class HookedTrain:
         trainer, call, tail = self._trainer, self._call, self._driver.tail
         if choice is None:
             take_over(trainer, call.resumer)
+        else:
+            forget(trainer)
         script_saves = ScriptSaves(call, trainer)
         callback = callback_class()(call, self._driver, script_saves, self._start, functools.partial(self._on_begin, choice))
         trainer.add_callback(callback)

@@ -303,6 +303,8 @@ class _Parser:
             if self._words[-1:] != ["()"]:
                 self._close(text, only="(")
         elif text != "\n" or self._words[-1:] != ["()"]:
+            if text == "&" and not self._words and self._before in (")", "}") and self.found:
+                self.found[-1] = replace(self.found[-1], after="&")  # the whole group runs in the background
             self.end(text)
 
     def word(self, text: str) -> None:

@@ -13,7 +13,13 @@ from sidecar.kubernetes.inject.exit_codes import ends_otherwise, keeps_signals, 
 from sidecar.kubernetes.inject.shell import commands, shell_of
 from tests.process.sidecar_process import until
 
+OF_XPK = (
+    "echo begin; _sigterm() ( kill -SIGTERM $! 2>/dev/null;); trap _sigterm SIGTERM; (torchrun t.py --steps 9) & PID=$!; "
+    "while kill -0 $PID 2>/dev/null; do sleep 0.1; done; wait $PID; EXIT_CODE=$?; echo $EXIT_CODE; exit $EXIT_CODE"
+)
+"""How xpk wraps the command of each training on GKE."""
 HANDED_ON = [
+    OF_XPK,
     "torchrun t.py",
     "exec torchrun t.py",
     "cd / && torchrun t.py",
@@ -41,6 +47,7 @@ HANDED_ON = [
     "torchrun t.py & wait $!; exit $?",
     "torchrun t.py & wait $!",
     "torchrun t.py &\npid=$!\nwait $pid",
+    "{ true && torchrun t.py; } & wait $!",
     "if true; then torchrun t.py; fi",
     "if true; then torchrun t.py; else echo other; fi",
     "(torchrun t.py)",
@@ -86,6 +93,8 @@ SWALLOWED = [
     "torchrun t.py &",
     "torchrun t.py & wait",
     "torchrun t.py & echo started",
+    "(torchrun t.py) & wait",
+    "(torchrun t.py; true) & wait $!",
     "! torchrun t.py",
     "if torchrun t.py; then echo good; fi",
     "if ! torchrun t.py; then echo bad; fi",
@@ -181,6 +190,7 @@ def test_what_runs_no_script_is_left_alone(words: list[str]) -> None:
         ("trap 'echo' TERM; torchrun t.py", True),
         ("trap 'kill -TERM $pid' TERM\ntorchrun t.py", True),
         ("torchrun t.py &\npid=$!\ntrap 'kill -TERM $pid; wait $pid' TERM\nwait $pid", False),
+        (OF_XPK, False),
     ],
 )
 def test_it_is_said_whether_sigterm_gets_through(script: str, keeps: bool) -> None:

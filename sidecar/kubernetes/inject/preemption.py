@@ -196,10 +196,11 @@ def _first_rule_of_disruptions(rules: list[Fields]) -> int | None:
 
 def _of_limits(pod: Pod, job: Fields, rules: list[Fields]) -> Iterator[InjectWarning]:
     """Yield a warning about the limit that preemptions use up, with the reason why no policy is written."""
-    path, why, limit = f"{pod.template.job_path}.backoffLimit", _obstacle(pod), job.get("backoffLimit", _DEFAULT_BACKOFF_LIMIT)
+    why = _obstacle(pod)
     if why is None:
         yield from _of_changes(pod)
         return
+    field, fails, limit = _limit_of(pod, job)
     decided = (_first_rule_of_exit_code(pod, rules, preempted_exit_code(pod)), _first_rule_of_disruptions(rules))
     is_ignored = any(rules[index].get("action") == "Ignore" for index in decided if index is not None)
     if is_ignored or not isinstance(limit, int) or limit >= _MANY_RETRIES or _restarts_freely(pod.template):
@@ -208,10 +209,19 @@ def _of_limits(pod: Pod, job: Fields, rules: list[Fields]) -> Iterator[InjectWar
     if limit == 0 and policy.get("maxRestarts"):
         text = f"0: each preempted pod costs the set one of its {policy['maxRestarts']} restarts (maxRestarts): {why}"
     elif limit == 0:
-        text = f"0: the first preempted pod fails the {'whole set' if pod.template.kind.has_replicated_jobs else 'job'}: {why}"
+        text = f"0: the first preempted pod fails the {fails}: {why}"
     else:
-        text = f"each preemption counts as a failure, and the job fails after {limit}: {why}"
-    yield InjectWarning(path, text)
+        text = f"each preemption counts as a failure, and the {fails} fails after {limit}: {why}"
+    yield InjectWarning(f"{pod.template.job_path}.{field}", text)
+
+
+def _limit_of(pod: Pod, job: Fields) -> tuple[str, str, Any]:
+    """Return the field of the limit that preemptions use up first, what fails then, and its value."""
+    whole = "whole set" if pod.template.kind.has_replicated_jobs and job.get("backoffLimit") == 0 else "job"
+    each, limit = job.get("backoffLimitPerIndex"), job.get("backoffLimit")
+    if isinstance(each, int) and (not isinstance(limit, int) or each < limit):
+        return "backoffLimitPerIndex", "index", each  # without backoffLimit the Job has no other limit
+    return "backoffLimit", whole, job.get("backoffLimit", _DEFAULT_BACKOFF_LIMIT)
 
 
 def _of_changes(pod: Pod) -> Iterator[InjectWarning]:

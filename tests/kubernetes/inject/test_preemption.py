@@ -208,6 +208,22 @@ def test_where_preemptions_count_it_is_said_why(document: dict[str, Any], given:
     assert about_policies(document, **given) == []
 
 
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"backoffLimitPerIndex": 2}, "backoffLimitPerIndex: each preemption counts as a failure, and the index fails after 2"),
+        ({"backoffLimitPerIndex": 0, "backoffLimit": 9}, "backoffLimitPerIndex: 0: the first preempted pod fails the index"),
+        ({"backoffLimitPerIndex": 9, "backoffLimit": 4}, "backoffLimit: each preemption counts as a failure, and the job"),
+        ({"backoffLimitPerIndex": 100}, None),
+    ],
+)
+def test_a_job_whose_indices_have_limits_has_no_other_one_by_default(limits: dict[str, int], said: str | None) -> None:
+    rules = {"rules": [on_codes("In", 1, action="FailIndex")]}
+    document = never(completionMode="Indexed", completions=2, parallelism=2, podFailurePolicy=rules, **limits)
+    lines = [line for line in about_policies(document) if "ackoffLimit" in line]
+    assert [line.startswith(f"spec.{said}") for line in lines] == ([True] if said else [])
+
+
 RULES = {"rules": [{"name": "preempted", "action": "FailJobSet"}], "maxRestarts": 2}
 
 

@@ -13,6 +13,7 @@ from sidecar.kubernetes.inject.identity import nodes_of, put_env_injection
 from sidecar.kubernetes.inject.injection import put_in
 from sidecar.kubernetes.inject.options import Options, in_store
 from sidecar.kubernetes.inject.pod_templates import (
+    BY_WEBHOOK,
     UNEXPECTED_TYPE,
     InjectWarning,
     Kind,
@@ -99,7 +100,7 @@ def _inject(document: Fields, options: Options, *, only_again: bool) -> Injected
         where = pod_somewhere(document)
         if where:
             text = f"a pod of kind {document['kind']} ({document.get('apiVersion')}), which is not known"
-            raise NotInjectable(where, f"{text}: choose the others with --only KIND, or put the sidecar there by hand")
+            raise NotInjectable(where, f"{text}: choose the others with --only KIND; this one's pods {BY_WEBHOOK}")
         return Injected(document)
     return _inject_kind(document, kind, _filled_in(options, document, kind))
 

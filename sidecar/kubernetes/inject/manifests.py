@@ -17,7 +17,7 @@ from sidecar.kubernetes.inject.fields import metadata_of
 from sidecar.kubernetes.inject.kyaml import kyaml
 from sidecar.kubernetes.inject.merging import merged
 from sidecar.kubernetes.inject.options import Options
-from sidecar.kubernetes.inject.pod_templates import UNEXPECTED_TYPE, InjectWarning, NotInjectable, unexpected_type
+from sidecar.kubernetes.inject.pod_templates import BY_WEBHOOK, UNEXPECTED_TYPE, InjectWarning, NotInjectable, unexpected_type
 from sidecar.kubernetes.inject.recalled import has_sidecar
 from sidecar.kubernetes.inject.workload import JOB, JOBSET
 
@@ -54,7 +54,8 @@ def inject_text(text: str, options: Options) -> InjectedText:
     except UNEXPECTED_TYPE as error:
         raise unexpected_type("", error) from error
     if not done.pods:
-        text = "nothing here has pods: Pod, Job, CronJob, JobSet, TrainingRuntime, TrainJob, PyTorchJob, RayJob, …"
+        known = "Pod, Job, CronJob, JobSet, TrainingRuntime, TrainJob, PyTorchJob, RayJob, …"
+        text = f"nothing here has pods of a known kind ({known}); those of others {BY_WEBHOOK}"
         raise NotInjectable("", f"--only {','.join(options.only)}: nothing here with pods is that" if options.only else text)
     return InjectedText(
         done.text.replace("\n", newline), (*done.warnings, *_shared_prefixes(done.stores)), done.pods, done.stores

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.errors import SidecarError
+from sidecar.kubernetes.inject.options import LABEL
 from trainer_hook.contract.plain_text import plain_text
 
 Fields = MutableMapping[str, Any]
 
 
+BY_WEBHOOK = f"get the sidecar from the webhook, by the label {LABEL}"
+"""What works for pods of any kind of workload."""
 UNEXPECTED_TYPE = (AttributeError, TypeError, KeyError, ValueError, IndexError, RecursionError)
 """What a field of another type than its API gives it causes, wherever it is read: a document has no schema here."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from sidecar.errors import ConfigurationError
 from sidecar.kubernetes.inject.documents import inject_in_place
 from sidecar.kubernetes.inject.fields import annotations_of
-from sidecar.kubernetes.inject.options import ANNOTATION, LABEL, Options, from_annotations, in_store
+from sidecar.kubernetes.inject.options import ANNOTATION, FLAGS, LABEL, Options, from_annotations, in_store
 from sidecar.kubernetes.inject.pod_templates import UNEXPECTED_TYPE, NotInjectable
 from sidecar.kubernetes.inject.recalled import SKIP_CONTAINERS, store_in
 from sidecar.kubernetes.inject.workload import name_of_pods_run
@@ -19,6 +20,7 @@ from sidecar.kubernetes.webhook.patch import patch_of
 
 _LONGEST_WARNING = 250
 """The API server cuts at 256."""
+_OPTION = re.compile(rf"(?<![\w-])--({'|'.join(flag.name for flag in FLAGS)})(?![\w-])")
 
 
 class NotAReview(ValueError):
@@ -54,15 +56,20 @@ def _response(request: Mapping[str, Any], defaults: Options) -> dict[str, Any]:
         # Copied by way of JSON, at a fifth of the CPU of copy.deepcopy.
         done = inject_in_place(json.loads(json.dumps(document)), options)
     except (NotInjectable, ConfigurationError) as error:
-        message = f"checkpoint-sidecar: {error}"
+        message = f"checkpoint-sidecar: {_with_annotations(str(error))}"
         return {"uid": uid, "allowed": False, "status": {"code": 422, "reason": "Invalid", "message": message}}
     patch = list(patch_of(document, done.document))
     return {
         "uid": uid,
         "allowed": True,
-        "warnings": [f"checkpoint-sidecar: {warning}"[:_LONGEST_WARNING] for warning in done.warnings],
+        "warnings": [f"checkpoint-sidecar: {_with_annotations(str(warning))}"[:_LONGEST_WARNING] for warning in done.warnings],
         **({"patchType": "JSONPatch", "patch": base64.b64encode(json.dumps(patch).encode()).decode()} if patch else {}),
     }
+
+
+def _with_annotations(text: str) -> str:
+    """Name options as a pod gives them: by an annotation, not by a flag of the command."""
+    return _OPTION.sub(rf"{ANNOTATION}\1", text)
 
 
 def _is_asked_for(document: dict[str, Any]) -> bool:

@@ -176,6 +176,17 @@ def test_a_pod_that_asks_for_it_gets_what_the_command_would_give_it(webhook: Web
     assert "patch" not in webhook.review(made)
 
 
+def test_an_answer_names_annotations_not_flags_and_asks_for_nothing_that_the_controller_decides(webhook: Webhook) -> None:
+    """Who applies a Job has no command line; a StatefulSet or a Ray cluster allows no other restart policy."""
+    found = pod(restartPolicy="Always")
+    said = "\n".join(webhook.review(found)["warnings"])
+    assert "use checkpoint-sidecar/install-hook" in said
+    assert " --" not in said
+    assert "restartPolicy" not in said
+    del found["metadata"]["ownerReferences"]
+    assert "spec.restartPolicy: Always" in "\n".join(webhook.review(found)["warnings"])
+
+
 def test_what_does_not_ask_is_let_through_as_it_is(webhook: Webhook) -> None:
     for found in (
         pod({"checkpoint-sidecar/inject": "false"}),
@@ -190,7 +201,7 @@ def test_what_does_not_ask_is_let_through_as_it_is(webhook: Webhook) -> None:
     [
         (
             pod(containers=[{"name": "a", "image": "i"}, {"name": "b", "image": "i"}]),
-            "spec.containers: which one trains, a, b?",
+            "spec.containers: which one trains, a, b? Say it with checkpoint-sidecar/trainer-container",
         ),
         (pod(annotations={"checkpoint-sidecar/graze": "9"}), "checkpoint-sidecar/graze is not an option, did you mean grace?"),
         (pod(annotations={"checkpoint-sidecar/store": "/x"}), "checkpoint-sidecar/store='/x' must be s3://bucket/prefix"),

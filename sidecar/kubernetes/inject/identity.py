@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,9 @@ _STARTED_WITH_FEWER = ("kueue.x-k8s.io/job-min-parallelism", "kueue.x-k8s.io/ela
 """Annotations of a Job that Kueue may start with fewer pods than its spec says."""
 _FEWER_INDICES = "kueue.x-k8s.io/job-completions-equal-parallelism"
 _COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_SERVES = ("ps", "evaluator", "scheduler", "server")
+"""Names of replicas that train nothing."""
+_LAUNCHER = re.compile(r"\b(mpirun|mpiexec|horovodrun)\b")
 _JOB_INDEX = "metadata.labels['jobset.sigs.k8s.io/job-index']"
 """Index of a Job among those of one replicated job."""
 
@@ -72,7 +76,26 @@ def nodes_of(document: Fields, kind: Kind, chosen: list[PodTemplate]) -> tuple[N
         count = sum(_replicas(template, scaled=scaled) for template in chosen)
     else:
         count = 1
-    return Nodes(count if count > 1 else None), []
+    return Nodes(count if count > 1 else None), [_as_one_run(chosen)] if _has_other_parts(kind, chosen) else []
+
+
+def _has_other_parts(kind: Kind, chosen: list[PodTemplate]) -> bool:
+    """Whether some of the pods seem to serve or launch: each would count as a node, and save nothing."""
+    if kind.name == "MPIJob" or len(chosen) == 1:
+        return False
+    return any(template.name in _SERVES or _launches(template) for template in chosen)
+
+
+def _launches(template: PodTemplate) -> bool:
+    found = at(template.fields, "spec.containers") or ()
+    words = [str(word) for container in found for key in ("command", "args") for word in container.get(key) or ()]
+    return any(map(_LAUNCHER.search, words))
+
+
+def _as_one_run(chosen: list[PodTemplate]) -> InjectWarning:
+    names = ", ".join(template.name for template in chosen)
+    text = f"{names}: all of their pods write to one prefix, as one run; where only some train, name those with --pods"
+    return InjectWarning(re.split(r"\[|\.\w+\.template$", chosen[0].path)[0], text)
 
 
 def _replicas(template: PodTemplate, *, scaled: bool) -> int:
@@ -87,9 +110,7 @@ def _nodes_of_jobs(kind: Kind, chosen: list[PodTemplate]) -> tuple[Nodes, list[I
     if kind.group == "batch":
         return _nodes_of_job(chosen[0])
     if len(chosen) > 1:
-        names = ", ".join(template.name for template in chosen)
-        text = f"{names}: all of their pods write to one prefix, as one run; where only some train, name those with --pods"
-        return Nodes(), [InjectWarning(chosen[0].path.partition("[")[0], text)]
+        return Nodes(), [_as_one_run(chosen)]
     [template] = chosen
     job = template.job or {}
     replicas, pods = (

@@ -15,7 +15,7 @@ from sidecar.kubernetes.inject.resources import warning_of_pod_level
 from sidecar.kubernetes.inject.shell import Shell, shell_of
 from sidecar.kubernetes.inject.trainer import warning_of_guess
 from sidecar.kubernetes.inject.volumes import warnings_of_mounts
-from sidecar.kubernetes.inject.workload import has_groups, is_of_workload, names_each_run
+from sidecar.kubernetes.inject.workload import has_groups, is_of_workload, names_each_run, owner_of_pod
 from trainer_hook.contract import DEFAULT_API_PORT
 
 Check = Callable[[Pod], Iterator[InjectWarning]]
@@ -99,7 +99,7 @@ def _network(pod: Pod) -> Iterator[InjectWarning]:
     path, ports = pod.template.spec_path, {pod.options.api_port or DEFAULT_API_PORT, pod.options.metrics_port}
     if is_true(pod.spec.get("hostNetwork")):
         numbers = ", ".join(str(port) for port in sorted(filter(None, ports)))
-        text = f"{numbers} are the node's ports then: two such pods on one node clash; choose others with --api-port"
+        text = f"{numbers}: taken on the node itself, so that two such pods on one node clash; choose another with --api-port"
         yield InjectWarning(f"{path}.hostNetwork", text)
     for index, container in enumerate(pod.spec.get("containers") or ()):
         for number, port in enumerate(container.get("ports") or () if container.get("name") != made.SIDECAR else ()):
@@ -110,7 +110,8 @@ def _network(pod: Pod) -> Iterator[InjectWarning]:
 
 def _restart(pod: Pod) -> Iterator[InjectWarning]:
     path, policy, native = pod.template.spec_path, pod.spec.get("restartPolicy"), pod.options.is_native
-    if pod.template.kind.name == "Pod" and policy in (None, "Always"):
+    is_lone = pod.template.kind.name == "Pod" and owner_of_pod(metadata_of(pod.template.document)) is None
+    if is_lone and policy in (None, "Always"):
         yield InjectWarning(
             f"{path}.restartPolicy", "Always: a training that has succeeded is started again; use OnFailure or Never"
         )
@@ -153,6 +154,9 @@ def _job(pod: Pod) -> Iterator[InjectWarning]:
     if job is not None and job.get("completionMode") != "Indexed" and (pod.nodes.count or 1) > 1:
         text = "several pods without an index write to one prefix: use completionMode: Indexed"
         yield InjectWarning(f"{pod.template.job_path}.completionMode", text)
+    if pod.template.kind.name in ("Deployment", "ReplicaSet") and (pod.nodes.count or 1) > 1:
+        text = "several pods without an index write to one prefix, as one run: use 1, a StatefulSet, or an indexed Job"
+        yield InjectWarning("spec.replicas", text)
 
 
 def _rollout(pod: Pod) -> Iterator[InjectWarning]:
@@ -179,7 +183,8 @@ def _hook(pod: Pod) -> Iterator[InjectWarning]:
             f"{made.HOOK} goes: the sidecar installs the hook itself, if its image is of this version; give that with --image"
         )
         yield InjectWarning(f"{pod.template.spec_path}.initContainers", text)
-    if pod.options.install_hook and pod.template.kind.name == "MPIJob":
+    by_mpi = pod.template.kind.name == "MPIJob" or at(pod.template.document, "spec.mlPolicy.mpi") is not None
+    if pod.options.install_hook and by_mpi:
         text = "ranks that mpirun starts on other pods get the hook only with '-x PYTHONPATH -x CKPT_HOOK -x CKPT_DIR'"
         yield InjectWarning(pod.trainer_path, text)
 

@@ -9,7 +9,7 @@ import pytest
 from sidecar.errors import ConfigurationError
 from sidecar.kubernetes.inject import NotInjectable, Options, inject, inject_text
 from sidecar.kubernetes.inject.options import with_given
-from tests.deploy.building import STORE, asked, in_job, in_pod, job, several, sidecar_of, with_volume
+from tests.deploy.building import POD, STORE, asked, in_job, in_pod, job, several, sidecar_of, with_volume
 
 WARNED_OF = {
     "grace": (in_pod("terminationGracePeriodSeconds", None), {}, "terminationGracePeriodSeconds: is not set"),
@@ -47,6 +47,11 @@ WARNED_OF = {
     ),
     "backoff": (in_job(backoffLimit=0), {}, "spec.backoffLimit: 0"),
     "no index": (in_job(parallelism=3), {}, "spec.completionMode"),
+    "replicas": (
+        several("Deployment", {"replicas": 2, "strategy": {"type": "Recreate"}, "template": job()["spec"]["template"]}),
+        {},
+        "spec.replicas: several",
+    ),
     "no hook": (in_pod("containers.0.env", None), {}, "nothing here starts the hook"),
     "python path": (job(), {"install_hook": "true"}, "env: PYTHONPATH"),
     "shell": (in_pod("containers.0.command", ["sh", "-c", "cd /x && python t.py"]), {}, "may keep SIGTERM to itself"),
@@ -128,6 +133,42 @@ def test_a_ray_head_that_may_train_beside_worker_groups_is_named(
     said = [str(each) for each in inject(document, asked(image="registry/x:1", secret="s")).warnings if "head" in each.text]
     text = 'the head gets no sidecar beside worker groups, and Ray may place training there: give it num-cpus: "0"'
     assert said == ([f"{path}.headGroupSpec.rayStartParams: {text}"] if is_warned else [])
+
+
+TENSORFLOW = {"template": {"spec": {"containers": [{"name": "tensorflow", "image": "i"}]}}}
+MPIRUN = {"spec": {"containers": [{"name": "a", "image": "i", "command": ["sh", "-c", "mpirun -np 4 python t.py"]}]}}
+WORKER = {"name": "w", "template": POD}
+CONTAINER = {"name": "node", "image": "i"}
+
+
+@pytest.mark.parametrize(
+    ("api", "kind", "spec", "said"),
+    [
+        ("kubeflow.org/v1", "TFJob", {"tfReplicaSpecs": {"PS": TENSORFLOW, "Worker": TENSORFLOW}}, ["ps, worker"]),
+        ("kubeflow.org/v1", "TFJob", {"tfReplicaSpecs": {"Chief": TENSORFLOW, "Worker": TENSORFLOW}}, []),
+        ("batch.volcano.sh/v1alpha1", "Job", {"tasks": [{"name": "m", "template": MPIRUN}, WORKER]}, ["m, w"]),
+        ("batch.volcano.sh/v1alpha1", "Job", {"tasks": [{"name": "m", "template": POD}, WORKER]}, []),
+    ],
+)
+def test_parts_that_serve_or_launch_count_as_nodes_and_are_named(api: str, kind: str, spec: Any, said: list[str]) -> None:
+    """Their sidecars wait for files that nobody writes, so that no checkpoint of the run was ever committed."""
+    document = {"apiVersion": api, "kind": kind, "metadata": {"name": "x"}, "spec": copy.deepcopy(spec)}
+    found = [str(each) for each in inject(document, asked(image="registry/x:1", secret="s")).warnings]
+    parts = [line.partition(": all of their pods")[0] for line in found if "as one run" in line]
+    assert parts == [f"spec.{next(iter(spec))}: {names}" for names in said]
+
+
+def test_ranks_of_mpirun_get_the_hook_only_by_its_options_in_a_runtime_too() -> None:
+    jobs = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": {"containers": [CONTAINER]}}}}}]}
+    spec = {"mlPolicy": {"numNodes": 2, "mpi": {"runLauncherAsNode": True}}, "template": {"spec": jobs}}
+    document = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainingRuntime",
+        "metadata": {"name": "x"},
+        "spec": spec,
+    }
+    given = asked(image="registry/x:1", secret="s", install_hook="true")
+    assert [each for each in inject(document, given).warnings if "-x PYTHONPATH" in each.text]
 
 
 REFUSALS = {
@@ -248,7 +289,7 @@ def test_the_grace_period_is_a_duration(text: str, seconds: int) -> None:
 def test_text_that_is_no_yaml_is_refused_with_its_line() -> None:
     with pytest.raises(NotInjectable, match=r"line 3 of the document: .*template must be rendered"):
         inject_text("kind: Job\nspec: {{ .Values.spec }}\n  x: [\n", STORE)
-    with pytest.raises(NotInjectable, match="nothing here has pods"):
+    with pytest.raises(NotInjectable, match=r"nothing here has pods of a known kind .* by the label checkpoint-sidecar/inject"):
         inject_text("kind: Service\napiVersion: v1\n", STORE)
 
 

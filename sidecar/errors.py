@@ -25,6 +25,7 @@
        ├─ Undeclared           node 0 has not declared the attempt its own yet: tried again
        ├─ AccessRefused        credentials, bucket, TLS, clock: waits for a person, and is tried again all the same
        │  ├─ NoCredentials     there are none, or they cannot be fetched
+       │  ├─ StoreFull         a quota or a disk of the store: others may free space, too
        │  ├─ UntrustedStore    TLS failed: an unknown authority, or no TLS at all
        │  └─ PartRefused       a part that the store does not take, such as for its number: the file is sent in fewer parts
        └─ StoreUnavailable     network, timeout, 5xx: tried again
@@ -195,6 +196,10 @@ class AccessRefused(StoreError):
 
 class NoCredentials(AccessRefused):
     """There are no credentials, or they cannot be fetched."""
+
+
+class StoreFull(AccessRefused):
+    """The store takes no more bytes: space is freed, or a quota raised, without a change of settings."""
 
 
 class UntrustedStore(AccessRefused):

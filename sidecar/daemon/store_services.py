@@ -15,7 +15,7 @@ from sidecar.daemon.services import Services
 from sidecar.daemon.tasks import run_forever, run_together
 from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Sharing
-from sidecar.errors import AccessRefused, ConfigurationError, CorruptObject, Fenced, NotFound, StoreError
+from sidecar.errors import AccessRefused, ConfigurationError, CorruptObject, Fenced, NotFound, StoreError, StoreFull
 from sidecar.lifecycle.pod_record import POD
 from sidecar.lifecycle.run_document import claim
 from sidecar.store.protocol import Capabilities, Verification
@@ -119,8 +119,11 @@ async def _despite_damage(work: Callable[[], Awaitable[None]]) -> None:
 
 
 def _passes_by_itself(error: StoreError) -> bool:
-    """Whether a refusal may end without a change of settings: a clock is set soon, and bytes change on the way now and then."""
-    return isinstance(error, CorruptObject) or (isinstance(error, AccessRefused) and error.code == CLOCK_SKEW)
+    """Whether a refusal may end without a change of settings.
+
+    A clock is set soon, space in the store is freed, and bytes change on the way now and then.
+    """
+    return isinstance(error, CorruptObject | StoreFull) or (isinstance(error, AccessRefused) and error.code == CLOCK_SKEW)
 
 
 async def _opened(services: Services, capabilities: Capabilities) -> None:

@@ -31,6 +31,7 @@ from sidecar.errors import (
     PartRefused,
     StoreBusy,
     StoreError,
+    StoreFull,
     StoreUnavailable,
     TooLarge,
     UntrustedStore,
@@ -51,9 +52,13 @@ _REFUSALS = {
     "InvalidArgument": "the store refused an argument",
     "InvalidRequest": "the store refused the request",
     "EntityTooSmall": "a part is smaller than this store allows: raise CKPT_PART_SIZE",
-    "QuotaExceeded": "the quota of the bucket is used up: raise it, or set CKPT_KEEP_STORE",
     "KMS.DisabledException": "the KMS key is disabled: enable it, or change CKPT_SSE_KMS_KEY_ID",
     "KMS.NotFoundException": "the KMS key does not exist: correct CKPT_SSE_KMS_KEY_ID",
+}
+_FULL = {
+    "QuotaExceeded": "the quota of the bucket is used up: raise it, or set CKPT_KEEP_STORE",
+    "XMinioAdminBucketQuotaExceeded": "the quota of the bucket is used up: raise it, or set CKPT_KEEP_STORE",
+    "XMinioStorageFull": "the store's disks are full: enlarge them, delete objects, or set CKPT_KEEP_STORE",
 }
 _NOT_AT_THIS_TIME = frozenset({9, 10})
 """X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED: a clock is set, or a certificate renewed, without a change of settings."""
@@ -139,6 +144,8 @@ def from_response(name: str, error: boto.ClientError) -> StoreError:
         return StoreBusy(f"{name}: the store answered {code}; it is tried again, with fewer requests at once")
     if code in _TRANSIENT or status in (500, 502, 503, 504):
         return StoreUnavailable(f"{name}: the store answered {code}; it is tried again")
+    if code in _FULL:
+        return StoreFull(f"{name}: {code}: {_FULL[code]}", code=code)
     advice = _refusal(error.operation_name, code, answer) or f"{code}: see the log of the store"
     return AccessRefused(f"{name}: {advice}", code=code)
 

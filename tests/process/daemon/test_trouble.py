@@ -14,7 +14,7 @@ import pytest
 
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.volume import Volume
-from tests import mounts
+from tests import mounts, servers
 from tests.process.conftest import ON_ONE_STORE, Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 from tests.process.upload.test_uploads import FILES, big
@@ -123,6 +123,29 @@ def test_a_store_that_comes_back_within_the_grace_period_is_not_missed(moto_proc
         moto_process.start()
         assert running.wait() == 0
         assert running.report["durable"] == ["checkpoint-1"]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(403, "QuotaExceeded"), (400, "XMinioAdminBucketQuotaExceeded"), (507, "XMinioStorageFull")]
+)
+def test_a_full_store_ends_no_start_and_is_used_once_it_has_space(status: int, code: str, moto_server, tmp_path: Path) -> None:
+    settings, is_full = moto_server.settings(prefix=f"full-{code}"), True
+
+    def rule(request: servers.Request) -> servers.ProxyAnswer | None:
+        return servers.s3_error(status, code) if is_full and request.method == "PUT" else None
+
+    with (
+        servers.Proxy(moto_server.endpoint, rule).running() as endpoint,
+        sidecar(tmp_path / "volume", settings | {"AWS_S3_ENDPOINT": endpoint}) as running,
+    ):
+        running.up()
+        write_checkpoint(running.volume, "checkpoint-1", FILES)
+        why = until(lambda: running.status()["degraded_reason"])
+        assert f"{code}: the" in why
+        assert "CKPT_KEEP_STORE" in why
+        assert running.process.poll() is None
+        is_full = False
+        running.committed("checkpoint-1")
 
 
 @ON_ONE_STORE

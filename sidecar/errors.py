@@ -19,9 +19,12 @@
        ├─ CorruptObject        bytes differ from what their writer recorded
        ├─ UnreadableObject     they do at each read, and yet the store says that it holds what was recorded
        ├─ RefusedObject        the store refuses it again and again, and gives out another one: it may be granted later
-       ├─ ArchivedObject       the store has it, in an archive: it gives it out only after somebody restored it
+       ├─ UnusableNow          there, and whole as far as is known, but not to be used now: it stays as it is
+       │  ├─ ArchivedObject    in an archive: the store gives it out only after somebody restored it
+       │  └─ LaterFormat       a document of a later version of this system
        ├─ OversizedDocument    a document larger than any that this system writes: as corrupt as one that does not parse
        ├─ UnreadableRun        ``run.json`` is not this system's any more: read again until the holder has rewritten it
+       │  └─ LaterRun          it is a later version's: nobody rewrites it
        ├─ Undeclared           node 0 has not declared the attempt its own yet: tried again
        ├─ AccessRefused        credentials, bucket, TLS, clock: waits for a person, and is tried again all the same
        │  ├─ NoCredentials     there are none, or they cannot be fetched
@@ -37,7 +40,7 @@ Each text names the object, what was wrong and the next step. ``StoreError.trans
 
 from __future__ import annotations
 
-from trainer_hook.contract import ContractError
+from trainer_hook.contract import ContractError, LaterFormatError
 
 
 class SidecarError(Exception):
@@ -153,7 +156,18 @@ class RefusedObject(StoreError):
         )
 
 
-class ArchivedObject(StoreError):
+class UnusableNow(StoreError):
+    """An object that is there, and whole as far as is known, and cannot be used now: it is neither replaced nor deleted."""
+
+
+class LaterFormat(UnusableNow):
+    """A document that a later version of this system wrote."""
+
+    def __init__(self, error: LaterFormatError) -> None:
+        super().__init__(f"{error}; it stays as it is")
+
+
+class ArchivedObject(UnusableNow):
     """The store has an object in an archive and does not give it out: trying again helps once somebody restored it."""
 
     def __init__(self, key: str) -> None:
@@ -180,6 +194,13 @@ class UnreadableRun(StoreError):
             f"{url} is not this system's{size}: choose an empty prefix in CKPT_STORE. If the prefix holds this run's "
             "checkpoints, the document was overwritten: delete it, and it is written again"
         )
+
+
+class LaterRun(UnreadableRun):
+    """A later version of this system holds the prefix, or held it last."""
+
+    def __init__(self, url: str, error: LaterFormatError) -> None:
+        StoreError.__init__(self, f"{url}: {error}. Nothing is written below it until then")
 
 
 class Undeclared(StoreError):

@@ -11,7 +11,7 @@ from sidecar.core.commit.resume import newest_first
 from sidecar.core.lifecycle.phases import Phase
 from sidecar.daemon.services import Services
 from sidecar.download.downloader import Downloader
-from sidecar.errors import ArchivedObject, StoreError
+from sidecar.errors import StoreError, UnusableNow
 from trainer_hook.contract import ContractError
 
 MOST = 60
@@ -81,6 +81,6 @@ class StoreHistory:
         async with places:
             try:
                 commit = await reader.commit(name)
-            except (ContractError, ArchivedObject):
+            except (ContractError, UnusableNow):
                 commit = None
         self._known[name] = None if commit is None else views.stored_checkpoint(commit[0])

@@ -9,7 +9,7 @@ from sidecar.api.problems import Problem
 from sidecar.core.commit.resume import newest_first, steps_before
 from sidecar.daemon.services import Services
 from sidecar.download.downloader import Downloader
-from sidecar.errors import ArchivedObject
+from sidecar.errors import UnusableNow
 from trainer_hook.contract import ContractError
 
 PATIENCE_S = 20.0
@@ -62,6 +62,6 @@ async def _read(
 async def _commit(downloader: Downloader, name: str) -> models.Checkpoint | None:
     try:
         commit = await downloader.commit(name)
-    except (ContractError, ArchivedObject):
+    except (ContractError, UnusableNow):
         return None
     return None if commit is None else views.stored_checkpoint(commit[0])

@@ -24,7 +24,7 @@ from sidecar.download.partial_file import holds
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import check_not_quarantined
 from sidecar.download.range_fetcher import RangeFetcher
-from sidecar.errors import CorruptObject, NotFound, OversizedDocument, Stopped, StoreError
+from sidecar.errors import CorruptObject, LaterFormat, NotFound, OversizedDocument, Stopped, StoreError
 from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store, Stored
 from sidecar.transfer.executor import CORRUPT_TRIES, StoreExecutor
@@ -39,6 +39,7 @@ from trainer_hook.contract import (
     META_RESTORED,
     META_RESTORED_BOOT,
     ContractError,
+    LaterFormatError,
     ListedFile,
     Marker,
     Node,
@@ -113,7 +114,7 @@ class Downloader:
         """Return a checkpoint's commit and its checksum, or ``None`` if it is not committed.
 
         Raises:
-            ArchivedObject: The commit is in an archive tier.
+            UnusableNow: The commit is in an archive tier, or of a later format.
             Unproven: The commit is malformed; it may have been damaged in transit.
             ContractError: The store provably holds a malformed commit.
         """
@@ -124,6 +125,8 @@ class Downloader:
             return None
         try:
             return decode_commit(raw, key=key), checksum.to_text(checksum.checksum(raw))
+        except LaterFormatError as later:
+            raise LaterFormat(later) from None
         except ContractError as error:
             if await self._holds(key, raw):
                 raise
@@ -134,7 +137,7 @@ class Downloader:
 
         Raises:
             KnownBad: The commit is quarantined by another node, or by an earlier process of this one.
-            ArchivedObject: A document is in an archive tier.
+            UnusableNow: A document is in an archive tier, or of a later format.
             Unproven: A document or the listing received differs from the recorded one.
             ContractError: A document or object is missing, or provably differs from the recorded one in the store.
         """
@@ -157,6 +160,8 @@ class Downloader:
             manifests = decode_all((entry.key, r or b"") for r, entry in zip(raw, commit.manifests, strict=True))
             check_node_set(commit, manifests)
             check_paths(commit, (entry for manifest in manifests for entry in manifest.files))
+        except LaterFormatError as later:
+            raise LaterFormat(later) from None
         except ContractError as error:
             if await self._hold(commit, commit_crc, raw):
                 raise

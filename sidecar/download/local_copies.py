@@ -12,7 +12,7 @@ from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.resume import differs_from_its_commit, matches_train_call, was_downloaded_in
 from sidecar.core.lifecycle.states import PENDING, State
 from sidecar.download.downloader import Downloader
-from sidecar.errors import ArchivedObject, RefusedObject
+from sidecar.errors import RefusedObject, UnusableNow
 from sidecar.transfer.executor import refusals_judged
 from sidecar.volume.boot import boot_id
 from sidecar.volume.volume import Volume
@@ -91,7 +91,7 @@ class LocalCopies:
         try:
             with refusals_judged(reader.patience(is_short=False).refusals):
                 found = await reader.commit(local.name)
-        except (ContractError, ArchivedObject, RefusedObject):
+        except (ContractError, UnusableNow, RefusedObject):
             return False
         return found is not None and differs_from_its_commit(local.checkpoint, found[0])
 

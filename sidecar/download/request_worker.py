@@ -20,7 +20,7 @@ from sidecar.download.local_copies import LocalCopies, step_of_local
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import UNREADABLE, KnownBad, Quarantine
 from sidecar.download.request import LATEST, AskedBy, ResumeRequest, ResumeState
-from sidecar.errors import ArchivedObject, CheckpointChanged, CorruptObject, NotFound, RefusedObject, UnreadableObject
+from sidecar.errors import CheckpointChanged, CorruptObject, NotFound, RefusedObject, UnreadableObject, UnusableNow
 from sidecar.transfer.executor import awaited, refusals_judged
 from sidecar.transfer.health import Health
 from sidecar.volume.files import FULL
@@ -178,8 +178,8 @@ class RequestWorker:
             except RefusedObject as refused:
                 self._cannot_read(request, name, refused)
                 return None
-            except ArchivedObject as archived:
-                self._pass_over(request, name, str(archived), may_be_whole=True)
+            except UnusableNow as unusable:
+                self._pass_over(request, name, str(unusable), may_be_whole=True)
                 return None
             except KnownBad as known:
                 self._quarantine.learned(name, crc or UNREADABLE, str(known))
@@ -200,7 +200,7 @@ class RequestWorker:
             await self._inventory.scan_until_settled()
         except (UnreadableObject, RefusedObject) as error:
             self._cannot_read(request, name, error)
-        except ArchivedObject as error:
+        except UnusableNow as error:
             self._pass_over(request, name, str(error), may_be_whole=True)
         except (CorruptObject, NotFound) as error:
             await self._is_bad(request, name, offer.commit_crc, error)
@@ -329,7 +329,7 @@ class RequestWorker:
     async def _committed_crc(self, name: str) -> str | None:
         try:
             found = await (await self._reader()).commit(name)
-        except (ContractError, ArchivedObject):
+        except (ContractError, UnusableNow):
             return None
         return None if found is None else found[1]
 

@@ -11,7 +11,7 @@ from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import Arrival, Claim, Claimed, Holder, claims_among, decode_claim, seconds_of
 from sidecar.core.lifecycle.prefix_ownership import Run
 from sidecar.core.lifecycle.run_document import encode_run
-from sidecar.errors import ConfigurationError, NotFound, OversizedDocument, UnreadableRun
+from sidecar.errors import ConfigurationError, LaterRun, NotFound, OversizedDocument, UnreadableRun
 from sidecar.lifecycle.run_document import MAX_RUN_BYTES, read
 from sidecar.store.protocol import Store
 from trainer_hook.contract import FORMAT, encode_json
@@ -46,7 +46,7 @@ class LeaseDocuments:
         except NotFound:
             self._report_missing("run_document_missing", "it is written again; nothing but this system should delete it")
         except UnreadableRun as error:
-            if not repairs:
+            if not repairs or isinstance(error, LaterRun):
                 raise
             self._report_missing("run_document_damaged", "it is written again; nothing but this system should write it", error)
         else:

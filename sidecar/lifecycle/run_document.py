@@ -9,9 +9,9 @@ import uuid
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.prefix_ownership import Ownership, Run, belongs
 from sidecar.core.lifecycle.run_document import decode_run, encode_run
-from sidecar.errors import AlreadyExists, ConfigurationError, NotFound, OversizedDocument, UnreadableRun
+from sidecar.errors import AlreadyExists, ConfigurationError, LaterRun, NotFound, OversizedDocument, UnreadableRun
 from sidecar.store.protocol import Store
-from trainer_hook.contract import ContractError
+from trainer_hook.contract import ContractError, LaterFormatError
 
 MAX_RUN_BYTES = 1 << 20
 """Maximum size of ``run.json`` and ``run-asked.json``: enough for thousands of attempts."""
@@ -63,6 +63,8 @@ def read(store: Store, below: str = "") -> Run:
     """
     try:
         return decode_run(store.get(f"{below}{keys.RUN}", most_bytes=MAX_RUN_BYTES))
+    except LaterFormatError as error:
+        raise LaterRun(f"{store.url}/{below}{keys.RUN}", error) from None
     except ContractError as error:
         size_bytes = error.size_bytes if isinstance(error, OversizedDocument) else None
         raise UnreadableRun(f"{store.url}/{below}{keys.RUN}", size_bytes=size_bytes) from None

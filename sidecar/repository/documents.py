@@ -11,12 +11,12 @@ from sidecar.core.commit.damage import is_known_bad
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
-from sidecar.errors import CorruptObject, NotFound, OversizedDocument
+from sidecar.errors import CorruptObject, LaterFormat, NotFound, OversizedDocument
 from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store
 from sidecar.store.slice import BLOCK_BYTES
 from sidecar.transfer.executor import StoreExecutor
-from trainer_hook.contract import ContractError, Node, rfc3339
+from trainer_hook.contract import ContractError, LaterFormatError, Node, rfc3339
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,11 @@ class Documents:
         self._executor = executor
 
     async def stored_commit(self, name: str) -> StoredCommit | None:
-        """Return the commit of a checkpoint, or ``None`` if there is none."""
+        """Return the commit of a checkpoint, or ``None`` if there is none.
+
+        Raises:
+            LaterFormat: A later version wrote it.
+        """
         key = keys.commit(name)
         try:
             raw = await self._executor.persistently(self._store.get, key)
@@ -58,6 +62,8 @@ class Documents:
             return StoredCommit(None, "")
         try:
             commit = decode_commit(raw, key=key)
+        except LaterFormatError as later:
+            raise LaterFormat(later) from None
         except ContractError:
             commit = None
         return StoredCommit(commit, checksum.to_text(checksum.checksum(raw)))

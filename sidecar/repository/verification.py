@@ -16,7 +16,7 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format.checkpoint_address import misnamed
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_manifest, decode_quarantined
 from sidecar.core.schedule.parts import part_ranges, range_bytes
-from sidecar.errors import ArchivedObject, CorruptObject, NotFound, NothingFound
+from sidecar.errors import ArchivedObject, CorruptObject, LaterFormat, NotFound, NothingFound, UnusableNow
 from sidecar.repository.documents import Documents
 from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store
@@ -157,6 +157,8 @@ class Verifier(Documents):
             there = await self.stored_commit(name)
         except ArchivedObject as archived:
             return self._unreadable(found, ProblemKind.ARCHIVED, str(archived))
+        except LaterFormat as later:
+            return self._unreadable(found, ProblemKind.DOCUMENT, str(later))
         if there is None:
             found.state = StoredState.FOREIGN if summary.state is StoredState.FOREIGN else StoredState.INCOMPLETE
             found.uploaded = [key for key in listing if key.startswith(keys.manifests(name)) and "/node-" in key]
@@ -183,7 +185,7 @@ class Verifier(Documents):
         try:
             record = decode_quarantined(await self._executor.persistently(self._store.get, key), key=key)
             why = f"{record.reason}{f' (found at {record.at})' if record.at else ''}"
-        except (NotFound, ContractError, ArchivedObject):
+        except (NotFound, ContractError, UnusableNow):
             pass
         found.problems.append(Problem(key, ProblemKind.QUARANTINED, f"quarantined: {why}"))
 

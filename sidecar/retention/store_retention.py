@@ -16,7 +16,7 @@ from sidecar.core.commit.resume import newest_first
 from sidecar.core.commit.retention import Deletion, StorePlan, is_surplus, plan_store_deletion
 from sidecar.core.commit.training_line import Committed, origin_of, present_line, train_call_of
 from sidecar.core.format import keys
-from sidecar.errors import ArchivedObject
+from sidecar.errors import UnusableNow
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.post_commit_check import AFTER_S, POLL_S
@@ -214,7 +214,7 @@ class StoreRetention:
         """Return the few fields of a commit that retention needs; large jobs' documents would not fit into memory together."""
         try:
             there, step = await self._revocation.stored_commit(name), step_of(name)
-        except ArchivedObject:  # as any unreadable commit: it stays, and does not count
+        except UnusableNow:  # as any unreadable commit: it stays, and does not count
             return None
         if there is None or there.commit is None or step is None:
             return None
@@ -273,7 +273,7 @@ class StoreRetention:
             return False
         try:
             why_not = await self._revocation.why_not_whole(there.commit, commit.crc64nvme)
-        except ArchivedObject as archived:
+        except UnusableNow as archived:
             why_not = str(archived)
         self._whole_s.pop(writing, None)
         if why_not is None:

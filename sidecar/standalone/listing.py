@@ -10,7 +10,7 @@ from sidecar.core.commit.resume import newest_first
 from sidecar.core.commit.summary import StoredState, Summary, summaries
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.prefix_ownership import Run
-from sidecar.errors import ArchivedObject, ConfigurationError, NotFound, UnreadableRun
+from sidecar.errors import ConfigurationError, NotFound, UnreadableRun, UnusableNow
 from sidecar.lifecycle.run_document import read
 from sidecar.repository.documents import Documents, StoredCommit
 from trainer_hook.contract import FINAL
@@ -107,7 +107,7 @@ class Listing(Documents):
     async def _with_commit(self, summary: Summary) -> ListedCheckpoint:
         try:
             there = await self.stored_commit(summary.name)
-        except ArchivedObject:
+        except UnusableNow:
             return ListedCheckpoint(summary, StoredState.UNREADABLE)
         if there is None:
             return ListedCheckpoint(summary, StoredState.INCOMPLETE)

@@ -17,7 +17,7 @@ from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Quarantine
 from sidecar.download.request import AskedBy, ResumeRequest, ResumeState
 from sidecar.download.request_worker import RequestWorker
-from sidecar.errors import ArchivedObject, CheckpointRejected, ConfigurationError, RequestRefused, StoreUnavailable
+from sidecar.errors import CheckpointRejected, ConfigurationError, RequestRefused, StoreUnavailable, UnusableNow
 from sidecar.standalone.session import OnBytes, StoreSession
 from sidecar.transfer.health import Health
 from sidecar.volume.descriptors import opened
@@ -164,7 +164,7 @@ class Puller:
         """Return the node as which a checkpoint is read, and its ranks; those of a damaged commit do not matter."""
         try:
             found = await self._downloader.commit(name)
-        except (ContractError, ArchivedObject):
+        except (ContractError, UnusableNow):
             return Node(), None
         if found is None:
             return Node(), None

@@ -25,7 +25,6 @@ from sidecar.core.schedule.throughput import Rate, RateEstimator, Throughput, es
 from sidecar.errors import (
     AccessRefused,
     AlreadyExists,
-    ArchivedObject,
     CorruptObject,
     NoFolder,
     NotFound,
@@ -35,6 +34,7 @@ from sidecar.errors import (
     StoreError,
     UnreadableRun,
     Unstorable,
+    UnusableNow,
 )
 from sidecar.store.cancellation import Cancellation
 from sidecar.transfer.health import Health
@@ -154,7 +154,7 @@ class StoreExecutor:
         """Run a store call until it succeeds, with capped, jittered backoff.
 
         Raises:
-            NotFound, AlreadyExists, ArchivedObject, OversizedDocument, Unstorable, PartRefused, UnreadableRun: Final answers,
+            NotFound, AlreadyExists, UnusableNow, OversizedDocument, Unstorable, PartRefused, UnreadableRun: Final answers,
                 not retried.
             CorruptObject: After ``CORRUPT_TRIES`` attempts.
             RefusedObject: Where ``refusals_judged`` says so.
@@ -301,7 +301,7 @@ class StoreExecutor:
 
 def _is_answer(error: StoreError) -> bool:
     return isinstance(
-        error, NotFound | AlreadyExists | ArchivedObject | OversizedDocument | Unstorable | PartRefused | UnreadableRun
+        error, NotFound | AlreadyExists | UnusableNow | OversizedDocument | Unstorable | PartRefused | UnreadableRun
     )
 
 

@@ -57,6 +57,7 @@ from trainer_hook.contract.names import TOKEN as TOKEN
 from trainer_hook.contract.names import TRAINER_STATE as TRAINER_STATE
 from trainer_hook.contract.names import TRAINER_STATES as TRAINER_STATES
 from trainer_hook.contract.names import ContractError as ContractError
+from trainer_hook.contract.names import LaterFormatError as LaterFormatError
 from trainer_hook.contract.names import check_id as check_id
 from trainer_hook.contract.names import check_path as check_path
 from trainer_hook.contract.names import checkpoint_name as checkpoint_name

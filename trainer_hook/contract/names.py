@@ -74,6 +74,14 @@ class ContractError(ValueError):
     """A file of the contract violates format 1. The text is the reason."""
 
 
+class LaterFormatError(ContractError):
+    """A file of a later format, which a later version wrote: it is whole as far as is known."""
+
+    def __init__(self, version: int, *, of: str = "") -> None:
+        document = f"{of}: " if of else ""
+        super().__init__(f"{document}format {version} is newer than this software, which reads {FORMAT}: update the sidecar")
+
+
 def checkpoint_name(step: int) -> str:
     """Return the directory name of a step."""
     return f"checkpoint-{step}"

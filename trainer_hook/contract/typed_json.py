@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from trainer_hook.contract.names import FORMAT, ContractError
+from trainer_hook.contract.names import FORMAT, ContractError, LaterFormatError
 
 
 def rfc3339(epoch_s: float) -> str:
@@ -87,7 +87,7 @@ def expect_format(fields: Mapping[str, Any]) -> None:
     """Refuse a later version of the format."""
     version = integer(fields, "format", least=1)
     if version not in (None, FORMAT):
-        raise ContractError(f"format {version} is newer than this software, which reads {FORMAT}: update the sidecar")
+        raise LaterFormatError(version)
 
 
 def typed(fields: Mapping[str, Any], name: str, kind: type) -> Any:

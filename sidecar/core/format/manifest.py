@@ -19,6 +19,7 @@ from trainer_hook.contract import (
     MARKER,
     SYSTEM_DIR,
     ContractError,
+    LaterFormatError,
     Marker,
     Node,
     check_id,
@@ -350,7 +351,11 @@ def _decode(kind: type[_D], raw: bytes, key: str) -> _D:
         document = kind.model_validate_json(raw)
         twice = repeated_key(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        wrong = error.errors(include_url=False)
+        version = next((each["input"] for each in wrong if each["loc"] == ("format",)), None)
+        if type(version) is int and version > FORMAT:
+            raise LaterFormatError(version, of=key) from None
+        first = wrong[0]
         place = ".".join(str(part) for part in first["loc"]) or "document"
         said = plain_text(f"{place}: {first['msg']}")
         raise ContractError(f"{key}: {said}") from None

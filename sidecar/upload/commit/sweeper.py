@@ -13,10 +13,10 @@ from sidecar.core.format import keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Manifest, decode_manifest
 from sidecar.core.lifecycle.orphan_uploads import is_abandoned, quiet_s
-from sidecar.errors import NotFound, StoreError
+from sidecar.errors import LaterFormat, NotFound, StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from trainer_hook.contract import ContractError, Node
+from trainer_hook.contract import ContractError, LaterFormatError, Node
 
 log = structlog.get_logger()
 
@@ -64,6 +64,8 @@ class Sweeper:
         # The manifest of another attempt, which may be writing now.
         try:
             manifest = decode_manifest(await self._executor.once(self._store.get, key), key=key)
+        except LaterFormatError as later:
+            raise LaterFormat(later) from None
         except (NotFound, ContractError):
             return set()
         return {entry.key for entry in manifest.files}

@@ -8,7 +8,16 @@ from collections.abc import Callable
 import structlog
 
 from sidecar.core.schedule.backoff import delay_s
-from sidecar.errors import CorruptObject, NotFound, PartRefused, SidecarError, UnreadableFile, UnreadableRun
+from sidecar.errors import (
+    CorruptObject,
+    LaterFormat,
+    LaterRun,
+    NotFound,
+    PartRefused,
+    SidecarError,
+    UnreadableFile,
+    UnreadableRun,
+)
 
 log = structlog.get_logger()
 
@@ -51,6 +60,8 @@ def next_step(error: Exception) -> str:
             return "the store refused a part by its number or size: the file is sent again in other parts; see CKPT_PART_SIZE"
         case NotFound():
             return "an unfinished upload was aborted: check the bucket's lifecycle rules and other programs that clean it"
+        case LaterFormat() | LaterRun():
+            return "update the sidecar, or give this run a prefix of its own"
         case UnreadableRun():
             return "node 0 writes the document again while it holds the prefix: look at its log"
         case UnreadableFile() | OSError():

@@ -30,7 +30,16 @@ from sidecar.core.format.manifest import (
 )
 from tests import strategies
 from tests.outcome import outcome
-from trainer_hook.contract import MAX_META_DEPTH, MAX_NODES, ContractError, Marker, check_path, encode_marker, parse_marker
+from trainer_hook.contract import (
+    MAX_META_DEPTH,
+    MAX_NODES,
+    ContractError,
+    LaterFormatError,
+    Marker,
+    check_path,
+    encode_marker,
+    parse_marker,
+)
 
 KEY = "checkpoint-20/.complete"
 MANIFESTS = "checkpoint-20/.ckpt/a1/"
@@ -140,6 +149,16 @@ def test_the_deepest_meta_of_a_valid_marker_survives_the_manifest() -> None:
 def test_fields_of_later_versions_are_ignored() -> None:
     later = json.dumps(MANIFEST | {"compression": "none"} | {"files": [MANIFEST["files"][0] | {"mode": 420}]}).encode()
     assert decode_manifest(later, key="k") == decode_manifest(json.dumps(MANIFEST).encode(), key="k")
+
+
+@pytest.mark.parametrize("files", [MANIFEST["files"], "somewhere else"])
+def test_a_document_of_a_later_format_is_told_from_a_malformed_one(files: Any) -> None:
+    with pytest.raises(LaterFormatError, match=r"^k: format 7 is newer than this software, which reads 1: update the sidecar$"):
+        decode_manifest(json.dumps(MANIFEST | {"format": 7, "files": files}).encode(), key="k")
+    for malformed in (0, True, "2", 2.0):
+        with pytest.raises(ContractError) as refused:
+            decode_manifest(json.dumps(MANIFEST | {"format": malformed}).encode(), key="k")
+        assert not isinstance(refused.value, LaterFormatError)
 
 
 @pytest.mark.parametrize(

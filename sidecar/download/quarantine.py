@@ -190,12 +190,10 @@ class Sharing:
     async def _write(self, name: str, crc: str, reason: str, at_s: float) -> None:
         node = None if self._node is None else str(self._node.index)
         document = Quarantined(commit_crc64nvme=crc, reason=reason, node=node, at=rfc3339(at_s))
-        try:
+        with contextlib.suppress(AlreadyExists):  # another node has recorded it
             await self._executor.persistently(
                 self._store.put, keys.quarantined(name, crc), encode(document), only_if_absent=True
             )
-        except AlreadyExists:
-            return  # another node has recorded it
 
 
 async def check_not_quarantined(

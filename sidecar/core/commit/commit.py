@@ -228,11 +228,8 @@ def commit_of(
 
 def manifest_entry(manifest: Manifest, raw: bytes) -> ManifestEntry:
     """Return the commit's entry for a manifest. ``raw``: its stored bytes."""
-    return ManifestEntry(
-        key=keys.manifest(manifest.name, manifest.attempt, Node(manifest.node.index, manifest.node.count)),
-        size_bytes=len(raw),
-        crc64nvme=checksum.to_text(checksum.checksum(raw)),
-    )
+    crc64nvme = checksum.to_text(checksum.checksum(raw))
+    return ManifestEntry(key=manifest.key, size_bytes=len(raw), crc64nvme=crc64nvme)
 
 
 def attempt_of(key: str, name: str) -> str | None:

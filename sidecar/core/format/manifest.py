@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -43,18 +44,6 @@ _MANIFEST = re.compile(r"node-[0-9]{5}-of-[0-9]{5}\.json", re.ASCII)
 _NODE_FOLDER = re.compile(r"\.ckpt/[^/]+/node-[0-9]{5}/.+", re.DOTALL)
 
 
-def _checked_path(path: str) -> str:
-    return check_path(path)
-
-
-def _checked_attempt(attempt: str) -> str:
-    return check_id(attempt, what="attempt")
-
-
-def _checked_save_id(save_id: str) -> str:
-    return check_id(save_id, what="save_id")
-
-
 def _checked_name(name: str) -> str:
     if not is_checkpoint_name(name):
         raise ContractError(f"{name[:80]!r} is not the name of a checkpoint")
@@ -67,9 +56,9 @@ def _checked_crc(text: str) -> str:
 
 
 Crc = Annotated[str, AfterValidator(_checked_crc)]
-Path = Annotated[str, AfterValidator(_checked_path)]
-Attempt = Annotated[str, AfterValidator(_checked_attempt)]
-SaveId = Annotated[str, AfterValidator(_checked_save_id)]
+Path = Annotated[str, AfterValidator(check_path)]
+Attempt = Annotated[str, AfterValidator(partial(check_id, what="attempt"))]
+SaveId = Annotated[str, AfterValidator(partial(check_id, what="save_id"))]
 Name = Annotated[str, AfterValidator(_checked_name)]
 Size = Annotated[int, Field(ge=0)]
 Epoch = Annotated[int, Field(ge=1)]
@@ -127,6 +116,11 @@ class Manifest(_Document):
     world_size: int | None = None
     meta: dict[str, Any] = {}
     files: tuple[FileEntry, ...]
+
+    @property
+    def key(self) -> str:
+        """Its key in the store."""
+        return keys.manifest(self.name, self.attempt, Node(self.node.index, self.node.count))
 
 
 class ManifestEntry(_Document):

@@ -108,10 +108,7 @@ def containers_of(spec: Mapping[str, Any], path: str) -> Iterator[tuple[str, Fie
 
 def named(items: Sequence[Fields], name: str, *, key: str = "name") -> Fields | None:
     """Return the entry whose ``name`` (or other key) is this."""
-    for entry in items:
-        if entry.get(key) == name:
-            return entry
-    return None
+    return next((entry for entry in items if entry.get(key) == name), None)
 
 
 def put_named(items: MutableSequence[Any], wanted: Mapping[str, Any], *, key: str = "name") -> None:

@@ -11,7 +11,7 @@ from sidecar.kubernetes.inject.environment import put_variables
 from sidecar.kubernetes.inject.fields import Fields, entries, growing, named, put, put_named, section
 from sidecar.kubernetes.inject.options import Options
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, NotInjectable
-from sidecar.kubernetes.inject.recalled import chosen_pods, remember_pods, sidecars_in
+from sidecar.kubernetes.inject.recalled import chosen_pods, remember_pods, sidecars_in, store_in
 from sidecar.kubernetes.inject.warnings import warning_of_name, warnings_of_shell
 from sidecar.kubernetes.inject.workload import check_store, referred_to
 
@@ -46,16 +46,14 @@ def put_in(document: Fields, options: Options) -> list[InjectWarning]:
 
 def _with_recalled(document: Fields, spec: Fields, options: Options) -> Options:
     """Return the options; options that are not given are those of an earlier injection of this TrainJob."""
-    where = ("runtimePatches", "podTemplateOverrides")
-    ours = [found for key in where for found in sidecars_in(spec.get(key))]
+    patches = [spec.get("runtimePatches"), spec.get("podTemplateOverrides")]
+    ours = list(sidecars_in(patches))
     if not ours:
         return options
-    stores = [named(container.get("env") or [], "CKPT_STORE") or {} for _, container in ours]
-    recalled = next((str(store["value"]) for store in stores if store.get("value")), None)
     mode = options.mode
     if mode == "auto" and options.kubernetes_version is None:
         mode = "native" if ours[0][0] == "initContainers" else "classic"
-    return replace(options, store=options.store or recalled, mode=mode, pods=chosen_pods(document, options))
+    return replace(options, store=options.store or store_in(patches), mode=mode, pods=chosen_pods(document, options))
 
 
 def _sidecar_environment(document: Fields, spec: Fields, options: Options) -> dict[str, Any]:

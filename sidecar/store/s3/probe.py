@@ -140,36 +140,30 @@ def _compares_checksums(store: Probed, key: str, body: FileSlice) -> bool:
         return False
     for with_parts in (False, True):
         store.crc_with_parts = with_parts
-        if _compares_joined(store, key, body):
+        if _compares_upload(store, key, body, lambda i, p: store.complete_upload(key, i, p, crc64nvme=WRONG_CRC)):
             return True
-    return False
-
-
-def _compares_joined(store: Probed, key: str, body: FileSlice) -> bool:
-    upload_id, parts = "", list[Part]()
-    try:
-        upload_id = store.begin_upload(key)
-        parts.append(store.upload_part(key, upload_id, 1, body))
-        if _refused(lambda: store.complete_upload(key, upload_id, parts, crc64nvme=WRONG_CRC)):
-            store.complete_upload(key, upload_id, parts, crc64nvme=body.crc64nvme)
-            return True
-    except (CorruptObject, AccessRefused, NotFound):
-        pass
-    if upload_id:
-        _end_upload(store, key, upload_id, parts, body)
     return False
 
 
 def _compares_hashes(store: Probed, key: str, body: FileSlice) -> bool:
     """Whether the store refuses objects and parts with a wrong signed SHA-256, and accepts right ones."""
-    upload_id, parts = "", list[Part]()
+    wrong = _WronglyHashed(body)
     try:
         store.put_file(key, body)
-        if not _refused(lambda: store.put_file(key, _WronglyHashed(body))):
+        if not _refused(lambda: store.put_file(key, wrong)):
             return False
+    except (CorruptObject, AccessRefused, NotFound):
+        return False
+    return _compares_upload(store, key, body, lambda i, _: store.upload_part(key, i, 2, wrong))
+
+
+def _compares_upload(store: Probed, key: str, body: FileSlice, write_wrong: Callable[[str, Sequence[Part]], object]) -> bool:
+    """Whether the store refuses ``write_wrong`` in an upload with one part, and then completes the upload."""
+    upload_id, parts = "", list[Part]()
+    try:
         upload_id = store.begin_upload(key)
         parts.append(store.upload_part(key, upload_id, 1, body))
-        if _refused(lambda: store.upload_part(key, upload_id, 2, _WronglyHashed(body))):
+        if _refused(lambda: write_wrong(upload_id, parts)):
             store.complete_upload(key, upload_id, parts, crc64nvme=body.crc64nvme)
             return True
     except (CorruptObject, AccessRefused, NotFound):

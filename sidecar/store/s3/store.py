@@ -164,11 +164,7 @@ class S3Store:
         return True
 
     def _exists(self, key: str) -> bool:
-        try:
-            self.stat(key)
-        except NotFound:
-            return False
-        return True
+        return self._ask(key, Control.find, self._root + key) is not None
 
     def _holds(self, key: str, content: bytes) -> bool:
         try:
@@ -325,10 +321,8 @@ class S3Store:
         raise NotFound(f"{self.url}/{key} (unfinished upload)")
 
     def abort_upload(self, key: str, upload_id: str) -> None:  # noqa: D102
-        try:
+        with suppress(NotFound):
             self._ask(key, Control.abort, self._root + key, upload_id)
-        except NotFound:
-            return
 
     def pending_uploads(self, prefix: str) -> Iterator[PendingUpload]:  # noqa: D102
         with self._translated(prefix or self.url):

@@ -178,9 +178,7 @@ class Committer(Revocation):
         Raises:
             NeverDurable: The manifest would exceed the maximum size of a document.
         """
-        node = Node(manifest.node.index, manifest.node.count)
-        key = keys.manifest(manifest.name, manifest.attempt, node)
-        raw = encode(manifest)
+        node, key, raw = Node(manifest.node.index, manifest.node.count), manifest.key, encode(manifest)
         if len(raw) > MAX_DOCUMENT_BYTES:
             raise NeverDurable(
                 f"the manifest of its {len(manifest.files)} files has {len(raw)} bytes, the maximum is {MAX_DOCUMENT_BYTES}: "

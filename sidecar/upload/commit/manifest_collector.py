@@ -131,12 +131,5 @@ class ManifestCollector:
 
 def digest_of(name: str, attempt: str, reads: Iterable[Read]) -> ManifestBundle:
     """Return manifests as one document, the digest."""
-    gathered = (
-        Gathered(
-            key=keys.manifest(name, attempt, Node(read.manifest.node.index, read.manifest.node.count)),
-            etag=read.etag,
-            text=read.raw.decode(),
-        )
-        for read in reads
-    )
+    gathered = (Gathered(key=read.manifest.key, etag=read.etag, text=read.raw.decode()) for read in reads)
     return ManifestBundle(name=name, attempt=attempt, manifests=tuple(gathered))

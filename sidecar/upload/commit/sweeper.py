@@ -16,7 +16,7 @@ from sidecar.core.lifecycle.orphan_uploads import is_abandoned, quiet_s
 from sidecar.errors import LaterFormat, NotFound, StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from trainer_hook.contract import ContractError, LaterFormatError, Node
+from trainer_hook.contract import ContractError, LaterFormatError
 
 log = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class Sweeper:
         self, name: str, attempt: str, manifests: Sequence[Manifest], before: Mapping[str, Object]
     ) -> None:
         named = {entry.key for manifest in manifests for entry in manifest.files} | {keys.commit(name)}
-        named |= {keys.manifest(name, m.attempt, Node(m.node.index, m.node.count)) for m in manifests}
+        named |= {m.key for m in manifests}
         named |= {keys.all_manifests(name, attempt)} if has_bundle(len(manifests)) else set()
         foreign = [key for key in before if attempt_of(key, name) not in (None, attempt)]
         for key in foreign:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import structlog
 
@@ -31,10 +31,9 @@ _CHANGES_ALWAYS: dict[str, bool | set[str]] = {
 class Live:
     """One stream for all viewers. A viewer that reads slowly misses versions, and none is kept for it."""
 
-    def __init__(self, services: Services, overviews: OverviewService, *, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, services: Services, overviews: OverviewService) -> None:
         self._services = services
         self._overviews = overviews
-        self._now_s = now_s
         self._viewers = 0
         self._task: asyncio.Task[None] | None = None
         self._message = ""
@@ -75,9 +74,9 @@ class Live:
             while not state.ended.is_set():
                 self._overviews.earlier.refresh()
                 self._look()
-                began_s = self._now_s()
+                began_s = time.monotonic()
                 await state.unless_ended(services.events.changed(timeout_s=TICK_S))
-                if (early_s := LEAST_S - (self._now_s() - began_s)) > 0 and not state.ended.is_set():
+                if (early_s := LEAST_S - (time.monotonic() - began_s)) > 0 and not state.ended.is_set():
                     await asyncio.sleep(early_s)
         except Exception as error:
             log.error("live_page_failed", error=f"{type(error).__name__}: {error}")
@@ -87,9 +86,9 @@ class Live:
     def _look(self) -> None:
         overview = self._overviews.overview()
         compared = overview.model_dump_json(exclude=_CHANGES_ALWAYS)
-        if compared == self._compared and self._now_s() - self._sent_s < HEARTBEAT_S:
+        if compared == self._compared and time.monotonic() - self._sent_s < HEARTBEAT_S:
             return
-        self._compared, self._sent_s = compared, self._now_s()
+        self._compared, self._sent_s = compared, time.monotonic()
         self._message = self._encoded(overview)
         self._version += 1
         self._wake()

@@ -16,6 +16,8 @@ log = structlog.get_logger()
 
 KEPT = 500
 """Number of latest events kept for clients that reconnect."""
+HEARTBEAT_S = 15.0
+"""Seconds without an event after which a stream has a heartbeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,12 @@ class Events:
         """Wait for the next event; false when ``timeout_s`` passed first."""
         return await within(timeout_s, self._news.wait())
 
-    async def stream(self, after: int | None = None, *, heartbeat_s: float = 15.0) -> AsyncIterator[Event | None]:
+    async def stream(self, after: int | None = None) -> AsyncIterator[Event | None]:
         """Yield events from now on, or those after a number; ``None`` is a heartbeat."""
         seen = self._number if after is None or after > self._number else after
         while True:
             for event in self.after(seen):
                 seen = event.number
                 yield event
-            if not self.after(seen) and not await self.changed(timeout_s=heartbeat_s):
+            if not self.after(seen) and not await self.changed(timeout_s=HEARTBEAT_S):
                 yield None

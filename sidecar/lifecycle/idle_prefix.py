@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +14,6 @@ from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Run
 from sidecar.errors import ConfigurationError, Fenced, NotFound, RequestRefused, StoreError, UnreadableRun
 from sidecar.lifecycle.run_document import read
 from sidecar.store.protocol import Store
-from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 from trainer_hook.contract import FORMAT, Node, encode_json
 
@@ -28,11 +29,10 @@ class IdlePrefix:
     compares the claims and the run's document: any change shows that a run has begun to use the prefix.
     """
 
-    def __init__(self, store: Store, executor: StoreExecutor, *, clock: Clock | None = None) -> None:
+    def __init__(self, store: Store, executor: StoreExecutor) -> None:
         """Start without an answer; ``begin`` first."""
         self._store = store
         self._executor = executor
-        self._clock = clock or Clock()
         self._seen: tuple[Run | None, Claim | None] = (None, None)
 
     async def begin(self, on_wait: Callable[[str, float], None] = lambda holder, seconds: None) -> None:
@@ -58,9 +58,9 @@ class IdlePrefix:
                 await self._executor.once(self._store.delete, [keys.ASKED])
 
     async def _watch(self, first: Run) -> None:
-        began_s = self._clock.monotonic()
+        began_s = time.monotonic()
         while True:
-            silent_s = self._clock.monotonic() - began_s
+            silent_s = time.monotonic() - began_s
             run, claim = await self._look()
             if (run, claim) != self._seen:
                 raise RequestRefused(self._alive(run or first))
@@ -68,7 +68,7 @@ class IdlePrefix:
                 return
             if not first.ending and silent_s >= SILENCE_S:
                 return
-            await self._clock.sleep(POLL_S)
+            await asyncio.sleep(POLL_S)
 
     def _alive(self, run: Run) -> str:
         job = f" of job {run.job}" if run.job else ""

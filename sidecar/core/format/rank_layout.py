@@ -69,7 +69,7 @@ LAYOUTS = (
 )
 
 
-def private_files(manifests: Sequence[Manifest], *, layouts: Iterable[RankLayout] = LAYOUTS) -> Mapping[str, int]:
+def private_files(manifests: Sequence[Manifest]) -> Mapping[str, int]:
     """Return the files of a checkpoint that a single rank reads. ``manifests``: those of all its nodes.
 
     Returns:
@@ -81,7 +81,7 @@ def private_files(manifests: Sequence[Manifest], *, layouts: Iterable[RankLayout
     nodes = Counter(entry.path for manifest in manifests for entry in manifest.files)
     of_one_node = [path for path, count in nodes.items() if count == 1]
     private: dict[str, int] = {}
-    for layout in layouts:
+    for layout in LAYOUTS:
         if layout.promise is None or all(m.meta.get(layout.promise) is True for m in manifests):
             private |= layout.private(of_one_node, world_size=first.world_size)
     return private

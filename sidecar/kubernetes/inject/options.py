@@ -198,8 +198,8 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
-def _number_text(least: int) -> Callable[[str], str]:
-    return lambda text: str(_whole(least)(text))
+def _count(text: str) -> str:
+    return str(_whole(1)(text))
 
 
 FLAGS = (
@@ -227,12 +227,12 @@ FLAGS = (
     Flag("memory", _quantity("128Mi"), "memory that it requests (default 256Mi; 512Mi in a Guaranteed pod)", "QUANTITY"),
     Flag("memory-limit", _quantity("256Mi"), "memory that it may use (default 512Mi)", "QUANTITY"),
     Flag("save-strategy", _one_of("steps", "epoch", "minutes", "no"), "when the hook saves", "steps|epoch|minutes|no"),
-    Flag("save-steps", _number_text(1), "save interval in steps", "STEPS"),
-    Flag("save-minutes", _number_text(1), "save interval in minutes", "MINUTES"),
-    Flag("save-total-limit", _number_text(1), "checkpoints that the hook leaves on the volume", "COUNT"),
+    Flag("save-steps", _count, "save interval in steps", "STEPS"),
+    Flag("save-minutes", _count, "save interval in minutes", "MINUTES"),
+    Flag("save-total-limit", _count, "checkpoints that the hook leaves on the volume", "COUNT"),
     Flag("jit", lambda text: "1" if _truth(text) else "0", "save just in time at a termination notice", "true|false"),
-    Flag("keep-local", _number_text(1), "durable checkpoints left on the volume", "COUNT"),
-    Flag("keep-store", _number_text(1), "checkpoints left in the store", "COUNT"),
+    Flag("keep-local", _count, "durable checkpoints left on the volume", "COUNT"),
+    Flag("keep-store", _count, "checkpoints left in the store", "COUNT"),
     Flag("bandwidth-limit", str, "bytes per second of all uploads, such as 200MB/s", "RATE"),
 )
 

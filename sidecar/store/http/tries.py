@@ -25,9 +25,9 @@ class Watcher:
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN)
 
-    def readable(self, within_s: float = 0.0) -> bool:
-        """Whether bytes or EOF can be read, now or within ``within_s`` seconds."""
-        return (self._tls is not None and self._tls.has_unread) or bool(self._poll.poll(within_s * 1000))
+    def readable(self) -> bool:
+        """Whether bytes or EOF can be read now."""
+        return (self._tls is not None and self._tls.has_unread) or bool(self._poll.poll(0))
 
     def early(self) -> bool:
         """Whether an answer arrived while a body is sent. Always False over TLS: session tickets can arrive at any time."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
@@ -26,7 +25,7 @@ from sidecar.errors import (
 from sidecar.standalone.session import StoreSession
 from sidecar.standalone.transfer_rate import RateMeasurement
 from sidecar.store.protocol import Part, Stored
-from sidecar.store.slice import FileSlice, OpenGate
+from sidecar.store.slice import FileSlice, slice_of
 
 T = TypeVar("T")
 
@@ -104,7 +103,7 @@ class StoreExamination:
 
     def _try_all(self) -> float | None:
         """Try the operations that write. Returns the skew of the clocks in seconds; ``None``: unknown."""
-        with _content() as body:
+        with slice_of(CONTENT, name="doctor") as body:
             key = self._wrote("object")
             began_s = time.time()
             stored = self._try(Operation.PUT, lambda: self._store.put_file(key, body))
@@ -240,13 +239,3 @@ def _skew_s(stored: Stored, began_s: float, ended_s: float) -> float | None:
     if at_s < began_s - 1:
         return began_s - 1 - at_s
     return min(0.0, ended_s - at_s)
-
-
-@contextmanager
-def _content() -> Iterator[FileSlice]:
-    fd = os.memfd_create("doctor")
-    try:
-        os.write(fd, CONTENT)
-        yield FileSlice(fd, 0, len(CONTENT), gate=OpenGate(), name="doctor", with_md5=True)
-    finally:
-        os.close(fd)

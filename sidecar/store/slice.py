@@ -7,6 +7,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from awscrt.checksums import crc64nvme
@@ -186,3 +187,14 @@ class FileSlice(io.RawIOBase):
 
     def __len__(self) -> int:
         return self.size_bytes
+
+
+@contextmanager
+def slice_of(content: bytes, *, name: str) -> Iterator[FileSlice]:
+    """Yield a body that is in memory, with its MD5."""
+    fd = os.memfd_create(name)
+    try:
+        os.write(fd, content)
+        yield FileSlice(fd, 0, len(content), gate=OpenGate(), name=name, with_md5=True)
+    finally:
+        os.close(fd)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sidecar.core.commit.retention import surplus_steps
-from sidecar.core.schedule.parts import part_size, range_bytes, usual_part_bytes
+from sidecar.core.schedule.parts import MAX_PARTS, MIN_PART_BYTES, part_size, range_bytes, usual_part_bytes
 
 WEEKS = 52
 """Weeks of a year, as the article counts."""
@@ -16,8 +16,6 @@ DOCUMENTS = 2
 """Objects of one checkpoint besides its files: manifest and commit."""
 MOST_SAVES = 100_000
 """Saves per month, at most: retention is calculated step by step."""
-MIN_PART_BYTES, MAX_PARTS = 5 << 20, 10_000
-"""Limits of S3 for multipart uploads."""
 
 
 @dataclass(frozen=True, slots=True)

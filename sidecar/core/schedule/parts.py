@@ -8,8 +8,8 @@ NEAR_PART_BYTES = 64 * MIB
 """Part size for a near store, where the fixed cost of a part exceeds the round trip."""
 LARGE_RANGE_BYTES = 32 * MIB
 """Range size of large files. After a crash, only a few ranges are fetched again."""
-LARGEST_PART_BYTES = 5 << 30
-"""Source: S3 user guide, "Amazon S3 multipart upload limits"."""
+MIN_PART_BYTES, LARGEST_PART_BYTES, MAX_PARTS = 5 * MIB, 5 << 30, 10_000
+"""Limits of S3; other stores may have others. Source: S3 user guide, "Amazon S3 multipart upload limits"."""
 LEAST_PARTS = 1000
 """Every store is assumed to take this many parts of an object: with 5 GiB each they hold 4.9 TiB."""
 ENOUGH_PARTS = 8

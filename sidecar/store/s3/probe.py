@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Literal, Protocol
 
 from sidecar.core.format import keys
 from sidecar.core.format.checksum import checksum
-from sidecar.core.schedule.parts import MIB
+from sidecar.core.schedule.parts import MAX_PARTS, MIN_PART_BYTES
 from sidecar.errors import AccessRefused, AlreadyExists, ConfigurationError, CorruptObject, NotFound, StoreError
 from sidecar.store.protocol import Capabilities, Part, Store, Stored, Verification
-from sidecar.store.slice import FileSlice, OpenGate
+from sidecar.store.slice import FileSlice, slice_of
 
-MIN_PART_BYTES, MAX_PARTS = 5 * MIB, 10_000
-"""Source: S3 user guide, "Multipart upload limits"."""
 CONTENT = b"checkpoint-sidecar probe\n"
 WRONG_CRC = checksum(CONTENT) ^ 1
 TRIES, NEAR_S = 3, 0.01
@@ -90,7 +87,7 @@ def _round_trip_s(store: Probed, key: str) -> float:
     Files go another way than documents, whose client takes longer for a request than a near store does.
     """
     tries: list[float] = []
-    with _slice() as body:
+    with slice_of(CONTENT, name="probe") as body:
         while len(tries) < TRIES and (not tries or tries[-1] < NEAR_S):
             began_s = time.monotonic()
             with store.read(key, length=len(CONTENT)) as answer:
@@ -118,7 +115,7 @@ def _found(store: Probed, key: str, verify: str) -> Verification:
     if verify == "auto":  # cheapest first: a CRC costs next to nothing, SHA-256 half of MD5
         ways = [(Verification.STORE_CRC, _compares_checksums), (Verification.SIGNED_SHA256, _compares_hashes), *ways]
     try:
-        with _slice() as body:
+        with slice_of(CONTENT, name="probe") as body:
             for verification, works in ways:
                 store.verification = verification
                 if works(store, key, body):
@@ -216,13 +213,3 @@ def _end_upload(store: Probed, key: str, upload_id: str, parts: Sequence[Part], 
     except AccessRefused:
         with suppress(StoreError):
             store.complete_upload(key, upload_id, parts, crc64nvme=body.crc64nvme)
-
-
-@contextmanager
-def _slice() -> Iterator[FileSlice]:
-    fd = os.memfd_create("probe")
-    try:
-        os.write(fd, CONTENT)
-        yield FileSlice(fd, 0, len(CONTENT), gate=OpenGate(), name="probe", with_md5=True)
-    finally:
-        os.close(fd)

@@ -204,12 +204,7 @@ class Link(socket.socket):
             if not self.patient:
                 raise
             count = self._receive_slowly(lambda: super(Link, self).recv_into(buffer, nbytes, flags))
-        if count >= hedging.BULK_BYTES:
-            self._pulse.moved_bytes += count
-        self._pulse.quiet.heard_s = now_s = time.monotonic()
-        if self.patient and count:
-            self._unless_it_trickles(count, began_s, now_s)
-        return count
+        return self._received(count, began_s)
 
     def recv_a_moment(self, buffer: memoryview) -> int:
         """Fill the beginning of ``buffer`` without waiting beyond a tick, and return the count; 0 at EOF.
@@ -219,7 +214,9 @@ class Link(socket.socket):
             Silent: Hardly any byte arrived for longer than allowed.
         """
         began_s = time.monotonic()
-        count = super().recv_into(buffer)
+        return self._received(super().recv_into(buffer), began_s)
+
+    def _received(self, count: int, began_s: float) -> int:
         if count >= hedging.BULK_BYTES:
             self._pulse.moved_bytes += count
         self._pulse.quiet.heard_s = now_s = time.monotonic()

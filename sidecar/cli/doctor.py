@@ -83,13 +83,14 @@ def doctor(
 def _examined(environ: dict[str, str], planned: _Run, *, has_volume: bool) -> tuple[StoreFacts | None, list[Finding]]:
     from sidecar.cli.session import run_in_store
     from sidecar.daemon.settings import from_environment
+    from sidecar.store.opening import place_of
 
     if not environ.get("CKPT_STORE", "").strip():
         raise ConfigurationError("no store: name it, such as s3://bucket/runs/llama, or set CKPT_STORE")
     try:
         settings = from_environment(environ, hostname=socket.gethostname())
         if has_volume:
-            _check_place(settings)
+            place_of(settings)  # The sidecar refuses a folder on the shared volume.
         facts = run_in_store("doctor", settings.store, _store_facts)
     except ConfigurationError as error:
         return None, [failure("settings", str(error), "correct it, then run doctor again")]
@@ -103,20 +104,6 @@ def _examined(environ: dict[str, str], planned: _Run, *, has_volume: bool) -> tu
         save_s=planned.save_s,
     )
     return facts, findings
-
-
-def _check_place(settings: Settings) -> None:
-    """Refuse a folder on the shared volume as store, as the sidecar does.
-
-    Raises:
-        ConfigurationError: It is one, or no store at all.
-    """
-    from sidecar.store_url import shown, store_place
-
-    try:
-        store_place(settings.store, bucket=settings.bucket, volume=settings.dir)
-    except ValueError as error:
-        raise ConfigurationError(f"CKPT_STORE={shown(settings.store)!r} {error}") from None
 
 
 async def _store_facts(session: StoreSession, on_progress: progress.OnProgress) -> StoreFacts:

@@ -21,19 +21,27 @@ def open_from(settings: Settings) -> Store:
     Raises:
         ConfigurationError: ``CKPT_STORE`` is neither ``s3://bucket/prefix`` nor ``file:///path``, or lies on the shared volume.
     """
-    return _opened(settings, settings.dir, said="CKPT_STORE=")
+    return _opened(settings, place_of(settings))
 
 
 def open_anywhere(settings: Settings) -> Store:
     """Return the store as ``open_from``, where no volume is shared with a trainer: a person names it in a command."""
-    return _opened(settings, None, said="")
+    return _opened(settings, _place(settings, None, said=""))
 
 
-def _opened(settings: Settings, volume: Path | None, *, said: str) -> Store:
+def place_of(settings: Settings) -> BucketPlace | FolderPlace:
+    """Return where the store is that the settings name; raises as ``open_from`` does."""
+    return _place(settings, settings.dir, said="CKPT_STORE=")
+
+
+def _place(settings: Settings, volume: Path | None, *, said: str) -> BucketPlace | FolderPlace:
     try:
-        place = store_place(settings.store, bucket=settings.bucket, volume=volume)
+        return store_place(settings.store, bucket=settings.bucket, volume=volume)
     except ValueError as error:
         raise ConfigurationError(f"{said}{shown(settings.store)!r} {error}") from None
+
+
+def _opened(settings: Settings, place: BucketPlace | FolderPlace) -> Store:
     if isinstance(place, FolderPlace):
         verification = Verification.READ_BACK if settings.verify == "read-back" else Verification.FSYNC
         return FileStore(place.path, verification=verification)

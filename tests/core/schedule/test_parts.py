@@ -12,7 +12,9 @@ from sidecar.core.schedule.parts import (
     LARGEST_PART_BYTES,
     LEAST_PARTS,
     LONGEST_S,
+    MAX_PARTS,
     MIB,
+    MIN_PART_BYTES,
     NEAR_PART_BYTES,
     equal_parts,
     largest_file_bytes,
@@ -26,9 +28,12 @@ from sidecar.core.schedule.parts import (
 )
 
 TIB = 1 << 40
-MAX_PARTS = 10_000
 
 sizes = st.integers(0, 50 * TIB)
+
+
+def test_the_limits_are_those_of_s3() -> None:
+    assert (MIN_PART_BYTES, LARGEST_PART_BYTES, MAX_PARTS) == (5_242_880, 5_368_709_120, 10_000)
 
 
 @given(st.integers(0, 100_000), st.integers(1, 5_000))

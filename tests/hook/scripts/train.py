@@ -27,6 +27,7 @@ TOLD = {
     "save_model": None,
     "own_loader": None,
     "stream": False,
+    "ends_epoch_at": None,
 }
 TOLD |= json.loads(sys.argv[1])
 RANK = os.environ.get("RANK", "0")
@@ -46,13 +47,13 @@ class Rows(torch.utils.data.Dataset):
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """Rows without a length, in another order in each pass."""
+    """Rows without a length, in another order in each pass, or in the same."""
 
     def __init__(self):
         self.epoch = 0
 
     def set_epoch(self, epoch):
-        self.epoch = epoch
+        self.epoch = 0 if TOLD["stream"] == "same" else epoch
 
     def __iter__(self):
         return (Rows()[(row * (2 * self.epoch + 1)) % TOLD["rows"]] for row in range(TOLD["rows"]))
@@ -78,6 +79,7 @@ class TellsSteps(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         tell(f"rank {RANK} step {state.global_step}")
+        control.should_epoch_stop |= state.global_step == TOLD["ends_epoch_at"]
         time.sleep(TOLD["sleep_s"] + (TOLD["rank_1_sleep_s"] if RANK == "1" else 0))
 
 

@@ -44,3 +44,33 @@ def test_a_resumed_epoch_begins_as_the_interrupted_one(kind: str, tmp_path: Path
     assert PER_EPOCH + 5 < last.steps()[0] < 2 * PER_EPOCH, last.log()
     assert kind == "workers" or "not bit-identical" not in last.log()
     assert f"weights {last.weights()}" in unhooked(**told)
+
+
+WORKERS = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}
+ENDS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
+    "evaluation": ({"stream": True, "args": {"eval_strategy": "epoch"}}, {"CKPT_SAVE_STRATEGY": "epoch"}, PER_EPOCH + 1),
+    "workers": ({"stream": "same", "args": WORKERS}, {"CKPT_SAVE_STEPS": "6"}, 7),
+    "callback": ({"ends_epoch_at": 7}, {"CKPT_SAVE_STEPS": "7"}, 8),
+    "later": ({"ends_epoch_at": 7}, {"CKPT_SAVE_STEPS": "12"}, 13),
+}
+
+
+@pytest.mark.parametrize("kind", ["evaluation", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(ENDS)[1:])])
+def test_an_epoch_whose_end_the_count_of_epochs_does_not_tell(kind: str, tmp_path: Path, unhooked: Callable[..., str]) -> None:
+    """It was evaluated twice; new workers drew from the random state of training; the rest of it was trained after all."""
+    told, settings, killed_at = ENDS[kind]
+    told = told | {"args": {"max_steps": 24} | told.get("args", {})}
+    with (
+        pod(tmp_path / "first", tmp_path / "store") as (sidecar, found),
+        training(script(**told, sleep_s=0.1), tmp_path / "first", found | settings) as first,
+    ):
+        first.at_step(killed_at)
+        first.close()
+        sidecar.committed(finished(tmp_path / "first")[-1])
+    with (
+        pod(tmp_path / "second", tmp_path / "store") as (_, found),
+        training(script(**told), tmp_path / "second", found | settings) as second,
+    ):
+        assert second.wait() == 0, second.log()
+    assert 1 < second.steps()[0] <= killed_at
+    assert f"weights {second.weights()}" in unhooked(**told)

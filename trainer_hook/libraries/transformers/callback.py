@@ -59,7 +59,8 @@ class _CheckpointHook:
         state, ends = self._trainer.state, self._trainer.control.should_training_stop
         if ends:
             self._call.request("periodic")
-        self._call.save_pending({META_STOPPED_EARLY: True} if ends and state.global_step < state.max_steps else {})
+        stopped = {META_STOPPED_EARLY: True} if ends and state.global_step < state.max_steps else {}
+        self._call.save_pending(self._tail.meta | stopped)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Inside an evaluation the last finished step is still the point to resume from.

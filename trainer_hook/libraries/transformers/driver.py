@@ -113,7 +113,7 @@ class TrainerDriver(Driver):
     def interrupt(self) -> Mapping[str, Any]:
         """As ``Driver.interrupt``: an evaluation that is cut short is repeated by the resumed run."""
         self.tail.rewind()
-        return {META_UNFINISHED: list(self.tail.unfinished)} if self.tail.unfinished else {}
+        return self.tail.meta | ({META_UNFINISHED: list(self.tail.unfinished)} if self.tail.unfinished else {})
 
     def write(self, folder: Path) -> None:
         """As ``StepWriter.write``. Trainer names the folder by its own step."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.libraries.transformers import random_state
+from trainer_hook.libraries.transformers.step_tail import has_epoch_ended
 from trainer_hook.process.patching import replaced
 from trainer_hook.resuming.resumer import Choice
 
@@ -27,7 +28,7 @@ class EpochStart:
         self._loader: Any = None
         self._start: dict[str, Any] = {}
         self._resumes_from: Path | None = None
-        self._is_resumed = False
+        self._is_resumed = self._is_between = False
         self._unrestored: Path | None = None
         """Checkpoint whose random state Trainer restores before the first step."""
         self._undo = contextlib.ExitStack()
@@ -36,16 +37,18 @@ class EpochStart:
         """``choice``: the checkpoint from which this run resumes."""
         self._start, self._resumes_from = {}, None if choice is None else choice.path
         self._is_resumed = choice is not None
+        self._is_between = choice is not None and has_epoch_ended(choice.meta)
         self._unrestored = self._resumes_from
 
     def epoch_begins(self, loader: Any) -> None:
         """The pass over the data is about to begin, after every callback of the script."""
         folder, self._resumes_from, self._loader = self._resumes_from, None, loader
+        is_first_pass = folder is not None and not self._is_between and float(self._trainer.state.epoch or 0) < 1
         if folder is not None:
             self._restore(folder)
         self._start = {"epoch_start": random_state.read(self._trainer), "generators": self._generators()}
         self._undo.close()
-        if self._is_resumed and (self._trainer.state.epoch or 0) >= 1 and getattr(loader, "persistent_workers", False):
+        if self._is_resumed and not is_first_pass and getattr(loader, "persistent_workers", False):
             self._undo.enter_context(_unseeded(loader))
 
     def step_begins(self) -> None:
@@ -60,7 +63,7 @@ class EpochStart:
 
     def _restore(self, folder: Path) -> None:
         saved = self._saved(folder)
-        if float(self._trainer.state.epoch or 0).is_integer():
+        if self._is_between or float(self._trainer.state.epoch or 0).is_integer():
             self._load_now(folder)
             states = saved.get("generators_now")
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.contract import FINAL, MARKER, META_OWNER, SCRIPT_OWNED, ContractError
-from trainer_hook.libraries.transformers.step_tail import script_folder
+from trainer_hook.libraries.transformers.step_tail import StepTail, script_folder
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import replaced
 from trainer_hook.train_call.train_call import TrainCall
@@ -19,8 +19,9 @@ from trainer_hook.volume.publish import finish, remove, withdraw
 class ScriptSaves:
     """The script's saves during one ``train()`` call. Every method is called on every rank at the same step."""
 
-    def __init__(self, call: TrainCall, trainer: Any) -> None:
+    def __init__(self, call: TrainCall, trainer: Any, tail: StepTail) -> None:
         self._call = call
+        self._tail = tail
         self._trainer = trainer
         self._session = call.session
         self._volume = Path(os.path.realpath(call.session.settings.dir))
@@ -75,7 +76,8 @@ class ScriptSaves:
                 is_there = target.exists() and target.samefile(folder)
                 if not is_there:
                     _link(folder, target)
-                finish(target, saver.marker(target, "periodic", {META_OWNER: SCRIPT_OWNED} if is_there else {}))
+                owner = {META_OWNER: SCRIPT_OWNED} if is_there else {}
+                finish(target, saver.marker(target, "periodic", self._tail.meta | owner))
                 saver.records.clear(name)
                 info(f"published {name}, which the script saved")
         except (OSError, ContractError) as error:

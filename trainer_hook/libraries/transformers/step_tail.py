@@ -20,6 +20,8 @@ from trainer_hook.process.patching import replaced
 
 META_UNFINISHED = "unfinished"
 """Key in ``meta``: the unfinished parts of the step's tail."""
+META_EPOCH_ENDED = "epoch_ended"
+"""Key in ``meta``: the pass over the data had ended at this step, although Trainer's count of epochs is no whole number."""
 EVALUATE, SAVE, EPOCH_END, STOP = "evaluate", "save", "epoch-end", "stop"
 
 
@@ -27,6 +29,11 @@ def unfinished_of(meta: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the unfinished parts that a checkpoint lists and this version knows."""
     listed = meta.get(META_UNFINISHED)
     return tuple(part for part in (EVALUATE, SAVE, EPOCH_END, STOP) if isinstance(listed, list) and part in listed)
+
+
+def has_epoch_ended(meta: Mapping[str, Any]) -> bool:
+    """Whether the pass over the data had ended, by the ``meta`` of a marker."""
+    return meta.get(META_EPOCH_ENDED) is True
 
 
 class StepTail:
@@ -38,6 +45,15 @@ class StepTail:
         self._control: Any = None
         self._doing: tuple[str, ...] | None = None
         self._random: dict[str, Any] | None = None
+        self._is_epoch_over = False
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the marker of a checkpoint of this instant says under ``meta``."""
+        control, epoch = self._trainer.control, self._trainer.state.epoch
+        is_over = self._is_epoch_over or (self._stage == "step" and control.should_epoch_stop)
+        is_told = control.should_training_stop or not epoch or float(epoch).is_integer()
+        return {META_EPOCH_ENDED: True} if is_over and not is_told else {}
 
     @property
     def is_doing(self) -> bool:
@@ -66,6 +82,7 @@ class StepTail:
         """The tail of the step before is done."""
         self._stage = ""
         self._doing = self._random = None
+        self._is_epoch_over = False
 
     def step_ends(self, control: Any) -> None:
         """The optimizer has stepped, and every callback of the script has set its requests in ``control``."""
@@ -74,6 +91,7 @@ class StepTail:
     def epoch_ends(self, control: Any) -> None:
         """As ``step_ends``, for what follows the last step of an epoch."""
         self._stage, self._control = "epoch", control
+        self._is_epoch_over = True
 
     @contextlib.contextmanager
     def doing(self) -> Iterator[None]:
@@ -96,12 +114,15 @@ class StepTail:
         if self._random is not None:
             random_state.restore(self._trainer, self._random)
 
-    def catch_up(self, unfinished: tuple[str, ...], folder: Path, *, ignore_keys: list[str] | None) -> None:
+    def catch_up(self, meta: Mapping[str, Any], folder: Path, *, ignore_keys: list[str] | None) -> None:
         """Do the unfinished parts of the step that a run resumes from, before its first batch.
 
-        ``folder``: the checkpoint, which holds the random state from before. ``ignore_keys``: those for the evaluation.
+        ``meta``: of the checkpoint's marker. ``folder``: the checkpoint, which holds the random state from before.
+        ``ignore_keys``: those for the evaluation.
         """
-        trainer = self._trainer
+        trainer, unfinished = self._trainer, unfinished_of(meta)
+        if not unfinished:
+            return
         info(f"does first what {folder.name} left unfinished: {', '.join(unfinished)}")
         at_start = random_state.read(trainer)
         trainer._load_rng_state(str(folder))
@@ -109,6 +130,7 @@ class StepTail:
         control.should_evaluate = EVALUATE in unfinished
         control.should_save = SAVE in unfinished and not _is_same(script_folder(trainer), folder)
         self._stage = "step" if EPOCH_END in unfinished else "epoch"
+        self._is_epoch_over = has_epoch_ended(meta)
         self._finish_step(ignore_keys)
         if EPOCH_END in unfinished:
             trainer.control = trainer.callback_handler.on_epoch_end(trainer.args, trainer.state, trainer.control)

@@ -145,7 +145,7 @@ class HookedTrain:
             take_over(trainer, call.resumer)
         else:
             forget(trainer)
-        script_saves = ScriptSaves(call, trainer)
+        script_saves = ScriptSaves(call, trainer, tail)
         callback = callback_class()(call, self._driver, script_saves, self._start, functools.partial(self._on_begin, choice))
         trainer.add_callback(callback)
         try:
@@ -158,7 +158,7 @@ class HookedTrain:
                 patches.enter_context(self._start.saved())
                 if choice is not None:
                     patches.enter_context(no_step_too_many(trainer))
-                    patches.enter_context(pass_continued(trainer, choice.path))
+                    patches.enter_context(pass_continued(trainer, choice))
                     patches.enter_context(exactness.reported(trainer, choice.step_in_call))
                 own = self._resume_from if call.script_choice_stands else None
                 return train(own if choice is None else str(choice.path))
@@ -178,8 +178,7 @@ class HookedTrain:
         if choice is None:
             return
         self._best.expect_on_volume()
-        if unfinished := unfinished_of(choice.meta):
-            self._driver.tail.catch_up(unfinished, choice.path, ignore_keys=self._ignore_keys)
+        self._driver.tail.catch_up(choice.meta, choice.path, ignore_keys=self._ignore_keys)
 
     def _finished_output(self, choice: Choice | None) -> Any:
         """Return the outcome of a run that had finished in an earlier pod; ``None``: there is something left to train."""

@@ -1,0 +1,61 @@
+"""Where in the data a run continues: by the count of epochs that Trainer saved, and by what the marker says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.hook.libraries.test_evaluation import tail
+from trainer_hook.libraries.transformers.streams import position, position_in_epochs
+
+
+def args(**given: Any) -> Any:
+    return SimpleNamespace(**{"ignore_data_skip": False, "max_steps": 40, "gradient_accumulation_steps": 2} | given)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "has_ended", "found"),
+    [
+        (None, False, None),
+        (0.25, False, None),
+        (0.25, True, (1, 0)),
+        (1.25, False, (1, 20)),
+        (1.25, True, (2, 0)),
+        (2.0, False, (2, 0)),
+    ],
+)
+def test_a_dataset_without_a_length_is_continued_by_passes(epoch: float | None, has_ended: bool, found: Any) -> None:
+    state = {"epoch": epoch, "max_steps": 40}
+    assert position(state, args(), has_ended=has_ended) == found
+    assert position(state, args(ignore_data_skip=True), has_ended=has_ended) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "batches"), [(steps, batches) for steps in (1, 2, 3, 6) for batches in (2 * steps - 1, 2 * steps)]
+)
+def test_after_an_epoch_that_ended_early_the_batches_of_the_next_one_are_counted(steps: int, batches: int) -> None:
+    for step in range(1, steps):
+        state = {"epoch": 3 + 2 * step / batches}
+        assert position_in_epochs(state, args(), 1, steps=steps, has_ended=False) == (3, 2 * step)
+        assert position_in_epochs(state, args(), 3, steps=steps, has_ended=False) is None, "Trainer's own calculation is right"
+        assert position_in_epochs(state, args(), 3, steps=steps, has_ended=True) == (4, 0)
+
+
+def test_only_an_end_that_the_count_of_epochs_does_not_tell_is_in_the_marker() -> None:
+    for control, is_told in [({"epoch": 0.75}, True), ({"epoch": 1.0}, False), ({"should_training_stop": True}, False)]:
+        one = tail(**control)
+        one.step_ends(one._trainer.control)
+        assert one.meta == {}
+        one.epoch_ends(one._trainer.control)
+        one.done()
+        assert one.meta == ({"epoch_ended": True} if is_told else {})
+        one.step_begins()
+        assert one.meta == {}
+
+
+def test_an_epoch_that_a_callback_ends_has_ended_with_its_step() -> None:
+    one = tail(should_epoch_stop=True)
+    one.step_ends(one._trainer.control)
+    assert one.meta == {"epoch_ended": True}

@@ -175,6 +175,10 @@ class Resumer:
         reason = self._problem(name, fetches=self._consensus.world.local_rank == 0)
         return None if self._consensus.all_agree(reason is None) else reason or "another rank cannot use it"
 
+    def is_usable(self, name: str) -> bool:
+        """Whether a checkpoint on the volume has what the ranks of this node read: not only the files that they wrote."""
+        return self._consensus.world.nodes == 1 or contract.META_RESTORED in _marker(self._volume / name).meta
+
     def _request(self, name: str, train_call: int | None) -> ResumeResult:
         timeout_s, world = self._settings.resume_timeout_s, self._consensus.world
         apart = world.nodes > 1 and not self._reads_all

@@ -34,11 +34,15 @@ class Bringing:
 
     def __init__(self, volume: Path, reason: str | None = None) -> None:
         self.volume, self.reason, self.asked = volume, reason, list[str]()
+        self.usable = True
+
+    def is_usable(self, name: str) -> bool:
+        return self.usable
 
     def fetch(self, name: str) -> str | None:
         self.asked.append(name)
         if self.reason is None:
-            (self.volume / name).mkdir()
+            (self.volume / name).mkdir(exist_ok=True)
         return self.reason
 
 
@@ -64,6 +68,20 @@ def test_one_that_is_gone_is_brought_when_it_is_to_be_loaded(own: Path | None, v
     with best.from_store():
         one._load_best_model()
     assert (bringing.asked, one.loaded) == (["checkpoint-4"], [str(volume / "checkpoint-4")])
+
+
+@pytest.mark.parametrize(("usable", "reason"), [(True, None), (False, None), (False, "not in the store")])
+def test_a_nodes_own_part_of_it_is_completed(usable: bool, reason: str | None, volume: Path) -> None:
+    """A volume that outlived the pod has the files that this node's ranks wrote, and no others."""
+    (own := volume / "checkpoint-4").mkdir()
+    one, bringing = trainer(own), Bringing(volume, reason)
+    bringing.usable = usable
+    best = best_of(one, volume, bringing)
+    best.expect_on_volume()
+    with best.from_store():
+        one._load_best_model()
+    assert bringing.asked == ([] if usable else ["checkpoint-4"])
+    assert one.loaded == [str(own)], "with nothing better the library looks there, as without the hook"
 
 
 def test_one_that_cannot_be_had_is_said_and_training_ends_all_the_same(

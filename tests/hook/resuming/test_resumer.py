@@ -136,3 +136,15 @@ def test_a_start_from_scratch_beside_a_committed_checkpoint_is_said_in_capitals_
     assert "CKPT_ON_STORE_FAILURE=fail" in said
     with pytest.raises(SystemExit):
         choose(CKPT_ON_STORE_FAILURE="fail")
+
+
+@pytest.mark.parametrize(("nodes", "meta", "is_usable"), [(1, {}, True), (2, {}, False), (2, {META_RESTORED: "0" * 16}, True)])
+def test_what_only_this_nodes_ranks_wrote_is_not_all_that_they_read(
+    nodes: int, meta: dict[str, Any], is_usable: bool, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "checkpoint-4").mkdir()
+    finish(folder, Marker(meta=meta))
+    consensus = RankConsensus()
+    consensus.world = place_among([f"node-{node}" for node in range(nodes)], 0)
+    settings = from_environment({"CKPT_DIR": str(tmp_path)})
+    assert Resumer(settings, Client(settings.sidecar_url, tmp_path), consensus).is_usable("checkpoint-4") is is_usable

@@ -69,11 +69,12 @@ class BestModel:
         if self._is_on_volume:
             best = self._volume / self._name_of(state.best_global_step)
             state.best_model_checkpoint = str(best)
-        if self._agree(best.is_dir()):
+        is_there = self._agree(best.is_dir())
+        if is_there and self._agree(self._resumer.is_usable(best.name)):
             return True
         info(f"fetches {best.name}, the best model")
         reason = self._resumer.fetch(best.name)
-        if reason is None:
+        if reason is None or is_there:
             return True
         warn(f"the best model, {best.name}, cannot be fetched ({reason}): training ends with the last weights")
         state.best_model_checkpoint = None

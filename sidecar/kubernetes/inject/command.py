@@ -22,8 +22,7 @@ def run(filenames: Sequence[str], options: Options, *, in_place: bool, diff: boo
     """
     done = [(name, text, _injected(name, text, options)) for name, text in map(_read, filenames)]
     for name, _, result in done:
-        for warning in result.warnings:
-            print(f"warning: {name}: {warning}", file=sys.stderr)
+        _print_warnings(name, result)
     for number, (name, old, result) in enumerate(done):
         if diff:
             _print_difference(name, old, result.text)
@@ -73,6 +72,15 @@ def _injected(name: str, text: str, options: Options) -> InjectedText:
         return inject_text(text, options)
     except NotInjectable as error:
         raise NotInjectable(": ".join(filter(None, (name, error.path))), error.why) from None
+
+
+def _print_warnings(name: str, result: InjectedText) -> None:
+    """Print each text once, with all of its places: what is said of one replica is often said of the others, too."""
+    places: dict[str, list[str]] = {}
+    for warning in result.warnings:
+        places.setdefault(warning.text, []).append(warning.path)
+    for text, paths in places.items():
+        print(f"warning: {name}: {', '.join(paths)}: {text}", file=sys.stderr)
 
 
 def _print_difference(name: str, old: str, new: str) -> None:

@@ -31,6 +31,20 @@ def test_the_command_prints_the_difference_writes_in_place_and_says_what_bites(
     assert capsys.readouterr().out == ""
 
 
+def test_what_is_said_of_several_replicas_is_printed_once_with_all_places(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "job.yaml"
+    place.write_text(PLAIN["pytorchjob"])
+    assert main(["inject", "-f", str(place), "--store", "s3://bucket/{name}", "--diff"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    [line] = [line for line in lines if "30 s from SIGTERM" in line]
+    specs = "PyTorchJob/llama: spec.pytorchReplicaSpecs"
+    grace = "template.spec.terminationGracePeriodSeconds"
+    assert f"{specs}.Master.{grace}, {specs}.Worker.{grace}: is not set" in line
+    assert len(lines) == len({line.rpartition(": ")[2] for line in lines})
+
+
 def _given(arguments: list[str]) -> dict[str, str]:
     pairs = zip(arguments[::2], arguments[1::2], strict=True)
     return dict(value.split("=") if name == "--set" else (name[2:], value) for name, value in pairs)

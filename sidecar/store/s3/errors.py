@@ -100,6 +100,11 @@ _TRANSIENT = frozenset(
 )
 
 
+_OF_PROXIES = {
+    "403": "the proxy refuses this address: have it allowed there, or name the store in NO_PROXY",
+    "407": "the proxy wants a user and a password: set them in HTTPS_PROXY or HTTP_PROXY",
+}
+_TUNNEL = re.compile(r"(?:Tunnel connection failed: |the proxy \S+: )(403|407)\b")
 _CODE = re.compile(r"[A-Za-z][A-Za-z0-9.:_-]{2,80}")
 """Error codes of S3. For an answer without an error document, botocore uses the status as the code, such as "404"."""
 
@@ -185,7 +190,7 @@ def _unexplained(name: str, status: int, answer: Any) -> StoreError:
     if 300 <= status < 400:
         hint = f" ({_redirected(answer)}does AWS_S3_ENDPOINT name the store itself?)"
     elif status == 407:
-        hint = " (the proxy wants a user and a password: set them in HTTPS_PROXY or HTTP_PROXY)"
+        hint = f" ({_OF_PROXIES['407']})"
     elif status < 500:
         hint = (
             " without an error of S3 (a load balancer, proxy or firewall on the way? does AWS_S3_ENDPOINT name an S3 server?)"
@@ -262,7 +267,13 @@ def from_transport(name: str, error: Exception) -> StoreError:
         hint = "check AWS_S3_ENDPOINT, DNS and the network"
         return StoreUnavailable(f"{name}: {_origin(error)} does not answer ({_short(cause)}): {hint}; it is tried again")
     why = _short(error) if cause is error else f"{_short(error)} {_short(cause)}"
-    return StoreUnavailable(f"{name}: the store does not answer ({why}); it is tried again")
+    return StoreUnavailable(f"{name}: the store does not answer ({why}){_of_tunnel(why)}; it is tried again")
+
+
+def _of_tunnel(why: str) -> str:
+    """Return what to do where a proxy refused the tunnel of an https store, or an empty text."""
+    status = _TUNNEL.search(why)
+    return f": {_OF_PROXIES[status[1]]}" if status else ""
 
 
 def _origin(error: boto.EndpointConnectionError) -> str:

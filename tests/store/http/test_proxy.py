@@ -125,6 +125,28 @@ def test_a_tunnel_is_asked_for_with_the_credentials_and_their_refusal_shows_none
     assert BASIC not in str(caught.value)
 
 
+REFUSED_TUNNELS = {"407 Proxy Authentication Required": "a user and a password.*HTTPS_PROXY", "403 Forbidden": "NO_PROXY"}
+
+
+@pytest.mark.parametrize("way", ["control", "wire", "boto3"])
+@pytest.mark.parametrize("status", REFUSED_TUNNELS)
+def test_a_refused_tunnel_says_what_to_do(
+    status: str, way: Literal["control", "wire", "boto3"], credentials_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask() -> None:
+        if way == "control":
+            store.get("k")
+        else:
+            with store.read("k", length=3) as body:
+                body.readinto(memoryview(bytearray(3)))
+
+    with answering(lambda _: head(status, "Content-Length: 0")) as proxy:
+        client: Literal["wire", "boto3"] = "boto3" if way == "boto3" else "wire"
+        store = through("https://s3.test", proxy, credentials_dir, monkeypatch, client=client)
+        with pytest.raises(StoreUnavailable, match=rf"{status[:3]}.*{REFUSED_TUNNELS[status]}"):
+            ask()
+
+
 def test_a_proxy_that_wants_credentials_says_so(credentials_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with answering(lambda _: whole("407 Proxy Authentication Required")) as proxy:
         store = through("http://s3.test", proxy, credentials_dir, monkeypatch)

@@ -66,9 +66,11 @@ def _reasons(shell: Shell, found: Sequence[Command], index: int) -> Iterator[str
         return
     if "!" in trainer.words[:1]:
         yield "'!' turns it round"
+    options = _options(shell, found[:index])
+    if "!" not in trainer.words[:1] and _is_taken_on(trainer, _else_branch(trainer, later), is_lost=_is_piped(trainer, later)):
+        return
     if any(part in ("if?", "while?", "until?") for part in trainer.within):
         yield f"'{next(part for part in trainer.within if part.endswith('?'))[:-1]}' takes it as a condition"
-    options = _options(shell, found[:index])
     if _is_taken_on(trainer, later, is_lost="pipefail" not in options and _is_piped(trainer, later)):
         return
     yield from _of_pipeline(trainer, later, options)
@@ -80,15 +82,24 @@ def _reasons(shell: Shell, found: Sequence[Command], index: int) -> Iterator[str
 
 
 def _stand_in(trainer: Command, later: Sequence[Command]) -> Command | None:
-    """Return the command that runs when the trainer's pipeline, or a group that it stands in, fails."""
-    depth, is_in_pipeline = len(trainer.within), True
+    """Return the command that runs when the trainer's list of commands, or a group that it stands in, fails."""
+    depth, is_in_list = len(trainer.within), True
     for command in later:
         is_outside = len(command.within) < depth
-        if command.before == "||" and (is_outside or (is_in_pipeline and command.within == trainer.within)):
+        if command.before == "||" and (is_outside or (is_in_list and command.within == trainer.within)):
             return command
         depth = min(depth, len(command.within))
-        is_in_pipeline = is_in_pipeline and command.before == "|"
+        is_in_list = is_in_list and command.before in ("|", "&&")
     return None
+
+
+def _else_branch(trainer: Command, later: Sequence[Command]) -> list[Command]:
+    """Return what runs when the trainer, as the condition of an ``if``, has failed: ``$?`` is still its exit code."""
+    if trainer.within[-1:] != ("if?",):
+        return []
+    depth = len(trainer.within)
+    begins = (index for index, command in enumerate(later) if command.before == "else" and len(command.within) == depth)
+    return list(later[next(begins, len(later)) :])
 
 
 def _is_taken_on(trainer: Command, later: Sequence[Command], *, is_lost: bool) -> bool:

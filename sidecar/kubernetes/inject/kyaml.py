@@ -24,8 +24,12 @@ def _written(value: Any, indent: str) -> str:
         return _mapping(value, indent) if value else "{}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return _list(value, indent) if value else "[]"
+    if type(value).__name__ == "PlainScalarString":  # a word that Kubernetes reads as another type, such as yes
+        return str(value)
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
+    if type(value).__name__ == "ScalarInt":  # 0755 is octal to Kubernetes
+        return f"{value:0{getattr(value, '_width', None) or 1}d}"
     if value is None or isinstance(value, (bool, int, float)):
         return json.dumps(value)
     return str(value)  # a date

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from sidecar.errors import ConfigurationError
@@ -150,6 +151,7 @@ def _yaml(text: str) -> Any:
     except ImportError:
         raise ConfigurationError("ruamel.yaml is not installed: pip install 'checkpoint-sidecar[inject]'") from None
     yaml = YAML(typ="rt", pure=True)
+    yaml.Constructor = _constructor()
     yaml.preserve_quotes = True
     yaml.width = 1 << 20
     yaml.explicit_start = bool(_SEPARATOR.match(text))
@@ -159,6 +161,21 @@ def _yaml(text: str) -> Any:
     yaml.representer.add_representer(str, _represent_text)
     yaml.representer.add_representer(list, _represent_list)
     return yaml
+
+
+@cache
+def _constructor() -> Any:
+    from ruamel.yaml.constructor import RoundTripConstructor
+    from ruamel.yaml.scalarstring import PlainScalarString
+
+    class Constructor(RoundTripConstructor):
+        """Keeps a word without quotes, such as ``yes``: a text to YAML 1.2, true to Kubernetes, and quoted a text to both."""
+
+        def construct_scalar(self, node: Any) -> Any:
+            value = super().construct_scalar(node)
+            return PlainScalarString(value) if type(value) is str and _AMBIGUOUS.fullmatch(value) else value
+
+    return Constructor
 
 
 def _represent_null(representer: Any, _: None) -> Any:

@@ -287,3 +287,31 @@ def test_json_stays_json() -> None:
     done = inject_text(text, STORE)
     assert json.loads(done.text) == inject(job(), STORE).document
     assert inject_text(done.text, STORE).text == done.text
+
+
+FLOW = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: x}
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      volumes: [{name: cm, configMap: {name: c, defaultMode: 0755, optional: no}}]
+      containers: [{name: t, image: i, tty: yes, env: [{name: A, value: 'no'}]}]
+"""
+BRACES = """\
+{apiVersion: batch/v1, kind: Job, metadata: {name: x}, spec: {template: {spec: {restartPolicy: Never,
+  volumes: [{name: cm, configMap: {name: c, defaultMode: 0755, optional: no}}],
+  containers: [{name: t, image: i, tty: yes, env: [{name: A, value: 'no'}]}]}}}}
+"""
+
+
+@pytest.mark.parametrize("text", [FLOW, BRACES])
+def test_what_kubernetes_reads_as_another_type_stays_as_written_in_a_line_that_changes(text: str) -> None:
+    """``tty: yes`` became the text "yes", which the API refuses, and the octal 0755 of a mode the number 755."""
+    done = inject_text(text, STORE).text
+    kept = [re.search(rf"\b{name}: ([^,}}]+)", done) for name in ("defaultMode", "optional", "tty")]
+    assert [match and match[1] for match in kept] == ["0755", "no", "yes"]
+    assert re.search(r"""value: ['"]no['"]""", done)
+    assert inject_text(done, STORE).text == done

@@ -7,7 +7,7 @@
     ├─ CheckpointRejected      a directory on the volume that is not a valid checkpoint
     ├─ NeverDurable            a checkpoint whose documents no reader would take: it is rejected
     ├─ CheckpointChanged       a file was rewritten while it was being read
-    ├─ UnreadableFile          the volume failed while a file was read: tried again
+    ├─ UnreadableFile          the volume failed while a file was read, or the rights are missing: tried again
     ├─ Stopped                 asked to stop at the next block or part; nothing is wrong
     │  └─ Fenced               a later pod of the job holds the prefix: nothing is committed or deleted any more
     └─ StoreError
@@ -76,10 +76,7 @@ class CheckpointChanged(SidecarError):
 
 
 class UnreadableFile(SidecarError):
-    """The volume did not give a file's bytes."""
-
-    def __init__(self, path: str, error: OSError) -> None:
-        super().__init__(f"{path}: {error.strerror or error}: is the volume still sound? It is tried again")
+    """The volume did not give a file's bytes, or this user may not read them."""
 
 
 class Stopped(SidecarError):

@@ -16,6 +16,7 @@ from sidecar.core.format.key_limits import KeyLimits, check_keys
 from sidecar.core.lifecycle.prefix_ownership import first_found
 from sidecar.core.lifecycle.states import REPORTED, SETTLED, State
 from sidecar.errors import CheckpointRejected
+from sidecar.volume.files import DENIED, why_refused
 from sidecar.volume.opener import Place
 from sidecar.volume.pins import Disappeared
 from sidecar.volume.volume import Volume
@@ -314,4 +315,5 @@ class Scanner:
 
 
 def _why_later(error: OSError) -> str:
-    return f"{error.strerror or error}; it is examined again at each scan"
+    why = why_refused(str(error.filename), error) if error.errno in DENIED else error.strerror or error
+    return f"{why}; it is examined again at each scan"

@@ -66,7 +66,7 @@ class _Folder:
     async def scan_until_settled(self) -> None:
         """Read the markers of all checkpoints in the folder."""
         for name in self._volume.names():
-            with contextlib.suppress(FileNotFoundError, CheckpointRejected, ContractError):
+            with contextlib.suppress(FileNotFoundError, PermissionError, CheckpointRejected, ContractError):
                 found = await asyncio.to_thread(self._volume.examine, name)
                 self._catalog.finished(judge(found, Identity(Node(), "unknown")), held=False)
 

@@ -126,7 +126,8 @@ class FileSlice(io.RawIOBase):
         try:
             count = os.preadv(self.fd, [buffer], self.offset + position)
         except OSError as error:
-            raise UnreadableFile(self.name, error) from error
+            why = f"{self.name}: {error.strerror or error}: is the volume still sound? It is tried again"
+            raise UnreadableFile(why) from error
         if not count:
             raise CheckpointChanged(self.name)
         return count

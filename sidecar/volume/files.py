@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from sidecar.core.format.found_checkpoint import FoundFile
-from sidecar.errors import CheckpointChanged, CheckpointRejected
+from sidecar.errors import CheckpointChanged, CheckpointRejected, UnreadableFile
 from sidecar.volume.descriptors import opened
 from sidecar.volume.opener import NotRegular, Place
 
 PERMANENT_ERRORS = frozenset(
     {
         errno.ENOENT,
-        errno.EACCES,
-        errno.EPERM,
         errno.ELOOP,
         errno.ENOTDIR,
         errno.EISDIR,
@@ -28,6 +26,8 @@ PERMANENT_ERRORS = frozenset(
 )
 """Errors that are a property of the file, such as a link or a socket. Every other error, such as too many open files or a
 stale handle, is transient: it says nothing about the checkpoint, which is examined again."""
+DENIED = frozenset({errno.EACCES, errno.EPERM})
+"""Errors of missing rights. Transient, too: somebody may give them, and the files are as they were finished."""
 
 _SHOWN = 400
 """Most characters of a path in a message, from its beginning and its end."""
@@ -59,7 +59,8 @@ def opened_as_seen(
 
     Raises:
         CheckpointChanged: It was rewritten or replaced since.
-        CheckpointRejected: It is missing, a link, or not readable for this user.
+        CheckpointRejected: It is missing, or a link.
+        UnreadableFile: It is not readable for this user.
         OSError: The volume failed; the file may be intact.
     """
     try:
@@ -67,6 +68,8 @@ def opened_as_seen(
     except NotRegular as error:
         raise CheckpointRejected(f"{whose}/{seen.path} is not a regular file") from error
     except OSError as error:
+        if error.errno in DENIED:
+            raise UnreadableFile(why_refused(f"{whose}/{seen.path}", error)) from error
         if error.errno not in PERMANENT_ERRORS:
             raise
         raise CheckpointRejected(why_refused(f"{whose}/{seen.path}", error)) from error
@@ -81,8 +84,8 @@ def read_regular(place: Place, *, max_bytes: int) -> tuple[bytes, os.stat_result
 
     Raises:
         FileNotFoundError: It does not exist.
-        CheckpointRejected: It is not a regular file, lies behind a link or mount, or cannot be read by this user.
-        OSError: The volume failed.
+        CheckpointRejected: It is not a regular file, or lies behind a link or mount.
+        OSError: The volume failed, or this user may not read it.
     """
     try:
         return place.read(max_bytes=max_bytes)
@@ -97,7 +100,7 @@ def read_regular(place: Place, *, max_bytes: int) -> tuple[bytes, os.stat_result
 def why_refused(path: str, error: OSError) -> str:
     """Return why a file on the volume cannot be used, and the remedy."""
     path = path if len(path) <= _SHOWN else f"{path[: _SHOWN // 2]}…{path[-_SHOWN // 2 :]}"  # the reason is worth more
-    if error.errno in (errno.EACCES, errno.EPERM):
+    if error.errno in DENIED:
         return f"{path}: not readable for user {os.geteuid()}; run both containers as one user, or make it group-readable"
     if error.errno == errno.EXDEV:
         return f"{path}: on another mount; a checkpoint lies on the shared volume alone: copy the files into it"

@@ -133,8 +133,8 @@ class Pins:
 
         Raises:
             FileNotFoundError: Its marker is missing, so it holds no checkpoint.
-            CheckpointRejected: It cannot be read by this user.
-            OSError: The volume failed; the pin may be intact.
+            CheckpointRejected: It is no checkpoint of regular files.
+            OSError: The volume failed, or this user may not read there; the pin may be intact.
         """
         return examine(place, place.name.partition("@")[0])
 

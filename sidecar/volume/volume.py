@@ -13,7 +13,7 @@ import structlog
 from sidecar.core.format.found_checkpoint import Finished, FoundCheckpoint
 from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.volume.bulk import statuses
-from sidecar.volume.files import PERMANENT_ERRORS, is_as_seen, read_regular
+from sidecar.volume.files import DENIED, PERMANENT_ERRORS, is_as_seen, read_regular
 from sidecar.volume.leases import held_leases
 from sidecar.volume.opener import Folder, Place
 from sidecar.volume.pins import Pins, held_as
@@ -126,7 +126,7 @@ class Volume:
         For a directory on another mount this is ``ANOTHER_MOUNT``; ``examine`` then raises the reason.
 
         Raises:
-            OSError: The volume failed; there may be a marker.
+            OSError: The volume failed, or this user may not look there; there may be a marker.
         """
         try:
             return signature((self / name / MARKER).status())
@@ -160,7 +160,7 @@ class Volume:
             try:
                 found.append(signature((folder / MARKER).status()))
             except OSError as error:
-                if error.errno != errno.ENOENT and error.errno not in PERMANENT_ERRORS:
+                if error.errno != errno.ENOENT and error.errno not in PERMANENT_ERRORS | DENIED:
                     transient.append(error)
         return found
 
@@ -168,9 +168,9 @@ class Volume:
         """Read a checkpoint's marker and walk its files.
 
         Raises:
-            CheckpointRejected: The marker cannot be read or is no regular file.
+            CheckpointRejected: The marker is no regular file.
             FileNotFoundError: There is no marker, or the directory is just being deleted.
-            OSError: The volume failed; the checkpoint may be intact.
+            OSError: The volume failed, or this user may not read there; the checkpoint may be intact.
         """
         return examine(self / name, name)
 

@@ -26,9 +26,9 @@ def examine(place: Place, name: str) -> FoundCheckpoint:
     """Read a checkpoint's marker and walk its files, through one open directory.
 
     Raises:
-        CheckpointRejected: The marker cannot be read or is no regular file, or part of it lies on another mount.
+        CheckpointRejected: The marker is no regular file, or part of it lies on another mount.
         FileNotFoundError: There is no marker, or the directory is just being deleted.
-        OSError: The volume failed; the checkpoint may be intact.
+        OSError: The volume failed, or this user may not read there; the checkpoint may be intact.
     """
     try:
         with place.held() as held:

@@ -12,7 +12,7 @@ import structlog
 
 from sidecar.daemon.tasks import within
 from sidecar.volume import inotify
-from sidecar.volume.files import PERMANENT_ERRORS
+from sidecar.volume.files import DENIED, PERMANENT_ERRORS
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import MARKER, SYSTEM_DIR, TERMINATING, is_checkpoint_name
@@ -133,7 +133,7 @@ class Hints:
                 self._watch(checkpoint, path, _FILES)
                 left += [f"{path}/{name}" for name, is_folder in self._place(path).entries() if is_folder]
             except OSError as error:
-                if error.errno not in PERMANENT_ERRORS and not self._is_short:
+                if error.errno not in PERMANENT_ERRORS | DENIED and not self._is_short:
                     log.warning("watch_falls_back_to_polling", error=error.strerror, hint="raise fs.inotify.max_user_watches")
                     self._is_short = True
                 if path == top:

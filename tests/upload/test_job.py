@@ -121,7 +121,7 @@ async def test_what_meets_no_trouble_is_committed_and_let_go(running: StoreExecu
         StoreError("away"),
         NotFound("k"),
         OSError(5, "disk"),
-        UnreadableFile("model", OSError(5, "disk")),
+        UnreadableFile("model: disk"),
     ],
 )
 async def test_what_may_pass_is_tried_again_with_its_reason(error: Exception, running: StoreExecutor, tmp_path: Path) -> None:

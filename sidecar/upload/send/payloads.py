@@ -25,7 +25,8 @@ class Source(Protocol):
 
         Raises:
             CheckpointChanged: It is another version; checked at the start and at the end of the context.
-            CheckpointRejected: It cannot be read.
+            CheckpointRejected: It is gone, or no regular file.
+            UnreadableFile: This user may not read it.
         """
         ...
 

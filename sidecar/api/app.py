@@ -58,6 +58,10 @@ calls = APIRouter(
 )
 
 
+TRIED_AGAIN = "; it is tried again"
+"""End of the text of most errors that pass by themselves."""
+
+
 @health.get("/healthz", summary="The process is alive")
 async def healthz() -> models.Alive:
     """Answers while the event loop runs, also during an outage of the store, which must not restart the container."""
@@ -69,7 +73,7 @@ async def readyz(services: Running) -> models.Ready:
     """503 while the store is not reachable; training does not depend on it."""
     if services.state.capabilities is None or services.health.unreachable is not None:
         trouble = services.health.unreachable or "the store was not reached yet"
-        raise Problem(503, "Not ready", f"{trouble}; it is tried again, training goes on")
+        raise Problem(503, "Not ready", f"{trouble.removesuffix(TRIED_AGAIN)}{TRIED_AGAIN}, training goes on")
     lease = views.lease(services.lease)
     if lease.reason is not None:
         raise Problem(503, "Not ready", lease.reason)

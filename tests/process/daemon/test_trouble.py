@@ -87,7 +87,8 @@ def test_a_store_that_is_not_there_yet_is_waited_for_without_hurting_the_trainer
         running.up()
         write_checkpoint(running.volume, "checkpoint-1", FILES)
         until(lambda: running.status()["degraded"])
-        assert running.call("GET", "/readyz")["http_status"] == 503
+        ready = running.call("GET", "/readyz")
+        assert (ready["http_status"], ready["detail"].count("tried again")) == (503, 1)
         assert running.call("GET", "/healthz")["http_status"] == 200
         moto_process.start()
         running.committed("checkpoint-1", timeout_s=60)

@@ -183,20 +183,27 @@ class Place:
             return content, os.fstat(fd)
 
     def create(self, mode: int = 0o644, *, access: int = os.O_WRONLY) -> int:
-        """Return the descriptor of a new, empty file. An existing entry of its name is removed."""
+        """Return the descriptor of a new, empty file, with ``mode`` whatever the umask. An entry of its name is removed."""
         flags = access | os.O_CREAT | os.O_EXCL
         try:
-            return self.folder.open(self.inside, flags, mode)
+            fd = self.folder.open(self.inside, flags, mode)
         except FileExistsError:
             self.discard()
-            return self.folder.open(self.inside, flags, mode)
+            fd = self.folder.open(self.inside, flags, mode)
+        try:
+            set_mode(fd, mode)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
 
     def publish(self, content: bytes, *, mode: int = 0o644) -> None:
-        """Write a file atomically: temporary file next to it, fsync, rename, fsync of the directory."""
+        """Write a file atomically: temporary file next to it, fsync, rename, fsync of the directory. The umask is ignored."""
         with self._named(), self.parent.listed() as folder:
             temporary = f".{self.name}.{uuid.uuid4().hex[:8]}.tmp"
             try:
                 with opened(open_beneath(folder, temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)) as fd:
+                    set_mode(fd, mode)
                     write_all(fd, content)
                     os.fsync(fd)
                 os.rename(temporary, self.name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -53,6 +53,16 @@ def untouched(outside: Path) -> bool:
     ] and all(p.read_bytes() == b"secret" for p in outside.rglob("*") if p.is_file())
 
 
+def test_others_may_read_what_is_written_whatever_the_umask(root: Folder) -> None:
+    before = os.umask(0o077)
+    try:
+        (root / "token").publish(b"", mode=0o640)
+        os.close((root / "model").create(0o664))
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((root / name).status().st_mode) for name in ("token", "model")] == [0o640, 0o664]
+
+
 def test_whole_files_and_trees(root: Folder) -> None:
     place = root / "a/b/model"
     place.parent.make_folder()

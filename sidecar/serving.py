@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 from starlette.types import Message, Receive
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+_NO_NEWS = (
+    "Cancel 0 running task(s)",
+    "Invalid HTTP request received.",
+    "Unsupported upgrade request.",
+    "No supported WebSocket library detected.",
+)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Filter what uvicorn says of no task that it cancelled, and of clients: any process or web page could fill the log."""
+    return not record.getMessage().startswith(_NO_NEWS)
 
 
 class Connection(H11Protocol):

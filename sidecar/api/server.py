@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from sidecar.api.guard import Guard
 from sidecar.catalog.durations import Durations
 from sidecar.errors import ConfigurationError
-from sidecar.serving import Connection
+from sidecar.serving import Connection, is_news
 
 MOST_HEAD_BYTES = 16 << 10
 """Maximum size of request line and headers."""
@@ -43,7 +43,7 @@ class Server:
             server_header=False,
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
         )
-        logging.getLogger("uvicorn.error").addFilter(_is_news)
+        logging.getLogger("uvicorn.error").addFilter(is_news)
         self._server = _Uvicorn(config)
         self._sockets = sockets
 
@@ -54,11 +54,6 @@ class Server:
     def stop(self) -> None:
         """Stop. Waiting calls get their answers first; streams that nobody reads are aborted."""
         self._server.should_exit = True
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Filter uvicorn's error that it cancelled no tasks, which it logs if there is no time for a graceful shutdown."""
-    return not record.getMessage().startswith("Cancel 0 running task(s)")
 
 
 def listen(host: str, port: int, *, setting: str) -> socket.socket:

@@ -152,6 +152,17 @@ def test_the_head_of_a_request_is_bounded(running: Sidecar) -> None:
             endless.sendall(b"x" * 1000 * MIB)
 
 
+def test_odd_requests_of_clients_are_not_in_the_log(running: Sidecar) -> None:
+    before = len(running.log())
+    for head in (b"GARBAGE", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b", b"GET / HTTP/1.1\r\nContent-Length: -1"):
+        with closing(socket.create_connection(("127.0.0.1", running.port), timeout=30)) as client:
+            client.sendall(head + b"\r\n\r\n")
+            assert client.recv(20).startswith(b"HTTP/1.1 400")
+    upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Key": "eA==", "Sec-WebSocket-Version": "13"}
+    assert ask(running.port, "GET", "/v1/status", upgrade)[0] == 200
+    assert running.log()[before:] == ""
+
+
 def test_an_older_hook_on_the_volume_goes_on_working(running: Sidecar) -> None:
     """Before there was a header of our own its POSTs had these."""
     headers = JSON | {"Authorization": f"Bearer {(running.volume / '.ckpt/token').read_text()}", "Connection": "close"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import ssl
@@ -18,6 +19,7 @@ from sidecar.errors import ConfigurationError
 from sidecar.kubernetes.inject.options import Options, from_environment
 from sidecar.kubernetes.webhook.app import create_app
 from sidecar.kubernetes.webhook.limits import server_limits
+from sidecar.serving import is_news
 
 log = structlog.get_logger()
 
@@ -113,6 +115,7 @@ async def serve(defaults: Options, certificate: Certificate, *, host: str, port:
             f"the certificate cannot be loaded: {error.filename or ''} {error}".replace("  ", " ")
         ) from None
     config = uvicorn.Config(create_app(defaults), host=host, port=port, log_config=None, access_log=False, **server_limits())
+    logging.getLogger("uvicorn.error").addFilter(is_news)
     config.load()
     config.ssl = certificate.context
     server = _Server(config)

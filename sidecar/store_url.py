@@ -11,6 +11,8 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]", re.ASCII | re.IGNOREC
 
 MAX_PREFIX_BYTES = 800
 """Longest prefix, UTF-8: leaves room for the longest key of a document, a manifest's of up to 189 bytes."""
+_USER = re.compile(r"^([a-z0-9+.-]*:?//)?[^/]*@", re.IGNORECASE)
+_QUERY = re.compile(r"([?#]).*", re.DOTALL)
 _VARIABLE = re.compile(r"\$\([^)]*\)")
 
 
@@ -67,8 +69,8 @@ def store_place(url: str, *, bucket: str | None = None, volume: Path | None = No
 
 
 def shown(url: str) -> str:
-    """Return the URL as it may stand in a message."""
-    return re.sub(r"//[^/]*@", "//…@", url)
+    """Return the URL as it may stand in a message: without a user, with or without a scheme, and without a signature."""
+    return _USER.sub(r"\1…@", _QUERY.sub(r"\1…", url))
 
 
 def _bucket_place(bucket: str, prefix: str) -> BucketPlace:

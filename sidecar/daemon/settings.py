@@ -177,7 +177,7 @@ class Settings(BaseSettings):
         if self.install_hook is not None and not self.install_hook.is_absolute():
             raise ValueError(f"CKPT_INSTALL_HOOK={self.install_hook} must be an absolute path, such as {self.dir}/.ckpt/hook")
         if self.spot_endpoint is not None and not self.spot_endpoint.startswith(("http://", "https://")):
-            raise ValueError(f"CKPT_SPOT_ENDPOINT={self.spot_endpoint} must be a URL such as http://169.254.169.254")
+            raise ValueError("CKPT_SPOT_ENDPOINT must be a URL such as http://169.254.169.254")
         if self.sse_kms_key_id and self.sse != "aws:kms":
             raise ValueError("CKPT_SSE_KMS_KEY_ID needs CKPT_SSE=aws:kms")
         if self.credentials_dir is not None and not self.credentials_dir.is_dir():

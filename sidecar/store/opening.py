@@ -73,8 +73,12 @@ def _open_s3(settings: Settings, place: BucketPlace) -> Store:
 def _check_endpoint(endpoint_url: str | None) -> None:
     if endpoint_url is None:
         return
-    url = urlsplit(endpoint_url)
+    try:
+        url = urlsplit(endpoint_url)
+        is_address = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # no port, or half an IPv6 address
+        url, is_address = urlsplit(""), False
     if "@" in url.netloc:
         raise ConfigurationError("AWS_S3_ENDPOINT must not hold credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ConfigurationError(f"AWS_S3_ENDPOINT={endpoint_url!r} must be https://host[:port] or http://host[:port]")
+    if not is_address or url.query or url.fragment:
+        raise ConfigurationError(f"AWS_S3_ENDPOINT={shown(endpoint_url)!r} must be https://host[:port] or http://host[:port]")

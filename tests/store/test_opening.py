@@ -10,6 +10,7 @@ from sidecar.store.file.store import FileStore
 from sidecar.store.opening import open_from
 from sidecar.store.protocol import Store
 from sidecar.store.s3.store import S3Store
+from sidecar.store_url import shown
 
 
 def opened(**environ: str) -> Store:
@@ -54,7 +55,10 @@ def test_a_folder_on_the_volume_itself_is_refused() -> None:
         opened(CKPT_STORE="file:///checkpoints/store", CKPT_DIR="/checkpoints")
 
 
-@pytest.mark.parametrize("endpoint", ["minio:9000", "ftp://x", "https://", "s3.amazonaws.com"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["minio:9000", "ftp://x", "https://", "s3.amazonaws.com", "http://x:99y", "http://[::1", "http://x/?a", "http://x#a"],
+)
 def test_an_endpoint_without_scheme_is_named(endpoint: str) -> None:
     with pytest.raises(ConfigurationError, match="AWS_S3_ENDPOINT"):
         opened(CKPT_STORE="s3://bucket/x", AWS_S3_ENDPOINT=endpoint)
@@ -68,3 +72,26 @@ def test_credentials_in_urls_are_refused_and_not_repeated() -> None:
         with pytest.raises(ConfigurationError, match="must not hold credentials") as caught:
             opened(**environ)
         assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"CKPT_STORE": "https://bucket.host/x?X-Amz-Signature=hunter2"},
+        {"CKPT_STORE": "s3://bucket/x#hunter2"},
+        {"CKPT_STORE": "key:hunter2@bucket/x"},
+        {"CKPT_STORE": "s3://bucket/x", "AWS_S3_ENDPOINT": "key:hunter2@host:9000"},
+        {"CKPT_STORE": "s3://bucket/x", "AWS_S3_ENDPOINT": "https://host/?signature=hunter2"},
+        {"CKPT_STORE": "s3://bucket/x", "AWS_S3_ENDPOINT": "https://key:hunter2@host:99y"},
+        {"CKPT_STORE": "s3://bucket/x", "CKPT_SPOT": "aws", "CKPT_SPOT_ENDPOINT": "key:hunter2@host"},
+    ],
+)
+def test_secrets_of_a_wrong_url_are_not_repeated(environ: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        opened(**environ)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_url_in_a_message_keeps_what_is_no_secret() -> None:
+    assert shown("s3://bucket/a@b/c") == "s3://bucket/a@b/c"
+    assert shown("S3://key:secret@bucket/a@b?x=y") == "S3://…@bucket/a@b?…"

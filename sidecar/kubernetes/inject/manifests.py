@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -22,6 +22,8 @@ from sidecar.kubernetes.inject.pod_templates import BY_WEBHOOK, UNEXPECTED_TYPE,
 from sidecar.kubernetes.inject.recalled import has_sidecar
 from sidecar.kubernetes.inject.workload import JOB, JOBSET
 
+MOST_VALUES = 1_000_000
+"""Maximum number of values of a document, far more than the API server takes: a few lines of aliases stand for billions."""
 _SEPARATOR = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 _NESTED = re.compile(r"^( *(?:- +)*)[^\s#][^\n]*:[ ]*(?:#[^\n]*)?\n(?:[ ]*(?:#[^\n]*)?\n)*( *)(- )?", re.MULTILINE)
 """A key without a value on its line, and the beginning of the next line."""
@@ -211,7 +213,8 @@ def _load(text: str) -> Any:
     from ruamel.yaml.error import YAMLError
 
     try:
-        return yaml.load(text)
+        document = yaml.load(text)
+        is_bounded = _values(document, {}) <= MOST_VALUES
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1} of the document" if mark is not None else ""
@@ -219,6 +222,20 @@ def _load(text: str) -> Any:
         raise NotInjectable(where, f"is no YAML ({said}); a template must be rendered first") from None
     except (*UNEXPECTED_TYPE, AssertionError, NotImplementedError) as error:  # a tag that ruamel cannot construct
         raise NotInjectable("", f"is no YAML that can be read ({type(error).__name__}: {str(error)[:200]})") from error
+    if not is_bounded:
+        raise NotInjectable("", f"its aliases stand for more than {MOST_VALUES:,} values")
+    return document
+
+
+def _values(value: Any, counted: dict[int, int]) -> int:
+    """Return the number of values of a document, with those of an alias counted at each place; ``counted``: by object."""
+    if not isinstance(value, MutableMapping | list):
+        return 1
+    if id(value) not in counted:
+        counted[id(value)] = MOST_VALUES  # if it holds itself
+        inside = value.values() if isinstance(value, MutableMapping) else value
+        counted[id(value)] = 1 + sum(_values(each, counted) for each in inside)
+    return counted[id(value)]
 
 
 def _dump(document: Any, text: str) -> str:

@@ -315,3 +315,10 @@ def test_what_kubernetes_reads_as_another_type_stays_as_written_in_a_line_that_c
     assert [match and match[1] for match in kept] == ["0755", "no", "yes"]
     assert re.search(r"""value: ['"]no['"]""", done)
     assert inject_text(done, STORE).text == done
+
+
+def test_aliases_that_stand_for_billions_of_values_are_refused_at_once() -> None:
+    lines = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 12))]
+    bomb = "\n".join(["kind: Job", "apiVersion: batch/v1", *lines, "spec: {template: {spec: {containers: *a11}}}"])
+    with pytest.raises(NotInjectable, match="its aliases stand for more than 1,000,000 values"):
+        inject_text(bomb, Options(store=STORE))

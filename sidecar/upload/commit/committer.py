@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ HELD_S = 1.0
 log = structlog.get_logger()
 
 MAX_POLLS = 64
-"""Maximum number of checkpoints that wait for their commit."""
+"""Maximum number of checkpoints that wait for their commit, and of the latest commits that this node knows as its own."""
 DIGEST_PATIENCE_S = 30.0
 """Extra seconds for which the commit is left to a node that has written the digest of the group."""
 
@@ -75,8 +76,8 @@ class Committer(Revocation):
         self._epoch = epoch
         self._sleep = sleep
         self._polls: dict[tuple[str, str, str | None], CommitPoll] = {}
-        self._written: set[tuple[str, str, str | None]] = set()
-        """Saves whose commit this node wrote; it checks them afterwards."""
+        self._written: deque[tuple[str, str, str | None]] = deque(maxlen=MAX_POLLS)
+        """Latest saves whose commit this node wrote; it checks them afterwards."""
         self._equal: dict[tuple[str, str, str | None], str] = {}
         """Checksum of a commit of another save with the same content, by our save."""
         self._sweeper = Sweeper(store, executor)
@@ -318,7 +319,7 @@ class Committer(Revocation):
             found = await self._compare_commit(checkpoint, poll, there) if there else Wait("its commit was just revoked")
             if not isinstance(found, ReadyToCommit):
                 return found
-        self._written.add((name, attempt, checkpoint.save_id))
+        self._written.append((name, attempt, checkpoint.save_id))
         self._sweeper.committed(checkpoint, manifests, listing)
         return decision
 

@@ -22,7 +22,7 @@ from sidecar.store.protocol import Stored
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
-from sidecar.upload.commit.committer import Committer, manifest_of
+from sidecar.upload.commit.committer import MAX_POLLS, Committer, manifest_of
 from sidecar.upload.commit.existing_commit import ExistingCommit
 from sidecar.upload.commit.overwrite_guard import Outdated
 from sidecar.upload.commit.revocation import NoLease
@@ -388,3 +388,12 @@ class Holds:
 
 class NothingDamaged:
     quarantined = frozenset[str]()
+
+
+async def test_of_thousands_of_commits_the_latest_are_remembered(executor: StoreExecutor) -> None:
+    pod = Pod(MemoryStore(), executor, 0, count=1)
+    for attempt in (f"a{number}" for number in range(MAX_POLLS + 5)):
+        pod.store.delete([COMMIT])
+        await pod.publish(b"v1", attempt)
+        assert isinstance(await pod.committer.try_commit(pod.checkpoint(attempt)), ReadyToCommit)
+    assert len(pod.committer._written) == MAX_POLLS

@@ -111,7 +111,7 @@ class StepMonitor:
         notice_at_s = self._session.stop.notice_at_s
         if self._is_preempted and notice_at_s is None:  # the notice is for the pod of other ranks
             exit_if_ranks_hang(self._session)
-        info("stops after a " + ("termination notice" if notice_at_s is not None else "request to stop"))
+        info(f"stops after a {stop_reason(has_notice=notice_at_s is not None, is_preempted=self._is_preempted)}")
         if (error := self._session.stop.suppressed) is not None:
             info(f"the script's own handler of SIGTERM raised {type(error).__name__}: the save goes first, then the exit")
         if not step:
@@ -124,6 +124,13 @@ class StepMonitor:
             code = self._session.settings.preempted_exit_code
             info(f"exits {code}, {time.monotonic() - notice_at_s:.2f} s after the notice")
         exit_preempted(self._session, step)
+
+
+def stop_reason(*, has_notice: bool, is_preempted: bool) -> str:
+    """Return why this rank stops, for the log. ``is_preempted``: some rank of the job has its termination notice."""
+    if has_notice:
+        return "termination notice"
+    return "termination notice of another rank" if is_preempted else "request to stop"
 
 
 def exit_if_ranks_hang(session: Session) -> None:

@@ -22,6 +22,7 @@ from trainer_hook.process.rank_consensus import (
 )
 from trainer_hook.resuming.resumer import is_finished, missing_from
 from trainer_hook.saving.schedule import Schedule, surplus
+from trainer_hook.saving.step_monitor import stop_reason
 
 ALONE = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json")
 
@@ -188,3 +189,9 @@ def test_attempts_are_ids_that_sort_by_time() -> None:
 )
 def test_a_trial_of_a_hyperparameter_search_is_left_alone(args: tuple[Any, ...], kwargs: dict[str, Any], search: bool) -> None:
     assert _is_search(args, kwargs) is search
+
+
+def test_a_rank_says_whose_notice_it_follows() -> None:
+    assert stop_reason(has_notice=True, is_preempted=True) == "termination notice"
+    assert stop_reason(has_notice=False, is_preempted=True) == "termination notice of another rank"
+    assert stop_reason(has_notice=False, is_preempted=False) == "request to stop"

@@ -21,6 +21,9 @@ commit. The thorough check is the first: if a node revokes the commit, the other
 MOST_DOUBLINGS = 4
 """Maximum number of doublings of the delay before the checks of a checkpoint: one each time that its commit was gone. So
 another attempt that sends the step can finish it."""
+REPEATED_S = 300.0
+"""Seconds from one later check to the next: somebody may delete objects in the store, by hand or by a lifecycle rule. Jobs of
+more nodes than this number have longer intervals, so that the store gets one request a second at most."""
 POLL_S = 1.0
 """Interval in seconds at which due checks are started."""
 AGAIN_S = 5.0
@@ -72,7 +75,10 @@ class PostCommitCheck:
             log.warning("commit_not_looked_at", checkpoint=tracked.name, error=str(error), again_in_s=AGAIN_S)
             self._due.append((self._clock.monotonic() + AGAIN_S, tracked, thoroughly))
             return
+        if stands and not thoroughly:
+            again_s = max(REPEATED_S, float(tracked.checkpoint.node.count))
+            self._due.append((self._clock.monotonic() + again_s, tracked, thoroughly))
         if not stands and tracked.state is State.COMMITTED:
             self._gone[tracked.version] += 1
-            reason = "its commit was revoked, or damaged by another attempt: it is uploaded again"
+            reason = "its commit was revoked, deleted, or damaged by another attempt: it is uploaded again"
             self._catalog.move(tracked, State.FINISHED, reason=reason)

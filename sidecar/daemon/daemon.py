@@ -241,11 +241,17 @@ class Daemon:
         services.state.ended.set()
         services.resume_service.close()
         release_s = longest_release_s(services.termination.kill_in_s(), cut_short=services.termination.sigterms > 1)
-        ends = [exit_report.write_in_time(services.volume, report), services.lease.release_within(release_s)]
+        ends = [exit_report.write_in_time(services.volume, report), self._release(within_s=release_s)]
         if self._tracing is not None:
             ends.append(self._tracing.end(within_s=release_s))
         await asyncio.gather(*ends)
         return int(report["exit_code"])
+
+    async def _release(self, *, within_s: float) -> None:
+        """Release the prefix, after a deletion that is under way: without the lease it would be given up halfway."""
+        began_s = time.monotonic()
+        await self.services.cleaner.end_retention(within_s=within_s / 2)
+        await self.services.lease.release_within(within_s - (time.monotonic() - began_s))
 
     async def _look_at_commits(self) -> None:
         """Find the checkpoints that other nodes have committed, while this node was about to send its part again."""

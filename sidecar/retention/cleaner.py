@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Collection
 
@@ -99,6 +100,13 @@ class Cleaner:
             seen = self._durable()  # read before the check: a commit made meanwhile triggers another check
             again_s = await self._clean_store()
             due_s = None if again_s is None else time.monotonic() + again_s
+
+    async def end_retention(self, *, within_s: float) -> None:
+        """Begin no further deletion in the store; the one under way has the given time to end."""
+        if self._retention is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(within_s):
+                    await self._retention.end()
 
     def _durable(self) -> frozenset[tuple[str, float | None]]:
         return frozenset((t.name, t.committed_at_s) for t in self._catalog.all() if t.state is State.COMMITTED)

@@ -114,6 +114,9 @@ class StoreRetention:
         """Commits as they were read, by name; the one read last is the last."""
         self._written: set[str] = set()
         """Names of those written since the last reading began."""
+        self._deleting = asyncio.Lock()
+        """Held for the deletion of one checkpoint."""
+        self._is_ending = False
         self.settled_s = SETTLED_S
         """Seconds from a commit's first sight until it counts. 0: nobody writes, so nothing has to settle."""
         self.may_be_rewritten: Callable[[str], bool] = lambda _: True
@@ -123,6 +126,12 @@ class StoreRetention:
         """Forget what was read of a commit: it has been written."""
         self._read_before.pop(name, None)
         self._written.add(name)
+
+    async def end(self) -> None:
+        """Begin no further deletion, and return when the one under way has ended: nobody finds what it would leave."""
+        self._is_ending = True
+        async with self._deleting:
+            pass
 
     async def run_once(self) -> float | None:
         """Delete the checkpoints that retention does not keep.
@@ -291,6 +300,10 @@ class StoreRetention:
         return [found and found.crc64nvme for found in there] == list(whole.values())
 
     async def _delete(self, deletion: Deletion, commit: Committed) -> bool:
+        async with self._deleting:
+            return not self._is_ending and await self._delete_now(deletion, commit)
+
+    async def _delete_now(self, deletion: Deletion, commit: Committed) -> bool:
         there = await self._revocation.stored_commit(deletion.name)
         is_judged = there is not None and there.crc64nvme == commit.crc64nvme
         if not is_judged or deletion.name in self._resumes.in_use():  # changed since the plan was made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -263,3 +264,35 @@ async def test_many_commits_are_judged_beside_the_event_loop(executor: StoreExec
         kept.commit(step)
     assert await kept.run_once() == {30, 40}
     assert threading.main_thread() not in threads
+
+
+class Slow(MemoryStore):
+    """Deletions of a checkpoint wait in their middle, after the commit is gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_halfway, self.may_go_on = threading.Event(), threading.Event()
+
+    def delete(self, keys: Iterable[str]) -> None:
+        super().delete(keys)
+        self.is_halfway.set()
+        assert self.may_go_on.wait(10)
+
+
+async def test_at_the_end_the_deletion_under_way_is_finished_and_no_other_begins(executor: StoreExecutor) -> None:
+    store = Slow()
+    kept = Kept(executor, 1, store)
+    for step in (10, 20, 30):
+        kept.commit(step)
+    kept.retention.settled_s = 0
+    cleaning = asyncio.create_task(kept.retention.run_once())
+    await asyncio.to_thread(store.is_halfway.wait, 10)
+    ending = asyncio.create_task(kept.retention.end())
+    await asyncio.sleep(0.05)
+    assert not ending.done()
+    store.may_go_on.set()
+    await ending
+    left = {stored.key.partition("/")[0] for stored in store.list("")}
+    assert left == {"checkpoint-20", "checkpoint-30"}, "nothing of the first is left, the second is untouched"
+    assert await cleaning is None
+    assert kept.committed() == {20, 30}

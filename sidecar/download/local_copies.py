@@ -80,6 +80,11 @@ class LocalCopies:
             log.warning("local_checkpoint_not_used", checkpoint=tracked.name, hint=hint)
         return None
 
+    def is_of_another_call(self, name: str, train_call: int | None) -> bool:
+        """Whether a checkpoint of this volume belongs to another ``train()`` call, and may be on its way to the store."""
+        local = self._catalog.get(name)
+        return local is not None and local.checkpoint is not None and not matches_train_call(local.checkpoint.meta, train_call)
+
     async def _is_torn(self, local: Tracked) -> bool:
         """Whether the store has the same finished checkpoint with other files than the volume.
 

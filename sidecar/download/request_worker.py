@@ -160,6 +160,8 @@ class RequestWorker:
                 with refusals_judged(patience.refusals):
                     found = await reader.commit(name)
                     if found is None:
+                        if self.local.is_of_another_call(name, request.train_call):
+                            return None
                         self._pass_over(request, name, "not committed: without its commit it is not known to be complete")
                         return None
                     commit, crc = found

@@ -179,6 +179,18 @@ def test_only_checkpoints_of_the_train_call_that_asks_are_offered(filled: Place,
         assert running.resume(train_call=0)["checkpoint"] == "checkpoint-20"
 
 
+@ON_ONE_STORE
+def test_what_an_earlier_train_call_still_sends_is_not_passed_over_by_the_next_one(place: Place, tmp_path: Path) -> None:
+    with sidecar(tmp_path / "volume", place.settings | {"CKPT_BANDWIDTH_LIMIT": "100KB/s"}) as running:
+        running.ready()
+        write_checkpoint(running.volume, "checkpoint-20", {"a": b"a", "model": bytes(3_000_000)}, {"meta": {"train_call": 0}})
+        until(lambda: place.keys("checkpoint-20/"))
+        answer = running.resume(train_call=1)
+        assert (answer["state"], answer["passed_over"]) == ("none", [])
+        assert running.resume(train_call=0)["checkpoint"] == "checkpoint-20"
+        running.kill()
+
+
 def test_kill_9_in_mid_download_continues_with_what_verified(place: Place, tmp_path: Path) -> None:
     files = {f"shard-{i:03d}": random.Random(i).randbytes(400_000) for i in range(100)}
     with sidecar(tmp_path / "old-volume", place.settings) as running:

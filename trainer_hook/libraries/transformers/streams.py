@@ -35,9 +35,11 @@ def pass_continued(trainer: Any, choice: Choice) -> Iterator[None]:
         told = inspect.signature(original).bind(*args, **kwargs).arguments
         if told["num_train_epochs"] == sys.maxsize:  # Trainer's number where only max_steps ends training
             found = position(state, trainer.args, has_ended=has_ended)
-        else:
+        elif has_same_epochs(state, max_steps=told["max_steps"], epochs=told["num_train_epochs"]):
             steps = told["num_update_steps_per_epoch"]
             found = position_in_epochs(state, trainer.args, trained[0], steps=steps, has_ended=has_ended)
+        else:  # of another number of ranks, or another batch size: Trainer counts steps, and so ends at max_steps
+            found = None
         return trained if found is None else found
 
     with replaced(trainer, "_init_training_state", init_training_state):
@@ -58,6 +60,12 @@ def position(state: Mapping[str, Any], args: Any, *, has_ended: bool = False) ->
     if epoch < 1:
         return None
     return int(epoch), round((epoch - int(epoch)) * max_steps * args.gradient_accumulation_steps)
+
+
+def has_same_epochs(state: Mapping[str, Any], *, max_steps: int, epochs: int) -> bool:
+    """Whether a whole epoch has as many steps in this run, of ``max_steps`` and ``epochs``, as in the one that saved."""
+    saved_steps, saved_epochs = state.get("max_steps"), state.get("num_train_epochs")
+    return saved_steps is not None and saved_epochs is not None and saved_steps * epochs == max_steps * saved_epochs
 
 
 def position_in_epochs(

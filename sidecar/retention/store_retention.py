@@ -114,8 +114,9 @@ class StoreRetention:
         """Commits as they were read, by name; the one read last is the last."""
         self._written: set[str] = set()
         """Names of those written since the last reading began."""
-        self._deleting = asyncio.Lock()
-        """Held for the deletion of one checkpoint."""
+        self._idle = asyncio.Event()
+        """Set while no checkpoint is being deleted."""
+        self._idle.set()
         self._is_ending = False
         self.settled_s = SETTLED_S
         """Seconds from a commit's first sight until it counts. 0: nobody writes, so nothing has to settle."""
@@ -130,8 +131,7 @@ class StoreRetention:
     async def end(self) -> None:
         """Begin no further deletion, and return when the one under way has ended: nobody finds what it would leave."""
         self._is_ending = True
-        async with self._deleting:
-            pass
+        await self._idle.wait()
 
     async def run_once(self) -> float | None:
         """Delete the checkpoints that retention does not keep.
@@ -300,8 +300,13 @@ class StoreRetention:
         return [found and found.crc64nvme for found in there] == list(whole.values())
 
     async def _delete(self, deletion: Deletion, commit: Committed) -> bool:
-        async with self._deleting:
-            return not self._is_ending and await self._delete_now(deletion, commit)
+        if self._is_ending:
+            return False
+        self._idle.clear()
+        try:
+            return await self._delete_now(deletion, commit)
+        finally:
+            self._idle.set()
 
     async def _delete_now(self, deletion: Deletion, commit: Committed) -> bool:
         there = await self._revocation.stored_commit(deletion.name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sidecar.kubernetes.inject import resources
 from sidecar.kubernetes.inject.options import Options
+from sidecar.kubernetes.inject.resources import is_guaranteed, with_given
 
 SIDECAR = "checkpoint-sidecar"
 HOOK = "checkpoint-hook"
@@ -48,7 +48,7 @@ def security(*, as_root: bool, user: int | None, group: int | None) -> dict[str,
 
 
 def sidecar(
-    *, image: str, native: bool, sized: dict[str, Any], secured: dict[str, Any], metrics_port: int | None
+    *, image: str, native: bool, resources: dict[str, Any], secured: dict[str, Any], metrics_port: int | None
 ) -> dict[str, Any]:
     """Return the sidecar without its environment and mounts.
 
@@ -66,7 +66,7 @@ def sidecar(
         "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": 120},
         "readinessProbe": {**probe, "periodSeconds": 30, "failureThreshold": 3},
         "lifecycle": {"preStop": {"exec": {"command": ["checkpoint-sidecar", "drain"]}}},
-        "resources": sized,
+        "resources": resources,
         "securityContext": secured,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [],
@@ -74,27 +74,27 @@ def sidecar(
 
 
 def hook_installer(
-    *, image: str, sized: dict[str, Any], secured: dict[str, Any], volume: str, directory: str
+    *, image: str, resources: dict[str, Any], secured: dict[str, Any], volume: str, directory: str
 ) -> dict[str, Any]:
     """Return the init container that copies the hook to the volume, where sidecar and trainer start at the same time."""
     return {
         "name": HOOK,
         "image": image,
         "command": ["checkpoint-sidecar", "install-hook", f"{directory}/{HOOK_DIR}"],
-        "resources": sized,
+        "resources": resources,
         "securityContext": secured,
         "volumeMounts": [{"name": volume, "mountPath": directory}],
     }
 
 
-def doctor(*, image: str, sized: dict[str, Any], secured: dict[str, Any]) -> dict[str, Any]:
+def doctor(*, image: str, resources: dict[str, Any], secured: dict[str, Any]) -> dict[str, Any]:
     """Return the init container that examines store and volume, without its environment and mounts: the sidecar's."""
     return {
         "name": DOCTOR,
         "image": image,
         "command": ["checkpoint-sidecar", "doctor"],
         "env": [],
-        "resources": sized,
+        "resources": resources,
         "securityContext": secured,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [],
@@ -102,17 +102,24 @@ def doctor(*, image: str, sized: dict[str, Any], secured: dict[str, Any]) -> dic
 
 
 def resources_of(spec: Mapping[str, Any], options: Options, there: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the resources of a pod's sidecar or doctor: of the options, else of an earlier injection, ``there``."""
-    whole = _is_guaranteed(spec)
-    return resources.with_given((there or {}).get("resources") or (_WHOLE if whole else _SHARE), options.resources, whole=whole)
+    """Return the resources of a pod's sidecar or doctor. ``there``: the container of an earlier injection, which keeps its own.
+
+    Those that the options name replace both.
+    """
+    guaranteed = _is_guaranteed(spec)
+    before = (there or {}).get("resources") or (_WHOLE if guaranteed else _SHARE)
+    return with_given(before, options.resources, guaranteed=guaranteed)
 
 
 def resources_of_installer(spec: Mapping[str, Any], options: Options, there: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return those of the init container that copies the hook: a quota that asks for a limit of CPU asks it, too."""
-    whole = _is_guaranteed(spec)
-    given = {} if whole else {"cpu": (None, options.cpu_limit)}
-    return resources.with_given((there or {}).get("resources") or (_ONCE_WHOLE if whole else _ONCE), given, whole=whole)
+    """Return the resources of the init container that copies the hook.
+
+    A quota on limits of CPU counts all containers, so it has that limit, too.
+    """
+    guaranteed = _is_guaranteed(spec)
+    before = (there or {}).get("resources") or (_ONCE_WHOLE if guaranteed else _ONCE)
+    return before if guaranteed else with_given(before, {"cpu": (None, options.cpu_limit)}, guaranteed=False)
 
 
 def _is_guaranteed(spec: Mapping[str, Any]) -> bool:
-    return resources.is_guaranteed(spec, ours=frozenset((SIDECAR, HOOK, DOCTOR)))
+    return is_guaranteed(spec, ours=frozenset((SIDECAR, HOOK, DOCTOR)))

@@ -81,7 +81,7 @@ def _sidecar(pod: Pod, store: str, secured: dict[str, Any]) -> None:
     wanted = made.sidecar(
         image=options.image or DEFAULT_IMAGE,
         native=options.is_native,
-        sized=made.resources_of(spec, options, our_container(pod)),
+        resources=made.resources_of(spec, options, our_container(pod)),
         secured=secured,
         metrics_port=options.metrics_port,
     )
@@ -166,7 +166,7 @@ def _installer(pod: Pod, secured: dict[str, Any]) -> None:
     wanted = _plain(
         made.hook_installer(
             image=str(ours.get("image")),
-            sized=made.resources_of_installer(pod.spec, pod.options, there),
+            resources=made.resources_of_installer(pod.spec, pod.options, there),
             secured=secured,
             volume=pod.shared.name,
             directory=pod.shared.directory,
@@ -193,7 +193,9 @@ def _doctor(pod: Pod, secured: dict[str, Any]) -> None:
     init = growing(pod.spec, "initContainers", pod.template.spec_path, before=("containers",))
     ours = our_container(pod) or {}
     there = named(init, made.DOCTOR)
-    wanted = made.doctor(image=str(ours.get("image")), sized=made.resources_of(pod.spec, pod.options, there), secured=secured)
+    wanted = made.doctor(
+        image=str(ours.get("image")), resources=made.resources_of(pod.spec, pod.options, there), secured=secured
+    )
     wanted |= {key: ours[key] for key in ("env", "envFrom", "volumeMounts") if ours.get(key)}
     wanted["env"] = [entry for entry in wanted["env"] if entry.get("name") != "CKPT_METRICS_BIND"]
     wanted = _plain(wanted)

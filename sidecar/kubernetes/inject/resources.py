@@ -27,18 +27,18 @@ def _requests_its_limits(resources: Mapping[str, Any]) -> bool:
 
 
 def with_given(
-    resources: Mapping[str, Any], given: Mapping[str, tuple[str | None, str | None]], *, whole: bool
+    resources: Mapping[str, Any], given: Mapping[str, tuple[str | None, str | None]], *, guaranteed: bool
 ) -> dict[str, Any]:
     """Return resources with the given requests and limits, by name. No request is above its limit.
 
     Args:
         resources: Those without an option.
         given: Request and limit of ``cpu`` and ``memory``; ``None``: not given.
-        whole: The pod is of class Guaranteed: where only one of the two is given, it is the other one, too.
+        guaranteed: The pod is of class Guaranteed: where only the request or the limit is given, it is both.
     """
     requests, limits = dict(resources.get("requests") or {}), dict(resources.get("limits") or {})
     for name, (request, limit) in given.items():
-        if whole:
+        if guaranteed:
             request, limit = request or limit, limit or request
         if request and not limit and name in limits and _is_above(request, limits[name]):
             limit = request

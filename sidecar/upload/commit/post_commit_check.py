@@ -75,7 +75,7 @@ class PostCommitCheck:
             log.warning("commit_not_looked_at", checkpoint=tracked.name, error=str(error), again_in_s=AGAIN_S)
             self._due.append((self._clock.monotonic() + AGAIN_S, tracked, thoroughly))
             return
-        if stands and not thoroughly:
+        if stands and not thoroughly and all(other is not tracked for _, other, _ in self._due):
             again_s = max(REPEATED_S, float(tracked.checkpoint.node.count))
             self._due.append((self._clock.monotonic() + again_s, tracked, thoroughly))
         if not stands and tracked.state is State.COMMITTED:

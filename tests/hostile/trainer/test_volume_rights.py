@@ -17,10 +17,13 @@ from tests.process.sidecar_process import Sidecar, contents, sidecar, until, wri
 
 NOBODY = 65_532
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
+BY_ANOTHER_USER = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root runs a sidecar as another user"
+)
 MANY = 100_000
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root runs a sidecar as another user")
+@BY_ANOTHER_USER
 def test_files_that_another_user_closed_are_named_and_committed_once_they_are_readable(tmp_path: Path) -> None:
     volume, store = open_to_nobody(tmp_path)
     closed = {"checkpoint-1": "model", "checkpoint-2": "deep", "checkpoint-3": ".complete", "checkpoint-4": ""}
@@ -39,7 +42,7 @@ def test_files_that_another_user_closed_are_named_and_committed_once_they_are_re
     check_log(running)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root runs a sidecar as another user")
+@BY_ANOTHER_USER
 def test_a_checkpoint_that_cannot_be_read_at_the_end_is_not_called_durable(tmp_path: Path) -> None:
     volume, store = open_to_nobody(tmp_path)
     with sidecar(volume, {"CKPT_STORE": f"file://{store}", "CKPT_GRACE_SECONDS": "3"}, within=AS_NOBODY) as running:
@@ -50,7 +53,7 @@ def test_a_checkpoint_that_cannot_be_read_at_the_end_is_not_called_durable(tmp_p
     check_log(running)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="root runs a sidecar as another user")
+@BY_ANOTHER_USER
 def test_a_checkpoint_with_a_folder_of_another_user_is_not_deleted_in_part(tmp_path: Path) -> None:
     """It was logged as deleted: its marker was, its largest files stayed until the volume was full."""
     volume, store = open_to_nobody(tmp_path)

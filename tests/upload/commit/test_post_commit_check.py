@@ -2,60 +2,74 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+
+import pytest
 
 from sidecar.core.lifecycle.states import State
 from sidecar.transfer.clock import Clock
+from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.post_commit_check import AFTER_S, REPEATED_S, PostCommitCheck
 from tests.store.memory import MemoryStore
 from tests.upload.parts import executor, uploads
 from tests.upload.test_job import finished
 
 
-async def test_each_time_that_a_commit_was_gone_the_next_check_comes_later(tmp_path: Path) -> None:
-    """Two attempts replaced each other's commits: neither had the time to finish."""
-    now_s = 0.0
-    with executor(concurrency=2) as threads:
+class Checked:
+    """A durable checkpoint, and the checks of its commit; ``stands``: their result."""
+
+    def __init__(self, threads: StoreExecutor) -> None:
+        self.now_s, self.stands = 0.0, True
         context = uploads(MemoryStore(), threads)
-        check = PostCommitCheck(context.catalog, context.committer, context.pod, clock=Clock(monotonic=lambda: now_s))
-        tracked = context.catalog.finished(finished(), held=True)
-        waits_s = []
-        for _ in range(6):
-            context.catalog.durable(tracked, at_s=1.9e9)
-            check.became_durable(tracked)
-            first_s = min(due_s for due_s, _, _ in check._due)
-            waits_s.append(first_s - now_s)
-            context.committer.is_still_committed = _is_gone  # type: ignore[method-assign]
-            now_s = first_s
-            await check._check_due()
-            assert tracked.state is State.FINISHED
-            check._due.clear()
+        context.committer.is_still_committed = self._answer  # type: ignore[method-assign]
+        self.check = PostCommitCheck(context.catalog, context.committer, context.pod, clock=Clock(monotonic=lambda: self.now_s))
+        self.catalog = context.catalog
+        self.tracked = context.catalog.finished(finished(), held=True)
+
+    def become_durable(self) -> None:
+        self.catalog.durable(self.tracked, at_s=1.9e9)
+        self.check.became_durable(self.tracked)
+
+    async def next_check(self) -> float:
+        """Wait for the next check; return the seconds until it."""
+        before_s, self.now_s = self.now_s, min(due_s for due_s, _, _ in self.check._due)
+        await self.check._check_due()
+        return self.now_s - before_s
+
+    async def _answer(self, *_: object, **__: object) -> bool:
+        return self.stands
+
+
+@pytest.fixture
+def checked() -> Iterator[Checked]:
+    with executor(concurrency=2) as threads:
+        yield Checked(threads)
+
+
+async def test_each_time_that_a_commit_was_gone_the_next_check_comes_later(checked: Checked) -> None:
+    """Two attempts replaced each other's commits: neither had the time to finish."""
+    checked.stands = False
+    waits_s = []
+    for _ in range(6):
+        checked.become_durable()
+        waits_s.append(await checked.next_check())
+        assert checked.tracked.state is State.FINISHED
+        checked.check._due.clear()
     assert waits_s == [AFTER_S[0][0] * factor for factor in (1, 2, 4, 8, 16, 16)]
 
 
-async def test_the_newest_commit_is_looked_at_again_and_again(tmp_path: Path) -> None:
-    """Somebody deletes it, long after it was written."""
-    now_s = 0.0
-    with executor(concurrency=2) as threads:
-        context = uploads(MemoryStore(), threads)
-        check = PostCommitCheck(context.catalog, context.committer, context.pod, clock=Clock(monotonic=lambda: now_s))
-        tracked = context.catalog.finished(finished(), held=True)
-        context.catalog.durable(tracked, at_s=1.9e9)
-        check.became_durable(tracked)
-        context.committer.is_still_committed = _stands  # type: ignore[method-assign]
-        for due_s in (AFTER_S[0][0], AFTER_S[1][0], AFTER_S[1][0] + REPEATED_S):
-            assert min(due_s for due_s, _, _ in check._due) == due_s
-            now_s = due_s
-            await check._check_due()
-        context.committer.is_still_committed = _is_gone  # type: ignore[method-assign]
-        now_s += REPEATED_S
-        await check._check_due()
-        assert tracked.state is State.FINISHED
+async def test_a_commit_that_is_deleted_long_after_it_was_written_is_noticed(checked: Checked) -> None:
+    checked.become_durable()
+    first_s, second_s = AFTER_S[0][0], AFTER_S[1][0] - AFTER_S[0][0]
+    assert [await checked.next_check() for _ in range(4)] == [first_s, second_s, REPEATED_S, REPEATED_S]
+    checked.stands = False
+    assert await checked.next_check() == REPEATED_S
+    assert checked.tracked.state is State.FINISHED
 
 
-async def _stands(*_: object, **__: object) -> bool:
-    return True
-
-
-async def _is_gone(*_: object, **__: object) -> bool:
-    return False
+async def test_a_checkpoint_that_becomes_durable_again_and_again_is_not_checked_more_often(checked: Checked) -> None:
+    for _ in range(3):
+        checked.become_durable()
+        checked.now_s += AFTER_S[-1][0]
+        await checked.check._check_due()
+    assert len(checked.check._due) == 1

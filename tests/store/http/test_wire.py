@@ -64,9 +64,10 @@ def serving(*conversations: Conversation, tls: ssl.SSLContext | None) -> Iterato
                     conversation(connection)
 
         def listen() -> None:
-            for conversation in conversations:
-                threads.append(threading.Thread(target=serve, args=(listening.accept()[0], conversation), daemon=True))
-                threads[-1].start()
+            with suppress(OSError):  # closed, where fewer connections came than conversations were prepared
+                for conversation in conversations:
+                    threads.append(threading.Thread(target=serve, args=(listening.accept()[0], conversation), daemon=True))
+                    threads[-1].start()
 
         threads = [threading.Thread(target=listen, daemon=True)]
         threads[0].start()

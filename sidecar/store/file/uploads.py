@@ -28,6 +28,7 @@ class Uploads:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._written: dict[tuple[str, int], str] = {}  # (upload, part number): its file, to list no folder for each part
 
     def begin(self, key: str) -> str:
         """Return the id of a new upload."""
@@ -52,9 +53,9 @@ class Uploads:
             temporary.replace(folder / _name(part))
         finally:
             temporary.unlink(missing_ok=True)
-        for older in folder.glob(f"part-{number:05d}-*"):
-            if older.name != _name(part):
-                older.unlink(missing_ok=True)
+        older, self._written[upload_id, number] = self._written.get((upload_id, number)), _name(part)
+        if older not in (None, _name(part)):  # of another process: until the upload ends
+            (folder / str(older)).unlink(missing_ok=True)
         return part
 
     def parts(self, key: str, upload_id: str) -> list[Part]:
@@ -88,6 +89,8 @@ class Uploads:
         """Delete an upload; a missing one is not an error."""
         if _is_id(upload_id):
             shutil.rmtree(self.root / upload_id, ignore_errors=True)
+        for part in [part for part in list(self._written) if part[0] == upload_id]:
+            self._written.pop(part, None)
 
     def pending(self) -> Iterator[PendingUpload]:
         """Yield the uploads that were neither completed nor aborted."""

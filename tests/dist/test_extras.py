@@ -31,8 +31,8 @@ def installed(built: Built, tmp_path: Path) -> Callable[[str], Bin]:
     def install(extras: str) -> Bin:
         folder = tmp_path / "venv"
         venv.create(folder, symlinks=True)
-        into = [*PIP, "--python", folder / "bin/python", "install", "--constraint", ROOT / "constraints.txt"]
-        done(*into, f"{built.wheel}{extras}", timeout_s=500)
+        into = [*PIP, "--python", folder / "bin/python", "install", "--no-compile"]
+        done(*into, "--constraint", ROOT / "constraints.txt", f"{built.wheel}{extras}", timeout_s=500)
         return lambda name: folder / "bin" / name
 
     return install
@@ -123,11 +123,11 @@ def test_the_sidecar_makes_a_checkpoint_durable(installed: Callable[[str], Bin],
 
 
 def test_the_lock_installs_and_runs_the_sidecar(built: Built, tmp_path: Path) -> None:
-    """As Dockerfile.sidecar does it."""
+    """As Dockerfile.sidecar does it, but with uv: test_images.py builds that with pip."""
     venv.create(tmp_path / "venv", symlinks=True)
-    pip = [*PIP, "--python", tmp_path / "venv/bin/python", "install"]
-    done(*pip, "--require-hashes", "--requirement", ROOT / "requirements-sidecar.lock")
-    done(*pip, "--no-deps", built.wheel)
+    install = [TOOLS / "uv", "pip", "install", "--quiet", "--python", tmp_path / "venv/bin/python"]
+    done(*install, "--require-hashes", "--requirement", ROOT / "requirements-sidecar.lock")
+    done(*install, "--no-deps", built.wheel)
     program = tmp_path / "venv/bin/checkpoint-sidecar"
     assert done(ROOT / ".ci/version").strip() in in_folder(tmp_path, program, "--version")
     checked = done(*PIP, "--python", tmp_path / "venv/bin/python", "check")

@@ -80,10 +80,9 @@ test-oldest: .venv-oldest/.installed  ## the hook with the oldest PyTorch, trans
 	.venv-oldest/bin/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "not slow" tests/hook $(OLDEST_ARGS)
 
 test-slow: $(VENV)/.trainer .deepspeed/.installed  ## long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
-	$(BIN)/python -m pytest -m "alone and $(ELSEWHERE)" $(PYTEST_ARGS); alone=$$?; \
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=5 -m "crowded and $(ELSEWHERE)" $(PYTEST_ARGS); crowded=$$?; \
-	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal --durations=15 -m "(slow or rgw or minio) and not alone and not crowded and $(ELSEWHERE)" $(PYTEST_ARGS) \
-	&& { [ $$alone = 0 ] || [ $$alone = 5 ]; } && { [ $$crowded = 0 ] || [ $$crowded = 5 ]; }
+	$(BIN)/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal --durations=15 -m "(slow or rgw or minio) and not crowded and $(ELSEWHERE)" $(PYTEST_ARGS) \
+	&& { [ $$crowded = 0 ] || [ $$crowded = 5 ]; }
 
 test-simulation: $(VENV)/.trainer  ## the long schedules of the simulation alone (make test-slow runs them, too)
 	$(BIN)/python -m pytest -p no:cacheprovider -m slow tests/simulation $(PYTEST_ARGS)

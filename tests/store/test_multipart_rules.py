@@ -148,7 +148,7 @@ def test_writers_that_race_leave_one_whole_object(store: Store, source: Source) 
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.crowded
 @pytest.mark.timeout(600)
 def test_ten_thousand_parts_are_listed_and_joined(
     backend: Backend, opened: tuple[Store, Capabilities], store: Store, source: Source
@@ -171,7 +171,7 @@ def test_ten_thousand_parts_are_listed_and_joined(
 
 
 @pytest.mark.slow
-@pytest.mark.alone
+@pytest.mark.crowded
 def test_more_pending_uploads_than_a_page_are_all_listed(backend: Backend, store: Store) -> None:
     if backend.kind in ("minio", "moto", "checking") or backend.sends_bodies_by == "boto3" or backend.is_shared_folder:
         pytest.skip("MinIO lists the uploads of one key alone, moto all in one page; bodies are not sent; no pages in a folder")

@@ -12,7 +12,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
 from sidecar.core.commit.retention import Kept, PendingCopy, plan_local_deletion, plan_release, turn_after_s
-from sidecar.core.lifecycle.states import State
+from sidecar.core.lifecycle.states import WANTED, State
 from sidecar.daemon.settings import Settings
 from sidecar.daemon.tasks import within
 from sidecar.download.resume_service import ResumeService
@@ -75,6 +75,7 @@ class Cleaner:
             )
             # Each commit of this job passes through the catalog of each of its nodes, before it is replaced and afterwards.
             self._retention.may_be_rewritten = lambda name: catalog.get(name) is not None
+            retention.is_pending = lambda name: (known := catalog.get(name)) is not None and known.state in WANTED
             catalog.observe(lambda tracked: retention.written(tracked.name))
 
     async def run(self) -> None:
@@ -102,7 +103,7 @@ class Cleaner:
             due_s = None if again_s is None else time.monotonic() + again_s
 
     async def end_retention(self, *, within_s: float) -> None:
-        """Begin no further deletion in the store; the one under way has the given time to end."""
+        """Begin no further deletion in the store; those under way have the given time to end."""
         if self._retention is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -33,6 +35,8 @@ MANY = 1000
 """Number of commits from which they are ordered and judged in a thread: the event loop has to answer probes meanwhile."""
 READ_AT_ONCE = 500
 """Number of commits whose reading is under way at most: each takes memory until it is read."""
+DELETE_AT_ONCE = 8
+"""Number of checkpoints whose deletion is under way at most: each takes about ten requests, one after the other."""
 READ_AGAIN = 16
 """Number of known commits that each run reads again, in turn: a store may hold tens of thousands."""
 
@@ -55,6 +59,8 @@ class RetentionPlan:
     """Checksums of the commits that count as newer ones, by name."""
     again_s: float | None
     """Seconds until another check may delete more; ``None``: after the next commit."""
+    uncommitted: Sequence[str] = ()
+    """Names of the steps in the store without a readable commit."""
 
 
 class Resumes(Protocol):
@@ -114,6 +120,8 @@ class StoreRetention:
         """Commits as they were read, by name; the one read last is the last."""
         self._written: set[str] = set()
         """Names of those written since the last reading began."""
+        self._under_way = 0
+        """Number of checkpoints that are being deleted."""
         self._idle = asyncio.Event()
         """Set while no checkpoint is being deleted."""
         self._idle.set()
@@ -122,6 +130,8 @@ class StoreRetention:
         """Seconds from a commit's first sight until it counts. 0: nobody writes, so nothing has to settle."""
         self.may_be_rewritten: Callable[[str], bool] = lambda _: True
         """Whether a checkpoint may be written anew at the moment: its commit is read at each run."""
+        self.is_pending: Callable[[str], bool] = lambda _: True
+        """Whether this node may be sending a checkpoint: the deletion of an earlier writing of it is not finished then."""
 
     def written(self, name: str) -> None:
         """Forget what was read of a commit: it has been written."""
@@ -129,7 +139,7 @@ class StoreRetention:
         self._written.add(name)
 
     async def end(self) -> None:
-        """Begin no further deletion, and return when the one under way has ended: nobody finds what it would leave."""
+        """Begin no further deletion, and return when those under way have ended."""
         self._is_ending = True
         await self._idle.wait()
 
@@ -145,6 +155,7 @@ class StoreRetention:
         found = await self.plan()
         if found.plan.deletions:
             await self.carry_out(found)
+        await self._finish(found.uncommitted)
         if found.again_s is None:
             self._tell(found.plan, found.committed)
         return found.again_s
@@ -159,11 +170,12 @@ class StoreRetention:
         found = await self._commits(names)
         now_s = self._clock()  # taken after the reads: commits made meanwhile must not look older than they are
         committed = {c.name: replace(c, seen_s=self._first_seen(c, now_s)) for c in found}
+        uncommitted = [name for name in names if name not in committed]
         self._forget_all_but({(commit.name, commit.crc64nvme) for commit in committed.values()})
         steps = [commit.step for commit in committed.values()]
         if not is_surplus(steps, keep_newest=self._keep_newest, keep_every_steps=self._keep_every_steps):
             retained = (await self._plan(committed, {}, [])).retained
-            return RetentionPlan(StorePlan([], [], retained), committed, {}, None)
+            return RetentionPlan(StorePlan([], [], retained), committed, {}, None, uncommitted)
         line = await _beside(functools.partial(present_line, list(committed.values())), of=len(committed))
         whole, again_s = await self._seen_whole(line, not_before_s=now_s - WHOLE_FOR_S)
         plan = await self._plan(committed, whole, line)
@@ -173,7 +185,7 @@ class StoreRetention:
             committed |= await self._with_times({*planned, *whole}, committed)
             plan = await self._plan(committed, whole, line)
             plan = replace(plan, deletions=[deletion for deletion in plan.deletions if deletion.name in planned])
-        return RetentionPlan(plan, committed, whole, again_s)
+        return RetentionPlan(plan, committed, whole, again_s, uncommitted)
 
     async def carry_out(self, found: RetentionPlan) -> list[Deletion]:
         """Delete what a plan says, unless its commits have changed since; return the deletions that were made.
@@ -184,7 +196,21 @@ class StoreRetention:
         """
         if not await self._are_still_committed(found.whole):
             return []
-        return [deletion for deletion in found.plan.deletions if await self._delete(deletion, found.committed[deletion.name])]
+        planned, deleted = found.plan.deletions, list[Deletion]()
+        for some in _groups(planned, DELETE_AT_ONCE):
+            done = await self._executor.together([self._delete(each, found.committed[each.name]) for each in some])
+            deleted += itertools.compress(some, done)
+        return deleted
+
+    async def _finish(self, uncommitted: Sequence[str]) -> None:
+        """Finish the deletions that a process began and did not end."""
+        for some in _groups([name for name in uncommitted if not self.is_pending(name)], DELETE_AT_ONCE):
+            await self._executor.together([self._finish_one(name) for name in some])
+
+    async def _finish_one(self, name: str) -> None:
+        async with self._deleting() as may_begin:
+            if may_begin and await self._revocation.finish_removal(name):
+                self._events.happened("store_deletion_finished", checkpoint=name)
 
     async def _plan(self, committed: Mapping[str, Committed], whole: Mapping[str, str], line: Iterable[Committed]) -> StorePlan:
         plan = functools.partial(
@@ -213,8 +239,8 @@ class StoreRetention:
         kept = {name: known[name] for name in settled}
         self._written.clear()
         found, unread = kept, [name for name in names if name not in kept]
-        for at in range(0, len(unread), READ_AT_ONCE):
-            read = await self._executor.together([self._read(name) for name in unread[at : at + READ_AT_ONCE]])
+        for some in _groups(unread, READ_AT_ONCE):
+            read = await self._executor.together([self._read(name) for name in some])
             found |= {commit.name: commit for commit in read if commit is not None}
         self._read_before = {name: commit for name, commit in found.items() if name not in self._written}
         return list(found.values())
@@ -300,13 +326,23 @@ class StoreRetention:
         return [found and found.crc64nvme for found in there] == list(whole.values())
 
     async def _delete(self, deletion: Deletion, commit: Committed) -> bool:
+        async with self._deleting() as may_begin:
+            return may_begin and await self._delete_now(deletion, commit)
+
+    @asynccontextmanager
+    async def _deleting(self) -> AsyncIterator[bool]:
+        """Whether a deletion may begin. ``end`` waits for it."""
         if self._is_ending:
-            return False
+            yield False
+            return
+        self._under_way += 1
         self._idle.clear()
         try:
-            return await self._delete_now(deletion, commit)
+            yield True
         finally:
-            self._idle.set()
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
 
     async def _delete_now(self, deletion: Deletion, commit: Committed) -> bool:
         there = await self._revocation.stored_commit(deletion.name)
@@ -324,6 +360,11 @@ class StoreRetention:
             if kept_reason not in self._logged:
                 self._logged.add(kept_reason)
                 log.info("store_checkpoint_kept", checkpoint=kept.name, reason=kept.reason)
+
+
+def _groups(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
+    """Yield the items in groups of ``count``; the last one may be smaller."""
+    return (items[at : at + count] for at in range(0, len(items), count))
 
 
 async def _beside(decide: Callable[[], T], *, of: int) -> T:

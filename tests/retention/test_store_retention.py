@@ -279,7 +279,10 @@ class Slow(MemoryStore):
         assert self.may_go_on.wait(10)
 
 
-async def test_at_the_end_the_deletion_under_way_is_finished_and_no_other_begins(executor: StoreExecutor) -> None:
+async def test_at_the_end_deletions_under_way_are_finished_and_no_other_begins(
+    executor: StoreExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_retention, "DELETE_AT_ONCE", 1)
     store = Slow()
     kept = Kept(executor, 1, store)
     for step in (10, 20, 30):
@@ -296,3 +299,24 @@ async def test_at_the_end_the_deletion_under_way_is_finished_and_no_other_begins
     assert left == {"checkpoint-20", "checkpoint-30"}, "nothing of the first is left, the second is untouched"
     assert await cleaning is None
     assert kept.committed() == {20, 30}
+
+
+class Deleting(MemoryStore):
+    """Notes for how many checkpoints a deletion waits at the same time; each waits until there are ``most``."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._together = threading.Barrier(most)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        keys = list(keys)
+        if any(key.endswith("/.complete") for key in keys):
+            self._together.wait(10)
+        super().delete(keys)
+
+
+async def test_several_checkpoints_are_deleted_at_once(executor: StoreExecutor) -> None:
+    kept = Kept(executor, 1, Deleting(2))
+    for step in (10, 20, 30):
+        kept.commit(step)
+    assert await kept.run_once() == {30}

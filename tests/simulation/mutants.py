@@ -23,6 +23,7 @@ from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
 from sidecar.upload.commit.reuploads import Reuploads
+from sidecar.upload.commit.revocation import Revocation
 from sidecar.upload.job import UploadJob
 
 
@@ -85,6 +86,10 @@ async def _finds_nothing(self: Documents, *_: Any) -> None:
     return None
 
 
+async def _finishes_nothing(self: Revocation, *_: Any) -> bool:
+    return False
+
+
 _why_not_whole = Documents.why_not_whole
 
 
@@ -135,6 +140,7 @@ MUTANTS: dict[str, Mutant] = {
     "does not wait for the post-commit checks": Mutant("retention", _set(store_retention, "SETTLED_S", 0.0)),
     "does not look at the objects": Mutant("retention", _set(Documents, "why_not_whole", _finds_nothing)),
     "knows no quarantine of others": Mutant("retention", _set(Documents, "why_not_whole", _knows_no_quarantine)),
+    "never finishes a deletion": Mutant("retention", _set(Revocation, "finish_removal", _finishes_nothing)),
     "deletes nothing": Mutant("retention", _set(store_retention, "is_surplus", lambda *_, **__: False)),
     "does not look again after the commit": Mutant("step", _set(PostCommitCheck, "_check", _looks_at_nothing_again), 600),
     "no version is ever replaced": Mutant("step", _set(Catalog, "is_replaced", lambda *_: False)),

@@ -8,8 +8,8 @@ here, and whether a commit is whole is looked up in the store.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sidecar.catalog.events import Events
@@ -63,18 +63,24 @@ class KeptStore(MemoryStore):
     """Each line with the time since when it is the present one."""
     writings: list[Writing] = field(default_factory=list)
     deleted: int = 0
+    written_s: dict[str, float] = field(default_factory=dict)
+    """When each object was written, by key."""
 
     def __post_init__(self) -> None:
         MemoryStore.__init__(self)
 
     def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:
         stored = super().put(key, content, only_if_absent=only_if_absent)
+        self.written_s[key] = self.world.now_s
         name = key.partition("/")[0]
         self.world.tell(f"{self.world.acting} put {key}")
         if key == keys.commit(name):
             self.writings.append(Writing(name, _crc(content), self.world.now_s))
         self._look_at(name)
         return stored
+
+    def list(self, prefix: str) -> Iterator[Stored]:
+        return (replace(stored, modified=f"{self.written_s[stored.key]:09.3f}") for stored in super().list(prefix))
 
     def delete(self, keys_: Iterable[str]) -> None:
         for key in keys_:
@@ -143,8 +149,11 @@ class KeptStore(MemoryStore):
             )
 
     def check_end(self) -> None:
-        """What may go is gone."""
+        """What may go is gone, and of what is gone nothing is left."""
         now_s = self.world.now_s
+        committed = {writing.name for writing in self.committed()}
+        if left := sorted(key for key in self._objects if key.partition("/")[0] not in committed):
+            raise Violation(f"a deletion was not finished: {left}")
         sound = [
             w for w in self.committed() if w.is_sound and w.since_s + SETTLED_S < now_s - 60 and step_of(w.name) in self.line
         ]
@@ -195,6 +204,7 @@ class Node:
             events=Events(),
             clock=self.world.clock,
         )
+        self.retention.is_pending = lambda _: False
         self.process = self.world.start(self, self._live())
 
     async def _live(self) -> None:

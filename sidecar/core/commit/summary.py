@@ -70,7 +70,7 @@ class Summary:
             self.modified = max(self.modified, modified)
         if keys.is_quarantine(key, self.name):
             self.quarantines.append(key)
-        elif attempt_of(key, self.name) is None:
+        elif attempt_of(key, self.name) is None and key != keys.deletion(self.name):
             self.objects, self.size_bytes = self.objects + 1, self.size_bytes + size_bytes
             self.is_marked_incomplete |= path.startswith(INCOMPLETE_FILE)
         self.has_documents |= path.startswith(f"{SYSTEM_DIR}/")

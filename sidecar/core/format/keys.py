@@ -80,6 +80,11 @@ def quarantined(name: str, commit_crc64nvme: str) -> str:
     return f"{manifests(name)}{_QUARANTINED}{commit_crc64nvme}.json"
 
 
+def deletion(name: str) -> str:
+    """Key of the record that the deletion of a checkpoint has begun. It is deleted last."""
+    return f"{manifests(name)}deletion.json"
+
+
 def is_quarantine(key: str, name: str) -> bool:
     """Whether a key is that of a quarantine record."""
     return key.startswith(f"{manifests(name)}{_QUARANTINED}")

@@ -163,6 +163,14 @@ class Quarantined(_Document):
     at: str | None = None
 
 
+class BegunDeletion(_Document):
+    """Record of a deletion, ``<name>/.ckpt/deletion.json``: the commit is deleted next, the objects after it."""
+
+    format: Literal[1] = FORMAT
+    last_write: str
+    """Time of the latest write to the checkpoint then, as the store's listings name it. What is written later is another's."""
+
+
 class Gathered(_Document):
     """One manifest inside a digest, with the bytes stored under ``key``."""
 
@@ -229,7 +237,16 @@ def decode_quarantined(raw: bytes, *, key: str) -> Quarantined:
     return _decode(Quarantined, raw, key)
 
 
-def encode(document: Manifest | Commit | ManifestBundle | Quarantined | ReuploadRequest) -> bytes:
+def decode_begun_deletion(raw: bytes, *, key: str) -> BegunDeletion:
+    """Read the record of a deletion.
+
+    Raises:
+        ContractError: It is not one of format 1; the text names ``key`` and the field.
+    """
+    return _decode(BegunDeletion, raw, key)
+
+
+def encode(document: Manifest | Commit | ManifestBundle | Quarantined | BegunDeletion | ReuploadRequest) -> bytes:
     """Return the bytes to store. Equal documents give equal bytes."""
     return document.model_dump_json(exclude_none=True, indent=1).encode() + b"\n"
 

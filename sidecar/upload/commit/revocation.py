@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from sidecar.core.commit.commit import attempt_of
+from sidecar.core.commit.remainder import is_remainder, last_write
 from sidecar.core.format import keys
-from sidecar.errors import AlreadyExists
+from sidecar.core.format.manifest import BegunDeletion, decode_begun_deletion, encode
+from sidecar.errors import AccessRefused, AlreadyExists, NotFound, UnusableNow
 from sidecar.repository.documents import Documents, StoredCommit
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from trainer_hook.contract import Node
+from trainer_hook.contract import ContractError, Node
 
 
 class LeaseCheck(Protocol):
@@ -117,14 +120,56 @@ class Revocation(Documents):
             Fenced: A later pod of the job has taken the prefix over.
             AlreadyExists: The step was committed again meanwhile.
         """
+        await self._announce_deletion(name)
         if not await self.revoke_commit(name, judged=judged):
             return False
-        left = await self._executor.persistently(lambda: [stored.key for stored in self._store.list(keys.folder(name))])
-        manifests = [key for key in left if attempt_of(key, name) is not None]
-        for objects in (manifests, [key for key in left if key not in set(manifests)]):
+        await self._delete_objects(name, await self._executor.persistently(self._modified, name))
+        return True
+
+    async def finish_removal(self, name: str) -> bool:
+        """Delete what the deletion of a checkpoint has left, if a process ended in the middle of it.
+
+        Returns:
+            Whether there was something to delete, and nobody is writing the checkpoint again.
+
+        Raises:
+            Fenced: A later pod of the job has taken the prefix over.
+            AlreadyExists: The step was committed again meanwhile.
+        """
+        key = keys.deletion(name)
+        try:
+            begun = decode_begun_deletion(await self._executor.persistently(self._store.get, key), key=key)
+        except (NotFound, ContractError, UnusableNow):
+            return False
+        await self.lease.require_held()
+        left = await self._executor.persistently(self._modified, name)
+        if not is_remainder(name, left, before=begun.last_write) or await self.stored_commit(name) is not None:
+            return False
+        await self._delete_objects(name, left)
+        return True
+
+    async def _announce_deletion(self, name: str) -> None:
+        """Record that a commit and its objects are to be deleted: if this process ends meanwhile, another one goes on."""
+        modified = await self._executor.persistently(self._modified, name)
+        at = last_write(modified)
+        if keys.commit(name) in modified and at is not None:
+            await self.lease.require_held()
+            await self._executor.persistently(self._record_deletion, name, BegunDeletion(last_write=at))
+
+    def _record_deletion(self, name: str, begun: BegunDeletion) -> None:
+        with suppress(AccessRefused):  # of a full bucket too: the deletion makes room in it
+            self._store.put(keys.deletion(name), encode(begun))
+
+    async def _delete_objects(self, name: str, there: Collection[str]) -> None:
+        manifests = [key for key in there if attempt_of(key, name) is not None]
+        begun = [key for key in there if key == keys.deletion(name)]
+        files = sorted(set(there) - {*manifests, *begun})
+        for objects in (manifests, files, begun):
             if objects:
                 await self.delete_while_uncommitted(name, objects)
-        return True
+
+    def _modified(self, name: str) -> dict[str, str]:
+        return {stored.key: stored.modified for stored in self._store.list(keys.folder(name))}
 
     async def delete_while_uncommitted(self, name: str, objects: Sequence[str]) -> None:
         """Delete objects of a checkpoint. Each retry reads the commit first: objects of a new commit stay.

@@ -16,6 +16,7 @@ PATHS = st.sampled_from(
         ".ckpt/a/node-00000-of-00001.json",
         ".ckpt/a/node-00001/model.safetensors",
         ".ckpt/quarantined-0123456789abcdef.json",
+        ".ckpt/deletion.json",
         f"{INCOMPLETE_FILE}.node-0-rank-0",
     ]
 )

@@ -14,12 +14,14 @@ from sidecar.core.format.manifest import (
     MAX_FILES,
     MAX_KEY_BYTES,
     MAX_MANIFESTS_BYTES,
+    BegunDeletion,
     Commit,
     FileEntry,
     Manifest,
     ManifestBundle,
     Quarantined,
     decode_all,
+    decode_begun_deletion,
     decode_commit,
     decode_digest,
     decode_manifest,
@@ -328,11 +330,13 @@ def test_the_checksum_of_a_file_is_a_number_or_its_text(crc: int, other: int) ->
     assert entry.crc == crc
 
 
-def test_copies_of_manifests_and_quarantine_records_are_read_as_they_were_written() -> None:
+def test_copies_of_manifests_and_records_are_read_as_they_were_written() -> None:
     bundle = ManifestBundle(name="checkpoint-1", attempt="a", manifests=())
     assert decode_digest(encode(bundle), key="k") == bundle
     record = Quarantined(commit_crc64nvme="0" * 16, reason="a flipped bit", node="1", at=None)
     assert decode_quarantined(encode(record), key="k") == record
-    for decode in (decode_digest, decode_quarantined):
+    begun = BegunDeletion(last_write="2026-03-01T12:00:00.000Z")
+    assert decode_begun_deletion(encode(begun), key="k") == begun
+    for decode in (decode_digest, decode_quarantined, decode_begun_deletion):
         with pytest.raises(ContractError, match=r"^k: "):
             decode(b"{}", key="k")

@@ -6,7 +6,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from sidecar.core.format.manifest import decode_digest, decode_quarantined, decode_reupload_request, encode
+from sidecar.core.format.manifest import (
+    decode_begun_deletion,
+    decode_digest,
+    decode_quarantined,
+    decode_reupload_request,
+    encode,
+)
 from sidecar.core.lifecycle.fencing import Claim, claims_among, decode_claim, next_claim, seconds_of
 from sidecar.core.lifecycle.prefix_ownership import with_attempt
 from sidecar.core.lifecycle.run_document import decode_run, encode_run
@@ -24,6 +30,7 @@ NAME = "checkpoint-20"
 DOCUMENTS: tuple[tuple[Callable[..., Any], Callable[..., bytes], dict[str, str]], ...] = (
     (decode_digest, encode, {"key": "k"}),
     (decode_quarantined, encode, {"key": "k"}),
+    (decode_begun_deletion, encode, {"key": "k"}),
     (decode_reupload_request, encode, {"key": "k", "name": NAME}),
     (decode_run, encode_run, {}),
 )

@@ -68,11 +68,16 @@ async def healthz() -> models.Alive:
     return models.Alive()
 
 
-@health.get("/readyz", summary="Watching, and the store is reachable", responses=responses(503))
+@health.get("/readyz", summary="Watching, and the store is usable", responses=responses(503))
 async def readyz(services: Running) -> models.Ready:
-    """503 while the store is not reachable; training does not depend on it."""
-    if services.state.capabilities is None or services.health.unreachable is not None:
-        trouble = services.health.unreachable or "the store was not reached yet"
+    """503 while the store is not reachable or refuses a request again and again, and while the volume cannot be read.
+
+    Training does not depend on it.
+    """
+    if services.scanner.unreadable is not None:
+        raise Problem(503, "Not ready", f"the volume cannot be read ({services.scanner.unreadable}){TRIED_AGAIN}")
+    if services.state.capabilities is None or services.health.trouble is not None:
+        trouble = services.health.trouble or "the store was not reached yet"
         raise Problem(503, "Not ready", f"{trouble.removesuffix(TRIED_AGAIN)}{TRIED_AGAIN}, training goes on")
     lease = views.lease(services.lease)
     if lease.reason is not None:

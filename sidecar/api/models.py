@@ -30,7 +30,7 @@ class Alive(BaseModel):
 
 
 class Ready(BaseModel):
-    """The volume is watched, and the store is reachable."""
+    """The volume is watched, and the store is usable."""
 
     status: Literal["ready"] = "ready"
     verification: str

@@ -72,7 +72,8 @@ class Scanner:
         self._identity = identity
         self._one_at_a_time = asyncio.Lock()
         self._examining = False
-        self._readable = True
+        self.unreadable: str | None = None
+        """Why the last scan could not read the volume; ``None``: it could."""
         self._seen: dict[str, str] = {}
         """Marker version of all examined checkpoints, by name."""
         self._unsettled: dict[str, tuple[FoundCheckpoint, float]] = {}
@@ -173,11 +174,11 @@ class Scanner:
         try:
             names = set(self._volume.names())
         except OSError as error:
-            if self._readable:
+            if self.unreadable is None:
                 log.error("volume_not_readable", error=str(error), hint="is the volume still mounted?")
-            self._readable = False
+            self.unreadable = str(error)
             return
-        self._readable = True
+        self.unreadable = None
         self._scans += 1
         if self._scans == 1:
             self._there_before |= names

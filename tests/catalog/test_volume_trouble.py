@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from sidecar.api.app import readyz
+from sidecar.api.problems import Problem
 from sidecar.catalog import scanner
 from sidecar.core.format.found_checkpoint import Identity, judge
 from sidecar.core.lifecycle.exit_codes import EXIT_GIVEN_UP
@@ -90,6 +92,28 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_looked_at_again(
         assert not services.scanner.unsettled
 
     asyncio.run(scenario())
+
+
+def test_a_volume_that_cannot_be_read_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        services = new_life(tmp_path / "volume")
+        services.state.capabilities = services.store.probe()
+        await services.scanner.scan()
+        assert (await readyz(services)).status == "ready"
+        with monkeypatch.context() as patch:
+            patch.setattr(services.volume, "names", _refused)
+            await services.scanner.scan()
+            with pytest.raises(Problem, match="Permission denied") as raised:
+                await readyz(services)
+            assert raised.value.document.status == 503
+        await services.scanner.scan()
+        assert (await readyz(services)).status == "ready"
+
+    asyncio.run(scenario())
+
+
+def _refused() -> list[str]:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/checkpoints")
 
 
 def test_trouble_that_does_not_pass_is_shown_and_holds_nothing_up(

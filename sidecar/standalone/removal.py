@@ -18,9 +18,11 @@ from sidecar.retention.store_retention import SETTLED_S, RetentionPlan, StoreRet
 from sidecar.standalone.session import StoreSession
 from sidecar.upload.commit.revocation import LeaseCheck, Revocation
 
-NEWEST = "a run uses the prefix now, and would resume from its newest checkpoint"
+NEWEST = "it is the newest checkpoint, from which a run would resume"
 
-UPLOADING = "it has no commit, and a run uses the prefix now: it may be uploading it"
+UPLOADING = "it has no commit, and a run may be uploading it"
+
+STOP_FIRST = "stop the run, if there is one, and repeat this without --while-live"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,12 @@ class Removed:
 async def remove(session: StoreSession, name: str, *, lease: LeaseCheck | None) -> Removed:
     """Delete a checkpoint, also an uncommitted one, and abort its unfinished uploads.
 
-    ``lease``: checked before each deletion. ``None``: a run uses the prefix, and the person knows; the newest committed
+    ``lease``: checked before each deletion. ``None``: a run may use the prefix, and the person knows; the newest committed
     checkpoint then stays.
 
     Raises:
         NothingFound: There is no such checkpoint.
-        RequestRefused: It is the newest committed one, and a run uses the prefix.
+        RequestRefused: It is the newest committed one, and a run may use the prefix.
         Fenced: A run has begun to use the prefix.
         StoreError: A request failed. The remaining objects are no checkpoint any more; a second call removes them.
     """
@@ -59,11 +61,11 @@ async def remove(session: StoreSession, name: str, *, lease: LeaseCheck | None) 
 
 
 async def _require_unused(verifier: Verifier, found: Examined) -> None:
-    """Refuse what a run that uses the prefix may need: its newest checkpoint, and those that it may be uploading."""
+    """Refuse what a run may need: its newest checkpoint, and those that it may be uploading. Whether there is one is unknown."""
     if found.state in (StoredState.INCOMPLETE, StoredState.FOREIGN):
-        raise RequestRefused(f"{found.name}: {UPLOADING}: stop the run first")
+        raise RequestRefused(f"{found.name}: {UPLOADING}: {STOP_FIRST}")
     if found.name == await verifier.newest_committed():
-        raise RequestRefused(f"{found.name}: {NEWEST}: stop the run first")
+        raise RequestRefused(f"{found.name}: {NEWEST}: {STOP_FIRST}")
 
 
 def _abort_uploads(session: StoreSession, name: str) -> None:

@@ -152,12 +152,23 @@ def test_the_newest_of_a_live_run_stays_also_if_a_person_insists(local: Person, 
     with local.store() as store:
         hold(store)
     assert local.run("rm", local.at("checkpoint-20"), "--yes", "--while-live") == 7
-    assert "would resume from" in local.err
+    assert "would resume" in local.err
     with local.store() as store:
         store.put("checkpoint-30/model.safetensors", b"being uploaded")
     assert local.run("rm", local.at("checkpoint-30"), "--yes", "--while-live") == 7
     assert "may be uploading it" in local.err
     assert local.run("rm", local.at("checkpoint-10"), "--yes", "--while-live") == 0
+
+
+def test_what_a_person_insists_on_is_refused_without_a_word_about_a_run_that_may_not_exist(local: Person, run_of: Any) -> None:
+    run_of(local, 10)
+    with local.store() as store:
+        store.put("checkpoint-30/model.safetensors", b"abandoned")
+    for step in (10, 30):
+        assert local.run("rm", local.at(f"checkpoint-{step}"), "--yes", "--while-live") == 7
+        assert "uses the prefix now" not in local.err
+        assert "without --while-live" in local.err
+        assert local.run("rm", local.at(f"checkpoint-{step}"), "--yes") == 0
 
 
 @pytest.mark.usefixtures("quick")

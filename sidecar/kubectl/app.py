@@ -74,7 +74,7 @@ def save(
 def pause(
     job: JobName, timeout_s: TimeoutS = 600.0, namespace: Namespace = None, context: Context = None, as_json: Json = False
 ) -> int:
-    """Save, wait until that is durable, then suspend the Job, JobSet or TrainJob and wait for its pods' end."""
+    """Save, wait until that is durable, then suspend the job and wait for its pods' end."""
     cluster = Kubectl(namespace, context)
     found = jobs.find(cluster, job)
     top = jobs.outermost(cluster, found)

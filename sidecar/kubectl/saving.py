@@ -11,6 +11,7 @@ from typing import Any
 from sidecar.core.format.plain_text import plain_text
 from sidecar.core.job.pods import JobPod
 from sidecar.core.job.save import JobSave, job_save
+from sidecar.core.job.workloads import suspension
 from sidecar.errors import NothingFound, RequestRefused, SidecarError
 from sidecar.kubectl.cluster import Kubectl
 from sidecar.kubectl.job import Job, at_once, running
@@ -64,12 +65,12 @@ def _save(cluster: Kubectl, timeout_s: float, told: set[str], pod: JobPod) -> Ma
 
 
 def suspend(cluster: Kubectl, job: Job) -> None:
-    """Set ``spec.suspend``.
+    """Set the field that suspends the workload.
 
     Raises:
         SidecarError: It was not changed.
     """
-    change = json.dumps({"spec": {"suspend": True}})
+    change = json.dumps(suspension(job.kind, suspends=True))
     try:
         cluster.run("patch", job.kind.resource, job.name, "--type=merge", "-p", change)
     except SidecarError as error:
@@ -78,5 +79,5 @@ def suspend(cluster: Kubectl, job: Job) -> None:
 
 def continue_command(cluster: Kubectl, job: Job) -> str:
     """Return the command that lets a suspended job go on."""
-    change = '\'{"spec":{"suspend":false}}\''
+    change = f"'{json.dumps(suspension(job.kind, suspends=False), separators=(',', ':'))}'"
     return " ".join(cluster.command("patch", job.kind.resource, job.name, "--type=merge", "-p", change))

@@ -61,7 +61,7 @@ async def remove(session: StoreSession, name: str, *, lease: LeaseCheck | None) 
 
 
 async def _require_unused(verifier: Verifier, found: Examined) -> None:
-    """Refuse what a run may need: its newest checkpoint, and those that it may be uploading. Whether there is one is unknown."""
+    """Refuse what a run may need, if there is one: its newest checkpoint, and those that it may be uploading."""
     if found.state in (StoredState.INCOMPLETE, StoredState.FOREIGN):
         raise RequestRefused(f"{found.name}: {UPLOADING}: {STOP_FIRST}")
     if found.name == await verifier.newest_committed():

@@ -20,18 +20,22 @@ class WorkloadKind:
     """As kubectl names it without doubt: ``jobs.batch``."""
     label: str | None = None
     """Label of its pods whose value is its name; ``None``: its own selector finds them."""
-    can_suspend: bool = False
-    """Whether ``spec.suspend`` ends its pods and keeps it."""
+    suspend: tuple[str, ...] = ()
+    """Path of the field that ends its pods, and lets it go on later; empty: there is none."""
 
 
+_IN_SPEC = ("spec", "suspend")
+_IN_RUN_POLICY = ("spec", "runPolicy", "suspend")
 KINDS = (
     # The outermost comes first: a TrainJob makes a JobSet of its name, and that makes Jobs; a RayJob makes a Job of its name,
     # which submits the script and has no sidecar.
-    WorkloadKind("TrainJob", "trainjobs.trainer.kubeflow.org", JOBSET_LABEL, can_suspend=True),
-    WorkloadKind("JobSet", "jobsets.jobset.x-k8s.io", JOBSET_LABEL, can_suspend=True),
-    WorkloadKind("RayJob", "rayjobs.ray.io", "ray.io/originated-from-cr-name"),
-    WorkloadKind("Job", "jobs.batch", "batch.kubernetes.io/job-name", can_suspend=True),
-    WorkloadKind("PyTorchJob", "pytorchjobs.kubeflow.org", "training.kubeflow.org/job-name"),
+    WorkloadKind("TrainJob", "trainjobs.trainer.kubeflow.org", JOBSET_LABEL, _IN_SPEC),
+    WorkloadKind("JobSet", "jobsets.jobset.x-k8s.io", JOBSET_LABEL, _IN_SPEC),
+    WorkloadKind("RayJob", "rayjobs.ray.io", "ray.io/originated-from-cr-name", _IN_SPEC),
+    WorkloadKind("Job", "jobs.batch", "batch.kubernetes.io/job-name", _IN_SPEC),
+    WorkloadKind("PyTorchJob", "pytorchjobs.kubeflow.org", "training.kubeflow.org/job-name", _IN_RUN_POLICY),
+    WorkloadKind("MPIJob", "mpijobs.kubeflow.org", "training.kubeflow.org/job-name", _IN_RUN_POLICY),
+    # One that goes on after spec.suspend is empty: nobody submits the script again.
     WorkloadKind("RayCluster", "rayclusters.ray.io", _RAY_CLUSTER),
     WorkloadKind("LeaderWorkerSet", "leaderworkersets.leaderworkerset.x-k8s.io", "leaderworkerset.sigs.k8s.io/name"),
     WorkloadKind("StatefulSet", "statefulsets.apps"),
@@ -68,27 +72,48 @@ def owner_of(workload: Mapping[str, Any]) -> tuple[WorkloadKind, str] | None:
 
 
 def why_not_suspended(kind: WorkloadKind, workload: Mapping[str, Any]) -> str | None:
-    """Return why a workload cannot be suspended by ``spec.suspend``, with the next step; ``None``: it can."""
+    """Return why a workload cannot be suspended by its field, with the next step; ``None``: it can."""
     metadata = workload.get("metadata") or {}
     name = metadata.get("name")
-    if not kind.can_suspend:
-        able = ", ".join(known.kind for known in KINDS if known.can_suspend)
+    if not kind.suspend:
+        able = ", ".join(known.kind for known in KINDS if known.suspend)
         return f"this command suspends no {kind.kind} ({able}): 'kubectl ckpt save', then delete it"
     if _QUEUE_LABEL in (metadata.get("labels") or {}):
         return (
             f"{kind.kind} {name} is queued by Kueue, which would start it again: 'kubectl ckpt save', then set "
             "spec.active: false on its Workload (kubectl get workloads.kueue.x-k8s.io)"
         )
-    if (workload.get("spec") or {}).get("suspend"):
+    if is_suspended(workload):
         return f"{kind.kind} {name} is suspended already"
+    spec = workload.get("spec") or {}
+    if kind.kind == "RayJob" and (spec.get("clusterSelector") or not spec.get("shutdownAfterJobFinishes")):
+        return (
+            f"RayJob {name} has clusterSelector, or not shutdownAfterJobFinishes: true: suspended, KubeRay would fail it: "
+            "'kubectl ckpt save', then delete it"
+        )
     return None
+
+
+def is_suspended(workload: Mapping[str, Any]) -> bool:
+    """Whether a workload of any kind is suspended."""
+    spec = workload.get("spec") or {}
+    return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
+
+
+def suspension(kind: WorkloadKind, *, suspends: bool) -> dict[str, Any]:
+    """Return the change of a workload that suspends it, or lets it go on, as a merge patch."""
+    value: Any = suspends
+    for name in reversed(kind.suspend):
+        value = {name: value}
+    change: dict[str, Any] = value
+    return change
 
 
 def why_no_pods(workload: Mapping[str, Any]) -> str:
     """Return why a workload has no pods now, as a sentence."""
     conditions = (workload.get("status") or {}).get("conditions") or ()
     true = {condition.get("type") for condition in conditions if condition.get("status") == "True"}
-    if (workload.get("spec") or {}).get("suspend"):
+    if is_suspended(workload):
         return "The job is suspended: it has no pods"
     if true & {"Complete", "Completed", "Succeeded"}:
         return "The job has completed: its pods are gone"

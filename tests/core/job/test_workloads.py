@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 
 from sidecar.core.job.status import job_status
-from sidecar.core.job.workloads import KINDS, kind_called, owner_of, pod_selector, why_no_pods, why_not_suspended
+from sidecar.core.job.workloads import (
+    KINDS,
+    WorkloadKind,
+    is_suspended,
+    kind_called,
+    owner_of,
+    pod_selector,
+    suspension,
+    why_no_pods,
+    why_not_suspended,
+)
 
 
 @pytest.mark.parametrize("text", ["job", "jobs", "Job", "jobs.batch"])
@@ -22,6 +32,7 @@ RESOURCES = {
     "JobSet": ("jobsets.jobset.x-k8s.io", "jobset.sigs.k8s.io/jobset-name=run"),
     "Job": ("jobs.batch", "batch.kubernetes.io/job-name=run"),
     "PyTorchJob": ("pytorchjobs.kubeflow.org", "training.kubeflow.org/job-name=run"),
+    "MPIJob": ("mpijobs.kubeflow.org", "training.kubeflow.org/job-name=run"),
     "RayJob": ("rayjobs.ray.io", "ray.io/originated-from-cr-name=run"),
     "RayCluster": ("rayclusters.ray.io", "ray.io/cluster=run"),
     "LeaderWorkerSet": ("leaderworkersets.leaderworkerset.x-k8s.io", "leaderworkerset.sigs.k8s.io/name=run"),
@@ -77,18 +88,40 @@ def test_the_owner_is_the_controller_of_a_known_kind() -> None:
     assert owner_of({}) is None
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
-def test_a_kind_can_be_suspended_or_says_what_to_do_instead(kind: object) -> None:
-    from sidecar.core.job.workloads import WorkloadKind
+FIELDS = {
+    **{kind: {"spec": {"suspend": True}} for kind in ("TrainJob", "JobSet", "Job", "RayJob")},
+    **{kind: {"spec": {"runPolicy": {"suspend": True}}} for kind in ("PyTorchJob", "MPIJob")},
+}
 
-    assert isinstance(kind, WorkloadKind)
-    why = why_not_suspended(kind, {"metadata": {"name": "run"}, "spec": {}})
-    assert (why is None) == (kind.kind in ("Job", "JobSet", "TrainJob"))
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.kind)
+def test_a_kind_can_be_suspended_or_says_what_to_do_instead(kind: WorkloadKind) -> None:
+    why = why_not_suspended(kind, {"metadata": {"name": "run"}, "spec": {"shutdownAfterJobFinishes": True}})
+    assert (why is None) == (kind.kind in FIELDS)
     assert why in (
         None,
-        f"this command suspends no {kind.kind} (TrainJob, JobSet, Job): 'kubectl ckpt save', then delete it",
+        f"this command suspends no {kind.kind} (TrainJob, JobSet, RayJob, Job, PyTorchJob, MPIJob): "
+        "'kubectl ckpt save', then delete it",
     )
-    assert (why_not_suspended(kind, {}) is None) == (why is None)
+    assert (why_not_suspended(kind, {}) is None) == (why is None and kind.kind != "RayJob")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.suspend], ids=lambda kind: kind.kind)
+def test_what_suspends_a_kind_is_seen_as_that(kind: WorkloadKind) -> None:
+    assert suspension(kind, suspends=True) == FIELDS[kind.kind]
+    assert is_suspended(suspension(kind, suspends=True))
+    assert not is_suspended(suspension(kind, suspends=False))
+    suspended = {"metadata": {"name": "run"}} | suspension(kind, suspends=True)
+    assert why_not_suspended(kind, suspended) == f"{kind.kind} run is suspended already"
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"shutdownAfterJobFinishes": True, "clusterSelector": {"a": "b"}}, {"shutdownAfterJobFinishes": False}]
+)
+def test_a_ray_job_that_kuberay_would_fail_is_not_suspended(spec: dict[str, Any]) -> None:
+    kind = kind_called("rayjob")
+    assert kind is not None
+    assert "shutdownAfterJobFinishes: true" in (why_not_suspended(kind, {"metadata": {"name": "run"}, "spec": spec}) or "")
 
 
 def test_a_job_of_kueue_or_one_that_is_suspended_is_refused() -> None:
@@ -107,6 +140,7 @@ def test_a_job_of_kueue_or_one_that_is_suspended_is_refused() -> None:
     [
         ({}, "The job has no pods yet"),
         ({"spec": {"suspend": True}}, "The job is suspended: it has no pods"),
+        ({"spec": {"runPolicy": {"suspend": True}}}, "The job is suspended: it has no pods"),
         ({"status": {"conditions": [{"type": "Complete", "status": "True"}]}}, "The job has completed: its pods are gone"),
         ({"status": {"conditions": [{"type": "Completed", "status": "True"}]}}, "The job has completed: its pods are gone"),
         ({"status": {"conditions": [{"type": "Succeeded", "status": "True"}]}}, "The job has completed: its pods are gone"),

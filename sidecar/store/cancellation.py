@@ -57,6 +57,12 @@ class Cancellation:
                 self._requests.discard(request)
 
 
+def is_cancelled() -> bool:
+    """Whether the call of this thread was cancelled: it begins no further request."""
+    cancellation: Cancellation | None = getattr(_here, "cancellation", None)
+    return cancellation is not None and cancellation._cancelled
+
+
 def result_of(request: Future[T]) -> T:
     """Wait for a request that runs elsewhere, and return its result.
 

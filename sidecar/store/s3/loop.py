@@ -11,8 +11,8 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from sidecar.errors import StoreUnavailable
-from sidecar.store.cancellation import result_of
+from sidecar.errors import Stopped, StoreUnavailable
+from sidecar.store.cancellation import is_cancelled, result_of
 
 T = TypeVar("T")
 End = Callable[[], Awaitable[object]]
@@ -39,6 +39,9 @@ class LoopThread:
             StoreUnavailable: The loop was closed.
             Stopped: The call of this thread was cancelled (``cancellation``); so was the coroutine.
         """
+        if is_cancelled():  # the loop may send a request before it is told to cancel it
+            work.close()
+            raise Stopped("the request was cancelled")
         with self._lock:
             if self._closed:
                 work.close()

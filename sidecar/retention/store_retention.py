@@ -20,7 +20,7 @@ from sidecar.core.commit.training_line import Committed, origin_of, present_line
 from sidecar.core.format import keys
 from sidecar.errors import UnusableNow
 from sidecar.store.protocol import Store
-from sidecar.transfer.executor import StoreExecutor
+from sidecar.transfer.executor import SPARE_THREADS, StoreExecutor
 from sidecar.upload.commit.post_commit_check import AFTER_S, POLL_S
 from sidecar.upload.commit.revocation import LeaseCheck, Revocation
 from trainer_hook.contract import step_of
@@ -35,8 +35,8 @@ MANY = 1000
 """Number of commits from which they are ordered and judged in a thread: the event loop has to answer probes meanwhile."""
 READ_AT_ONCE = 500
 """Number of commits whose reading is under way at most: each takes memory until it is read."""
-DELETE_AT_ONCE = 8
-"""Number of checkpoints whose deletion is under way at most: each takes about ten requests, one after the other."""
+DELETE_AT_ONCE = SPARE_THREADS - 1
+"""Number of checkpoints whose deletion is under way at most: each has one request at a time, and commits must not wait."""
 READ_AGAIN = 16
 """Number of known commits that each run reads again, in turn: a store may hold tens of thousands."""
 

@@ -149,33 +149,6 @@ def test_a_full_store_ends_no_start_and_is_used_once_it_has_space(status: int, c
         running.committed("checkpoint-1")
 
 
-@pytest.mark.slow
-def test_a_store_that_refuses_all_writes_and_answers_other_requests_is_not_ready(moto_server, tmp_path: Path) -> None:
-    refuses = False
-
-    def rule(request: servers.Request) -> servers.ProxyAnswer | None:
-        return servers.s3_error(403, "AccessDenied") if refuses and request.method == "PUT" else None
-
-    with (
-        servers.Proxy(moto_server.endpoint, rule).running() as endpoint,
-        sidecar(tmp_path / "volume", moto_server.settings(prefix="read-only") | {"AWS_S3_ENDPOINT": endpoint}) as running,
-    ):
-        running.ready()
-        refuses = True
-        write_checkpoint(running.volume, "checkpoint-1", FILES)
-        until(lambda: running.status()["degraded"])
-        answers = set()
-        for _ in range(30):
-            running.call("GET", "/v1/checkpoints?where=store")
-            answers.add(running.call("GET", "/readyz")["http_status"])
-            time.sleep(0.1)
-        assert 503 in answers
-        assert running.call("GET", "/readyz")["http_status"] == 503
-        refuses = False
-        running.committed("checkpoint-1")
-        until(lambda: running.call("GET", "/readyz")["http_status"] == 200)
-
-
 @ON_ONE_STORE
 def test_what_cannot_land_by_the_deadline_is_reported_with_exit_code_3(place: Place, tmp_path: Path) -> None:
     settings = place.settings | {"CKPT_BANDWIDTH_LIMIT": "1MB/s", "CKPT_GRACE_SECONDS": "3"}

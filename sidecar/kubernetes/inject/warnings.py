@@ -15,7 +15,7 @@ from sidecar.kubernetes.inject.resources import warning_of_pod_level
 from sidecar.kubernetes.inject.shell import Shell, shell_of
 from sidecar.kubernetes.inject.trainer import warning_of_guess
 from sidecar.kubernetes.inject.volumes import warnings_of_mounts
-from sidecar.kubernetes.inject.workload import has_groups, is_of_workload, names_each_run, owner_of_pod
+from sidecar.kubernetes.inject.workload import has_groups, is_of_ray, is_of_workload, names_each_run, owner_of_pod
 from trainer_hook.contract import DEFAULT_API_PORT
 
 Check = Callable[[Pod], Iterator[InjectWarning]]
@@ -189,6 +189,13 @@ def _hook(pod: Pod) -> Iterator[InjectWarning]:
         yield InjectWarning(pod.trainer_path, text)
 
 
+def _ray(pod: Pod) -> Iterator[InjectWarning]:
+    there = (pod.trainer.get("lifecycle") or {}).get("preStop")
+    if is_of_ray(pod.template) and there and there != made.PRE_STOP_OF_RAY:
+        text = "stays as it is: Ray kills the training at SIGTERM, so let this wait until the training has saved and ended"
+        yield InjectWarning(f"{pod.trainer_path}.lifecycle.preStop", text)
+
+
 def _shell(pod: Pod) -> Iterator[InjectWarning]:
     yield from warnings_of_shell(pod.trainer, pod.trainer_path)
     kind, entry = pod.template.kind, pod.template.path.partition(".rayClusterSpec")[0] + ".entrypoint"
@@ -294,5 +301,5 @@ def _image(pod: Pod) -> Iterator[InjectWarning]:
 
 _CHECKS: tuple[Check, ...] = (
     *(_image, _name, _grace, _volume, _ephemeral_storage, _pod_level, _user, _access, _credentials, _network),
-    *(_several_runs, _restart, _replica, _job, warnings_of_policies, _rollout, _hook, _shell),
+    *(_several_runs, _restart, _replica, _job, warnings_of_policies, _rollout, _hook, _ray, _shell),
 )

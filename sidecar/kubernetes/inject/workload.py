@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sidecar.kubernetes.inject.fields import Fields, metadata_of
+from sidecar.kubernetes.inject.fields import Fields, labels_of, metadata_of
 from sidecar.kubernetes.inject.options import ANY_BUCKET
-from sidecar.kubernetes.inject.pod_templates import Kind, NotInjectable
+from sidecar.kubernetes.inject.pod_templates import Kind, NotInjectable, PodTemplate
 from sidecar.store_url import shown, store_place
 
 NAMESPACE, JOB, JOBSET = "$(POD_NAMESPACE)", "$(JOB_NAME)", "$(JOBSET_NAME)"
@@ -179,6 +179,11 @@ def _pod_variables(metadata: Mapping[str, Any], *, is_alone: bool) -> dict[str, 
     if owner is not None:
         return {"JOB_NAME": "/".join(owner)}
     return {"JOB_NAME": f"pod/{metadata['name']}"} if is_alone and metadata.get("name") else {}
+
+
+def is_of_ray(template: PodTemplate) -> bool:
+    """Whether a pod is a node of a Ray cluster."""
+    return template.kind.group == "ray.io" or _RAY_CLUSTER in labels_of(template.fields)
 
 
 def is_of_workload(metadata: Mapping[str, Any]) -> bool:

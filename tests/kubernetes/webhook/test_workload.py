@@ -117,10 +117,20 @@ def of_template(document: dict[str, Any], labels: dict[str, str], owner: str) ->
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata | owned(owner, "llama"), "spec": template["spec"]}
 
 
-@pytest.mark.parametrize("labels", [{"batch.kubernetes.io/job-name": "llama"}, {RAY: "llama-x7k2p"}])
-def test_the_sidecar_of_the_manifest_counts_more_than_the_defaults(labels: dict[str, str]) -> None:
+RAY_JOB = {
+    "apiVersion": "ray.io/v1",
+    "kind": "RayJob",
+    "metadata": {"name": "llama"},
+    "spec": {"rayClusterSpec": {"workerGroupSpecs": [{"groupName": "gpu", "template": job()["spec"]["template"]}]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "labels"), [(job(), {"batch.kubernetes.io/job-name": "llama"}), (RAY_JOB, {RAY: "llama-x7k2p"})]
+)
+def test_the_sidecar_of_the_manifest_counts_more_than_the_defaults(document: dict[str, Any], labels: dict[str, str]) -> None:
     given = {"store": "s3://mine/{name}", "secret": "mine", "image": "registry.example/mine:2"}
-    found = of_template(inject(job(), with_given(Options(), given)).document, labels, "Job")
+    found = of_template(inject(document, with_given(Options(), given)).document, labels, "Job")
     defaults = {"store": "s3:///runs/{namespace}/{name}", "secret": "data-connection", "image": "x:1", "keep-store": "9"}
     assert "patch" not in answer(admission(found), with_given(Options(), defaults))["response"]
     # The pod's own annotations come before both.

@@ -143,7 +143,7 @@ def test_generated_pages_say_what_the_code_says() -> None:
 def test_every_message_of_the_sidecar_is_explained() -> None:
     logged = set()
     for module in (ROOT / "sidecar").rglob("*.py"):
-        logged |= set(re.findall(r"\blog\.(?:warning|error|critical)\(\s*\"([a-z_]+)\"", module.read_text()))
+        logged |= set(re.findall(r"\blog\.(?:warning|error|critical|exception)\(\s*\"([a-z_]+)\"", module.read_text()))
     assert len(logged) > 40
     explained = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)", text_of(ROOT / "docs/troubleshooting.md")))
     assert not logged - explained, "a line in docs/troubleshooting.md is missing"

@@ -30,8 +30,8 @@ _UNTIL_TRAINING_ENDS = (
     "import fcntl, glob, os; "
     "[fcntl.lockf(open(lease), fcntl.LOCK_SH) for lease in glob.glob(os.environ['CKPT_DIR'] + '/.ckpt/ranks/*.lease')]"
 )
-PRE_STOP_OF_RAY = {"exec": {"command": ["python3", "-I", "-c", _UNTIL_TRAINING_ENDS]}}
-"""Keeps SIGTERM from ``ray start``, which kills the training processes, until these have saved and ended."""
+PRE_STOP_OF_TRAINER = {"exec": {"command": ["python3", "-I", "-c", _UNTIL_TRAINING_ENDS]}}
+"""Keeps SIGTERM from ``ray start`` or ``sshd``, with which the training would end, until that has saved and ended."""
 
 COMMAND = ["checkpoint-sidecar", "run"]
 _SHARE = {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "512Mi"}}

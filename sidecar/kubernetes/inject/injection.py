@@ -16,7 +16,7 @@ from sidecar.kubernetes.inject.pods import GRACE, Pod, our_container, store_that
 from sidecar.kubernetes.inject.recalled import SKIP_CONTAINERS, remember
 from sidecar.kubernetes.inject.trainer import warning_of_guess
 from sidecar.kubernetes.inject.volumes import put_own_volume, state_directory
-from sidecar.kubernetes.inject.workload import check_store, is_of_ray
+from sidecar.kubernetes.inject.workload import check_store, ends_training_at_sigterm
 
 INJECTED = "checkpoint-sidecar/injected"
 
@@ -37,7 +37,7 @@ def put_in(pod: Pod) -> str:
         mount = {"name": pod.shared.name, "mountPath": pod.shared.directory}
         put_named(growing(pod.trainer, "volumeMounts", pod.trainer_path, after=BEFORE_MOUNTS), mount, key="mountPath")
     put_trainer_environment(pod)
-    if is_of_ray(pod.template):
+    if ends_training_at_sigterm(pod.template):
         _hold_sigterm_back(pod)
     secured = _security(pod)
     if options.secret:
@@ -66,11 +66,11 @@ def _label(pod: Pod) -> None:
 
 
 def _hold_sigterm_back(pod: Pod) -> None:
-    """Give the trainer of a Ray node a preStop hook, unless it has one or does not save just in time."""
+    """Give the trainer a preStop hook, unless it has one or does not save just in time."""
     jit = (named(entries(pod.trainer, "env", pod.trainer_path), "CKPT_JIT") or {}).get("value")
     there = (pod.trainer.get("lifecycle") or {}).get("preStop")
     if not there and str(jit).lower() not in ("false", "0"):
-        put(section(pod.trainer, "lifecycle", pod.trainer_path), "preStop", _plain(made.PRE_STOP_OF_RAY))
+        put(section(pod.trainer, "lifecycle", pod.trainer_path), "preStop", _plain(made.PRE_STOP_OF_TRAINER))
 
 
 def _security(pod: Pod) -> dict[str, Any]:

@@ -15,7 +15,14 @@ from sidecar.kubernetes.inject.resources import warning_of_pod_level
 from sidecar.kubernetes.inject.shell import Shell, shell_of
 from sidecar.kubernetes.inject.trainer import warning_of_guess
 from sidecar.kubernetes.inject.volumes import warnings_of_mounts
-from sidecar.kubernetes.inject.workload import has_groups, is_of_ray, is_of_workload, names_each_run, owner_of_pod
+from sidecar.kubernetes.inject.workload import (
+    ends_training_at_sigterm,
+    has_groups,
+    is_of_mpi,
+    is_of_workload,
+    names_each_run,
+    owner_of_pod,
+)
 from trainer_hook.contract import DEFAULT_API_PORT
 
 Check = Callable[[Pod], Iterator[InjectWarning]]
@@ -183,16 +190,15 @@ def _hook(pod: Pod) -> Iterator[InjectWarning]:
             f"{made.HOOK} goes: the sidecar installs the hook itself, if its image is of this version; give that with --image"
         )
         yield InjectWarning(f"{pod.template.spec_path}.initContainers", text)
-    by_mpi = pod.template.kind.name == "MPIJob" or at(pod.template.document, "spec.mlPolicy.mpi") is not None
-    if pod.options.install_hook and by_mpi:
+    if pod.options.install_hook and is_of_mpi(pod.template):
         text = "ranks that mpirun starts on other pods get the hook only with '-x PYTHONPATH -x CKPT_HOOK -x CKPT_DIR'"
         yield InjectWarning(pod.trainer_path, text)
 
 
-def _ray(pod: Pod) -> Iterator[InjectWarning]:
+def _pre_stop(pod: Pod) -> Iterator[InjectWarning]:
     there = (pod.trainer.get("lifecycle") or {}).get("preStop")
-    if is_of_ray(pod.template) and there and there != made.PRE_STOP_OF_RAY:
-        text = "stays as it is: Ray kills the training at SIGTERM, so let this wait until the training has saved and ended"
+    if ends_training_at_sigterm(pod.template) and there and there != made.PRE_STOP_OF_TRAINER:
+        text = "stays as it is: the training ends at SIGTERM, so let this wait until it has saved and ended"
         yield InjectWarning(f"{pod.trainer_path}.lifecycle.preStop", text)
 
 
@@ -301,5 +307,5 @@ def _image(pod: Pod) -> Iterator[InjectWarning]:
 
 _CHECKS: tuple[Check, ...] = (
     *(_image, _name, _grace, _volume, _ephemeral_storage, _pod_level, _user, _access, _credentials, _network),
-    *(_several_runs, _restart, _replica, _job, warnings_of_policies, _rollout, _hook, _ray, _shell),
+    *(_several_runs, _restart, _replica, _job, warnings_of_policies, _rollout, _hook, _pre_stop, _shell),
 )

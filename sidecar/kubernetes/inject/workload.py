@@ -14,7 +14,7 @@ from typing import Any
 
 from sidecar.kubernetes.inject.fields import Fields, labels_of, metadata_of
 from sidecar.kubernetes.inject.options import ANY_BUCKET
-from sidecar.kubernetes.inject.pod_templates import Kind, NotInjectable, PodTemplate
+from sidecar.kubernetes.inject.pod_templates import Kind, NotInjectable, PodTemplate, at
 from sidecar.store_url import shown, store_place
 
 NAMESPACE, JOB, JOBSET = "$(POD_NAMESPACE)", "$(JOB_NAME)", "$(JOBSET_NAME)"
@@ -181,9 +181,14 @@ def _pod_variables(metadata: Mapping[str, Any], *, is_alone: bool) -> dict[str, 
     return {"JOB_NAME": f"pod/{metadata['name']}"} if is_alone and metadata.get("name") else {}
 
 
-def is_of_ray(template: PodTemplate) -> bool:
-    """Whether a pod is a node of a Ray cluster."""
-    return template.kind.group == "ray.io" or _RAY_CLUSTER in labels_of(template.fields)
+def is_of_mpi(template: PodTemplate) -> bool:
+    """Whether ``mpirun`` starts the ranks."""
+    return template.kind.name == "MPIJob" or at(template.document, "spec.mlPolicy.mpi") is not None
+
+
+def ends_training_at_sigterm(template: PodTemplate) -> bool:
+    """Whether the container's own process, ``ray start`` or ``sshd``, ends at SIGTERM, and the training with it."""
+    return template.kind.group == "ray.io" or _RAY_CLUSTER in labels_of(template.fields) or is_of_mpi(template)
 
 
 def is_of_workload(metadata: Mapping[str, Any]) -> bool:

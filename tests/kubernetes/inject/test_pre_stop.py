@@ -1,4 +1,4 @@
-"""Ray ends the training at SIGTERM: a preStop hook of its container keeps SIGTERM back until the training has saved."""
+"""With ``ray start`` and ``sshd`` the training ends at SIGTERM: a preStop hook keeps it back until the training has saved."""
 
 from __future__ import annotations
 
@@ -35,6 +35,24 @@ def ray_pod(**container: Any) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
 
 
+MPI_JOB = {
+    "apiVersion": "kubeflow.org/v2beta1",
+    "kind": "MPIJob",
+    "metadata": {"name": "llama"},
+    "spec": {"mpiReplicaSpecs": {"Worker": {"replicas": 2, "template": POD}}},
+}
+NODE = {"spec": {"containers": [{"name": "node", "image": "i", "command": ["/usr/sbin/sshd", "-De"]}]}}
+MPI_RUNTIME = {
+    "apiVersion": "trainer.kubeflow.org/v1alpha1",
+    "kind": "TrainingRuntime",
+    "metadata": {"name": "deepspeed"},
+    "spec": {
+        "mlPolicy": {"mpi": {"numProcPerNode": 1}},
+        "template": {"spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": NODE}}}]}},
+    },
+}
+
+
 def lifecycle(document: dict[str, Any], options: Options = STORE) -> dict[str, Any]:
     """Return the lifecycle of the trainer after an injection, which a second one does not change."""
     done = inject(document, options).document
@@ -50,11 +68,13 @@ def lifecycle(document: dict[str, Any], options: Options = STORE) -> dict[str, A
         of_ray("RayCluster", GROUPS),
         of_ray("RayJob", {"rayClusterSpec": GROUPS}),
         of_ray("RayCronJob", {"jobTemplate": {"rayClusterSpec": GROUPS}}),
+        MPI_JOB,
+        MPI_RUNTIME,
         ray_pod(lifecycle={"postStart": {"exec": {"command": ["true"]}}}),
     ],
     ids=lambda document: document["kind"],
 )
-def test_the_container_of_ray_gets_sigterm_when_the_training_has_ended(document: dict[str, Any]) -> None:
+def test_the_container_gets_sigterm_when_the_training_has_ended(document: dict[str, Any]) -> None:
     assert lifecycle(document)["preStop"]["exec"]["command"][0] == "python3"
 
 
@@ -66,7 +86,7 @@ def test_others_get_sigterm_at_once() -> None:
 def test_a_pre_stop_hook_that_is_there_stays_with_a_warning() -> None:
     own = {"preStop": {"exec": {"command": ["ray", "stop"]}}}
     assert lifecycle(ray_pod(lifecycle=own)) == own
-    said = [warning.path for warning in inject(ray_pod(lifecycle=own), STORE).warnings if "Ray kills" in warning.text]
+    said = [warning.path for warning in inject(ray_pod(lifecycle=own), STORE).warnings if "ends at SIGTERM" in warning.text]
     assert said == ["spec.containers[0].lifecycle.preStop"]
 
 

@@ -29,7 +29,7 @@ def test_a_script_that_saves_nothing_is_told_so_at_its_end(code: str, tmp_path: 
     assert "nothing was saved: the script used no training library that the hook knows" in run(code, tmp_path)
 
 
-@pytest.mark.parametrize("code", ["raise SystemError", "import os; os._exit(0)"])
+@pytest.mark.parametrize("code", ["raise SystemError", "raise SystemExit(143)", "import os; os._exit(0)"])
 def test_a_script_that_failed_has_other_troubles(code: str, tmp_path: Path) -> None:
     assert run(code, tmp_path) == ""
 

@@ -15,7 +15,7 @@ UNLEASED_QUIET_S = 2.0
 """Seconds after its last write for which a trainer without leases counts as alive (classic mode)."""
 
 
-class PodState(Protocol):
+class UploadingPod(Protocol):
     """The pod and its trainer, as uploads need them. The simulation has one of its own."""
 
     def left_s(self) -> float | None:

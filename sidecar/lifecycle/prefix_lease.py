@@ -17,7 +17,7 @@ from sidecar.errors import Fenced, StoreError, Undeclared, UnreadableRun
 from sidecar.lifecycle.known_attempts import KnownAttempts
 from sidecar.lifecycle.lease_documents import LeaseDocuments, start_errors
 from sidecar.lifecycle.take_over import TICK_S, TakeOver, two_at_once
-from sidecar.lifecycle.termination import Ending
+from sidecar.lifecycle.termination import LeasedPod
 from sidecar.store.protocol import Store
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
@@ -38,7 +38,7 @@ class PrefixLease:
         self,
         store: Store,
         executor: StoreExecutor,
-        pod: Ending,
+        pod: LeasedPod,
         *,
         found_in: Mapping[str, int] | None = None,
         clock: Clock | None = None,

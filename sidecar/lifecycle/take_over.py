@@ -29,7 +29,7 @@ from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run, g
 from sidecar.errors import ConfigurationError, UnreadableRun
 from sidecar.lifecycle.lease_documents import LeaseDocuments
 from sidecar.lifecycle.run_document import UNREADABLE_PAUSE_S, UNREADABLE_TRIES
-from sidecar.lifecycle.termination import Ending
+from sidecar.lifecycle.termination import LeasedPod
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 
@@ -61,7 +61,9 @@ def _say_not_taken_over(claimed: Claimed | None) -> None:
 class TakeOver:
     """The steps by which one pod takes a prefix over. It fences others only by ``claim``."""
 
-    def __init__(self, documents: LeaseDocuments, executor: StoreExecutor, pod: Ending, holder: Holder, clock: Clock) -> None:
+    def __init__(
+        self, documents: LeaseDocuments, executor: StoreExecutor, pod: LeasedPod, holder: Holder, clock: Clock
+    ) -> None:
         self._documents = documents
         self._executor = executor
         self._pod = pod

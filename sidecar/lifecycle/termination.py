@@ -46,7 +46,7 @@ class TerminationNotice:
     """End of the grace period: of several notices, the earliest end counts."""
 
 
-class Ending(Protocol):
+class LeasedPod(Protocol):
     """The pod's end and its trainer, as the lease of the prefix needs them. Tests have one of their own."""
 
     def left_s(self) -> float | None:

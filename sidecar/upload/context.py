@@ -11,7 +11,7 @@ import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.schedule.parts import max_parts_after_refusal
-from sidecar.lifecycle.pod import PodState
+from sidecar.lifecycle.pod import UploadingPod
 from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
@@ -72,7 +72,7 @@ class UploadContext:
     committer: Committer
     catalog: Catalog
     flush: FlushControl
-    pod: PodState
+    pod: UploadingPod
     lease: Lease
     quarantine: Quarantine
     clock: Clock = field(default_factory=Clock)

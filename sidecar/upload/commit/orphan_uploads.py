@@ -9,7 +9,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog
 from sidecar.core.lifecycle.orphan_uploads import is_orphan, quiet_s
 from sidecar.errors import NotFound, StoreError
-from sidecar.lifecycle.pod import PodState
+from sidecar.lifecycle.pod import UploadingPod
 from sidecar.store.protocol import PendingUpload, Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.send.journal import Journal
@@ -26,7 +26,7 @@ class OrphanUploads:
     """Scans at the start and periodically; not after a termination notice."""
 
     def __init__(
-        self, store: Store, executor: StoreExecutor, volume: Volume, catalog: Catalog, pod: PodState, *, alone: bool
+        self, store: Store, executor: StoreExecutor, volume: Volume, catalog: Catalog, pod: UploadingPod, *, alone: bool
     ) -> None:
         """Start. ``volume`` holds this node's journals; ``alone``: this node is the whole job."""
         self._store = store

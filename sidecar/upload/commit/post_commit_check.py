@@ -9,7 +9,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.states import State
 from sidecar.errors import Fenced, StoreError
-from sidecar.lifecycle.pod import PodState
+from sidecar.lifecycle.pod import UploadingPod
 from sidecar.transfer.clock import Clock
 from sidecar.upload.commit.committer import Committer
 
@@ -33,7 +33,7 @@ AGAIN_S = 5.0
 class PostCommitCheck:
     """Uploads a checkpoint again if its commit is gone; not if a newer one is durable, or after a termination notice."""
 
-    def __init__(self, catalog: Catalog, committer: Committer, pod: PodState, *, clock: Clock | None = None) -> None:
+    def __init__(self, catalog: Catalog, committer: Committer, pod: UploadingPod, *, clock: Clock | None = None) -> None:
         self._catalog = catalog
         self._committer = committer
         self._pod = pod

@@ -12,7 +12,7 @@ from sidecar.catalog.events import Events, rounded
 from sidecar.core.lifecycle.save_profile import SaveProfile
 from sidecar.core.schedule.flush import Costs, Load, Outcome, Plan, plan_flush
 from sidecar.core.schedule.order import Waiting
-from sidecar.lifecycle.pod import PodState
+from sidecar.lifecycle.pod import UploadingPod
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.rate_gate import PauseGate
 from sidecar.upload.send.file_transfer import FileTransfer
@@ -102,7 +102,7 @@ class FlushControl:
             self.plan, self._planned = None, (frozenset(), 0.0)
             self.hold([])
 
-    def decide(self, budget: FlushBudget, pending: Sequence[Pending], early: UnfinishedCheckpoints, pod: PodState) -> None:
+    def decide(self, budget: FlushBudget, pending: Sequence[Pending], early: UnfinishedCheckpoints, pod: UploadingPod) -> None:
         """Compute the plan again if its inputs changed, or ``REPLAN_S`` has passed.
 
         Args:

@@ -10,7 +10,7 @@ from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.save_profile import usual_profile
 from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.order import Rank, Waiting, overtakes, rank, send_order
-from sidecar.lifecycle.pod import PodState
+from sidecar.lifecycle.pod import UploadingPod
 from sidecar.upload.early.early_upload import EarlyUploads
 from sidecar.upload.schedule.flush_control import FlushBudget, FlushControl, Pending
 from sidecar.upload.send.file_transfer import FileTransfer
@@ -35,7 +35,7 @@ class Active:
         return self.is_sent or (self.transfer is not None and self.transfer.is_ending and not self.transfer.large_sending)
 
 
-Ending = tuple[Rank, str]
+EndingUpload = tuple[Rank, str]
 """An upload that is ending: its place in the upload order, and the name of the checkpoint."""
 
 
@@ -48,9 +48,9 @@ class Wake:
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
-        self._first: tuple[Ending | None] | None = None
+        self._first: tuple[EndingUpload | None] | None = None
 
-    def first_of_ending(self, find: Callable[[], Ending | None]) -> Ending | None:
+    def first_of_ending(self, find: Callable[[], EndingUpload | None]) -> EndingUpload | None:
         """Return the result of the first call's ``find``."""
         if self._first is None:
             self._first = (find(),)
@@ -75,7 +75,7 @@ class Queue:
         self._awaited: set[str] = set()
         """Uploads that others wait for. They wait for none, so that commits keep coming."""
 
-    def plan(self, pod: PodState) -> None:
+    def plan(self, pod: UploadingPod) -> None:
         """Plan the flush, if there is a termination notice."""
         left_s = pod.left_s()
         if left_s is None:
@@ -142,11 +142,11 @@ class Queue:
         self._awaited.add(first[1])
         return True
 
-    def _first_of_ending(self) -> Ending | None:
+    def _first_of_ending(self) -> EndingUpload | None:
         """Return the upload of the highest priority that is ending; ``None``: there is none."""
         return max((self._place(active) for active in self.active.values() if active.is_ending), default=None)
 
-    def _place(self, active: Active) -> Ending:
+    def _place(self, active: Active) -> EndingUpload:
         return rank(self._waiting(active.tracked)), active.tracked.name
 
     def end(self, active: Active) -> None:

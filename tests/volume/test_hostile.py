@@ -6,16 +6,14 @@ The real classes, with files, links, fifos and sockets in every place where some
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import socket
 import stat
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,6 +31,7 @@ from sidecar.volume.opener import Folder
 from sidecar.volume.sockets import connect_unix, listen_unix
 from sidecar.volume.unfinished import Unfinished, list_files
 from sidecar.volume.volume import Volume
+from tests.hostile.trainer.attacks import exchanging
 from tests.process.sidecar_process import write_checkpoint
 from tests.volume.conftest import SECRET, finished
 from trainer_hook.contract import (
@@ -51,32 +50,6 @@ from trainer_hook.contract import (
 )
 
 EXCHANGE_S = 2.0
-RENAME_EXCHANGE = 2
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def exchange(one: Path, other: Path) -> None:
-    """Let two names change places in one step, as renameat2(2) does."""
-    _libc.renameat2(-100, bytes(one), -100, bytes(other), RENAME_EXCHANGE)
-
-
-@contextmanager
-def exchanging(*pairs: tuple[Path, Path]) -> Iterator[None]:
-    """Exchange names all the time, in another thread."""
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.is_set():
-            for one, other in pairs:
-                exchange(one, other)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 # A directory that is exchanged for a link while it is read.

@@ -6,7 +6,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from tests.process.sidecar_process import Sidecar, write_checkpoint
@@ -40,6 +40,11 @@ def repeating(*attacks: Callable[[], object]) -> Iterator[None]:
         ended.set()
         for thread in threads:
             thread.join()
+
+
+def exchanging(*pairs: tuple[Path, Path]) -> AbstractContextManager[None]:
+    """Let the two names of each pair change places all the time."""
+    return repeating(lambda: [exchange(one, other) for one, other in pairs])
 
 
 def outside_of(tmp_path: Path) -> Path:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import json
 import os
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.hostile.trainer.attacks import SECRET, exchange, exchanging, outside_of, state_of, stored_with
 from tests.process.sidecar_process import Sidecar, contents, sidecar, until, write_checkpoint
 
-SECRET = b"the secret of the sidecar " * 1000
 ATTACK_S = 6.0
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @pytest.fixture
@@ -29,58 +25,20 @@ def store(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder that looks like a checkpoint, beside the volume: stands for a mounted secret."""
-    return write_checkpoint(tmp_path, "outside", {"model": SECRET, "deep/model": SECRET}, {})
+    return outside_of(tmp_path)
 
 
 @pytest.fixture
 def untouched(outside: Path) -> Callable[[], bool]:
-    def seen() -> dict[str, tuple[int, int, int]]:
-        return {str(p): (p.stat().st_mode, p.stat().st_size, p.stat().st_nlink) for p in [outside, *outside.rglob("*")]}
-
-    before = seen()
-    return lambda: seen() == before
-
-
-def exchange(one: Path, other: Path) -> None:
-    """Let two names change places in one step."""
-    _libc.renameat2(-100, bytes(one), -100, bytes(other), 2)
-
-
-@contextmanager
-def exchanging(*pairs: tuple[Path, Path]) -> Iterator[None]:
-    """Let two names change places all the time, each time in one step."""
-    ended = threading.Event()
-
-    def run() -> None:
-        while not ended.is_set():
-            for one, other in pairs:
-                exchange(one, other)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def stolen(store: Path) -> list[str]:
-    """Return the files in the store that begin as those of the folder outside."""
-    found = []
-    for path in (Path(folder, name) for folder, _, names in os.walk(store) for name in names):  # folders may go meanwhile
-        with suppress(OSError), path.open("rb") as file:
-            if file.read(len(SECRET)) == SECRET:
-                found.append(path.relative_to(store).as_posix())
-    return found
+    before = state_of(outside)
+    return lambda: state_of(outside) == before
 
 
 @pytest.mark.slow
 def test_no_file_of_another_folder_reaches_the_store_while_checkpoints_are_exchanged_for_links(
     store: dict[str, str], outside: Path, tmp_path: Path
 ) -> None:
-    (outside / "model").write_bytes(SECRET * 400)  # enough to be sent before there is a marker
+    (outside / "model").write_bytes(SECRET * 100)  # enough to be sent before there is a marker
     (outside / ".complete").unlink()
     with sidecar(tmp_path / "volume", store) as running:
         volume, pairs = running.ready().volume, []
@@ -92,11 +50,11 @@ def test_no_file_of_another_folder_reaches_the_store_while_checkpoints_are_excha
         ends_s = time.monotonic() + ATTACK_S
         with exchanging(*pairs):
             while time.monotonic() < ends_s:
-                assert stolen(tmp_path / "store") == []
+                assert stored_with(tmp_path / "store", SECRET) == []
                 time.sleep(0.02)
         write_checkpoint(volume, "checkpoint-1000", {"model": b"own"}, {})
         running.committed("checkpoint-1000")
-        assert stolen(tmp_path / "store") == []
+        assert stored_with(tmp_path / "store", SECRET) == []
 
 
 def with_links(system: Path, outside: Path) -> None:

@@ -12,8 +12,8 @@ from sidecar.kubernetes.inject.environment import BEFORE_MOUNTS, put_sidecar_env
 from sidecar.kubernetes.inject.fields import Fields, containers_of, entries, growing, named, overlay, put, put_named, section
 from sidecar.kubernetes.inject.options import DEFAULT_IMAGE
 from sidecar.kubernetes.inject.pod_templates import NotInjectable
-from sidecar.kubernetes.inject.pods import GRACE, Pod, our_container, store_that_is_there
-from sidecar.kubernetes.inject.recalled import SKIP_CONTAINERS, remember
+from sidecar.kubernetes.inject.pods import GRACE, Pod, our_container
+from sidecar.kubernetes.inject.recalled import SKIP_CONTAINERS, remember, store_in
 from sidecar.kubernetes.inject.trainer import warning_of_guess
 from sidecar.kubernetes.inject.volumes import put_own_volume, state_directory
 from sidecar.kubernetes.inject.workload import check_store, ends_training_at_sigterm
@@ -171,7 +171,7 @@ def _first_position(init_containers: MutableSequence[Any]) -> int:
 
 def _installer(pod: Pod, secured: dict[str, Any]) -> None:
     init = growing(pod.spec, "initContainers", pod.template.spec_path, before=("containers",))
-    ours = named(pod.spec["initContainers" if pod.options.is_native else "containers"], made.SIDECAR) or {}
+    ours = our_container(pod) or {}
     there = named(init, made.HOOK)
     wanted = _plain(
         made.hook_installer(
@@ -217,7 +217,7 @@ def _doctor(pod: Pod, secured: dict[str, Any]) -> None:
 
 def _store(pod: Pod) -> str:
     """Return the store option, else the store of an earlier injection, in the form of ``CKPT_STORE``."""
-    store = pod.options.store or store_that_is_there(pod)
+    store = pod.options.store or store_in(pod.spec)
     if store is None:
         raise NotInjectable("", "--store is missing: where do the checkpoints go? Such as s3://bucket/runs/{name}")
     check_store(store, pod.template.document, volume=Path(pod.shared.directory))

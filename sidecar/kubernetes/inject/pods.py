@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sidecar.kubernetes.inject import containers as made
-from sidecar.kubernetes.inject.fields import Fields, containers_of, entries, named, section
+from sidecar.kubernetes.inject.fields import Fields, containers_of, section
 from sidecar.kubernetes.inject.identity import Nodes
 from sidecar.kubernetes.inject.options import Options
 from sidecar.kubernetes.inject.pod_templates import NotInjectable, PodTemplate
@@ -66,10 +66,3 @@ def our_container(pod: Pod) -> Fields | None:
     """Return the sidecar of an earlier injection."""
     found = (container for _, container in containers_of(pod.spec, pod.template.spec_path))
     return next((container for container in found if container.get("name") == made.SIDECAR), None)
-
-
-def store_that_is_there(pod: Pod) -> str | None:
-    """Return the store of an earlier injection."""
-    ours = our_container(pod)
-    env = named(entries(ours, "env", made.SIDECAR), "CKPT_STORE") if ours else None
-    return str(env["value"]) if env and env.get("value") else None

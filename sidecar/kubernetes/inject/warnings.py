@@ -9,8 +9,9 @@ from sidecar.kubernetes.inject.exit_codes import ends_otherwise, keeps_signals, 
 from sidecar.kubernetes.inject.fields import Fields, is_true, metadata_of, named
 from sidecar.kubernetes.inject.options import DEFAULT_IMAGE
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, at
-from sidecar.kubernetes.inject.pods import Pod, our_container, store_that_is_there
+from sidecar.kubernetes.inject.pods import Pod, our_container
 from sidecar.kubernetes.inject.preemption import warnings_of_policies
+from sidecar.kubernetes.inject.recalled import store_in
 from sidecar.kubernetes.inject.resources import warning_of_pod_level
 from sidecar.kubernetes.inject.shell import Shell, shell_of
 from sidecar.kubernetes.inject.trainer import warning_of_guess
@@ -272,7 +273,7 @@ def _several_runs(pod: Pod) -> Iterator[InjectWarning]:
 
 
 def _store_of(pod: Pod) -> str:
-    return pod.options.store or store_that_is_there(pod) or ""
+    return pod.options.store or store_in(pod.spec) or ""
 
 
 def _credentials(pod: Pod) -> Iterator[InjectWarning]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,3 +102,24 @@ def checkpoint(folder: Path, step: int, files: dict[str, bytes] | None = None) -
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(content)
     return path
+
+
+def old(path: Path) -> Path:
+    """Set the times of a directory's files back: nobody writes to it."""
+    past_s = time.time() - 60
+    for file in (path, *path.rglob("*")):
+        os.utime(file, (past_s, past_s))
+    return path
+
+
+@pytest.fixture
+def pushed(tmp_path: Path) -> Any:
+    """Pushes checkpoints of these steps to the prefix of a person."""
+
+    def make(person: Person, *steps: int) -> Person:
+        for step in steps:
+            old(checkpoint(tmp_path / "out", step))
+        assert person.run("push", str(tmp_path / "out"), person.url) == 0
+        return person
+
+    return make

@@ -17,7 +17,7 @@ from sidecar.errors import StoreError, StoreUnavailable
 from sidecar.standalone.directory import SourceDirectory
 from sidecar.standalone.pushing import Pusher
 from sidecar.transfer.health import Health
-from tests.standalone.conftest import Person, checkpoint
+from tests.standalone.conftest import Person, checkpoint, old
 
 
 @pytest.fixture
@@ -25,14 +25,6 @@ def out(tmp_path: Path) -> Path:
     folder = tmp_path / "out"
     folder.mkdir()
     return folder
-
-
-def old(path: Path) -> Path:
-    """Set the times of a directory's files back: nobody writes to it."""
-    past_s = time.time() - 60
-    for file in (path, *path.rglob("*")):
-        os.utime(file, (past_s, past_s))
-    return path
 
 
 def files_of(path: Path) -> dict[str, bytes]:

@@ -15,19 +15,7 @@ from sidecar.core.format.manifest import Quarantined, encode
 from sidecar.core.lifecycle.prefix_ownership import Run
 from sidecar.core.lifecycle.run_document import encode_run
 from tests import servers
-from tests.standalone.conftest import Person, checkpoint
-from tests.standalone.test_copies import old
-
-
-@pytest.fixture
-def pushed(tmp_path: Path) -> Any:
-    def make(person: Person, *steps: int) -> Person:
-        for step in steps:
-            old(checkpoint(tmp_path / "out", step))
-        assert person.run("push", str(tmp_path / "out"), person.url) == 0
-        return person
-
-    return make
+from tests.standalone.conftest import Person
 
 
 def problems(person: Person, *arguments: str) -> list[tuple[str, str]]:

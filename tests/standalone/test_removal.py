@@ -15,19 +15,7 @@ from sidecar.errors import StoreError
 from sidecar.lifecycle import idle_prefix
 from sidecar.store.file.store import FileStore
 from sidecar.store.protocol import Store
-from tests.standalone.conftest import Person, checkpoint
-from tests.standalone.test_copies import old
-
-
-@pytest.fixture
-def run_of(tmp_path: Path) -> Any:
-    def make(person: Person, *steps: int) -> Person:
-        for step in steps:
-            old(checkpoint(tmp_path / "out", step))
-        assert person.run("push", str(tmp_path / "out"), person.url) == 0
-        return person
-
-    return make
+from tests.standalone.conftest import Person, checkpoint, old
 
 
 def steps_in(store: Store) -> set[str]:
@@ -44,8 +32,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle_prefix, "POLL_S", 0.2)
 
 
-def test_a_removed_checkpoint_leaves_nothing(person: Person, run_of: Any) -> None:
-    run_of(person, 10, 20)
+def test_a_removed_checkpoint_leaves_nothing(person: Person, pushed: Any) -> None:
+    pushed(person, 10, 20)
     removed = person.json("rm", person.at("checkpoint-20"), "--yes")
     assert (removed["name"], removed["was_committed"], removed["objects"]) == ("checkpoint-20", True, 2)
     with person.store() as store:
@@ -53,17 +41,17 @@ def test_a_removed_checkpoint_leaves_nothing(person: Person, run_of: Any) -> Non
     assert person.run("rm", person.at("checkpoint-20"), "--yes") == 5
 
 
-def test_nobody_is_asked_without_a_terminal(local: Person, run_of: Any) -> None:
-    run_of(local, 10)
+def test_nobody_is_asked_without_a_terminal(local: Person, pushed: Any) -> None:
+    pushed(local, 10)
     assert local.run("rm", local.at("checkpoint-10")) == 7
     assert "add --yes" in local.err
     assert local.run("verify", local.at("checkpoint-10")) == 0
 
 
 def test_a_removal_that_is_cut_off_leaves_no_commit_and_can_be_repeated(
-    local: Person, run_of: Any, monkeypatch: pytest.MonkeyPatch
+    local: Person, pushed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_of(local, 10, 20)
+    pushed(local, 10, 20)
     delete, calls = FileStore.delete, []
 
     def cut_off(store: FileStore, gone: Iterable[str]) -> None:
@@ -86,8 +74,8 @@ def test_a_removal_that_is_cut_off_leaves_no_commit_and_can_be_repeated(
         assert steps_in(store) == {"checkpoint-10"}
 
 
-def test_prune_deletes_what_the_dry_run_says(person: Person, run_of: Any) -> None:
-    run_of(person, 10, 20, 30, 40, 50)
+def test_prune_deletes_what_the_dry_run_says(person: Person, pushed: Any) -> None:
+    pushed(person, 10, 20, 30, 40, 50)
     planned = person.json("prune", person.url, "--keep", "2", "--every", "20", "--dry-run")
     assert {d["checkpoint"]: d["reason"] for d in planned["deleted"]} == dict.fromkeys(
         ["checkpoint-10", "checkpoint-30"], "2 newer are committed and were seen whole"
@@ -105,8 +93,8 @@ def test_prune_deletes_what_the_dry_run_says(person: Person, run_of: Any) -> Non
         assert steps_in(store) == {"checkpoint-20", "checkpoint-40", "checkpoint-50"}
 
 
-def test_what_is_damaged_does_not_count_for_prune(local: Person, run_of: Any) -> None:
-    run_of(local, 10, 20, 30)
+def test_what_is_damaged_does_not_count_for_prune(local: Person, pushed: Any) -> None:
+    pushed(local, 10, 20, 30)
     with local.store() as store:
         store.delete(["checkpoint-30/model.safetensors"])
     planned = local.json("prune", local.url, "--keep", "2", "--dry-run")
@@ -127,9 +115,9 @@ class Living(FileStore):
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("command", ["rm", "prune", "push"])
 def test_nothing_is_written_below_the_prefix_of_a_live_run(
-    command: str, local: Person, run_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, local: Person, pushed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_of(local, 10, 20, 30)
+    pushed(local, 10, 20, 30)
     with local.store() as store:
         hold(store)
     monkeypatch.setattr("sidecar.store.opening.FileStore", Living)
@@ -147,8 +135,8 @@ def test_nothing_is_written_below_the_prefix_of_a_live_run(
 
 
 @pytest.mark.usefixtures("quick")
-def test_the_newest_of_a_live_run_stays_also_if_a_person_insists(local: Person, run_of: Any) -> None:
-    run_of(local, 10, 20)
+def test_the_newest_of_a_live_run_stays_also_if_a_person_insists(local: Person, pushed: Any) -> None:
+    pushed(local, 10, 20)
     with local.store() as store:
         hold(store)
     assert local.run("rm", local.at("checkpoint-20"), "--yes", "--while-live") == 7
@@ -172,8 +160,8 @@ def test_what_a_person_insists_on_is_refused_without_a_word_about_a_run_that_may
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_silent_holder_is_waited_for_and_not_fenced(local: Person, run_of: Any) -> None:
-    run_of(local, 10, 20)
+def test_a_silent_holder_is_waited_for_and_not_fenced(local: Person, pushed: Any) -> None:
+    pushed(local, 10, 20)
     with local.store() as store:
         hold(store)
         before = store.get(keys.RUN)
@@ -186,9 +174,9 @@ def test_a_silent_holder_is_waited_for_and_not_fenced(local: Person, run_of: Any
 
 @pytest.mark.usefixtures("quick")
 def test_a_run_that_begins_meanwhile_stops_the_command(
-    local: Person, run_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    local: Person, pushed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_of(local, 10)
+    pushed(local, 10)
     put_file = FileStore.put_file
 
     def begins(store: FileStore, key: str, body: Any) -> Any:

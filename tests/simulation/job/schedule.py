@@ -25,7 +25,8 @@ from tests.simulation.job.loop import EPOCH_S, simulated_time
 from tests.simulation.job.order import AttemptOrder
 from tests.simulation.job.pods import Choices, Pod, Save
 from tests.simulation.job.store import Ability, JobStore
-from tests.simulation.job.world import SLOWEST_S, Faults, Held, World
+from tests.simulation.job.world import Faults, Held, World
+from tests.simulation.world import SLOWEST_S
 from trainer_hook.contract import PINS, Node
 
 FAULTS_END_S = 30.0

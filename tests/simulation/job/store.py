@@ -19,7 +19,8 @@ from sidecar.upload.commit.overwrite_guard import VALID_S
 from tests.simulation.job import reader
 from tests.simulation.job.loop import Process
 from tests.simulation.job.order import AttemptOrder
-from tests.simulation.job.world import SLOWEST_S, World
+from tests.simulation.job.world import World
+from tests.simulation.world import SLOWEST_S
 from tests.store.memory import MemoryStore
 
 FLIGHT_S = 60.0

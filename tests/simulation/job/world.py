@@ -11,11 +11,11 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
+from tests.simulation import world
 from tests.simulation.audit import Violation
 from tests.simulation.job.loop import EPOCH_S, Process, SimulatedLoop, current_process
+from tests.simulation.world import SLOWEST_S
 
-SLOWEST_S = 3.0
-"""Longest time for which a request, or an answer, is on its way."""
 GIVEN_UP_AFTER_S = 1.0
 """How long a client waits for an answer that never comes."""
 
@@ -33,17 +33,9 @@ HELD_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Faults:
-    """Shares of requests to which something happens."""
+class Faults(world.Faults):
+    """Shares of requests to which something happens, of a store that may also show new objects late."""
 
-    lost: float = 0.0
-    """Never arrive."""
-    unanswered: float = 0.0
-    """Are carried out, and the client sees an error."""
-    repeated: float = 0.0
-    """Arrive a second time, up to ``SLOWEST_S`` later."""
-    slow: float = 0.0
-    """Take up to ``SLOWEST_S`` each way."""
     hidden: float = 0.0
     """New objects that the store answers with 404, and leaves out of listings, for up to ``hidden_s``."""
     hidden_s: float = 8.0

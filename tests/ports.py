@@ -1,11 +1,17 @@
-"""Ports for what a test starts: outside the range that the kernel gives away, and no two tests of a run get the same."""
+"""Ports for what a test starts: outside the range that the kernel gives away, and no two tests of a run get the same.
+
+Servers of the standard library, which take any free port, are ``served`` in a thread.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import socket
-from contextlib import ExitStack, suppress
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from socketserver import BaseServer
 
 FIRST = 15_000
 PER_WORKER = 1_500
@@ -26,6 +32,19 @@ def free_port(*, in_a_row: int = 1) -> int:
                 probes.enter_context(socket.create_server(("127.0.0.1", number)))
             return port
     raise RuntimeError(f"no free port in {_of_worker()}-{_of_worker() + PER_WORKER - 1}")
+
+
+@contextmanager
+def served(server: BaseServer) -> Iterator[None]:
+    """Let a server answer in a thread, as a context, and close it afterwards."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def _of_worker() -> int:

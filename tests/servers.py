@@ -27,7 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from sidecar.core.format.checksum import checksum, combined
-from tests.ports import free_port
+from tests.ports import free_port, served
 
 ACCESS_KEY, SECRET_KEY = "minioadmin", "minioadmin"
 REGION = "us-east-1"
@@ -212,14 +212,8 @@ class Proxy:
         server.daemon_threads = True
         if self.tls:
             server.socket = self.tls.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
+        with served(server):
             yield f"{'https' if self.tls else 'http'}://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
-            server.server_close()
 
     def _handler(proxy) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - 'self' is the handler's below
         class Handler(BaseHTTPRequestHandler):

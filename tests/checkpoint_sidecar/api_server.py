@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import jsonpatch
 
 from sidecar.kubernetes.inject.options import Options
 from sidecar.kubernetes.webhook.review import answer
+from tests.ports import served
 
 TRAINER = "/apis/trainer.kubeflow.org/v1alpha1"
 NAMESPACE = f"{TRAINER}/namespaces/research"
@@ -100,12 +100,6 @@ def serve(cluster: Cluster) -> Iterator[Cluster]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
     cluster.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with served(server):
         yield cluster
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

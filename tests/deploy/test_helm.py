@@ -11,7 +11,6 @@ import ssl
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -24,7 +23,7 @@ from sidecar.kubernetes.inject.options import FLAGS, from_environment
 from tests.deploy import helm
 from tests.deploy.schemas import VERSIONS, complaints, documents
 from tests.deploy.test_kubernetes import KUBERNETES, kustomized
-from tests.ports import free_port
+from tests.ports import free_port, served
 
 VALUES = documents((helm.CHART / "values.yaml").read_text())[0]
 SCHEMA = json.loads((helm.CHART / "values.schema.json").read_text())
@@ -292,16 +291,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
     here = {"clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{server.server_address[1]}"}}]}
     here |= {"contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}]}
     (tmp_path / "config").write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "c"} | here))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
-    yield found
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(server):
+        yield found
 
 
 def test_an_upgrade_keeps_the_certificate_and_renews_it_after_half_its_life(cluster: dict[str, Any]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.ports import served
 from tests.servers import Proxy, Request
 
 Lie = Callable[[Request], Iterable[bytes] | None]
@@ -25,15 +25,11 @@ class Liar:
     def running(self) -> Iterator[str]:
         server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            self.lie = lambda _: None
-            server.shutdown()
-            thread.join()
-            server.server_close()
+        with served(server):
+            try:
+                yield f"http://127.0.0.1:{server.server_address[1]}"
+            finally:
+                self.lie = lambda _: None
 
     def _handler(liar) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - 'self' is the handler's below
         class Handler(BaseHTTPRequestHandler):

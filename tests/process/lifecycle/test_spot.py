@@ -22,7 +22,7 @@ from sidecar.core.lifecycle.spot import SpotNotice
 from sidecar.lifecycle import spot
 from sidecar.lifecycle.spot import CLOUDS, PollResult, SpotWatch
 from tests.catalog.test_volume_trouble import new_life
-from tests.ports import free_port
+from tests.ports import free_port, served
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 from trainer_hook.contract import Notice, encode_notice, rfc3339
 
@@ -102,15 +102,12 @@ def metadata() -> Iterator[Metadata]:
         def log_message(self, format: str, *arguments: Any) -> None:
             """Say nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        said.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-        thread.start()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    said.url = f"http://127.0.0.1:{server.server_address[1]}"
+    with served(server):
         yield said
         said.preempt()  # releases requests that still wait for a change
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize("cloud", ["aws", "gcp", "azure"])

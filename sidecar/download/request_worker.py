@@ -316,7 +316,7 @@ class RequestWorker:
 
     async def _is_bad(self, request: ResumeRequest, name: str, crc: str | None, error: Exception) -> None:
         """Quarantine a commit that is damaged by the store's own metadata, unless it has been replaced meanwhile."""
-        if crc is not None and not await self._is_still_committed(name, crc):
+        if crc is not None and await self._committed_crc(name) != crc:
             self._pass_over(request, name, f"{error}; its commit was revoked or replaced meanwhile", may_be_whole=True)
             return
         self._quarantine.add(name, crc or UNREADABLE, str(error))
@@ -324,9 +324,6 @@ class RequestWorker:
             "checkpoint_quarantined", level="error", checkpoint=name, reason=str(error), hint="the next older one is tried"
         )
         self._pass_over(request, name, str(error))
-
-    async def _is_still_committed(self, name: str, crc: str) -> bool:
-        return await self._committed_crc(name) == crc
 
     async def _committed_crc(self, name: str) -> str | None:
         try:

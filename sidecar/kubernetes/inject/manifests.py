@@ -202,7 +202,7 @@ def _style(text: str) -> tuple[int, int]:
     begin = 0
     while match := _NESTED.search(text, begin):
         (lists if match[3] else mappings)[len(match[2]) - len(match[1])] += 1
-        begin = match.start(2) - 0 if match.start(2) > match.start() else match.end()
+        begin = match.start(2) if match.start(2) > match.start() else match.end()
     widths = [(count, width) for width, count in mappings.items() if width > 0]
     offsets = [(count, width) for width, count in lists.items() if width >= 0]
     return max(widths, default=(0, 2))[1], max(offsets, default=(0, 0))[1]

@@ -110,6 +110,28 @@ def scripts_timeout_s() -> float:
     return max(timeouts_s)
 
 
+def _barrier_of_script() -> Any:
+    """Return the barrier of the script's own group, where that has gloo; ``None``: it has not.
+
+    It fails at once where a rank has died: ``new_group`` waits for it in the store, which does not see that. Unlike other
+    collectives it takes a timeout: that of the script may be shorter than the way of another rank to ``train()``.
+    """
+    import torch
+    import torch.distributed as dist
+
+    with contextlib.suppress(Exception):  # no public interface where the group has a backend for GPUs as well
+        group: Any = dist.distributed_c10d._get_default_group()
+        if group._get_backend(torch.device("cpu")).name() == "gloo":
+            return group.monitored_barrier
+    return None
+
+
+def _unreachable(error: RuntimeError) -> RanksUnreachable:
+    text = f"another rank cannot be reached ({str(error)[:200]}): ends, because nothing could be saved any more"
+    warn(text)
+    return RanksUnreachable(text)
+
+
 class RankConsensus:
     """Communicates with the other ranks. A single process decides alone, at every tick."""
 
@@ -150,7 +172,13 @@ class RankConsensus:
             return
         # Where the script lets a rank work alone for hours, no rank may be given up before.
         self._timeout_s = min(MAX_TIMEOUT_S, max(self._timeout_s, scripts_timeout_s()))
-        self._group = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s))
+        timeout = datetime.timedelta(seconds=self._timeout_s)
+        try:
+            if (arrive := _barrier_of_script()) is not None:
+                arrive(timeout, wait_all_ranks=False)
+            self._group = dist.new_group(backend="gloo", timeout=timeout)
+        except RuntimeError as error:
+            raise _unreachable(error) from error
         rank, size = dist.get_rank(), dist.get_world_size()
         set_rank(rank)
         world = place_by_launcher(os.environ, rank, size) if os.environ.get("LOCAL_WORLD_SIZE") else None
@@ -184,9 +212,7 @@ class RankConsensus:
                 [float(vote.stop), float(vote.save), float(vote.manual), self._ms_per_tick()]
             )
         except RuntimeError as error:
-            text = f"another rank cannot be reached ({str(error)[:200]}): ends, because nothing could be saved any more"
-            warn(text)
-            raise RanksUnreachable(text) from error
+            raise _unreachable(error) from error
         self._next_tick = next_check(self._tick, ms_per_tick=slowest_ms)
         return Vote(stop > 0, save > 0, manual > 0)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.hook.job import PATIENCE_S, ROOT, plain_environ
 from trainer_hook.process import log
 from trainer_hook.process.rank_consensus import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RankConsensus, RanksUnreachable, Vote
 
@@ -84,3 +87,56 @@ def test_training_does_not_go_on_without_saves(
     with pytest.raises(RanksUnreachable, match="nothing could be saved any more"):
         one.tick("train", Vote)
     assert "another rank cannot be reached (Timed out" in capsys.readouterr().err
+
+
+RANK = """
+import datetime, os, pathlib, sys, time
+import torch.distributed as dist
+from trainer_hook.process.rank_consensus import RankConsensus
+
+rank, folder, late_s = int(sys.argv[1]), pathlib.Path(sys.argv[2]), float(sys.argv[3])
+(folder / f"imported-{rank}").touch()
+while len(list(folder.glob("imported-*"))) < 2:
+    time.sleep(0.05)
+limit = datetime.timedelta(seconds=5)
+dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=2, timeout=limit)
+if rank == 1:
+    time.sleep(abs(late_s))
+    if late_s < 0:
+        os._exit(7)
+print(RankConsensus().world.size)
+"""
+
+
+def ranks(folder: Path, *, late_s: float) -> list[tuple[int, str]]:
+    """Return exit code and output of two ranks, of which the second comes late, or, where ``late_s`` is negative, dies."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(folder), str(late_s)],
+            env=plain_environ() | {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=PATIENCE_S)[0] for process in started]
+        return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+    finally:
+        for process in started:
+            process.kill()
+
+
+@pytest.mark.slow
+def test_a_rank_that_died_before_training_is_not_waited_for(tmp_path: Path) -> None:
+    """The other one waited half an hour for it in the store, where without the hook its first collective fails at once."""
+    (code, said), (died, _) = ranks(tmp_path, late_s=-0.5)
+    assert (code, died) == (1, 7), said
+    assert "another rank cannot be reached" in said
+
+
+@pytest.mark.slow
+def test_a_rank_may_come_later_than_the_scripts_own_timeout(tmp_path: Path) -> None:
+    """Without the hook it would be in time, because nobody waits for it before the first collective of training."""
+    assert ranks(tmp_path, late_s=7) == [(0, "2\n"), (0, "2\n")]

@@ -233,6 +233,7 @@ def open_session(settings: Settings) -> Session:
     session = Session(settings, stop, SaveRequests(settings.dir), Client(settings.sidecar_url, settings.dir))
     # Registered early, so that it runs after the script's own functions.
     atexit.register(session.at_exit)
+    stop.before_exit = session.at_exit
     _watch_for_failure(session)
     exit_code.watch()
     return session

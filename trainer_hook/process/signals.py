@@ -73,6 +73,8 @@ class StopSignal:
         """Monotonic time of the first notice; ``None``: there is none."""
         self.on_notice: Callable[[], None] = lambda: None
         """Called once, at the first notice, in any thread or in a signal handler."""
+        self.before_exit: Callable[[], None] = lambda: None
+        """Called in the handler where a signal ends the interpreter's exit, whose ``atexit`` functions then do not run."""
 
     def install(self) -> None:
         """Begin to listen. The previous handler still runs; forked children have it alone."""
@@ -183,10 +185,17 @@ class StopSignal:
         if callable(self._previous):
             self._call_theirs(number, frame)
         elif not self.is_training:
-            self.wait_for_trainers(tell=True)
-            if _only_threads_are_left():  # where the interpreter ignores an exception
-                exit_now(self._exit_code)
+            is_exiting = not threading.main_thread().is_alive()  # waits for threads, or runs atexit functions
+            self.wait_for_trainers(tell=True, ranks=is_exiting)
+            if is_exiting:  # the interpreter would report an exception, ignore it, and end with the script's exit code
+                self._end_exit()
             raise SystemExit(self._exit_code)
+
+    def _end_exit(self) -> NoReturn:
+        try:
+            self.before_exit()
+        finally:
+            exit_now(self._exit_code)
 
     def _call_theirs(self, number: int, frame: FrameType | None) -> None:
         if self._calls_theirs:  # theirs calls the handler that it replaced, this one
@@ -263,12 +272,6 @@ class StopSignal:
         # An older notice was for an earlier process.
         if self._was_absent or (contract.epoch_seconds(notice.at) if notice.at else written_s) >= self._started_s:
             self._set_noticed()
-
-
-def _only_threads_are_left() -> bool:
-    """Whether the main thread has ended and the interpreter waits for other threads."""
-    main = threading.main_thread()
-    return not main.is_alive() and any(thread is not main and not thread.daemon for thread in threading.enumerate())
 
 
 def _ask_main_thread(then: Callable[[], None]) -> None:

@@ -268,3 +268,50 @@ ending.info = lambda text: os.kill(os.getpid(), 15)
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert (volume / ".ckpt/terminating").exists()
+
+
+TERM_AT_EXIT = """
+import atexit, time
+def close():
+    os.kill(os.getpid(), 15)
+    time.sleep(30)
+atexit.register(close)
+"""
+
+
+@pytest.mark.parametrize("last_line", ["", "sys.exit(3)"])
+def test_a_signal_during_another_librarys_function_at_exit_ends_the_process_as_preempted(
+    last_line: str, volume: Path, answers: Answers
+) -> None:
+    """The interpreter reported our SystemExit with a traceback, ignored it, and ended with the script's exit code."""
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
+    command = [sys.executable, "-c", TRAINED + TERM_AT_EXIT + last_line]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (143, "")
+    assert parse_trainer_state((volume / ".ckpt/trainer.json").read_bytes()).state == "preempted"
+
+
+RANK_THAT_IS_NOT_JOINED = """
+import multiprocessing, os, signal, threading, time
+from trainer_hook.process.session import current_session
+from trainer_hook.volume import lease
+def train(volume):
+    def save(*_):
+        time.sleep(1)
+        os.write(2, b"saved")
+        os._exit(143)
+    signal.signal(signal.SIGTERM, save)
+    lease.hold(volume, 0)
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(30)
+session = current_session()
+multiprocessing.get_context("fork").Process(target=train, args=(session.settings.dir,)).start()
+"""
+
+
+def test_a_signal_while_the_interpreter_waits_for_ranks_ends_it_after_them(volume: Path, answers: Answers) -> None:
+    """It ended at once, and with 0: all of a container ends with its PID 1, and the Job was complete."""
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
+    command = [sys.executable, "-c", RANK_THAT_IS_NOT_JOINED]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (143, "saved")

@@ -5,8 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from sidecar.kubernetes.inject.shell import LAUNCHES, RUNS, TRIVIAL, Command, Shell, commands, commands_of_trap, shell_of
+from sidecar.kubernetes.inject.shell import (
+    LAUNCHES,
+    RUNS,
+    SHELLS,
+    TRIVIAL,
+    Command,
+    Shell,
+    commands,
+    commands_of_trap,
+    shell_of,
+)
 
+_INITS = frozenset({"tini", "tini-static", "dumb-init", "catatonit", "docker-init", "timeout"})
+"""Programs that stay PID 1, pass SIGTERM on to what they started, and end with it."""
 _ENDING = ("EXIT", "0", "TERM", "SIGTERM", "15")
 
 
@@ -211,6 +223,22 @@ def keeps_signals(shell: Shell) -> bool:
         return False
     # A single command takes the shell's place.
     return len(found) > 1 or trainer.after == "&"
+
+
+def ends_before_trainer(shell: Shell, words: Sequence[str], *, is_shared: bool) -> bool:
+    """Whether SIGTERM ends a shell with a single command, which then ends the container and its trainer at once.
+
+    As PID 1 a shell without a trap ignores the signal, and the trainer has the notice of the volume. Behind an init, or where
+    the pod has one namespace of processes (``is_shared``), it is not PID 1. ``words``: command and arguments of the container.
+    """
+    names = [word.rpartition("/")[2] for word in words]
+    index = next((index for index, name in enumerate(names) if name in SHELLS), len(names))
+    if not is_shared and not _INITS & set(names[:index]):
+        return False
+    found = commands(shell.script)
+    # bash, zsh and ksh replace themselves with a single command, bash not where that has a redirection; dash stays.
+    stays = names[index] in ("sh", "dash", "ash") or (names[index] == "bash" and re.search("[<>]", shell.script) is not None)
+    return stays and len(found) == 1 and not _takes_the_shells_place(found, 0) and not keeps_signals(shell)
 
 
 def ends_otherwise(shell: Shell) -> str | None:

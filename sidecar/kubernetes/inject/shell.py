@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-_SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
+SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh"})
 _PREFIXES = frozenset({"exec", "env", "time", "nohup", "nice", "sudo", "stdbuf", "ionice", "setsid", "command", "numactl"})
 LAUNCHES = re.compile(
     r"torchrun|accelerate|deepspeed|mpirun|mpiexec|horovodrun|composer|colossalai|srun|trainer_hook|torch\.distributed\S*"
@@ -52,7 +52,7 @@ def shell_of(words: Sequence[str]) -> Shell | None:
 
     What stands in front of it, such as ``tini --`` or ``timeout 3h``, hands its exit code on.
     """
-    index = next((index for index, word in enumerate(words) if word.rpartition("/")[2] in _SHELLS), None)
+    index = next((index for index, word in enumerate(words) if word.rpartition("/")[2] in SHELLS), None)
     if index is None:
         return None
     on: set[str] = set()

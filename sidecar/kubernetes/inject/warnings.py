@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from sidecar.kubernetes.inject import containers as made
-from sidecar.kubernetes.inject.exit_codes import ends_otherwise, keeps_signals, swallowed
+from sidecar.kubernetes.inject.exit_codes import ends_before_trainer, ends_otherwise, keeps_signals, swallowed
 from sidecar.kubernetes.inject.fields import Fields, is_true, metadata_of, named
 from sidecar.kubernetes.inject.options import DEFAULT_IMAGE
 from sidecar.kubernetes.inject.pod_templates import InjectWarning, at
@@ -204,19 +204,31 @@ def _pre_stop(pod: Pod) -> Iterator[InjectWarning]:
 
 
 def _shell(pod: Pod) -> Iterator[InjectWarning]:
-    yield from warnings_of_shell(pod.trainer, pod.trainer_path)
+    is_shared = is_true(pod.spec.get("shareProcessNamespace"))
+    yield from warnings_of_shell(pod.trainer, pod.trainer_path, is_shared=is_shared)
     kind, entry = pod.template.kind, pod.template.path.partition(".rayClusterSpec")[0] + ".entrypoint"
     script = at(pod.template.document, entry) if kind.name in ("RayJob", "RayCronJob") else None
     if isinstance(script, str):  # the submitter gives it to a shell
         yield from _of_script(Shell(script, frozenset()), entry, gets_signals=False)
 
 
-def warnings_of_shell(container: Fields, path: str, *, gets_signals: bool = True) -> Iterator[InjectWarning]:
-    """Yield warnings about the shell of a container's command: lost exit codes, and SIGTERM that stays with the shell."""
+def warnings_of_shell(
+    container: Fields, path: str, *, gets_signals: bool = True, is_shared: bool = False
+) -> Iterator[InjectWarning]:
+    """Yield warnings about the shell of a container's command: lost exit codes, and SIGTERM that stays with the shell.
+
+    ``is_shared``: the containers of the pod have one namespace of processes.
+    """
     words = [str(word) for key in ("command", "args") for word in container.get(key) or ()]
     shell = shell_of(words)
     if shell is not None:
-        yield from _of_script(shell, f"{path}.{'args' if container.get('args') else 'command'}", gets_signals=gets_signals)
+        where = f"{path}.{'args' if container.get('args') else 'command'}"
+        yield from _of_script(shell, where, gets_signals=gets_signals)
+        if gets_signals and ends_before_trainer(shell, words, is_shared=is_shared):
+            text = (
+                "SIGTERM may end the shell, which is not PID 1, and with it the trainer, unsaved: begin its command with 'exec'"
+            )
+            yield InjectWarning(where, text)
 
 
 def _of_script(shell: Shell, where: str, *, gets_signals: bool) -> Iterator[InjectWarning]:

@@ -288,6 +288,29 @@ def test_a_shell_that_swallows_the_exit_code_is_warned_of(
     assert all(text in warning.text for text, warning in zip(texts, said, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("command", "is_shared", "warned"),
+    [
+        (["tini", "--", "sh", "-c", "python train.py"], False, True),
+        (["/usr/bin/tini", "-g", "--", "/bin/dash", "-c", "X=1 python train.py"], False, True),
+        (["tini", "--", "bash", "-c", "python train.py > log"], False, True),
+        (["tini", "--", "bash", "-c", "python train.py"], False, False),
+        (["tini", "--", "sh", "-c", "exec python train.py"], False, False),
+        (["tini", "--", "python", "train.py"], False, False),
+        (["env", "A=1", "sh", "-c", "python train.py"], False, False),
+        (["sh", "-c", "python train.py"], False, False),
+        (["sh", "-c", "python train.py"], True, True),
+        (["bash", "-c", "python train.py"], True, False),
+    ],
+)
+def test_a_shell_that_sigterm_ends_before_its_trainer_is_warned_of(command: list[str], is_shared: bool, warned: bool) -> None:
+    """dash stays in front of a single command. As PID 1 it ignores the signal; behind an init it dies, and all with it."""
+    document = in_pod("containers.0.command", command)
+    document["spec"]["template"]["spec"]["shareProcessNamespace"] = is_shared
+    said = [warning.text for warning in inject(document, asked(**GIVEN)).warnings if "shell" in warning.text]
+    assert ["not PID 1" in text for text in said] == [True] * warned
+
+
 PIPED = ["bash", "-c", "torchrun t.py | tee log"]
 _CONTAINER = {"name": "main", "image": "i", "command": PIPED}
 

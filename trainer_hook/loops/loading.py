@@ -17,6 +17,8 @@ from trainer_hook.loops import randomness
 from trainer_hook.process.log import info
 
 REPORT_EVERY_S = 5.0
+EPOCH_OF_WORKERS = "from the second pass on the stream has another epoch than in persistent workers of a run from the start"
+"""Reason why a resume is not exact."""
 _COUNTERS = ("iteration", "initial_seed")
 """Counters and seeds of accelerate's loaders and samplers."""
 
@@ -123,6 +125,11 @@ def is_stateful(loader: Any) -> bool:
     if not (hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")):
         return False
     return bool(getattr(loader, "use_stateful_dataloader", True))  # accelerate's always has the methods
+
+
+def has_own_epoch(dataset: Any) -> bool:
+    """Whether it is a stream with an epoch that does not reach running workers; those of ``datasets`` share it with them."""
+    return hasattr(dataset, "set_epoch") and not hasattr(dataset, "__len__") and not hasattr(dataset, "_ex_iterable")
 
 
 def _parts(loader: Any) -> list[Any]:

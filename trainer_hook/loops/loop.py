@@ -16,7 +16,7 @@ import torch
 from trainer_hook.asynchronous.background import Background
 from trainer_hook.contract import META_OWN_SHARDS
 from trainer_hook.loops import randomness, state_files
-from trainer_hook.loops.loading import Pass, outside_pass
+from trainer_hook.loops.loading import EPOCH_OF_WORKERS, Pass, has_own_epoch, outside_pass
 from trainer_hook.process.log import info
 from trainer_hook.process.session import session_from_environment
 from trainer_hook.process.training_progress import TrainingProgress
@@ -239,6 +239,8 @@ class Loop:
         self._pass = Pass(loader, all_gpus=self._all_gpus)
         if saved is None:
             return self._pass.skip(self.batch)
+        if self.epoch and getattr(loader, "persistent_workers", False) and has_own_epoch(getattr(loader, "dataset", None)):
+            info(f"this resume is not bit-identical: {EPOCH_OF_WORKERS}")
         return self._pass.resume(saved, self.batch) if self.batch else self._pass.begin_after(saved)
 
     def _next(self, batches: Iterator[Any]) -> Any:
@@ -295,10 +297,18 @@ class Loop:
             self.batch = self.batch * int(progress["world_size"]) // self._world.size
         self._restore_random()
         info(f"resumes from {choice.name} (epoch {self.epoch}, batch {self.batch})")
+        if self._world.size > 2 and any(map(rebuilds_buckets, self._objects.values())):  # a sum of two has one order
+            info("this resume is not bit-identical: DistributedDataParallel sums its first gradients in another order")
 
     def _restore_random(self) -> None:
         if self._resumed is not None:
             randomness.restore(self._resumed["now"], all_gpus=self._all_gpus)
+
+
+def rebuilds_buckets(thing: Any) -> bool:
+    """Whether an object is a model that arranges its gradients anew after the first step of each process."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    return isinstance(thing, ddp) and (thing.static_graph or not thing.find_unused_parameters)
 
 
 def _has_state(thing: Any) -> bool:

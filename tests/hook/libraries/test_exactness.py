@@ -25,6 +25,7 @@ def trainer(fetch: Callable[[], Any] = list, **arguments: Any) -> Any:
     return SimpleNamespace(
         args=SimpleNamespace(**given | arguments),
         callback_handler=SimpleNamespace(callbacks=arguments.get("callbacks", [])),
+        train_dataset=arguments.get("train_dataset"),
         get_batch_samples=fetch,
     )
 
@@ -35,6 +36,7 @@ def trainer(fetch: Callable[[], Any] = list, **arguments: Any) -> Any:
         ({"ignore_data_skip": True}, "ignore_data_skip"),
         ({"dataloader_num_workers": 2}, "worker processes"),
         ({"callbacks": [EarlyStoppingCallback()]}, "EarlyStoppingCallback forgets"),
+        ({"dataloader_persistent_workers": True, "train_dataset": SimpleNamespace(set_epoch=int)}, "from the second pass on"),
     ],
 )
 def test_what_the_arguments_tell_is_said(arguments: dict[str, Any], said: str) -> None:

@@ -15,6 +15,8 @@ _STATEFUL_CALLBACKS = ("EarlyStoppingCallback",)
 
 def known_reasons(trainer: Any, step: int) -> list[str]:
     """Return the reasons that follow from the script's arguments, for a resume at a step."""
+    from trainer_hook.loops.loading import EPOCH_OF_WORKERS, has_own_epoch
+
     args, reasons = trainer.args, []
     if args.ignore_data_skip:
         reasons.append("ignore_data_skip begins the data anew")
@@ -25,6 +27,8 @@ def known_reasons(trainer: Any, step: int) -> list[str]:
             reasons.append(f"{', '.join(stateful)} forgets what it has seen: set restore_callback_states_from_checkpoint=True")
     if args.dataloader_num_workers:
         reasons.append("if the dataset draws random numbers in its worker processes, they are others now")
+    if getattr(args, "dataloader_persistent_workers", False) and has_own_epoch(getattr(trainer, "train_dataset", None)):
+        reasons.append(EPOCH_OF_WORKERS)
     # TRL's generating trainers use their completions for several steps, and do not save them.
     every = getattr(trainer, "num_iterations", 1) * (getattr(args, "steps_per_generation", None) or 0)
     if hasattr(trainer, "_buffered_inputs") and every and step * args.gradient_accumulation_steps % every:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -220,8 +222,13 @@ def session_from_environment() -> Session | None:
         return _current
     if os.environ.get("CKPT_DIR", "").strip():
         raise FileNotFoundError(f"CKPT_DIR={settings.dir} is not a directory: mount the shared volume there")
-    info(f"CKPT_DIR is not set and {settings.dir} does not exist: nothing is saved, nothing resumed")
+    _say_that_nothing_is_saved(settings.dir)
     return None
+
+
+@functools.cache  # scripts ask at each step
+def _say_that_nothing_is_saved(folder: Path) -> None:
+    info(f"CKPT_DIR is not set and {folder} does not exist: nothing is saved, nothing resumed")
 
 
 def open_session(settings: Settings) -> Session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.hook.conftest import pod
-from tests.hook.job import finished, marker, trainer_state, training
+from tests.hook.job import ROOT, finished, marker, plain_environ, trainer_state, training
 from tests.ports import free_port
 
 SCRIPT = """
@@ -86,6 +87,14 @@ def test_what_a_script_saved_is_not_held_after_the_save(tmp_path: Path) -> None:
     ):
         assert running.wait() == 0, running.log()
         assert "held: False" in running.log()
+
+
+def test_without_a_volume_a_loop_is_told_so_once() -> None:
+    loop = "for step in range(9): assert not stopping() and not save(step, print)"
+    script = f"from trainer_hook.plain import save, stopping\n{loop}"
+    environ = {name: value for name, value in plain_environ().items() if name != "CKPT_DIR"}
+    ended = subprocess.run([sys.executable, "-c", script], env=environ, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stderr.count("nothing is saved") == 1
 
 
 LOOP_OF_TWO = """

@@ -1,10 +1,14 @@
-"""``python -P tests/moto_server.py PORT``: moto, whose conditional writes come one after the other.
+"""``python -P tests/moto_server.py PORT``: moto that is as careful as a store.
 
-moto looks for the object and writes it in two steps, so that of two writers at once both could be the first.
+Its conditional writes come one after the other, and it compares Content-MD5. moto looks for the object and writes it in two
+steps, so that of two writers at once both could be the first, and takes a body that is not of its Content-MD5.
 """
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hashlib
 import io
 import signal
 import sys
@@ -15,9 +19,11 @@ from typing import Any
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import run_simple
 
+BAD_DIGEST = b"<Error><Code>BadDigest</Code><Message>The Content-MD5 did not match what we received.</Message></Error>"
 
-class Conditional:
-    """moto with one lock for all writes with a condition."""
+
+class Careful:
+    """moto with one lock for all writes with a condition, and a comparison of the MD5 that a request names."""
 
     def __init__(self) -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
@@ -25,11 +31,15 @@ class Conditional:
         self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        if "HTTP_IF_NONE_MATCH" not in environ or environ["REQUEST_METHOD"] not in ("PUT", "POST"):
+        is_conditional, md5 = "HTTP_IF_NONE_MATCH" in environ, environ.get("HTTP_CONTENT_MD5")
+        if not (is_conditional or md5) or environ["REQUEST_METHOD"] not in ("PUT", "POST"):
             return self._answer(environ, start_response)
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))  # before the lock: it may never arrive
         environ["wsgi.input"] = io.BytesIO(body)
-        with self._lock:
+        if md5 and base64.b64encode(hashlib.md5(body).digest()).decode() != md5:
+            start_response("400 Bad Request", [("Content-Type", "application/xml"), ("Content-Length", str(len(BAD_DIGEST)))])
+            return [BAD_DIGEST]
+        with self._lock if is_conditional else contextlib.nullcontext():
             return self._answer(environ, start_response)
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -39,4 +49,4 @@ class Conditional:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    run_simple("127.0.0.1", int(sys.argv[1]), Conditional(), threaded=True, request_handler=MotoRequestHandler)
+    run_simple("127.0.0.1", int(sys.argv[1]), Careful(), threaded=True, request_handler=MotoRequestHandler)

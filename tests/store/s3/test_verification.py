@@ -20,7 +20,7 @@ from sidecar.store.protocol import Verification
 from sidecar.store.s3.store import S3Store
 from tests import servers
 from tests.servers import Proxy, ProxyAnswer, Request, Rule, s3_error
-from tests.store.conftest import BUCKET, Source, read_all
+from tests.store.conftest import BUCKET, Source, _make_bucket, read_all
 from tests.store.s3.conftest import Opener
 
 MIB = 1 << 20
@@ -88,6 +88,7 @@ def test_a_damaged_document_is_deleted_though_its_deletion_is_damaged_too(opener
     deletions: list[bytes] = []
 
     def damage(request: Request) -> None:
+        request.headers.pop("Content-MD5", None)  # of a store that does not look at it
         if request.method == "PUT" and request.path.endswith("/k") and not deletions:
             request.body = request.body.replace(b"manifest", b"manifesu")
         elif request.method == "POST" and "delete" in request.query:
@@ -112,6 +113,29 @@ def test_a_small_object_damaged_on_the_way_up_is_refused_by_a_store_that_looks_a
     proxy = Proxy(rule=lambda request: s3_error(400, "BadDigest") if "Content-MD5" in request.headers else None)
     with proxy.running() as endpoint, pytest.raises(CorruptObject, match="BadDigest"):
         opener(endpoint).put("k", b"manifest")
+
+
+@pytest.mark.parametrize("server", ["moto", *servers.REAL_STORES])
+def test_a_document_that_is_damaged_on_its_way_is_there_at_no_time(
+    server: str, opener: Opener, request: pytest.FixtureRequest
+) -> None:
+    """Before its writer finds the damage and deletes it, another node may have committed what it says."""
+    endpoint = request.getfixturevalue(f"{server}_endpoint")
+    _make_bucket(endpoint)
+    refused: list[int] = []
+
+    def damage(request: Request) -> ProxyAnswer | None:
+        if request.method != "PUT":
+            return None
+        flip(request)
+        answer = proxy._pass_on(request)
+        refused.append(answer[0])
+        return answer
+
+    proxy = Proxy(endpoint, damage)
+    with proxy.running() as way, pytest.raises(CorruptObject):
+        opener(way).put("k", b"manifest")
+    assert set(refused) == {400}
 
 
 def test_an_answer_that_breaks_off_is_not_taken_for_the_end(opener: Opener, moto: str, plain: Source) -> None:

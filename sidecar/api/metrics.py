@@ -121,7 +121,7 @@ class _Metrics(Collector):
             "throughput_bytes_per_second": services.executor.sent.bytes_per_s(),
             "volume_free_bytes": volume.free_bytes,
             "volume_size_bytes": volume.total_bytes,
-            "quarantined": len(services.resume_service.quarantined),
+            "quarantined": len(services.quarantine.quarantined),
             "sent_bytes": services.executor.sent_bytes,
             "store_retries": services.executor.retries,
         }

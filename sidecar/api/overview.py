@@ -80,7 +80,7 @@ class OverviewService:
             volume=volume,
             resume=_resume(services.resume_service.status()),
             save=views.saving(services, save) if save else None,
-            quarantined=dict(list(services.resume_service.quarantined.items())[:MOST_LISTED]),
+            quarantined=dict(list(services.quarantine.quarantined.items())[:MOST_LISTED]),
             token_required=settings.api_token == "required",  # noqa: S105 - a mode, not a token
         )
 
@@ -136,7 +136,7 @@ class OverviewService:
             late=self._late(),
             given_up=sum(t.state in REPORTED and self._is_newest(t) for t in services.catalog.all()),
             rejected=len(services.catalog.newest_rejected()),
-            quarantined=len(services.resume_service.quarantined),
+            quarantined=len(services.quarantine.quarantined),
             trouble=services.health.unreachable,
             fails_again=services.health.trouble is not None,
             lease=lease.reason,

@@ -46,7 +46,7 @@ class StoreHistory:
     def refresh(self) -> None:
         """Begin to read, if that is due and the store is idle enough: never during a flush."""
         services = self._services
-        reader = services.resume_service.downloader
+        reader = services.store_reader.downloader
         is_busy = self._task is not None and not self._task.done()
         if reader is None or is_busy or services.state.phase not in (Phase.STARTING, Phase.RUNNING):
             return

@@ -32,7 +32,7 @@ async def stored_checkpoints(
     Raises:
         Problem: The store does not answer.
     """
-    downloader = services.resume_service.downloader
+    downloader = services.store_reader.downloader
     if downloader is None or services.health.unreachable is not None:
         trouble = services.health.unreachable or "it was not reached yet"
         raise Problem(503, "Store not reachable", f"{trouble}; where=local lists the volume alone")

@@ -45,7 +45,7 @@ def status(services: Services, safety: models.Safety) -> models.Status:
         retries=services.executor.retries,
         volume=volume(services),
         rejected={t.name: t.reason or "" for t in services.catalog.all() if t.state is State.REJECTED},
-        quarantined=services.resume_service.quarantined,
+        quarantined=services.quarantine.quarantined,
     )
 
 

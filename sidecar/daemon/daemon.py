@@ -234,7 +234,7 @@ class Daemon:
         report = exit_report.exit_report(
             services.catalog,
             services.termination,
-            quarantined=services.resume_service.quarantined,
+            quarantined=services.quarantine.quarantined,
             unseen=services.inventory.unseen(),
             unfinished=services.inventory.unfinished(trainer_alive=services.pod.trainer_alive()),
         )

@@ -11,13 +11,17 @@ from sidecar.catalog.inventory import Inventory
 from sidecar.catalog.scanner import Scanner
 from sidecar.daemon.settings import Settings
 from sidecar.daemon.state import DaemonState
+from sidecar.download.quarantine import Quarantine
+from sidecar.download.request_worker import RequestWorker
 from sidecar.download.resume_service import ResumeService
+from sidecar.download.store_reader import StoreReader
 from sidecar.lifecycle.pod import Pod
 from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.risk_monitor import RiskMonitor
 from sidecar.lifecycle.save_requests import SaveRequests
 from sidecar.lifecycle.termination import Termination
 from sidecar.retention.cleaner import Cleaner
+from sidecar.retention.store_retention import StoreRetention
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
@@ -60,29 +64,44 @@ class Services:
         self.risk_monitor: Final = RiskMonitor(
             self.volume, self.catalog, self.events, self.executor, self.termination, grace_s=settings.grace_seconds
         )
-        self.resume_service: Final = self._resume_service()
-        self.cleaner: Final = self._cleaner()
-        self.resume_service.makes_room_by(self.cleaner.make_room)
+        self.store_reader: Final = StoreReader(self.health)
+        self.quarantine: Final = Quarantine(self.volume.journal / "quarantine.json")
+        # Of a checkpoint that was committed again, the finding no longer holds.
+        self.catalog.observe(lambda t: self.quarantine.release(t.name, committed_at_s=t.committed_at_s))
+        worker = self._request_worker()
+        self.resume_service: Final = ResumeService(worker, self.store_reader, enabled=settings.resume != "off")
+        self.cleaner: Final = Cleaner(
+            settings=settings,
+            volume=self.volume,
+            catalog=self.catalog,
+            resume_service=self.resume_service,
+            local=worker.local,
+            retention=self._store_retention(),
+        )
 
-    def _resume_service(self) -> ResumeService:
-        return ResumeService(
+    def _request_worker(self) -> RequestWorker:
+        return RequestWorker(
             volume=self.volume,
             catalog=self.catalog,
             events=self.events,
-            health=self.health,
             node=self.settings.node,
-            enabled=self.settings.resume != "off",
+            quarantine=self.quarantine,
             inventory=self.inventory,
+            reader=self.store_reader,
+            make_room=lambda wanted_bytes: self.cleaner.make_room(wanted_bytes),
         )
 
-    def _cleaner(self) -> Cleaner:
-        return Cleaner(
-            settings=self.settings,
-            store=self.store,
-            volume=self.volume,
-            catalog=self.catalog,
-            executor=self.executor,
-            resume_service=self.resume_service,
+    def _store_retention(self) -> StoreRetention | None:
+        if self.settings.keep_store is None:
+            return None
+        retention = StoreRetention(
+            self.store,
+            self.executor,
+            keep_newest=self.settings.keep_store,
+            keep_every_steps=self.settings.keep_every_steps,
+            in_use=self.resume_service.in_use,
             events=self.events,
             lease=self.lease,
         )
+        retention.is_quarantined = self.quarantine.holds
+        return retention

@@ -83,7 +83,7 @@ async def _use_store(services: Services) -> None:
             alone=node is not None and node.count == 1,
         )
         tasks.append(run_forever("orphan-uploads", orphans.run))
-    sharing = Sharing(services.resume_service.quarantine, services.store, services.executor, node=node)
+    sharing = Sharing(services.quarantine, services.store, services.executor, node=node)
     tasks.append(run_forever("quarantine", sharing.run))
     await run_together(tasks)
 
@@ -135,7 +135,7 @@ async def _opened(services: Services, capabilities: Capabilities) -> None:
     await services.inventory.scanned.wait()
     is_remote = capabilities.round_trip_s is not None
     downloader = Downloader(services.store, services.volume, services.executor, is_remote=is_remote)
-    services.resume_service.opened(downloader)
+    services.store_reader.opened(downloader)
     if services.settings.resume == "eager" and not services.volume.held_leases():
         services.resume_service.begin_early()
 
@@ -174,7 +174,7 @@ def _uploader(services: Services, capabilities: Capabilities) -> Uploader:
         flush=services.flush,
         pod=services.pod,
         lease=services.lease,
-        quarantine=services.resume_service,
+        quarantine=services.quarantine,
     )
     early = EarlyUploads(context, services.volume, services.hints)
     versions = VolumeVersions(context, services.volume, services.scanner, early)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import structlog
@@ -11,7 +11,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.resume import differs_from_its_commit, matches_train_call, was_downloaded_in
 from sidecar.core.lifecycle.states import PENDING, State
-from sidecar.download.downloader import Downloader
+from sidecar.download.store_reader import StoreReader
 from sidecar.errors import RefusedObject, UnusableNow
 from sidecar.transfer.executor import refusals_judged
 from sidecar.volume.boot import boot_id
@@ -24,7 +24,7 @@ log = structlog.get_logger()
 class LocalCopies:
     """Selects among the checkpoints of the catalog."""
 
-    def __init__(self, volume: Volume, catalog: Catalog, reader: Callable[[], Awaitable[Downloader]]) -> None:
+    def __init__(self, volume: Volume, catalog: Catalog, reader: StoreReader) -> None:
         self._volume = volume
         self._catalog = catalog
         self._reader = reader
@@ -92,7 +92,7 @@ class LocalCopies:
         """
         if local.state is State.COMMITTED or local.checkpoint is None:  # committed by this process, from these files
             return False
-        reader = await self._reader()
+        reader = await self._reader.once_open()
         try:
             with refusals_judged(reader.patience(is_short=False).refusals):
                 found = await reader.commit(local.name)

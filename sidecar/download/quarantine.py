@@ -77,7 +77,8 @@ class Quarantine:
         known = self._known.get(name)
         return known.reason if known and known.crc == crc and not known.shared else None
 
-    def reasons(self) -> dict[str, str]:
+    @property
+    def quarantined(self) -> dict[str, str]:
         """Return the reasons of all quarantined commits, by name."""
         return {name: known.reason for name, known in self._known.items()}
 

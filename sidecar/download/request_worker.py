@@ -20,9 +20,9 @@ from sidecar.download.local_copies import LocalCopies, step_of_local
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import UNREADABLE, KnownBad, Quarantine
 from sidecar.download.request import LATEST, AskedBy, ResumeRequest, ResumeState
+from sidecar.download.store_reader import StoreReader
 from sidecar.errors import CheckpointChanged, CorruptObject, NotFound, RefusedObject, UnreadableObject, UnusableNow
 from sidecar.transfer.executor import awaited, refusals_judged
-from sidecar.transfer.health import Health
 from sidecar.volume.files import FULL
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_OF_DOWNLOAD, ContractError, Node, step_of
@@ -49,16 +49,15 @@ class RequestWorker:
         volume: Volume,
         catalog: Catalog,
         events: Events,
-        health: Health,
         node: Node | None,
         quarantine: Quarantine,
         inventory: SettledVolume,
-        reader: Callable[[], Awaitable[Downloader]],
+        reader: StoreReader,
+        make_room: Callable[[int], Awaitable[list[str]]] | None = None,
     ) -> None:
         self._volume = volume
         self._catalog = catalog
         self._events = events
-        self._health = health
         self._node = node or Node()
         self._knows_node_count = node is not None
         self._quarantine = quarantine
@@ -67,7 +66,7 @@ class RequestWorker:
         self.local = LocalCopies(volume, catalog, reader)
         self._unreadable: set[str] = set()
         """Steps whose full patience was already spent."""
-        self.make_room: Callable[[int], Awaitable[list[str]]] | None = None
+        self._make_room = make_room
         """Deletes durable checkpoints from the volume until the given number of bytes is free, and returns their names."""
 
     async def answer(self, request: ResumeRequest) -> None:
@@ -105,16 +104,18 @@ class RequestWorker:
         """Return the names to try, newest first; ``None`` when the store does not answer within ``patience_s``."""
         try:
             async with asyncio.timeout(patience_s):
-                return newest_first(await (await self._reader()).list_folders())
+                return newest_first(await (await self._reader.once_open()).list_folders())
         except TimeoutError:
             log.warning(
-                "resume_without_store", hint="the newest checkpoint on the volume is used", trouble=self._health.unreachable
+                "resume_without_store",
+                hint="the newest checkpoint on the volume is used",
+                trouble=self._reader.health.unreachable,
             )
             return None
 
     async def _from_store(self, request: ResumeRequest, names: list[str]) -> bool:
         """Return whether a committed step was made usable; False also if one on the volume is as new as the newest usable."""
-        reader = await self._reader()
+        reader = await self._reader.once_open()
         tried: set[str] = set()
         listed_again = False
         local = await self.local.newest(request.train_call, committed=names)
@@ -153,7 +154,7 @@ class RequestWorker:
 
     async def _offer(self, request: ResumeRequest, name: str) -> Offer | None:
         """Return a checkpoint with verified documents, or ``None`` if it was passed over."""
-        reader, crc = await self._reader(), None
+        reader, crc = await self._reader.once_open(), None
         patience = self._patience(reader, request, name)
         while True:
             try:
@@ -229,16 +230,16 @@ class RequestWorker:
             await self._fetch(request, offer)
             return
         except OSError as error:
-            if error.errno not in FULL or self.make_room is None:
+            if error.errno not in FULL or self._make_room is None:
                 raise
             wanted_bytes = sum(entry.size_bytes for entry in offer.files(self._node))
-            if not (gone := await self.make_room(wanted_bytes)):
+            if not (gone := await self._make_room(wanted_bytes)):
                 raise
             log.info("resume_made_room", checkpoint=offer.name, deleted=gone, reason="durable, and it did not fit")
         await self._fetch(request, offer)
 
     async def _fetch(self, request: ResumeRequest, offer: Offer) -> None:
-        name, commit, reader = offer.name, offer.commit, await self._reader()
+        name, commit, reader = offer.name, offer.commit, await self._reader.once_open()
         request.trying(name, commit.step, commit.size_bytes)
         await self.local.deletion_ended(name)  # one that began before the request was known; none begins now
         self._warn_if_elastic(offer)
@@ -327,7 +328,7 @@ class RequestWorker:
 
     async def _committed_crc(self, name: str) -> str | None:
         try:
-            found = await (await self._reader()).commit(name)
+            found = await (await self._reader.once_open()).commit(name)
         except (ContractError, UnusableNow):
             return None
         return None if found is None else found[1]

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 
-from sidecar.catalog.catalog import Catalog, Tracked
-from sidecar.catalog.events import Events
-from sidecar.catalog.inventory import Inventory
 from sidecar.core.format.rank_layout import Share
 from sidecar.daemon.tasks import within
-from sidecar.download.downloader import Downloader
-from sidecar.download.quarantine import Quarantine
 from sidecar.download.request import LATEST, AskedBy, ResumeRequest, ResumeState, ResumeStatus
 from sidecar.download.request_worker import RequestWorker
-from sidecar.transfer.health import Health
-from sidecar.volume.volume import Volume
-from trainer_hook.contract import Node
+from sidecar.download.store_reader import StoreReader
 
 KEPT_ANSWERS = 16
 """Maximum number of ended requests whose answers are kept, and whose checkpoints are protected from deletion."""
@@ -40,35 +31,10 @@ class ResumeService:
     place, and never gets the answer of another one.
     """
 
-    def __init__(
-        self,
-        *,
-        volume: Volume,
-        catalog: Catalog,
-        events: Events,
-        health: Health,
-        node: Node | None,
-        enabled: bool,
-        inventory: Inventory,
-    ) -> None:
-        self._health = health
+    def __init__(self, worker: RequestWorker, reader: StoreReader, *, enabled: bool) -> None:
+        self._worker = worker
+        self._reader = reader
         self._enabled = enabled
-        self.downloader: Downloader | None = None
-        """Reads the store; ``None`` until it was reached."""
-        self._ready = asyncio.Event()
-        self.quarantine = Quarantine(volume.journal / "quarantine.json")
-        """The damaged objects found so far; a task publishes them to the store."""
-        self._worker = RequestWorker(
-            volume=volume,
-            catalog=catalog,
-            events=events,
-            health=health,
-            node=node,
-            quarantine=self.quarantine,
-            inventory=inventory,
-            reader=self._reader,
-        )
-        catalog.observe(self._became_durable)
         self._requests: dict[str, ResumeRequest] = {}
         """Requests by id, in order of arrival."""
         self._trainers: ResumeRequest | None = None
@@ -78,15 +44,6 @@ class ResumeService:
         self._task: asyncio.Task[None] | None = None
         self._turns: asyncio.Task[None] | None = None
 
-    @property
-    def quarantined(self) -> dict[str, str]:
-        """Reasons of the committed checkpoints that failed verification, by name."""
-        return self.quarantine.reasons()
-
-    def is_quarantined(self, name: str, crc: str) -> bool:
-        """Whether the commit with this checksum failed verification."""
-        return self.quarantine.holds(name, crc)
-
     def in_use(self) -> frozenset[str]:
         """Return the checkpoints that are being fetched or were given as answers: retention must not delete them anywhere."""
         self._forget()
@@ -95,19 +52,6 @@ class ResumeService:
     def is_in_use(self, name: str) -> bool:
         """Whether a checkpoint is among ``in_use``."""
         return name in self.in_use()
-
-    def deleting(self, name: str) -> AbstractContextManager[None]:
-        """Take note, as a context, that a checkpoint is deleted from the volume: no request uses it meanwhile."""
-        return self._worker.local.deleting(name)
-
-    def makes_room_by(self, make_room: Callable[[int], Awaitable[list[str]]]) -> None:
-        """Take the call that deletes durable checkpoints from the volume, for a download that does not fit."""
-        self._worker.make_room = make_room
-
-    def opened(self, downloader: Downloader) -> None:
-        """Start work on requests: the store is reachable, and the volume was scanned once."""
-        self.downloader = downloader
-        self._ready.set()
 
     def request(
         self,
@@ -230,15 +174,6 @@ class ResumeService:
             if request is not self._working:
                 del self._requests[request.id]
 
-    def _became_durable(self, tracked: Tracked) -> None:
-        """Release a checkpoint from quarantine that was committed again."""
-        self.quarantine.release(tracked.name, committed_at_s=tracked.committed_at_s)
-
-    async def _reader(self) -> Downloader:
-        await self._ready.wait()
-        assert self.downloader is not None
-        return self.downloader
-
     def _shown(self, request: ResumeRequest) -> ResumeStatus:
         return request.status if request.has_ended else replace(request.status, detail=self._waiting_for(request))
 
@@ -246,6 +181,6 @@ class ResumeService:
         if self._working is not None and request is not self._working:
             first = self._working.status.checkpoint or self._working.wanted
             return f"waits for another request: {first} of the {self._working.asked_by}"
-        if self._health.unreachable is not None:
-            return f"{self._health.unreachable}; trying again"
-        return None if self._ready.is_set() else "the store was not reached yet; trying again"
+        if self._reader.health.unreachable is not None:
+            return f"{self._reader.health.unreachable}; trying again"
+        return None if self._reader.downloader else "the store was not reached yet; trying again"

@@ -10,17 +10,14 @@ from collections.abc import Collection
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
-from sidecar.catalog.events import Events
 from sidecar.core.commit.retention import Kept, PendingCopy, plan_local_deletion, plan_release, turn_after_s
 from sidecar.core.lifecycle.states import WANTED, State
 from sidecar.daemon.settings import Settings
 from sidecar.daemon.tasks import within
+from sidecar.download.local_copies import LocalCopies
 from sidecar.download.resume_service import ResumeService
 from sidecar.errors import Fenced, StoreError
 from sidecar.retention.store_retention import IN_USE, StoreRetention
-from sidecar.store.protocol import Store
-from sidecar.transfer.executor import StoreExecutor
-from sidecar.upload.commit.revocation import LeaseCheck
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
 
@@ -46,35 +43,25 @@ class Cleaner:
         self,
         *,
         settings: Settings,
-        store: Store,
         volume: Volume,
         catalog: Catalog,
-        executor: StoreExecutor,
         resume_service: ResumeService,
-        events: Events,
-        lease: LeaseCheck,
+        local: LocalCopies,
+        retention: StoreRetention | None,
     ) -> None:
         self._settings = settings
         self._volume = volume
         self._catalog = catalog
         self._resume_service = resume_service
+        self._local = local
+        self._retention = retention
         self._cleaning = asyncio.Lock()
         """Held for one plan: a second one would count and delete what the first is deleting."""
         self._refusals: dict[str, int | None] = {}
         """Error numbers of the checkpoints that could not be deleted, by name, as they were logged last."""
-        self._retention: StoreRetention | None = None
-        if settings.keep_store is not None:
-            self._retention = retention = StoreRetention(
-                store,
-                executor,
-                keep_newest=settings.keep_store,
-                keep_every_steps=settings.keep_every_steps,
-                resumes=resume_service,
-                events=events,
-                lease=lease,
-            )
+        if retention is not None:
             # Each commit of this job passes through the catalog of each of its nodes, before it is replaced and afterwards.
-            self._retention.may_be_rewritten = lambda name: catalog.get(name) is not None
+            retention.may_be_rewritten = lambda name: catalog.get(name) is not None
             retention.is_pending = lambda name: (known := catalog.get(name)) is not None and known.state in WANTED
             catalog.observe(lambda tracked: retention.written(tracked.name))
 
@@ -208,7 +195,7 @@ class Cleaner:
 
     async def _delete(self, name: str, reason: str) -> bool:
         try:
-            with self._resume_service.deleting(name):
+            with self._local.deleting(name):
                 await asyncio.to_thread(self._volume.delete, name)
         except OSError as error:
             if self._refusals.get(name) != error.errno:  # it is tried again every few seconds

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -63,18 +63,6 @@ class RetentionPlan:
     """Names of the steps in the store without a readable commit."""
 
 
-class Resumes(Protocol):
-    """What retention needs to know of resumes on this node."""
-
-    def in_use(self) -> frozenset[str]:
-        """Return the checkpoints that a run resumes from: they must stay."""
-        ...
-
-    def is_quarantined(self, name: str, crc: str) -> bool:
-        """Whether this node has quarantined the commit with this checksum."""
-        ...
-
-
 class StoreRetention:
     """Retention of one node. All nodes apply the same rule to the same documents, so concurrent runs have the same result."""
 
@@ -85,7 +73,7 @@ class StoreRetention:
         *,
         keep_newest: int,
         keep_every_steps: int | None,
-        resumes: Resumes,
+        in_use: Callable[[], frozenset[str]],
         events: Events,
         lease: LeaseCheck | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -97,7 +85,7 @@ class StoreRetention:
             executor: Runs the requests.
             keep_newest: ``CKPT_KEEP_STORE``.
             keep_every_steps: ``CKPT_KEEP_EVERY_STEPS``; ``None``: no such steps.
-            resumes: Asked for the checkpoints that must stay now, and for quarantined ones.
+            in_use: Returns the checkpoints that a run resumes from: they must stay.
             events: Where deletions are recorded.
             lease: Checked before each deletion; ``None``: no other pod is there.
             clock: Monotonic seconds.
@@ -106,7 +94,7 @@ class StoreRetention:
         self._executor = executor
         self._keep_newest = keep_newest
         self._keep_every_steps = keep_every_steps
-        self._resumes = resumes
+        self._in_use = in_use
         self._events = events
         self._clock = clock
         self._revocation = Revocation(store, executor, lease=lease)
@@ -130,6 +118,8 @@ class StoreRetention:
         """Seconds from a commit's first sight until it counts. 0: nobody writes, so nothing has to settle."""
         self.may_be_rewritten: Callable[[str], bool] = lambda _: True
         """Whether a checkpoint may be written anew at the moment: its commit is read at each run."""
+        self.is_quarantined: Callable[[str, str], bool] = lambda name, crc: False
+        """Whether this node has quarantined the commit of a name with a checksum."""
         self.is_pending: Callable[[str], bool] = lambda _: True
         """Whether this node may be sending a checkpoint: the deletion of an earlier writing of it is not finished then."""
 
@@ -219,7 +209,7 @@ class StoreRetention:
             whole=whole,
             keep_newest=self._keep_newest,
             keep_every_steps=self._keep_every_steps,
-            protected=dict.fromkeys(self._resumes.in_use(), IN_USE),
+            protected=dict.fromkeys(self._in_use(), IN_USE),
             line=line,
         )
         return await _beside(plan, of=len(committed))
@@ -297,7 +287,7 @@ class StoreRetention:
 
     async def _is_whole(self, commit: Committed, not_before_s: float) -> bool:
         writing = commit.name, commit.crc64nvme
-        if self._resumes.is_quarantined(*writing):
+        if self.is_quarantined(*writing):
             return False
         seen_s = self._whole_s.get(writing)
         if seen_s is not None and seen_s >= not_before_s:
@@ -347,7 +337,7 @@ class StoreRetention:
     async def _delete_now(self, deletion: Deletion, commit: Committed) -> bool:
         there = await self._revocation.stored_commit(deletion.name)
         is_judged = there is not None and there.crc64nvme == commit.crc64nvme
-        if not is_judged or deletion.name in self._resumes.in_use():  # changed since the plan was made
+        if not is_judged or deletion.name in self._in_use():  # changed since the plan was made
             return False
         if not await self._revocation.remove(deletion.name, judged=there):
             return False

@@ -17,6 +17,7 @@ from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Quarantine
 from sidecar.download.request import AskedBy, ResumeRequest, ResumeState
 from sidecar.download.request_worker import RequestWorker
+from sidecar.download.store_reader import StoreReader
 from sidecar.errors import CheckpointRejected, ConfigurationError, RequestRefused, StoreUnavailable, UnusableNow
 from sidecar.standalone.session import OnBytes, StoreSession
 from sidecar.transfer.health import Health
@@ -138,11 +139,10 @@ class Puller:
             volume=self._volume,
             catalog=catalog,
             events=events,
-            health=Health(),
             node=node,
             quarantine=Quarantine(self._volume.journal / "quarantine.json"),
             inventory=_Folder(self._volume, catalog),
-            reader=self._reader,
+            reader=StoreReader(Health(), self._downloader),
         )
         request = ResumeRequest(name, None, share, AskedBy.PERSON)
         working = asyncio.create_task(worker.answer(request))
@@ -156,9 +156,6 @@ class Puller:
             working.cancel()
             await asyncio.wait({working})
         return request
-
-    async def _reader(self) -> Downloader:
-        return self._downloader
 
     async def _part(self, name: str, wanted: Wanted) -> tuple[Node, Share | None]:
         """Return the node as which a checkpoint is read, and its ranks; those of a damaged commit do not matter."""

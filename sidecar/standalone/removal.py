@@ -73,19 +73,6 @@ def _abort_uploads(session: StoreSession, name: str) -> None:
         session.store.abort_upload(pending.key, pending.upload_id)
 
 
-@dataclass(slots=True)
-class _Protected:
-    """What a run uses. Nothing but the store is known of runs here."""
-
-    names: frozenset[str] = frozenset()
-
-    def in_use(self) -> frozenset[str]:
-        return self.names
-
-    def is_quarantined(self, name: str, crc: str) -> bool:
-        return False
-
-
 @dataclass(frozen=True, slots=True)
 class Pruning:
     """A retention plan, with what became of it."""
@@ -127,7 +114,7 @@ class Pruner:
             session.executor,
             keep_newest=keep_newest,
             keep_every_steps=keep_every_steps,
-            resumes=_Protected(),
+            in_use=frozenset,  # nothing but the store is known of runs here
             events=Events(),
             lease=lease,
         )

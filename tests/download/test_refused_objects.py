@@ -49,7 +49,7 @@ def test_a_step_with_an_object_that_stays_refused_is_passed_over_and_tried_again
         assert (status.state, status.checkpoint) == (ResumeState.READY, "checkpoint-10")
         assert "the object's own permissions" in reasons(status)["checkpoint-20"]
         assert [passed.may_be_whole for passed in status.passed_over] == [True]
-        assert services.resume_service.quarantined == {}
+        assert services.quarantine.quarantined == {}
         store.is_refused = lambda of: False
         assert (await answer(services)).checkpoint == "checkpoint-20"
 

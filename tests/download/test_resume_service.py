@@ -91,7 +91,7 @@ def test_a_request_begins_when_those_that_it_replaced_have_ended_and_only_it_ans
         services = new_life(tmp_path / "volume")
         downloader = SlowToEnd(services)
         downloader.fails_when_cancelled = fails
-        services.resume_service.opened(downloader)
+        services.store_reader.opened(downloader)
         services.resume_service.begin_early()
         while not downloader.under_way:
             await asyncio.sleep(0.01)
@@ -123,7 +123,7 @@ def test_requests_during_the_clean_up_of_a_cancelled_one_do_not_cut_it_short(tmp
     async def scenario() -> None:
         services = new_life(tmp_path / "volume")
         downloader = SlowToEnd(services)
-        services.resume_service.opened(downloader)
+        services.store_reader.opened(downloader)
         services.resume_service.request("checkpoint-20", asked_by=AskedBy.TRAINER)
         await downloading(downloader, "checkpoint-20")
         for checkpoint, train_call in (("latest", 0), ("checkpoint-10", 0), ("checkpoint-10", None)):
@@ -142,7 +142,7 @@ def test_each_of_two_who_ask_at_once_gets_the_answer_to_what_was_asked_and_the_t
     async def scenario() -> None:
         services = new_life(tmp_path / "volume")
         downloader = SlowToEnd(services)
-        services.resume_service.opened(downloader)
+        services.store_reader.opened(downloader)
         person = services.resume_service.request("checkpoint-10", asked_by=AskedBy.PERSON)
         await downloading(downloader, "checkpoint-10")
         trainer = services.resume_service.request("latest", 0, asked_by=AskedBy.TRAINER)
@@ -182,7 +182,7 @@ def test_what_the_trainer_asked_before_is_answered_too_if_somebody_waits_for_it(
     async def scenario() -> None:
         services = new_life(tmp_path / "volume")
         downloader = SlowToEnd(services)
-        services.resume_service.opened(downloader)
+        services.store_reader.opened(downloader)
         first = services.resume_service.request("latest", asked_by=AskedBy.TRAINER)
         second = services.resume_service.request("checkpoint-10", asked_by=AskedBy.TRAINER)
         downloader.held.set()
@@ -200,7 +200,7 @@ def test_the_same_question_is_one_request_and_answers_are_kept_for_a_while(tmp_p
     async def scenario() -> None:
         services = new_life(tmp_path / "volume")
         downloader = SlowToEnd(services)
-        services.resume_service.opened(downloader)
+        services.store_reader.opened(downloader)
         trainer = services.resume_service.request("latest", asked_by=AskedBy.TRAINER)
         assert services.resume_service.request("latest", asked_by=AskedBy.PERSON).id == trainer.id
         downloader.held.set()
@@ -238,7 +238,7 @@ def test_what_was_downloaded_before_is_used_when_the_store_has_nothing(tmp_path:
         services = new_life(tmp_path / "volume")
         marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef", "restored_boot": boot_id()}}
         write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE, marker)
-        services.resume_service.opened(Empty(services))
+        services.store_reader.opened(Empty(services))
         services.resume_service.request()
         answer = await answered(services, timeout_s=5)
         assert (answer.state, answer.checkpoint, answer.source) == (ResumeState.READY, "checkpoint-20", "local")
@@ -252,7 +252,7 @@ def test_what_was_downloaded_before_is_used_when_the_store_is_away(tmp_path: Pat
         services = new_life(tmp_path / "volume")
         marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef", "restored_boot": boot_id(), "loss": 1}}
         folder = write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE, marker)
-        services.resume_service.opened(Away(services))
+        services.store_reader.opened(Away(services))
         services.resume_service.request()
         answer = await answered(services, timeout_s=5)
         assert (answer.state, answer.checkpoint, answer.source) == (ResumeState.READY, "checkpoint-20", "local")
@@ -277,7 +277,7 @@ def test_what_was_downloaded_before_the_node_was_restarted_is_not_used_without_t
         services = new_life(tmp_path / "volume")
         marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef", **boot}}
         write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE, marker)
-        services.resume_service.opened(Away(services))
+        services.store_reader.opened(Away(services))
         services.resume_service.request()
         answer = await answered(services, timeout_s=0.5)
         assert answer.state is ResumeState.CHOOSING

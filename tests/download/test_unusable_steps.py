@@ -47,7 +47,7 @@ def store() -> DamagedWay:
 
 def runtime_on(store: DamagedWay, volume: Path, **settings: str) -> Services:
     services = new_life(volume, **settings)
-    services.resume_service.opened(Downloader(store, services.volume, services.executor))
+    services.store_reader.opened(Downloader(store, services.volume, services.executor))
     return services
 
 
@@ -72,7 +72,7 @@ def test_damage_that_passes_costs_nothing_but_time(key: str, store: DamagedWay, 
         status = await answer(services)
         assert (status.state, status.checkpoint, status.passed_over) == (ResumeState.READY, "checkpoint-20", ())
         assert contents(tmp_path / "volume/checkpoint-20") == FILES
-        assert services.resume_service.quarantined == {}
+        assert services.quarantine.quarantined == {}
 
     asyncio.run(scenario())
 
@@ -90,7 +90,7 @@ def test_what_stays_damaged_though_the_store_says_nothing_is_passed_over_and_tri
         assert (status.state, status.checkpoint) == (ResumeState.READY, "checkpoint-10")
         assert "the next request tries it again" in reasons(status)["checkpoint-20"]
         assert [passed.may_be_whole for passed in status.passed_over] == [True]
-        assert services.resume_service.quarantined == {}
+        assert services.quarantine.quarantined == {}
         assert store.reads < 100
         store.is_damaged = lambda of: False
         assert (await answer(services)).checkpoint == "checkpoint-20"
@@ -109,7 +109,7 @@ def test_nothing_to_resume_from_is_not_said_while_a_committed_step_may_be_whole(
             status = await answer(services, asked)
             assert status.state is ResumeState.FAILED
             assert (status.detail or "").startswith("checkpoint-30 is committed and cannot be had now: ")
-        assert services.resume_service.quarantined == {}
+        assert services.quarantine.quarantined == {}
 
     asyncio.run(scenario())
 
@@ -126,7 +126,7 @@ def test_another_object_in_the_place_of_the_recorded_one_is_quarantined(store: D
         services = runtime_on(store, tmp_path / "volume")
         status = await answer(services)
         assert (status.state, status.checkpoint) == (ResumeState.READY, "checkpoint-10")
-        assert set(services.resume_service.quarantined) == {"checkpoint-20", "checkpoint-30"}
+        assert set(services.quarantine.quarantined) == {"checkpoint-20", "checkpoint-30"}
         assert "missing" in reasons(status)["checkpoint-30"]
         store.delete([keys.commit("checkpoint-10")])
         assert (await answer(services)).source == "local", "it was verified when it was downloaded"
@@ -159,7 +159,7 @@ def test_one_damaged_answer_about_an_object_does_not_make_it_known_to_be_bad(
         store.is_damaged = lambda key: key.endswith(object_name) and store.reads < 9
         status = await answer(services)
         assert (status.state, status.checkpoint, status.passed_over) == (ResumeState.READY, "checkpoint-20", ())
-        assert services.resume_service.quarantined == {}
+        assert services.quarantine.quarantined == {}
 
     asyncio.run(scenario())
 

@@ -53,16 +53,10 @@ class Kept:
             self._executor,
             keep_newest=self._keep,
             keep_every_steps=self._keep_every_steps,
-            resumes=self,
+            in_use=lambda: frozenset(self.protected),
             events=Events(),
             clock=lambda: self.now_s,
         )
-
-    def in_use(self) -> frozenset[str]:
-        return frozenset(self.protected)
-
-    def is_quarantined(self, name: str, crc: str) -> bool:
-        return False
 
     async def run_once(self) -> set[int]:
         """Look until nothing is left to wait for; return the committed steps."""

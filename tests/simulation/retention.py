@@ -173,16 +173,6 @@ def _step(writing: Writing) -> int:
     return step_of(writing.name) or 0
 
 
-class NoResumes:
-    """Nothing is resumed on this node, and nothing was found damaged."""
-
-    def in_use(self) -> frozenset[str]:
-        return frozenset()
-
-    def is_quarantined(self, name: str, crc: str) -> bool:
-        return False
-
-
 class Node:
     """One node's retention."""
 
@@ -200,7 +190,7 @@ class Node:
             SimulatedExecutor(self.world),  # type: ignore[arg-type]
             keep_newest=self.store.keep,
             keep_every_steps=None,
-            resumes=NoResumes(),
+            in_use=frozenset,
             events=Events(),
             clock=self.world.clock,
         )

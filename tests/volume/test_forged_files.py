@@ -124,7 +124,7 @@ def test_with_a_state_directory_nothing_of_the_volume_is_taken_for_the_sidecars_
     is_believed = not is_private
     assert (termination.pod_since_s < 1e9) == is_believed
     assert (termination._ended_in_order_at_s is not None) == is_believed
-    assert bool(Quarantine(volume.journal / "quarantine.json").reasons()) == is_believed
+    assert bool(Quarantine(volume.journal / "quarantine.json").quarantined) == is_believed
     assert bool(volume.early_uploads()) == is_believed
     assert bool(volume.forget_journals_of_trainer()) == is_private
     assert (volume / JOURNAL).is_folder() == is_believed

@@ -278,7 +278,7 @@ def test_no_fifo_holds_anything_up(volume: Volume) -> None:
     journal.begun("model", "s", upload_id="u", key="checkpoint-1/model", part_bytes=5)
     assert set(journal.uploads) == {"model"}
     journal.delete()
-    assert Quarantine(volume.journal / "quarantine.json").reasons() == {}
+    assert Quarantine(volume.journal / "quarantine.json").quarantined == {}
     termination = Termination(volume, grace_s=30)
     termination.begin("pod")
     assert not termination.poll_notice()

@@ -240,12 +240,17 @@ class Daemon:
         )
         services.state.ended.set()
         services.resume_service.close()
-        release_s = longest_release_s(services.termination.kill_in_s(), cut_short=services.termination.sigterms > 1)
+        release_s = longest_release_s(self._kill_in_s())
         ends = [exit_report.write_in_time(services.volume, report), self._release(within_s=release_s)]
         if self._tracing is not None:
             ends.append(self._tracing.end(within_s=release_s))
         await asyncio.gather(*ends)
         return int(report["exit_code"])
+
+    def _kill_in_s(self) -> float | None:
+        """Return the seconds that the end may take: 0 after a second SIGTERM, which asks for it at once; ``None``: unknown."""
+        termination = self.services.termination
+        return 0.0 if termination.sigterms > 1 else termination.kill_in_s()
 
     async def _release(self, *, within_s: float) -> None:
         """Release the prefix, after a deletion that is under way: without the lease it would be given up halfway."""
@@ -256,7 +261,7 @@ class Daemon:
     async def _look_at_commits(self) -> None:
         """Find the checkpoints that other nodes have committed, while this node was about to send its part again."""
         services, termination = self.services, self.services.termination
-        within_s = longest_last_look_s(termination.kill_in_s(), cut_short=termination.sigterms > 1)
+        within_s = longest_last_look_s(self._kill_in_s())
         pending = [t for t in services.catalog.pending() if t.checkpoint and t.checkpoint.node.count > 1]
         if not pending or not within_s or termination.fenced_by is not None or not services.state.store_opened.is_set():
             return

@@ -94,17 +94,16 @@ EXIT_S = 0.3
 """Seconds before the end of the grace period that the exit itself takes."""
 
 
-def longest_release_s(kill_in_s: float | None, *, cut_short: bool) -> float:
+def longest_release_s(kill_in_s: float | None) -> float:
     """Return the longest time in seconds for the release of the prefix at the end of the process.
 
     Args:
-        kill_in_s: Seconds until the end of the grace period; ``None``: unknown.
-        cut_short: A second SIGTERM asks for the end at once.
+        kill_in_s: Seconds until the end of the grace period, 0 if the end is wanted at once; ``None``: unknown.
 
     If everything is durable, the release may take the rest of the flush. After the deadline it matters less: later pods know
     the deadline and do not wait beyond it.
     """
-    if cut_short or kill_in_s is None:
+    if kill_in_s is None:
         return LEAST_RELEASE_S
     return min(RELEASE_S, max(LEAST_RELEASE_S, kill_in_s - EXIT_S))
 
@@ -115,15 +114,12 @@ REPORT_S = 0.25
 """Seconds that the exit report may take."""
 
 
-def longest_last_look_s(kill_in_s: float | None, *, cut_short: bool) -> float:
+def longest_last_look_s(kill_in_s: float | None) -> float:
     """Return the longest time in seconds for the last look at the commits; 0: there is none.
 
     Args:
-        kill_in_s: Seconds until the end of the grace period; ``None``: unknown.
-        cut_short: A second SIGTERM asks for the end at once.
+        kill_in_s: Seconds until the end of the grace period, 0 if the end is wanted at once; ``None``: unknown.
     """
-    if cut_short:
-        return 0.0
     return LAST_LOOK_S if kill_in_s is None else min(LAST_LOOK_S, max(0.0, kill_in_s - REPORT_S - EXIT_S))
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidecar.core.lifecycle.phases import (
@@ -200,23 +200,23 @@ def test_the_margin_is_a_twentieth_of_the_grace_between_half_a_second_and_two(gr
     assert margin_s(grace_s) == kept_s
 
 
-@given(st.none() | st.floats(0, 1e5), st.booleans())
-def test_the_release_of_the_prefix_ends_before_the_grace_period(kill_in_s: float | None, cut_short: bool) -> None:
-    longest_s = longest_release_s(kill_in_s, cut_short=cut_short)
+@given(st.none() | st.floats(0, 1e5))
+@example(0.0)
+def test_the_release_of_the_prefix_ends_before_the_grace_period(kill_in_s: float | None) -> None:
+    longest_s = longest_release_s(kill_in_s)
     assert LEAST_RELEASE_S <= longest_s <= RELEASE_S
-    if cut_short or kill_in_s is None:
+    if not kill_in_s:
         assert longest_s == LEAST_RELEASE_S
     elif kill_in_s > EXIT_S + LEAST_RELEASE_S:
         assert longest_s <= kill_in_s - EXIT_S + 1e-9
 
 
-@given(st.none() | st.floats(0, 1e5), st.booleans())
-def test_the_last_look_leaves_time_for_the_report_and_the_exit(kill_in_s: float | None, cut_short: bool) -> None:
-    longest_s = longest_last_look_s(kill_in_s, cut_short=cut_short)
+@given(st.none() | st.floats(0, 1e5))
+@example(0.0)
+def test_the_last_look_leaves_time_for_the_report_and_the_exit(kill_in_s: float | None) -> None:
+    longest_s = longest_last_look_s(kill_in_s)
     assert 0 <= longest_s <= LAST_LOOK_S
-    if cut_short:
-        assert longest_s == 0
-    elif kill_in_s is None or kill_in_s > LAST_LOOK_S + REPORT_S + EXIT_S:
+    if kill_in_s is None or kill_in_s > LAST_LOOK_S + REPORT_S + EXIT_S:
         assert longest_s == LAST_LOOK_S
     elif longest_s:
         assert longest_s + REPORT_S + EXIT_S <= kill_in_s + 1e-9

@@ -12,7 +12,14 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
 from sidecar.catalog.inventory import SettledVolume
-from sidecar.core.commit.resume import PassedOver, matches_train_call, may_replace, may_replace_beside_trainer, newest_first
+from sidecar.core.commit.resume import (
+    PassedOver,
+    matches_train_call,
+    may_replace,
+    may_replace_beside_trainer,
+    newest_first,
+    next_to_try,
+)
 from sidecar.core.format import obstacles
 from sidecar.download import pending_rewrite
 from sidecar.download.downloader import Downloader, Offer, Unproven
@@ -25,7 +32,7 @@ from sidecar.errors import CheckpointChanged, CorruptObject, NotFound, RefusedOb
 from sidecar.transfer.executor import awaited, refusals_judged
 from sidecar.volume.files import FULL
 from sidecar.volume.volume import Volume
-from trainer_hook.contract import META_OF_DOWNLOAD, ContractError, Node, step_of
+from trainer_hook.contract import META_OF_DOWNLOAD, ContractError, Node
 
 log = structlog.get_logger()
 
@@ -76,7 +83,7 @@ class RequestWorker:
                 await self._inventory.scan_until_settled()
                 if request.wanted == LATEST:
                     await self._latest(request)
-                elif not await self._try(request, request.wanted):
+                elif not await self._try_checkpoint(request, request.wanted):
                     self._nothing(request)
         except OSError as error:
             what = request.status.checkpoint or self._volume.root
@@ -115,45 +122,45 @@ class RequestWorker:
 
     async def _from_store(self, request: ResumeRequest, names: list[str]) -> bool:
         """Return whether a committed step was made usable; False also if one on the volume is as new as the newest usable."""
-        reader = await self._reader.once_open()
         tried: set[str] = set()
         listed_again = False
-        local = await self.local.newest(request.train_call, committed=names)
-        while True:
-            name = next((n for n in names if n not in tried), None)
-            if name is None and listed_again:
-                return False
-            if name is not None and local is not None and step_of_local(local) >= _step_of(name):
-                return False
-            offer = None
-            if name is not None:
-                tried.add(name)
-                offer = await self._offer(request, name)
+        local_step = await self._local_step(request, names)
+        while (name := next_to_try(names, tried, local_step=local_step)) or not (listed_again or set(names) - tried):
+            offer = await self._verified_offer(request, name) if name else None
             if not listed_again and (offer is not None or name is None):
                 # A listing has no checksum: a name damaged in transit would hide the newest step. A listing after verified
                 # documents, or by another request, confirms it.
                 listed_again = True
-                names, before = newest_first({*names, *await self._second_listing(reader, name)}), names
+                names, before = newest_first({*names, *await self._second_listing(name)}), names
                 if names != before:
-                    tried.discard(name or "")
                     continue
             if offer is not None and await self._is_rewritten(request, offer):
-                offer = await self._offer(request, offer.name)
-            if offer is not None and await self._use(request, offer):
+                offer = await self._verified_offer(request, offer.name)
+            if offer is not None and await self._use_offer(request, offer):
                 return True
-            local = await self.local.newest(request.train_call, committed=names)
+            if name is not None:
+                tried.add(name)
+            local_step = await self._local_step(request, names)
+        return False
 
-    async def _second_listing(self, reader: Downloader, found: str | None) -> list[str]:
+    async def _local_step(self, request: ResumeRequest, names: list[str]) -> int | None:
+        """Return the newest step on the volume that needs no download; ``None``: there is none."""
+        local = await self.local.newest(request.train_call, committed=names)
+        return None if local is None else step_of_local(local)
+
+    async def _second_listing(self, found: str | None) -> list[str]:
+        """Return the names of a listing. The same request, once a step was ``found``; else a different one, too."""
+        reader = await self._reader.once_open()
         names = await reader.list_folders()
         return names if found is not None else [*names, *await reader.some_names()]
 
-    async def _try(self, request: ResumeRequest, name: str) -> bool:
-        """Return whether the checkpoint was made usable."""
-        offer = await self._offer(request, name)
-        return offer is not None and await self._use(request, offer)
+    async def _try_checkpoint(self, request: ResumeRequest, name: str) -> bool:
+        """Return whether a checkpoint chosen by its name was made usable; False: it was passed over."""
+        offer = await self._verified_offer(request, name)
+        return offer is not None and await self._use_offer(request, offer)
 
-    async def _offer(self, request: ResumeRequest, name: str) -> Offer | None:
-        """Return a checkpoint with verified documents, or ``None`` if it was passed over."""
+    async def _verified_offer(self, request: ResumeRequest, name: str) -> Offer | None:
+        """Read the documents of a checkpoint, before any of its files. Returns ``None`` if they rule it out for the request."""
         reader, crc = await self._reader.once_open(), None
         patience = self._patience(reader, request, name)
         while True:
@@ -192,11 +199,11 @@ class RequestWorker:
                 await self._is_bad(request, name, crc, error)
                 return None
 
-    async def _use(self, request: ResumeRequest, offer: Offer) -> bool:
-        """Return whether a checkpoint was downloaded, or was on the volume."""
+    async def _use_offer(self, request: ResumeRequest, offer: Offer) -> bool:
+        """Make the files of an offer usable. Returns True if that ended the request; False: it was passed over."""
         name = offer.name
         try:
-            await self._fetch_with_room(request, offer)
+            await self._download_with_room(request, offer)
         except CheckpointChanged as changed:
             why = _IN_THE_WAY[request.asked_by]
             self._pass_over(request, name, f"{changed.path} on the volume is in the way, {why}", may_be_whole=True)
@@ -224,10 +231,10 @@ class RequestWorker:
         is_in_its_place = f"{at}/".startswith((f"{name}/", f"{self._volume.root / name}/"))
         return obstacles.is_of_one_step(error.errno) or is_in_its_place
 
-    async def _fetch_with_room(self, request: ResumeRequest, offer: Offer) -> None:
-        """Fetch a checkpoint; if it does not fit, once more after durable ones have left the volume for it."""
+    async def _download_with_room(self, request: ResumeRequest, offer: Offer) -> None:
+        """Download or keep a checkpoint; if it does not fit, once more after durable ones have left the volume for it."""
         try:
-            await self._fetch(request, offer)
+            await self._download_or_keep(request, offer)
             return
         except OSError as error:
             if error.errno not in FULL or self._make_room is None:
@@ -236,9 +243,15 @@ class RequestWorker:
             if not (gone := await self._make_room(wanted_bytes)):
                 raise
             log.info("resume_made_room", checkpoint=offer.name, deleted=gone, reason="durable, and it did not fit")
-        await self._fetch(request, offer)
+        await self._download_or_keep(request, offer)
 
-    async def _fetch(self, request: ResumeRequest, offer: Offer) -> None:
+    async def _download_or_keep(self, request: ResumeRequest, offer: Offer) -> None:
+        """Download a checkpoint, unless the volume has the same files already, and end the request: it is ready.
+
+        Raises:
+            CheckpointChanged: What the volume has under its name must not be replaced.
+            OSError: The volume cannot hold it.
+        """
         name, commit, reader = offer.name, offer.commit, await self._reader.once_open()
         request.trying(name, commit.step, commit.size_bytes)
         await self.local.deletion_ended(name)  # one that began before the request was known; none begins now
@@ -385,8 +398,3 @@ class RequestWorker:
 
 def _is_copy(tracked: Tracked) -> bool:
     return tracked.checkpoint is not None and tracked.checkpoint.restored_from is not None
-
-
-def _step_of(name: str) -> int:
-    step = step_of(name)
-    return -1 if step is None else step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,21 @@ def newest_first(names: Iterable[str], *, and_final: bool = False) -> list[str]:
 def steps_before(names: Sequence[str], step: int | None) -> list[str]:
     """Return the names of lower steps than ``step``, without ``final``; ``None``: all names. Their order stays."""
     return [name for name in names if step is None or ((of := step_of(name)) is not None and of < step)]
+
+
+def next_to_try(names: Sequence[str], tried: Collection[str], *, local_step: int | None) -> str | None:
+    """Return the first name that was not tried; ``None``: there is none, or its step is not newer than ``local_step``.
+
+    Args:
+        names: Steps in the store, newest first.
+        tried: Those that could not be used.
+        local_step: The newest step on the volume that needs no download; ``None``: there is none.
+    """
+    name = next((name for name in names if name not in tried), None)
+    if name is None or local_step is None:
+        return name
+    step = step_of(name)
+    return name if step is not None and step > local_step else None
 
 
 def matches_train_call(meta: Mapping[str, Any], train_call: int | None) -> bool:

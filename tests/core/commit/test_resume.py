@@ -21,6 +21,7 @@ from sidecar.core.commit.resume import (
     may_replace,
     may_replace_beside_trainer,
     newest_first,
+    next_to_try,
     steps_before,
     was_downloaded_in,
 )
@@ -351,3 +352,17 @@ def test_a_download_replaces_nothing_that_the_trainer_may_be_writing() -> None:
 def test_steps_before_one_are_lower_and_final_has_none() -> None:
     assert steps_before(["final", "checkpoint-20", "checkpoint-10"], 20) == ["checkpoint-10"]
     assert steps_before(["final", "checkpoint-20"], None) == ["final", "checkpoint-20"]
+
+
+STEPS = st.sets(st.integers(0, 8))
+
+
+@given(STEPS, STEPS, st.none() | st.integers(0, 8))
+def test_the_newest_untried_step_is_next_if_it_is_newer_than_the_volumes(
+    stored: set[int], tried: set[int], local_step: int | None
+) -> None:
+    names = newest_first(f"checkpoint-{step}" for step in stored)
+    got = next_to_try(names, {f"checkpoint-{step}" for step in tried}, local_step=local_step)
+    newest = max(stored - tried, default=None)
+    is_newer = newest is not None and (local_step is None or newest > local_step)
+    assert got == (f"checkpoint-{newest}" if is_newer else None)

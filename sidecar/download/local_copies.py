@@ -1,4 +1,4 @@
-"""Checkpoints on the volume from which a run can resume without a download."""
+"""Checkpoints on the volume: from which a run can resume without a download, and which a download may replace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from contextlib import contextmanager
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
-from sidecar.core.commit.resume import differs_from_its_commit, matches_train_call, was_downloaded_in
+from sidecar.core.commit.resume import (
+    differs_from_its_commit,
+    matches_train_call,
+    may_replace,
+    may_replace_beside_trainer,
+    was_downloaded_in,
+)
+from sidecar.core.format.manifest import Commit
 from sidecar.core.lifecycle.states import PENDING, State
 from sidecar.download.store_reader import StoreReader
 from sidecar.errors import RefusedObject, UnusableNow
@@ -22,7 +29,7 @@ log = structlog.get_logger()
 
 
 class LocalCopies:
-    """Selects among the checkpoints of the catalog."""
+    """Selects among the checkpoints of the catalog, and says what may become of them."""
 
     def __init__(self, volume: Volume, catalog: Catalog, reader: StoreReader) -> None:
         self._volume = volume
@@ -84,6 +91,21 @@ class LocalCopies:
         """Whether a checkpoint of this volume belongs to another ``train()`` call, and may be on its way to the store."""
         local = self._catalog.get(name)
         return local is not None and local.checkpoint is not None and not matches_train_call(local.checkpoint.meta, train_call)
+
+    def is_replaceable(self, commit: Commit, *, is_chosen: bool) -> bool:
+        """Whether a download may replace what the volume has under the commit's name now; see ``may_replace``."""
+        known = self._catalog.get(commit.name)
+        is_known = self._volume.marker_signature(commit.name) in (None, known.version if known else None)
+        return is_known and may_replace(known.checkpoint if known else None, commit, is_chosen=is_chosen)
+
+    async def is_free_beside_trainer(self, name: str) -> bool:
+        """Whether the checkpoint's directory can be replaced safely while the trainer is running."""
+        if self._volume.fingerprint(name) is None:
+            return True
+        known = self._catalog.get(name)
+        local = known.checkpoint if known else None
+        is_unchanged = local is not None and await asyncio.to_thread(self._volume.is_unchanged, local)
+        return may_replace_beside_trainer(local, is_unchanged=is_unchanged)
 
     async def _is_torn(self, local: Tracked) -> bool:
         """Whether the store has the same finished checkpoint with other files than the volume.

@@ -12,14 +12,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
 from sidecar.catalog.inventory import SettledVolume
-from sidecar.core.commit.resume import (
-    PassedOver,
-    matches_train_call,
-    may_replace,
-    may_replace_beside_trainer,
-    newest_first,
-    next_to_try,
-)
+from sidecar.core.commit.resume import PassedOver, matches_train_call, newest_first, next_to_try
 from sidecar.core.format import obstacles
 from sidecar.download import pending_rewrite
 from sidecar.download.downloader import Downloader, Offer, Unproven
@@ -257,28 +250,14 @@ class RequestWorker:
         await self.local.deletion_ended(name)  # one that began before the request was known; none begins now
         self._warn_if_elastic(offer)
         known = self._catalog.get(name)
-        unknown = self._volume.marker_signature(name) not in (None, known.version if known else None)
-        is_chosen = request.wanted != LATEST
-        if unknown or not may_replace(known.checkpoint if known else None, commit, is_chosen=is_chosen):
+        if not self.local.is_replaceable(commit, is_chosen=request.wanted != LATEST):
             raise CheckpointChanged(name)
         source = "local"
         if not (self._volume.marker_signature(name) and await reader.is_local(offer, self._node)):
             source = "store"
-            if request.asked_by is AskedBy.PERSON and not await self._is_free_beside_trainer(name):
+            if request.asked_by is AskedBy.PERSON and not await self.local.is_free_beside_trainer(name):
                 raise CheckpointChanged(name)
-            self._volume.prepare()  # a script that empties its output folder deletes the system's directories, too
-            request.downloading()
-            size_bytes, left_out = sum(entry.size_bytes for entry in offer.files(self._node)), offer.left_out(self._node)
-            self._events.happened("resume_download_started", checkpoint=name, size_bytes=size_bytes, files_left_out=left_out)
-
-            def progressed(done_bytes: int, total_bytes: int) -> None:
-                request.progressed(done_bytes, total_bytes)
-                progress: dict[str, Any] = {"checkpoint": name, "done_bytes": done_bytes, "total_bytes": total_bytes}
-                self._events.happened("resume_download_progress", quiet=True, **progress)
-
-            patience = self._patience(reader, request, name)
-            with refusals_judged(patience.refusals):
-                await reader.download(offer, self._node, progressed, patience=patience)
+            await self._download(request, offer, reader)
         self.end(
             request,
             ResumeState.READY,
@@ -290,14 +269,21 @@ class RequestWorker:
             meta=dict(commit.meta),
         )
 
-    async def _is_free_beside_trainer(self, name: str) -> bool:
-        """Whether the checkpoint's directory can be replaced safely while the trainer is running."""
-        if self._volume.fingerprint(name) is None:
-            return True
-        known = self._catalog.get(name)
-        local = known.checkpoint if known else None
-        is_unchanged = local is not None and await asyncio.to_thread(self._volume.is_unchanged, local)
-        return may_replace_beside_trainer(local, is_unchanged=is_unchanged)
+    async def _download(self, request: ResumeRequest, offer: Offer, reader: Downloader) -> None:
+        name = offer.name
+        self._volume.prepare()  # a script that empties its output folder deletes the system's directories, too
+        request.downloading()
+        size_bytes, left_out = sum(entry.size_bytes for entry in offer.files(self._node)), offer.left_out(self._node)
+        self._events.happened("resume_download_started", checkpoint=name, size_bytes=size_bytes, files_left_out=left_out)
+
+        def progressed(done_bytes: int, total_bytes: int) -> None:
+            request.progressed(done_bytes, total_bytes)
+            progress: dict[str, Any] = {"checkpoint": name, "done_bytes": done_bytes, "total_bytes": total_bytes}
+            self._events.happened("resume_download_progress", quiet=True, **progress)
+
+        patience = self._patience(reader, request, name)
+        with refusals_judged(patience.refusals):
+            await reader.download(offer, self._node, progressed, patience=patience)
 
     def _patience(self, reader: Downloader, request: ResumeRequest, name: str) -> Patience:
         was_spent = any(passed.checkpoint in self._unreadable for passed in request.status.passed_over)

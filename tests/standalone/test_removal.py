@@ -148,8 +148,8 @@ def test_the_newest_of_a_live_run_stays_also_if_a_person_insists(local: Person, 
     assert local.run("rm", local.at("checkpoint-10"), "--yes", "--while-live") == 0
 
 
-def test_what_a_person_insists_on_is_refused_without_a_word_about_a_run_that_may_not_exist(local: Person, run_of: Any) -> None:
-    run_of(local, 10)
+def test_what_a_person_insists_on_is_refused_without_a_word_about_a_run_that_may_not_exist(local: Person, pushed: Any) -> None:
+    pushed(local, 10)
     with local.store() as store:
         store.put("checkpoint-30/model.safetensors", b"abandoned")
     for step in (10, 30):

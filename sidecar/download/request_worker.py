@@ -118,6 +118,7 @@ class RequestWorker:
         tried: set[str] = set()
         listed_again = False
         local_step = await self._local_step(request, names)
+        # Without a name, but before the second listing: all were tried, and it may have more.
         while (name := next_to_try(names, tried, local_step=local_step)) or not (listed_again or set(names) - tried):
             offer = await self._verified_offer(request, name) if name else None
             if not listed_again and (offer is not None or name is None):

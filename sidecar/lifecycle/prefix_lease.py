@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import structlog
 
@@ -148,8 +147,7 @@ class PrefixLease:
         """Write ``run.json`` as the holder, whose claim is the last one."""
         self._claim = claim = claims[-1]
         # This pod may have been cut off since its claim.
-        asked: list[Coroutine[Any, Any, Any]] = [self._executor.persistently(self._look), self._require_highest()]
-        run, _ = await self._executor.together(asked)
+        run, _ = await self._executor.together((self._executor.persistently(self._look), self._require_highest()))
         is_other = run.holder != self._holder.name
         if is_other and run.holder is not None:
             log.info("prefix_taken_over", earlier=run.holder, epoch=claim.epoch)
@@ -229,8 +227,7 @@ class PrefixLease:
             return
         self._is_released = True
         async with self._writes:
-            asked: list[Coroutine[Any, Any, Any]] = [self._executor.once(self._look), self._require_highest()]
-            run, _ = await self._executor.together(asked)
+            run, _ = await self._executor.together((self._executor.once(self._look), self._require_highest()))
             await self._executor.once(self._documents.write, replace(self._held(run), ends_in_s=None))
 
     async def release_within(self, seconds: float) -> None:
@@ -281,10 +278,9 @@ class PrefixLease:
                 return None if self._claim is not None else await self.objection(node, attempt)
             except StoreError as error:
                 return str(error)
-        looks = self._look, self._documents.claims
-        asked: list[Coroutine[Any, Any, Any]] = [self._executor.persistently(look) for look in looks]
+        ask = self._executor.persistently
         try:
-            run, claims = await self._executor.together(asked)
+            run, claims = await self._executor.together((ask(self._look), ask(self._documents.claims)))
         except UnreadableRun as error:
             return str(error)
         claimed_epoch = claims[-1].epoch if claims else 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Any
-
 import structlog
 
 from sidecar.core.lifecycle.fencing import (
@@ -250,10 +247,8 @@ class TakeOver:
 
     async def _starts(self, highest: Claim) -> tuple[Claimed | None, Arrival | None]:
         """Return what the store's clock shows of the starts of a claim's pod and of this one."""
-        asked: list[Coroutine[Any, Any, Any]] = [
-            self._executor.persistently(self._documents.claimed, highest),
-            self._executor.persistently(self._documents.arrive, self._holder),
-        ]
+        ask = self._executor.persistently
+        asked = ask(self._documents.claimed, highest), ask(self._documents.arrive, self._holder)
         claimed, arrival = await self._executor.together(asked)
         return claimed, arrival
 

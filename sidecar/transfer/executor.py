@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import structlog
 
@@ -42,6 +42,7 @@ from sidecar.transfer.rate_gate import RateGate, RetryGate
 
 log = structlog.get_logger()
 T = TypeVar("T")
+U = TypeVar("U")
 
 CORRUPT_TRIES = 3
 """Attempts at a transfer whose bytes fail their checksum; after the last, the damage is not put down to the network."""
@@ -214,8 +215,12 @@ class StoreExecutor:
             return False
         return isinstance(error, AccessRefused | NoFolder) or time.monotonic() - since_s >= self._patience_s
 
-    async def together(self, works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """Run several coroutines concurrently and return their results in order.
+    @overload
+    async def together(self, works: tuple[Coroutine[Any, Any, T], Coroutine[Any, Any, U]]) -> tuple[T, U]: ...
+    @overload
+    async def together(self, works: list[Coroutine[Any, Any, T]] | Iterator[Coroutine[Any, Any, T]]) -> list[T]: ...
+    async def together(self, works: Iterable[Coroutine[Any, Any, Any]]) -> Any:
+        """Run several coroutines concurrently and return their results in order; of a pair, as a pair.
 
         Raises:
             StoreError: The first failure in that order, after all have ended.
@@ -224,7 +229,7 @@ class StoreExecutor:
         for outcome in ended:
             if isinstance(outcome, BaseException):
                 raise outcome
-        return [outcome for outcome in ended if not isinstance(outcome, BaseException)]
+        return tuple(ended) if isinstance(works, tuple) else ended
 
     def _failed(self, error: StoreError, failures: int, request: object | None) -> float:
         """Record a failure and return the backoff in seconds. ``request``: ``None`` if others of its kind succeed."""

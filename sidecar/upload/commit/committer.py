@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 
@@ -84,8 +83,7 @@ class Committer(Revocation):
 
     async def existing_commit(self, checkpoint: Finished) -> tuple[StoredCommit | None, Manifest | None]:
         """Return the commit of a step and this node's manifest of it, read concurrently; ``None``: there is none."""
-        works: list[Coroutine[Any, Any, Any]] = [self.stored_commit(checkpoint.name), self.own_manifest(checkpoint)]
-        there, before = await self._executor.together(works)
+        there, before = await self._executor.together((self.stored_commit(checkpoint.name), self.own_manifest(checkpoint)))
         return there, before
 
     def record_equal_commit(self, checkpoint: Finished, there: StoredCommit) -> None:
@@ -288,8 +286,7 @@ class Committer(Revocation):
         name, attempt, node, asked_s = checkpoint.name, checkpoint.attempt, checkpoint.node, self._clock()
         # At the same time: the question costs no time beside the listing.
         listed = self._executor.persistently(self._listing, name)
-        asked: list[Coroutine[Any, Any, Any]] = [listed, self.lease.why_not_commit(node, attempt)]
-        listing, why_not = await self._executor.together(asked)
+        listing, why_not = await self._executor.together((listed, self.lease.why_not_commit(node, attempt)))
         if keys.commit(name) in listing and (there := await self.stored_commit(name)) is not None:
             return await self._compare_commit(checkpoint, poll, there)
         if why_not is not None:

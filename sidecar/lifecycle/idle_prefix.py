@@ -12,6 +12,7 @@ from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import Claim, claims_among, waits_for_ending
 from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Run
 from sidecar.errors import ConfigurationError, Fenced, NotFound, RequestRefused, StoreError, UnreadableRun
+from sidecar.lifecycle.lease import NoLease
 from sidecar.lifecycle.run_document import read
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
@@ -22,7 +23,7 @@ POLL_S = 0.5
 ASKED_BY = "a person's command"
 
 
-class IdlePrefix:
+class IdlePrefix(NoLease):
     """Lease of a person's command. It claims nothing, so a run that starts meanwhile is not fenced: the command is.
 
     The holder is asked for a sign of life as by a second job (FORMAT.md, "Two jobs on one prefix"). From then on each check
@@ -74,7 +75,7 @@ class IdlePrefix:
         job = f" of job {run.job}" if run.job else ""
         return f"{self._store.url}: a run is using this prefix (pod {run.holder}{job}): wait until it has ended, or stop it"
 
-    async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
+    async def require_not_fenced(self, node: Node | None = None, attempt: str | None = None) -> None:
         """Return if the prefix is as it was when the holder was silent.
 
         Raises:
@@ -84,24 +85,6 @@ class IdlePrefix:
         if now != self._seen:
             holder = f" (pod {now[0].holder})" if now[0] is not None and now[0].holder else ""
             raise Fenced(f"{self._store.url}: a run{holder} has begun to use this prefix: nothing more is changed")
-
-    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
-        """Return ``None``: what a person pushes waits for nobody. Raises as ``require_held``."""
-        await self.require_held(node, attempt)
-        return None
-
-    async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
-        """Return ``None``, as ``why_not_commit``."""
-        await self.require_held(node, attempt)
-        return None
-
-    def epoch_of(self, attempt: str) -> int | None:
-        """Return ``None``: what a person pushes was written under no epoch of this prefix."""
-        return None
-
-    def is_later(self, attempt: str, than: str) -> bool | None:
-        """Return ``None``: nobody declares attempts of an idle prefix."""
-        return None
 
     async def _look(self) -> tuple[Run | None, Claim | None]:
         listed = await self._executor.persistently(lambda: list(self._store.list(keys.CLAIMS)))

@@ -11,7 +11,7 @@ from dataclasses import replace
 import structlog
 
 from sidecar.core.lifecycle.fencing import ENDING_BEAT_S, Claim, Holder, fencing_claim, obsolete
-from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, Ownership, Run, Seen, why_not
+from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, Ownership, Run, Seen, refusal
 from sidecar.errors import Fenced, StoreError, Undeclared, UnreadableRun
 from sidecar.lifecycle.known_attempts import KnownAttempts
 from sidecar.lifecycle.lease_documents import LeaseDocuments, start_errors
@@ -31,7 +31,7 @@ FIRST = Node(0, 2)
 
 
 class PrefixLease:
-    """A pod's share of the lease. Node 0 holds it for all nodes and declares its attempts; the others accept those alone."""
+    """A pod's ``Lease``. Node 0 holds it for all nodes and declares its attempts; the others accept those alone."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class PrefixLease:
         """Write ``run.json`` as the holder, whose claim is the last one."""
         self._claim = claim = claims[-1]
         # This pod may have been cut off since its claim.
-        run, _ = await self._executor.together((self._executor.persistently(self._look), self._require_highest()))
+        run, _ = await self._executor.together((self._executor.persistently(self._look), self._require_highest_claim()))
         is_other = run.holder != self._holder.name
         if is_other and run.holder is not None:
             log.info("prefix_taken_over", earlier=run.holder, epoch=claim.epoch)
@@ -182,7 +182,7 @@ class PrefixLease:
         if beats:  # first: a later pod waits for it
             await self._give_sign(even_if_same=True)
         if (attempt := self._pod.present_attempt()) is not None:
-            await self.objection(None, attempt)  # before the first checkpoint: the other nodes wait for it
+            await self.reason_not_to_upload(None, attempt)  # before the first checkpoint: the other nodes wait for it
         asked = tick % ASK_POLL_S == 0 and await self._executor.once(self._documents.is_asked)
         if not beats and (asked or tick % CHECK_S == 0):
             await self._give_sign(even_if_same=asked)
@@ -201,7 +201,7 @@ class PrefixLease:
             # A late write of this pod's earlier life may have hidden them.
             is_late = run.epoch != self._claim.epoch or not set(self._attempts.declared) <= set(run.attempts)
             if even_if_same or is_late or self._documents.is_missing or run.holder != self._holder.name:
-                await self._require_highest()
+                await self._require_highest_claim()
                 # The write takes about as long as what came before it.
                 before_s = self._beat_s if self._told_ending else 0.0
                 self._beat_s = max(before_s, ENDING_BEAT_S + 2 * (self._clock.monotonic() - began_s))
@@ -213,7 +213,7 @@ class PrefixLease:
             attempt, node = self._pod.present_attempt(), self._node
             if attempt is not None and attempt not in self._attempts.epochs:
                 with contextlib.suppress(StoreError, Fenced):
-                    await self.objection(node, attempt, until_declared=True)
+                    await self.reason_not_to_upload(node, attempt, until_declared=True)
             await self._clock.sleep(max(ASK_POLL_S, node.count / 1000))
 
     async def release(self) -> None:
@@ -227,7 +227,7 @@ class PrefixLease:
             return
         self._is_released = True
         async with self._writes:
-            run, _ = await self._executor.together((self._executor.once(self._look), self._require_highest()))
+            run, _ = await self._executor.together((self._executor.once(self._look), self._require_highest_claim()))
             await self._executor.once(self._documents.write, replace(self._held(run), ends_in_s=None))
 
     async def release_within(self, seconds: float) -> None:
@@ -236,12 +236,8 @@ class PrefixLease:
             async with asyncio.timeout(seconds):
                 await self.release()
 
-    async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
-        """Return if no later pod of the job has taken the prefix over. Ask it before each commit and each deletion.
-
-        Args:
-            node: Node of the checkpoint; ``None``: this pod's.
-            attempt: Attempt of the checkpoint; ``None``: it is not about one.
+    async def require_not_fenced(self, node: Node | None = None, attempt: str | None = None) -> None:
+        """Return if no later pod of the job has taken the prefix over; see ``Lease``.
 
         Raises:
             Fenced: One has, or this pod has said that it has ended.
@@ -254,17 +250,17 @@ class PrefixLease:
             raise Fenced("this pod has ended: a later one need not wait for it any more")
         node = node or self._node
         if self._claim is not None:
-            await self._require_highest()
+            await self._require_highest_claim()
         elif node.index > 0 and attempt is not None:  # only node 0 has a claim; the others go by the attempts that it declares
             run = await self._executor.persistently(self._look)
-            reason = self._why_not(run, node, attempt)
+            reason = self._refusal(run, node, attempt)
             if reason is not None and (waits := self._attempts.awaits_declaration(run, attempt)) is not None:
                 raise Undeclared(waits)
             if reason is not None:
                 raise Fenced(reason)
 
-    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
-        """Return why the commit of a checkpoint has to wait, or ``None``: it may be written now.
+    async def reason_not_to_commit(self, node: Node, attempt: str) -> str | None:
+        """Return why the commit of a checkpoint has to wait, or ``None``: it may be written now; see ``Lease``.
 
         A node above 0 waits until the present holder has declared the attempt: between its take-over and that, it decides what
         to resume, and a newer step of the earlier attempt must not be committed.
@@ -273,9 +269,9 @@ class PrefixLease:
             Fenced: A later pod of the job has taken the prefix over.
         """
         if self._claim is not None or node.index == 0 or self.fenced.is_set():
-            await self.require_held(node, attempt)
+            await self.require_not_fenced(node, attempt)
             try:
-                return None if self._claim is not None else await self.objection(node, attempt)
+                return None if self._claim is not None else await self.reason_not_to_upload(node, attempt)
             except StoreError as error:
                 return str(error)
         ask = self._executor.persistently
@@ -286,24 +282,20 @@ class PrefixLease:
         claimed_epoch = claims[-1].epoch if claims else 0
         if (reason := self._attempts.awaits_declaration(run, attempt, claimed_epoch=claimed_epoch)) is not None:
             return reason
-        if (reason := self._why_not(run, node, attempt)) is not None:
+        if (reason := self._refusal(run, node, attempt)) is not None:
             raise Fenced(reason)
         self._attempts.epochs[attempt] = run.epoch
         return None
 
-    async def _require_highest(self) -> None:
+    async def _require_highest_claim(self) -> None:
+        """Return if no claim fences this pod, which has one. Asked also before it writes ``run.json`` as the holder."""
         assert self._claim is not None
         claims = await self._executor.persistently(self._documents.claims)
         if fencing_claim(claims, self._claim) is not None:
             raise await self._fence()
 
-    async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
-        """Return why a checkpoint must not be written yet, or ``None``. Node 0 first declares the attempt its own.
-
-        Args:
-            node: Node of the checkpoint; ``None``: this pod's.
-            attempt: Attempt of the checkpoint.
-            until_declared: Whether a node above 0 waits as before a commit, which the checkpoint would replace.
+    async def reason_not_to_upload(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
+        """Return why the files must not be sent yet, or ``None``; see ``Lease``. Node 0 first declares the attempt its own.
 
         Raises:
             Fenced: A later pod of the job has taken the prefix over. A node above 0 knows it if its attempt was declared once,
@@ -315,9 +307,9 @@ class PrefixLease:
         node = node or self._node
         if node.index > 0 and attempt in self._attempts.epochs:
             if until_declared:
-                return await self.why_not_commit(node, attempt)
+                return await self.reason_not_to_commit(node, attempt)
             try:
-                await self.require_held(node, attempt)
+                await self.require_not_fenced(node, attempt)
             except Undeclared as error:
                 return str(error)
         claims_nothing = self._holder.node is None  # its index is in the markers alone
@@ -325,7 +317,7 @@ class PrefixLease:
             return None
         async with self._writes:
             run = await self._executor.once(self._look)
-            reason = self._why_not(run, node, attempt, until_declared=until_declared)
+            reason = self._refusal(run, node, attempt, until_declared=until_declared)
             if reason is not None:
                 if node.index > 0 and (later := self._attempts.left_for(attempt)) is not None:
                     raise Fenced(f"node 0 never declared attempt {attempt}, and this node has left it for {later}")
@@ -333,7 +325,7 @@ class PrefixLease:
             if node.count == 1:
                 return None
             if node.index == 0 and attempt not in run.attempts:
-                await self.require_held()
+                await self.require_not_fenced()
                 if self._claim is not None:  # also over a late write of an earlier pod
                     run = replace(run, holder=self._holder.name, epoch=self._claim.epoch, attempts=self._attempts.declared)
                 run = self._attempts.declare(run, attempt)
@@ -343,9 +335,10 @@ class PrefixLease:
                 self._attempts.epochs[attempt] = run.epoch
         return None
 
-    def _why_not(self, run: Run, node: Node, attempt: str, *, until_declared: bool = False) -> str | None:
+    def _refusal(self, run: Run, node: Node, attempt: str, *, until_declared: bool = False) -> str | None:
+        """Return why this pod may not write a checkpoint, as ``run.json`` alone says it, or ``None``. Asks no store."""
         job = None if until_declared and node.index > 0 else self._holder.job
-        return why_not(run, me=self._holder.name, index=node.index, attempt=attempt, job=job)
+        return refusal(run, me=self._holder.name, index=node.index, attempt=attempt, job=job)
 
     async def _rest(self, seconds: float) -> None:
         """Return after ``seconds``, or at once when woken."""

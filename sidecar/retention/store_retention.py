@@ -19,10 +19,11 @@ from sidecar.core.commit.retention import Deletion, StorePlan, is_surplus, plan_
 from sidecar.core.commit.training_line import Committed, origin_of, present_line, train_call_of
 from sidecar.core.format import keys
 from sidecar.errors import UnusableNow
+from sidecar.lifecycle.lease import Lease
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import SPARE_THREADS, StoreExecutor
 from sidecar.upload.commit.post_commit_check import AFTER_S, POLL_S
-from sidecar.upload.commit.revocation import LeaseCheck, Revocation
+from sidecar.upload.commit.revocation import Revocation
 from trainer_hook.contract import step_of
 
 log = structlog.get_logger()
@@ -75,7 +76,7 @@ class StoreRetention:
         keep_every_steps: int | None,
         in_use: Callable[[], frozenset[str]],
         events: Events,
-        lease: LeaseCheck | None = None,
+        lease: Lease | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without observations.

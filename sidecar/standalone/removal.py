@@ -13,10 +13,11 @@ from sidecar.core.commit.summary import StoredState
 from sidecar.core.format import keys
 from sidecar.core.format.checkpoint_address import misnamed
 from sidecar.errors import NothingFound, RequestRefused
+from sidecar.lifecycle.lease import Lease
 from sidecar.repository.verification import Examined, Verifier
 from sidecar.retention.store_retention import SETTLED_S, RetentionPlan, StoreRetention
 from sidecar.standalone.session import StoreSession
-from sidecar.upload.commit.revocation import LeaseCheck, Revocation
+from sidecar.upload.commit.revocation import Revocation
 
 NEWEST = "it is the newest checkpoint, from which a run would resume"
 
@@ -35,7 +36,7 @@ class Removed:
     was_committed: bool
 
 
-async def remove(session: StoreSession, name: str, *, lease: LeaseCheck | None) -> Removed:
+async def remove(session: StoreSession, name: str, *, lease: Lease | None) -> Removed:
     """Delete a checkpoint, also an uncommitted one, and abort its unfinished uploads.
 
     ``lease``: checked before each deletion. ``None``: a run may use the prefix, and the person knows; the newest committed
@@ -98,7 +99,7 @@ class Pruner:
     """The retention of the sidecar, run once by a person."""
 
     def __init__(
-        self, session: StoreSession, *, keep_newest: int, keep_every_steps: int | None, lease: LeaseCheck | None, is_idle: bool
+        self, session: StoreSession, *, keep_newest: int, keep_every_steps: int | None, lease: Lease | None, is_idle: bool
     ) -> None:
         """Start without observations.
 

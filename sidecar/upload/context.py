@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.schedule.parts import max_parts_after_refusal
+from sidecar.lifecycle.lease import Lease
 from sidecar.lifecycle.pod import UploadingPod
 from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer.clock import Clock
@@ -18,7 +18,6 @@ from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.existing_commit import Quarantine
 from sidecar.upload.commit.reuploads import Reuploads
-from sidecar.upload.commit.revocation import LeaseCheck
 from sidecar.upload.schedule.flush_control import FlushControl
 from sidecar.upload.schedule.retry_waits import DEFECT_HINT, RetryWaits
 from sidecar.upload.send.deduplicate import Deduplicator
@@ -31,24 +30,6 @@ from sidecar.upload.send.store_link import SharedPaths, StoreLink
 from trainer_hook.contract import Node
 
 log = structlog.get_logger()
-
-
-class Lease(LeaseCheck, Protocol):
-    """The right to write below the prefix."""
-
-    async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
-        """Return why a checkpoint of an attempt must not be written yet, or ``None``: it may.
-
-        Args:
-            node: Node of the checkpoint; ``None``: this pod's.
-            attempt: Attempt of the checkpoint.
-            until_declared: Whether a node above 0 waits as before a commit, which the checkpoint would replace.
-
-        Raises:
-            Fenced: A later pod of the job has taken the prefix over.
-            StoreError: A request failed.
-        """
-        ...
 
 
 class StoreLimits:

@@ -242,9 +242,9 @@ class UploadJob:
         context, active, checkpoint = self._context, self._active, self._checkpoint
         while context.catalog.is_current(self._tracked):
             if replaces and checkpoint.is_inherited:  # its attempt is not declared any more
-                reason = await context.lease.why_not_commit(checkpoint.node, checkpoint.attempt)
+                reason = await context.lease.reason_not_to_commit(checkpoint.node, checkpoint.attempt)
             else:
-                reason = await context.lease.objection(checkpoint.node, checkpoint.attempt, until_declared=replaces)
+                reason = await context.lease.reason_not_to_upload(checkpoint.node, checkpoint.attempt, until_declared=replaces)
             if reason is None:
                 active.is_held = False
                 return True

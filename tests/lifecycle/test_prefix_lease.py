@@ -29,26 +29,26 @@ async def test_the_later_pod_holds_the_prefix_and_the_earlier_one_learns_it_befo
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
     await earlier.lease.settle()
-    await earlier.lease.require_held()
+    await earlier.lease.require_not_fenced()
     await later.lease.settle()
-    await later.lease.require_held()
+    await later.lease.require_not_fenced()
     with pytest.raises(Fenced, match=r"a later pod of this job \(later\)"):
-        await earlier.lease.require_held()
+        await earlier.lease.require_not_fenced()
     assert earlier.lease.fenced.is_set()
     assert (read(store).holder, read(store).epoch) == ("later", 2)
     with pytest.raises(Fenced):
-        await earlier.lease.objection(Node(), "attempt")
+        await earlier.lease.reason_not_to_upload(Node(), "attempt")
 
 
 async def test_a_restart_of_the_holder_keeps_its_epoch_and_what_it_declared(store: FileStore, executor: StoreExecutor) -> None:
     node = Node(0, 2)
     first = Pod(store, executor, "pod", node=node)
     await first.lease.settle()
-    assert await first.lease.objection(node, "a") is None
+    assert await first.lease.reason_not_to_upload(node, "a") is None
     again = Pod(store, executor, "pod", node=node)
     await again.lease.settle()
     assert (read(store).epoch, read(store).attempts) == (1, ("a",))
-    await first.lease.require_held()
+    await first.lease.require_not_fenced()
 
 
 async def test_a_fenced_pod_stays_fenced_and_a_machine_may_come_back(store: FileStore, executor: StoreExecutor) -> None:
@@ -68,7 +68,7 @@ async def test_old_claims_are_deleted(store: FileStore, executor: StoreExecutor)
     left = claims_among((stored.key, stored.modified) for stored in store.list(keys.CLAIMS))
     assert len(left) == KEPT_CLAIMS
     assert left[-1].epoch == MOST_CLAIMS + 1
-    await pod.lease.require_held()
+    await pod.lease.require_not_fenced()
 
 
 async def test_nodes_of_an_attempt_that_the_present_holder_did_not_declare_commit_nothing(
@@ -76,20 +76,21 @@ async def test_nodes_of_an_attempt_that_the_present_holder_did_not_declare_commi
 ) -> None:
     zero, one = (Pod(store, executor, f"earlier-{index}", node=Node(index, 2)) for index in (0, 1))
     await zero.lease.settle()
-    assert await zero.lease.objection(Node(0, 2), "a") is None
-    assert await one.lease.objection(Node(1, 2), "a") is None
-    await one.lease.require_held(Node(1, 2), "a")
-    assert await one.lease.why_not_commit(Node(1, 2), "a") is None
+    assert await zero.lease.reason_not_to_upload(Node(0, 2), "a") is None
+    assert await one.lease.reason_not_to_upload(Node(1, 2), "a") is None
+    await one.lease.require_not_fenced(Node(1, 2), "a")
+    assert await one.lease.reason_not_to_commit(Node(1, 2), "a") is None
     later = Pod(store, executor, "later-0", node=Node(0, 2))
     await later.lease.settle()
-    await one.lease.require_held(Node(1, 2), "a")  # it may send: nothing is declared yet
-    assert "not declared" in (await one.lease.why_not_commit(Node(1, 2), "a") or "")
-    assert "not declared" in (await one.lease.objection(Node(1, 2), "a", until_declared=True) or ""), "nor replaces it a commit"
-    assert await later.lease.objection(Node(0, 2), "b") is None
+    await one.lease.require_not_fenced(Node(1, 2), "a")  # it may send: nothing is declared yet
+    assert "not declared" in (await one.lease.reason_not_to_commit(Node(1, 2), "a") or "")
+    replacing = await one.lease.reason_not_to_upload(Node(1, 2), "a", until_declared=True)
+    assert "not declared" in (replacing or ""), "nor replaces it a commit"
+    assert await later.lease.reason_not_to_upload(Node(0, 2), "b") is None
     with pytest.raises(Fenced, match="node 0 of attempt a does not hold the prefix"):
-        await one.lease.require_held(Node(1, 2), "a")
+        await one.lease.require_not_fenced(Node(1, 2), "a")
     assert not one.lease.fenced.is_set(), "the pod may belong to the next attempt, too"
-    await one.lease.require_held(Node(1, 2), "b")
+    await one.lease.require_not_fenced(Node(1, 2), "b")
 
 
 async def test_a_pod_that_ends_after_it_was_fenced_leaves_the_document_of_the_later_one(
@@ -118,10 +119,10 @@ async def test_a_late_write_of_an_earlier_pod_does_not_hide_what_the_holder_decl
 ) -> None:
     earlier, later = (Pod(store, executor, name, node=Node(0, 2)) for name in ("earlier", "later"))
     await earlier.lease.settle()
-    await earlier.lease.objection(None, "a")
+    await earlier.lease.reason_not_to_upload(None, "a")
     late = store.get(keys.RUN)
     await later.lease.settle()
-    await later.lease.objection(None, "b")
+    await later.lease.reason_not_to_upload(None, "b")
     store.put(keys.RUN, late)
     await later.lease.renew(round(CHECK_S))
     assert (read(store).holder, read(store).epoch, read(store).attempts) == ("later", 2, ("b",))
@@ -132,14 +133,14 @@ async def test_deleted_claims_fence_nobody_but_the_earlier_pod(store: FileStore,
         earlier = Pod(store, executor, name)
         await earlier.lease.settle()
     store.delete([stored.key for stored in store.list(keys.CLAIMS)])
-    await earlier.lease.require_held()
+    await earlier.lease.require_not_fenced()
     later = Pod(store, executor, "later")
     await later.lease.settle()
     assert read(store).epoch == 3
     with pytest.raises(Fenced):
-        await earlier.lease.require_held()
+        await earlier.lease.require_not_fenced()
     await later.lease.renew(round(CHECK_S))
-    await later.lease.require_held()
+    await later.lease.require_not_fenced()
 
 
 async def test_a_fenced_machine_that_starts_again_by_itself_stays_fenced_while_the_later_one_lives(
@@ -152,7 +153,7 @@ async def test_a_fenced_machine_that_starts_again_by_itself_stays_fenced_while_t
     again.on_sleep = functools.partial(two.lease.renew, int(ASK_POLL_S))
     with pytest.raises(Fenced):
         await again.lease.settle()
-    await two.lease.require_held()
+    await two.lease.require_not_fenced()
 
 
 async def test_a_first_node_that_does_not_know_their_number_declares_its_attempt(
@@ -162,8 +163,8 @@ async def test_a_first_node_that_does_not_know_their_number_declares_its_attempt
     zero.lease.begin(read(store), Holder("zero", is_unique=True, node=None, job="team/train", run_id=None))
     await zero.lease.settle()
     for attempt in ("a", "b"):
-        assert await zero.lease.objection(None, attempt) is None
-        assert await one.lease.objection(Node(1, 2), attempt) is None
+        assert await zero.lease.reason_not_to_upload(None, attempt) is None
+        assert await one.lease.reason_not_to_upload(Node(1, 2), attempt) is None
     assert read(store).attempts == ("a", "b")
 
 
@@ -172,15 +173,15 @@ async def test_a_node_commits_nothing_between_the_claim_of_a_later_pod_and_its_d
 ) -> None:
     zero, one = (Pod(store, executor, f"earlier-{index}", node=Node(index, 2)) for index in (0, 1))
     await zero.lease.settle()
-    await zero.lease.objection(Node(0, 2), "a")
-    assert await one.lease.why_not_commit(Node(1, 2), "a") is None
+    await zero.lease.reason_not_to_upload(Node(0, 2), "a")
+    assert await one.lease.reason_not_to_commit(Node(1, 2), "a") is None
     before = store.get(keys.RUN)
     later = Pod(store, executor, "later-0", node=Node(0, 2))
     await later.lease.settle()
     store.put(keys.RUN, before)  # as before its first write, or after a late one of the earlier pod
-    assert "is taking the prefix over" in (await one.lease.why_not_commit(Node(1, 2), "a") or "")
-    await later.lease.objection(Node(0, 2), "b")
-    assert await one.lease.why_not_commit(Node(1, 2), "b") is None
+    assert "is taking the prefix over" in (await one.lease.reason_not_to_commit(Node(1, 2), "a") or "")
+    await later.lease.reason_not_to_upload(Node(0, 2), "b")
+    assert await one.lease.reason_not_to_commit(Node(1, 2), "b") is None
     assert one.lease.epoch_of("b") == later.lease.epoch_of("b") == 2
 
 
@@ -194,17 +195,17 @@ async def test_a_node_waits_where_a_late_write_hides_its_attempt(
     undeclared = store.get(keys.RUN)
     for attempt in ("a", "b"):
         before = store.get(keys.RUN)
-        assert await zero.lease.objection(Node(0, 2), attempt) is None
-        assert await one.lease.objection(Node(1, 2), attempt) is None
+        assert await zero.lease.reason_not_to_upload(Node(0, 2), attempt) is None
+        assert await one.lease.reason_not_to_upload(Node(1, 2), attempt) is None
     for late, reason in ((undeclared, "not declared attempt b"), (before, "late write")):
         store.put(keys.RUN, late)
-        assert reason in (await one.lease.why_not_commit(Node(1, 2), "b") or "")
+        assert reason in (await one.lease.reason_not_to_commit(Node(1, 2), "b") or "")
         if job is None or late == before:
             with pytest.raises(Undeclared, match=reason):
-                await one.lease.require_held(Node(1, 2), "b")
+                await one.lease.require_not_fenced(Node(1, 2), "b")
     await zero.lease.renew(round(CHECK_S))
-    assert await one.lease.why_not_commit(Node(1, 2), "b") is None
-    await one.lease.require_held(Node(1, 2), "b")
+    assert await one.lease.reason_not_to_commit(Node(1, 2), "b") is None
+    await one.lease.require_not_fenced(Node(1, 2), "b")
 
 
 @pytest.mark.parametrize("has_learned", [True, False])
@@ -214,7 +215,7 @@ async def test_a_node_whose_attempt_was_declared_gives_up_after_a_take_over_befo
     """It had asked for no checkpoint of its attempt before, and waited for the declaration for ever."""
     zero, one = (Pod(store, executor, f"earlier-{index}", node=Node(index, 2)) for index in (0, 1))
     await zero.lease.settle()
-    await zero.lease.objection(None, "a")
+    await zero.lease.reason_not_to_upload(None, "a")
     if has_learned:
         one.present_attempt = lambda: "a"  # type: ignore[method-assign]
         one.on_sleep = asyncio.Event().wait  # type: ignore[assignment]
@@ -224,14 +225,14 @@ async def test_a_node_whose_attempt_was_declared_gives_up_after_a_take_over_befo
         learning.cancel()
     later = Pod(store, executor, "later-0", node=Node(0, 2))
     await later.lease.settle()
-    assert await one.lease.objection(Node(1, 2), "a") is None, "nothing is declared yet: it sends, and does not commit"
-    await later.lease.objection(None, "b")
+    assert await one.lease.reason_not_to_upload(Node(1, 2), "a") is None, "undeclared: it sends, and does not commit"
+    await later.lease.reason_not_to_upload(None, "b")
     if has_learned:
         with pytest.raises(Fenced, match="node 0 of attempt a does not hold the prefix"):
-            await one.lease.objection(Node(1, 2), "a")
+            await one.lease.reason_not_to_upload(Node(1, 2), "a")
     else:
-        assert "does not hold the prefix" in (await one.lease.objection(Node(1, 2), "a") or "")
-    assert await one.lease.objection(Node(1, 2), "b") is None
+        assert "does not hold the prefix" in (await one.lease.reason_not_to_upload(Node(1, 2), "a") or "")
+    assert await one.lease.reason_not_to_upload(Node(1, 2), "b") is None
 
 
 async def test_a_node_gives_up_an_attempt_that_was_never_declared_once_its_trainer_is_in_a_later_one(
@@ -241,11 +242,11 @@ async def test_a_node_gives_up_an_attempt_that_was_never_declared_once_its_train
     lost, present = "20260101T000001Z-aaaaaa", "20260101T000002Z-bbbbbb"
     zero, one = (Pod(store, executor, f"later-{index}", node=Node(index, 2)) for index in (0, 1))
     await zero.lease.settle()
-    await zero.lease.objection(None, present)
-    assert "does not hold the prefix" in (await one.lease.objection(Node(1, 2), lost) or "")
-    assert await one.lease.objection(Node(1, 2), present) is None
+    await zero.lease.reason_not_to_upload(None, present)
+    assert "does not hold the prefix" in (await one.lease.reason_not_to_upload(Node(1, 2), lost) or "")
+    assert await one.lease.reason_not_to_upload(Node(1, 2), present) is None
     with pytest.raises(Fenced, match=f"left it for {present}"):
-        await one.lease.objection(Node(1, 2), lost)
+        await one.lease.reason_not_to_upload(Node(1, 2), lost)
 
 
 async def test_a_damaged_document_is_waited_for_by_other_nodes_and_written_again_by_the_holder(
@@ -253,15 +254,15 @@ async def test_a_damaged_document_is_waited_for_by_other_nodes_and_written_again
 ) -> None:
     zero, one = (Pod(store, executor, f"pod-{index}", node=Node(index, 2)) for index in (0, 1))
     await zero.lease.settle()
-    await zero.lease.objection(Node(0, 2), "a")
+    await zero.lease.reason_not_to_upload(Node(0, 2), "a")
     store.put(keys.RUN, b"[]")
     with pytest.raises(UnreadableRun, match=r"run\.json is not this system's: .* delete it, and it is written again"):
-        await one.lease.objection(Node(1, 2), "a")
-    assert "run.json is not this system's" in (await one.lease.why_not_commit(Node(1, 2), "a") or "")
+        await one.lease.reason_not_to_upload(Node(1, 2), "a")
+    assert "run.json is not this system's" in (await one.lease.reason_not_to_commit(Node(1, 2), "a") or "")
     await zero.lease.renew(round(CHECK_S))
     assert (read(store).holder, read(store).epoch, read(store).attempts) == ("pod-0", 1, ("a",))
-    assert await one.lease.objection(Node(1, 2), "a") is None
-    assert await one.lease.why_not_commit(Node(1, 2), "a") is None
+    assert await one.lease.reason_not_to_upload(Node(1, 2), "a") is None
+    assert await one.lease.reason_not_to_commit(Node(1, 2), "a") is None
 
 
 async def test_a_pod_that_has_said_that_it_has_ended_commits_nothing(store: FileStore, executor: StoreExecutor) -> None:
@@ -270,7 +271,7 @@ async def test_a_pod_that_has_said_that_it_has_ended_commits_nothing(store: File
     pod.deadline_in_s = 20.0
     await pod.lease.release()
     with pytest.raises(Fenced, match="this pod has ended"):
-        await pod.lease.require_held()
+        await pod.lease.require_not_fenced()
 
 
 async def test_a_store_that_is_away_does_not_end_the_wait_of_other_nodes(store: FileStore, executor: StoreExecutor) -> None:
@@ -285,4 +286,4 @@ async def test_a_store_that_is_away_does_not_end_the_wait_of_other_nodes(store: 
 
     one.lease._documents._store = Away()  # type: ignore[assignment]
     with pytest.raises(StoreUnavailable):
-        await one.lease.objection(Node(1, 2), "a")
+        await one.lease.reason_not_to_upload(Node(1, 2), "a")

@@ -39,7 +39,7 @@ async def test_a_pod_that_is_ending_is_waited_for_until_it_says_that_it_has_ende
         if later.now_s < 3 * SILENCE_S:
             await earlier.lease.renew(2)
         else:
-            await earlier.lease.require_held()
+            await earlier.lease.require_not_fenced()
             await earlier.lease.release()
 
     later.on_sleep = beat_and_end
@@ -68,7 +68,7 @@ async def test_a_pod_that_is_ending_itself_leaves_the_earlier_one_half_of_its_ti
     later.on_sleep = functools.partial(earlier.lease.renew, 2)
     await later.lease.wait_for_ending()
     assert later.now_s == 20
-    await earlier.lease.require_held()
+    await earlier.lease.require_not_fenced()
 
 
 async def test_of_many_that_take_over_at_once_one_holds_the_prefix_in_the_end(
@@ -76,7 +76,7 @@ async def test_of_many_that_take_over_at_once_one_holds_the_prefix_in_the_end(
 ) -> None:
     pods = [Pod(store, executor, f"pod-{number}") for number in range(8)]
     await asyncio.gather(*(pod.lease.settle() for pod in pods), return_exceptions=True)
-    held = await asyncio.gather(*(pod.lease.require_held() for pod in pods), return_exceptions=True)
+    held = await asyncio.gather(*(pod.lease.require_not_fenced() for pod in pods), return_exceptions=True)
     assert sum(each is None for each in held if not isinstance(each, Fenced)) == 1
 
 
@@ -88,7 +88,7 @@ async def test_a_pod_that_was_cut_off_before_its_first_claim_does_not_fence_its_
     await later.lease.settle()
     with pytest.raises(Fenced, match=r"a later pod of this job \(later\)"):
         await earlier.lease.settle()
-    await later.lease.require_held()
+    await later.lease.require_not_fenced()
     again = Pod(store, executor, "earlier")  # its sidecar starts again, and the pod is as old as before
     again.started_s = 3 * START_TOLERANCE_S
     with pytest.raises(Fenced):
@@ -133,7 +133,7 @@ async def test_a_pod_that_goes_does_not_fence_one_that_started_at_about_the_same
     with pytest.raises(Fenced, match="staying"):
         await going.lease.settle()
     assert going.now_s == 1
-    await staying.lease.require_held()
+    await staying.lease.require_not_fenced()
 
 
 @pytest.mark.parametrize("left_s", [20.0, SILENCE_S + UPLOAD_S, SILENCE_S + UPLOAD_S - 1])
@@ -181,7 +181,7 @@ async def test_a_pod_that_goes_does_not_fence_one_that_has_claimed_and_says_so_l
     going.on_sleep = staying.lease.settle
     with pytest.raises(Fenced, match="staying"):
         await going.lease.settle()
-    await staying.lease.require_held()
+    await staying.lease.require_not_fenced()
 
 
 async def test_a_pod_that_started_after_one_that_was_cut_off_takes_over_from_its_late_claim(
@@ -191,7 +191,7 @@ async def test_a_pod_that_started_after_one_that_was_cut_off_takes_over_from_its
     earlier.started_s, later.started_s = 1000.0, 500.0
     await earlier.lease.settle()
     await later.lease.settle()
-    await later.lease.require_held()
+    await later.lease.require_not_fenced()
     assert read(store).holder == "later"
 
 
@@ -240,20 +240,20 @@ async def test_of_two_pods_the_later_one_holds_the_prefix_wherever_the_earlier_o
     with contextlib.suppress(Fenced):
         await earlier.lease.wait_for_ending()
         await earlier.lease.settle()
-        await earlier.lease.require_held()
+        await earlier.lease.require_not_fenced()
     if not later.lease.is_held:  # the earlier one was never cut off
         assert cut_off._left >= 0
         return
-    await later.lease.require_held()
+    await later.lease.require_not_fenced()
     await later.lease.renew(round(CHECK_S))
     assert read(store).holder == "later"
     with pytest.raises(Fenced):
-        await earlier.lease.require_held()
+        await earlier.lease.require_not_fenced()
     again = Pod(store, executor, "earlier")
     again.started_s = 200 * START_TOLERANCE_S
     with pytest.raises(Fenced):
         await again.lease.settle()
-    await later.lease.require_held()
+    await later.lease.require_not_fenced()
 
 
 async def cut_off_while_another_claims(
@@ -287,10 +287,10 @@ async def test_a_replacement_whose_claim_was_written_just_after_that_of_the_earl
     """Both claimed the same epoch: it was fenced for good, and the earlier pod went on."""
     later, earlier, error = await cut_off_while_another_claims(store, executor, at=at, started_s=(100.0, 100.0 + older_s))
     assert error is None
-    await later.lease.require_held()
+    await later.lease.require_not_fenced()
     assert read(store).holder == "pod"
     with pytest.raises(Fenced):
-        await earlier.lease.require_held()
+        await earlier.lease.require_not_fenced()
 
 
 async def test_a_replacement_that_died_just_after_its_claim_takes_over_when_it_starts_again(
@@ -301,9 +301,9 @@ async def test_a_replacement_that_died_just_after_its_claim_takes_over_when_it_s
     await earlier.lease.settle()
     store.put(Claim(1, later.lease._holder.id).key, b'{"format": 1, "holder": "later", "age_s": 1}')
     await later.lease.settle()
-    await later.lease.require_held()
+    await later.lease.require_not_fenced()
     with pytest.raises(Fenced):
-        await earlier.lease.require_held()
+        await earlier.lease.require_not_fenced()
 
 
 async def test_an_earlier_pod_whose_claim_counts_as_the_first_withdraws_it(
@@ -321,7 +321,7 @@ async def test_an_earlier_pod_whose_claim_counts_as_the_first_withdraws_it(
     )
     assert isinstance(error, Fenced)
     assert not earlier.lease.is_held
-    await later.lease.require_held()
+    await later.lease.require_not_fenced()
 
 
 async def test_without_a_name_the_second_of_two_that_claim_at_once_is_refused_and_not_fenced(
@@ -332,7 +332,7 @@ async def test_without_a_name_the_second_of_two_that_claim_at_once_is_refused_an
     assert isinstance(error, ConfigurationError)
     assert "is being written by another job (other)" in str(error)
     assert not second.lease.fenced.is_set()
-    await first.lease.require_held()
+    await first.lease.require_not_fenced()
     assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, first.lease._holder.id).key]
 
 
@@ -365,7 +365,7 @@ async def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(store
             await earlier.lease.renew(2)
             next_s = later.now_s + 47
         if later.now_s > 250 and not earlier.lease._is_released:
-            await earlier.lease.require_held()
+            await earlier.lease.require_not_fenced()
             await earlier.lease.release()
 
     later.on_sleep = flushes

@@ -59,16 +59,16 @@ async def test_a_lone_pod_that_is_told_to_end_writes_nothing_beside_a_holder_tha
     second.deadline_in_s = SILENCE_S + 1
     await second.lease.settle()
     assert not second.lease.is_held
-    for why_not in (await second.lease.objection(Node(), "a"), await second.lease.why_not_commit(Node(), "a")):
+    for why_not in (await second.lease.reason_not_to_upload(Node(), "a"), await second.lease.reason_not_to_commit(Node(), "a")):
         assert "the prefix is held by first" in (why_not or "")
     await second.lease.renew(round(CHECK_S))
     await second.lease.release()
-    await first.lease.require_held()
+    await first.lease.require_not_fenced()
     assert read(store).holder == "first"
     first.deadline_in_s = 5.0
     await first.lease.renew(1)  # the holder is terminating, too
-    assert await second.lease.objection(Node(), "a") is None
-    assert await second.lease.why_not_commit(Node(), "a") is None
+    assert await second.lease.reason_not_to_upload(Node(), "a") is None
+    assert await second.lease.reason_not_to_commit(Node(), "a") is None
 
 
 async def test_a_pod_with_time_enough_takes_over_from_a_silent_holder_while_it_is_terminating(
@@ -97,7 +97,7 @@ async def test_a_pod_that_is_drained_while_it_watches_does_not_fence_a_holder_th
     second.on_sleep = drained
     with pytest.raises(Fenced):
         await second.lease.settle()
-    await first.lease.require_held()
+    await first.lease.require_not_fenced()
 
 
 async def test_a_lone_pod_whose_index_only_its_markers_name_claims_nothing_and_waits_for_nobody(
@@ -106,5 +106,5 @@ async def test_a_lone_pod_whose_index_only_its_markers_name_claims_nothing_and_w
     await Pod(store, executor, "earlier", job=None).lease.settle()
     later = Pod(store, executor, "later", job=None)
     later.lease.begin(read(store), Holder("later", is_unique=True, node=None, job=None, run_id=None))
-    assert await later.lease.objection(Node(), "a") is None
-    assert await later.lease.why_not_commit(Node(), "a") is None
+    assert await later.lease.reason_not_to_upload(Node(), "a") is None
+    assert await later.lease.reason_not_to_commit(Node(), "a") is None

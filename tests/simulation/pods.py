@@ -15,6 +15,7 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
 from sidecar.core.format.manifest import Commit, FileEntry
 from sidecar.core.lifecycle.states import PENDING, State
+from sidecar.lifecycle.lease import NoLease
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
 from sidecar.upload.context import Clock, StoreLimits, UploadContext
@@ -75,7 +76,7 @@ class FilesOf:
         return self.checksums(path, ranges) == wanted
 
 
-class Staying:
+class Staying(NoLease):
     """The surroundings of the uploads: the pod stays, may write, and found nothing damaged at a resume."""
 
     quarantined: frozenset[str] = frozenset()
@@ -91,12 +92,6 @@ class Staying:
 
     def attempt(self) -> str:
         return self._attempt
-
-    async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
-        return None
-
-    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
-        return None
 
 
 class NothingEarly:

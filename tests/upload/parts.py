@@ -10,6 +10,7 @@ from pathlib import Path
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.format.found_checkpoint import FoundFile
+from sidecar.lifecycle.lease import NoLease
 from sidecar.store.protocol import Part, Store
 from sidecar.store.slice import FileSlice
 from sidecar.transfer.executor import StoreExecutor
@@ -26,7 +27,6 @@ from sidecar.upload.send.store_link import StoreLink
 from sidecar.volume.opener import Folder
 from sidecar.volume.unfinished import Unfinished
 from tests.store.memory import MemoryStore
-from trainer_hook.contract import Node
 
 PART_BYTES = 1000
 
@@ -101,7 +101,7 @@ async def ended(one: FileTransfer) -> None:
     one.journal.close()
 
 
-class LastingPod:
+class LastingPod(NoLease):
     """It stays, may write, and found nothing damaged."""
 
     quarantined: frozenset[str] = frozenset()
@@ -114,12 +114,6 @@ class LastingPod:
 
     def attempt(self) -> str:
         return "0"
-
-    async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
-        return None
-
-    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
-        return None
 
 
 def uploads(store: Store, running: StoreExecutor) -> UploadContext:

@@ -255,13 +255,13 @@ async def test_an_objection_is_waited_for_and_said(
 ) -> None:
     objections, said = ["another job writes here", None], []
 
-    async def objection(self: LastingPod, node: Node | None, attempt: str, **_: bool) -> str | None:
+    async def reason_not_to_upload(self: LastingPod, node: Node | None, attempt: str, **_: bool) -> str | None:
         return objections.pop(0)
 
     async def sleep(wait_s: float) -> None:
         said.append(tracked_by(context).reason)
 
-    monkeypatch.setattr(LastingPod, "objection", objection)
+    monkeypatch.setattr(LastingPod, "reason_not_to_upload", reason_not_to_upload)
     context = uploads(MemoryStore(), running)
     context = replace(context, clock=replace(context.clock, sleep=sleep))
     tracked = await run(context, Versions(tmp_path))

@@ -165,7 +165,7 @@ def declared_later(attempts: Sequence[str], attempt: str, than: str) -> bool | N
     return order.get(attempt, -1) > order.get(than, -1)
 
 
-def why_not(run: Run, *, me: str, index: int, attempt: str, job: str | None) -> str | None:
+def refusal(run: Run, *, me: str, index: int, attempt: str, job: str | None) -> str | None:
     """Return why a node of a job with several nodes may not write a checkpoint yet, or ``None``.
 
     Only node 0 holds the prefix, so only node 0 of a second job is refused, and only an earlier node 0 is fenced. Others write

@@ -31,12 +31,13 @@ from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Commit, Manifest, decode_manifest, encode, too_large
 from sidecar.errors import AlreadyExists, NeverDurable, NotFound, Stopped, Undeclared
+from sidecar.lifecycle.lease import Lease
 from sidecar.repository.documents import StoredCommit, is_of, named_in
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.commit_poll import CommitPoll
 from sidecar.upload.commit.manifest_collector import ManifestCollector, Read
-from sidecar.upload.commit.revocation import LeaseCheck, Revocation
+from sidecar.upload.commit.revocation import Revocation
 from sidecar.upload.commit.sweeper import Sweeper
 from sidecar.upload.send.journal import Journal
 from trainer_hook.contract import ContractError, Node, rfc3339
@@ -64,7 +65,7 @@ class Committer(Revocation):
         store: Store,
         executor: StoreExecutor,
         *,
-        lease: LeaseCheck | None = None,
+        lease: Lease | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         epoch: Callable[[], float] = time.time,
@@ -108,8 +109,8 @@ class Committer(Revocation):
             return there.commit.attempt != checkpoint.attempt  # superseded by another attempt, not lost
         damaged = await self.damaged(there.commit) if thoroughly and of in self._written else []
         if damaged:
-            if (why_not := await self.lease.why_not_commit(checkpoint.node, checkpoint.attempt)) is not None:
-                raise Undeclared(why_not)
+            if (reason := await self.lease.reason_not_to_commit(checkpoint.node, checkpoint.attempt)) is not None:
+                raise Undeclared(reason)
             log.error("commit_taken_back", checkpoint=checkpoint.name, damaged=damaged[:8], hint="it is uploaded again")
             await self.revoke_commit(checkpoint.name, judged=there)
             return False
@@ -152,7 +153,7 @@ class Committer(Revocation):
         for progress in (*sent.uploads.values(), *sent.void):
             await self._executor.once(self._store.abort_upload, progress.key, progress.upload_id)
         if sent.entries and whole_files:
-            await self.lease.require_held()  # a later pod may be sending the step's files, before its first manifest
+            await self.lease.require_not_fenced()  # a later pod may be sending the step's files, before its first manifest
             await self._executor.once(self._store.delete, [entry.key for entry in sent.entries.values()])
 
     async def withdraw_earlier(self, checkpoint: Finished, before: Manifest | None) -> bool:
@@ -286,11 +287,11 @@ class Committer(Revocation):
         name, attempt, node, asked_s = checkpoint.name, checkpoint.attempt, checkpoint.node, self._clock()
         # At the same time: the question costs no time beside the listing.
         listed = self._executor.persistently(self._listing, name)
-        listing, why_not = await self._executor.together((listed, self.lease.why_not_commit(node, attempt)))
+        listing, reason = await self._executor.together((listed, self.lease.reason_not_to_commit(node, attempt)))
         if keys.commit(name) in listing and (there := await self.stored_commit(name)) is not None:
             return await self._compare_commit(checkpoint, poll, there)
-        if why_not is not None:
-            return Wait(why_not)
+        if reason is not None:
+            return Wait(reason)
         if digests:
             await poll.collector.read_digests(digests)
         etags = {key: there.etag for key, there in listing.items()}
@@ -330,8 +331,8 @@ class Committer(Revocation):
         """
 
         async def check() -> None:
-            if (why_not := await self.lease.why_not_commit(node, commit.attempt)) is not None:
-                raise _NotYet(why_not)
+            if (reason := await self.lease.reason_not_to_commit(node, commit.attempt)) is not None:
+                raise _NotYet(reason)
 
         if (why := too_large(commit, files=files)) is not None:
             raise NeverDurable(why)

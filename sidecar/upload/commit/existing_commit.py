@@ -147,8 +147,8 @@ class ExistingCommit:
 
     async def _revoke_commit(self, checkpoint: Finished, there: StoredCommit) -> None:
         # What may not be committed now replaces nothing. Reading the files may have taken long since that was asked.
-        if (why_not := await self._committer.lease.why_not_commit(checkpoint.node, checkpoint.attempt)) is not None:
-            raise Outdated(why_not)
+        if (reason := await self._committer.lease.reason_not_to_commit(checkpoint.node, checkpoint.attempt)) is not None:
+            raise Outdated(reason)
         if not await self._committer.revoke_commit(checkpoint.name, judged=there):
             raise Outdated(f"another save of {checkpoint.name} was committed meanwhile")
 

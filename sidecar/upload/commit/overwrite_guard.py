@@ -58,7 +58,7 @@ class OverwriteGuard:
             if not asks_now and self._clock() - self._checked_s < VALID_S:
                 return
             asked_s = self._clock()  # taken before the request: the answer may be late
-            await self._committer.lease.require_held(self._node, self._writing[0] or None)
+            await self._committer.lease.require_not_fenced(self._node, self._writing[0] or None)
             there = await self._committer.stored_commit(self._name)
             if there is not None and not self._is_ours(there):
                 raise Outdated(f"another save of {self._name} was committed meanwhile")

@@ -4,70 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from sidecar.core.commit.commit import attempt_of
 from sidecar.core.commit.remainder import is_remainder, last_write
 from sidecar.core.format import keys
 from sidecar.core.format.manifest import BegunDeletion, decode_begun_deletion, encode
 from sidecar.errors import AccessRefused, AlreadyExists, NotFound, UnusableNow
+from sidecar.lifecycle.lease import Lease, NoLease
 from sidecar.repository.documents import Documents, StoredCommit
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from trainer_hook.contract import ContractError, Node
-
-
-class LeaseCheck(Protocol):
-    """Lease of the prefix, checked before commits and deletions."""
-
-    async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
-        """Return if no later pod of the job has taken the prefix over.
-
-        Raises:
-            Fenced: One has.
-        """
-        ...
-
-    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
-        """Return why the commit of a checkpoint has to wait, or ``None``: it may be written now.
-
-        Raises:
-            Fenced: A later pod has taken the prefix over.
-        """
-        ...
-
-    def epoch_of(self, attempt: str) -> int | None:
-        """Return the epoch of the prefix under which this pod's trainer writes an attempt; ``None``: unknown."""
-        ...
-
-    def is_later(self, attempt: str, than: str) -> bool | None:
-        """Whether an attempt is later than another one, whatever the clocks say; ``None``: unknown."""
-        ...
-
-
-class NoLease:
-    """Lease of a store without other pods."""
-
-    async def require_held(self, node: Node | None = None, attempt: str | None = None) -> None:
-        """Return at once."""
-
-    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
-        """Return ``None``."""
-        return None
-
-    def epoch_of(self, attempt: str) -> int | None:
-        """Return ``None``."""
-        return None
-
-    def is_later(self, attempt: str, than: str) -> bool | None:
-        """Return ``None``."""
-        return None
+from trainer_hook.contract import ContractError
 
 
 class Revocation(Documents):
     """Revokes commits, so that their steps can be written again or deleted."""
 
-    def __init__(self, store: Store, executor: StoreExecutor, *, lease: LeaseCheck | None = None) -> None:
+    def __init__(self, store: Store, executor: StoreExecutor, *, lease: Lease | None = None) -> None:
         """Start. ``lease``: checked before each revocation; ``None``: there is no other pod."""
         super().__init__(store, executor)
         self.lease = lease or NoLease()
@@ -85,7 +38,7 @@ class Revocation(Documents):
         Raises:
             Fenced: A later pod of the job has taken the prefix over.
         """
-        await self.lease.require_held()
+        await self.lease.require_not_fenced()
         there = await self.stored_commit(name)
         if there is None:
             return True
@@ -93,7 +46,7 @@ class Revocation(Documents):
             return False
 
         async def check() -> None:  # an earlier try may have succeeded, and another node may have committed since
-            await self.lease.require_held()
+            await self.lease.require_not_fenced()
             now = await self.stored_commit(name)
             if now is not None and now.crc64nvme != there.crc64nvme:
                 raise AlreadyExists(keys.commit(name))
@@ -141,7 +94,7 @@ class Revocation(Documents):
             begun = decode_begun_deletion(await self._executor.persistently(self._store.get, key), key=key)
         except (NotFound, ContractError, UnusableNow):
             return False
-        await self.lease.require_held()
+        await self.lease.require_not_fenced()
         left = await self._executor.persistently(self._modified, name)
         if not is_remainder(name, left, before=begun.last_write) or await self.stored_commit(name) is not None:
             return False
@@ -153,7 +106,7 @@ class Revocation(Documents):
         modified = await self._executor.persistently(self._modified, name)
         at = last_write(modified)
         if keys.commit(name) in modified and at is not None:
-            await self.lease.require_held()
+            await self.lease.require_not_fenced()
             await self._executor.persistently(self._record_deletion, name, BegunDeletion(last_write=at))
 
     def _record_deletion(self, name: str, begun: BegunDeletion) -> None:
@@ -179,7 +132,7 @@ class Revocation(Documents):
         """
 
         async def check() -> None:
-            await self.lease.require_held()
+            await self.lease.require_not_fenced()
             if await self.stored_commit(name) is not None:  # committed while the store did not answer
                 raise AlreadyExists(keys.commit(name))
 

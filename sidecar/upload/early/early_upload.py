@@ -306,14 +306,13 @@ class EarlyUploads:
 
     async def _check_permission(self, early: _Early) -> None:
         try:
-            objection = await self._objection()
-            early.allowed = objection is None and await self._is_untouched(early)
+            early.allowed = await self._reason_to_wait() is None and await self._is_untouched(early)
         except (StoreError, Fenced):
             early.allowed = False
         self._woken.set()
 
-    async def _objection(self) -> str | None:
-        return await self._context.lease.objection(None, self._context.pod.attempt())
+    async def _reason_to_wait(self) -> str | None:
+        return await self._context.lease.reason_not_to_upload(None, self._context.pod.attempt())
 
     def _is_impossible(self, name: str, files: Sequence[FoundFile]) -> bool:
         """Whether the store will never take one of the files: its request would be tried again for ever."""
@@ -353,14 +352,14 @@ class EarlyUploads:
         if not early.journal.stamps and not early.journal.void:
             return True
         try:
-            if (objection := await self._objection()) is None:
+            if (reason := await self._reason_to_wait()) is None:
                 is_free = await self._is_untouched(early)
                 await self._context.committer.discard(early.journal, whole_files=is_free)
         except (StoreError, Fenced) as error:
-            objection = str(error)
-        if objection is not None:
-            log.warning("early_upload_not_removed", checkpoint=early.name, error=objection, hint="it is retried")
-        return objection is None
+            reason = str(error)
+        if reason is not None:
+            log.warning("early_upload_not_removed", checkpoint=early.name, error=reason, hint="it is retried")
+        return reason is None
 
 
 def _place(early: _Early, *, terminating: bool) -> Waiting:

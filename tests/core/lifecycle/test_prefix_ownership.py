@@ -19,7 +19,7 @@ from sidecar.core.lifecycle.prefix_ownership import (
     declared_later,
     first_found,
     may_hold,
-    why_not,
+    refusal,
     with_attempt,
 )
 
@@ -100,27 +100,27 @@ def test_an_attempt_that_is_declared_is_not_forgotten_for_being_the_earliest() -
 
 def test_other_nodes_write_what_node_0_said_is_its_own_and_node_0_says_it_while_it_holds_the_prefix() -> None:
     run = with_attempt(Run("r", holder="first"), "a-1")
-    assert why_not(run, me="first", index=0, attempt="a-2", job=None) is None
-    assert why_not(run, me="other", index=1, attempt="a-1", job=None) is None
-    refused = why_not(run, me="other", index=1, attempt="b-1", job=None)
+    assert refusal(run, me="first", index=0, attempt="a-2", job=None) is None
+    assert refusal(run, me="other", index=1, attempt="a-1", job=None) is None
+    refused = refusal(run, me="other", index=1, attempt="b-1", job=None)
     assert refused is not None
     assert "attempt b-1" in refused
     assert "first" in refused
-    assert "first" in (why_not(run, me="second", index=0, attempt="b-1", job=None) or "")
-    assert why_not(replace(run, ending=True), me="second", index=0, attempt="b-1", job=None) is None
+    assert "first" in (refusal(run, me="second", index=0, attempt="b-1", job=None) or "")
+    assert refusal(replace(run, ending=True), me="second", index=0, attempt="b-1", job=None) is None
 
 
 def test_a_node_of_a_known_job_does_not_wait_for_the_first_declaration_of_node_0() -> None:
     run = Run("r", holder="first")
-    assert why_not(run, me="other", index=1, attempt="a-1", job="team/train") is None
-    assert why_not(run, me="other", index=1, attempt="a-1", job=None) == (
+    assert refusal(run, me="other", index=1, attempt="a-1", job="team/train") is None
+    assert refusal(run, me="other", index=1, attempt="a-1", job=None) == (
         "node 0 of attempt a-1 does not hold the prefix (first does): "
         "if its sidecar was refused, give this job its own prefix in CKPT_STORE"
     )
-    assert why_not(replace(run, holder=None, attempts=("b-1",)), me="other", index=1, attempt="a-1", job="team/train") == (
+    assert refusal(replace(run, holder=None, attempts=("b-1",)), me="other", index=1, attempt="a-1", job="team/train") == (
         "node 0 of attempt a-1 does not hold the prefix: if its sidecar was refused, give this job its own prefix in CKPT_STORE"
     )
-    assert why_not(run, me="other", index=0, attempt="a-1", job=None) == (
+    assert refusal(run, me="other", index=0, attempt="a-1", job=None) == (
         "the prefix is held by first: a later pod of this job, or another job; "
         "set CKPT_RUN_ID or JOB_NAME, so that pods know their job"
     )

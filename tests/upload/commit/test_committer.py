@@ -17,6 +17,7 @@ from sidecar.core.format import manifest as manifest_module
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry
 from sidecar.errors import NeverDurable, NotFound, StoreUnavailable
+from sidecar.lifecycle.lease import NoLease
 from sidecar.repository.documents import StoredCommit
 from sidecar.store.protocol import Stored
 from sidecar.transfer.executor import StoreExecutor
@@ -25,7 +26,6 @@ from sidecar.transfer.rate_gate import RateGate
 from sidecar.upload.commit.committer import MAX_POLLS, Committer, manifest_of
 from sidecar.upload.commit.existing_commit import ExistingCommit
 from sidecar.upload.commit.overwrite_guard import Outdated
-from sidecar.upload.commit.revocation import NoLease
 from tests.store.memory import MemoryStore
 from trainer_hook.contract import Node
 
@@ -316,7 +316,7 @@ class Undecided(NoLease):
     def __init__(self) -> None:
         self.reason: str | None = None
 
-    async def why_not_commit(self, node: Node, attempt: str) -> str | None:
+    async def reason_not_to_commit(self, node: Node, attempt: str) -> str | None:
         return self.reason
 
 

@@ -32,7 +32,7 @@ class _FencedPod(LastingPod):
 
     asked = 0
 
-    async def objection(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
+    async def reason_not_to_upload(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
         self.asked += 1
         raise Fenced("a later pod of this job has taken it over")
 

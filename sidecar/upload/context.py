@@ -106,36 +106,17 @@ class UploadContext:
         """
         if node is not None:
             self.shared_paths.has_other_nodes = node.count > 1
-        observer = _Observer(self, name, on_wrong, tracked)
+
+        def progressed(arrived_bytes: int, sent_bytes: int) -> None:
+            self.flush.arrived(name, arrived_bytes)
+            if tracked is not None:
+                tracked.set_sent_bytes(sent_bytes)
+
         return FileTransfer(
             name,
             StoreLink(self.store, self.limits.known, self.executor, self.deduplicator, self.shared_paths),
             payloads=self.payloads(name, source),
             journal=journal,
             guard=guard,
-            observer=observer,
+            observer=TransferObserver(progressed, self.news.set, on_wrong, self.limits.part_refused),
         )
-
-
-class _Observer(TransferObserver):
-    """Passes the progress of one transfer to the flush control, the catalog and the queue."""
-
-    def __init__(self, context: UploadContext, name: str, on_wrong: Callable[[], object], tracked: Tracked | None) -> None:
-        self._context = context
-        self._name = name
-        self._on_wrong = on_wrong
-        self._tracked = tracked
-
-    def progressed(self, arrived_bytes: int, *, sent_bytes: int) -> None:
-        self._context.flush.arrived(self._name, arrived_bytes)
-        if self._tracked is not None:
-            self._tracked.set_sent_bytes(sent_bytes)
-
-    def changed(self) -> None:
-        self._context.news.set()
-
-    def sent_wrong_bytes(self) -> None:
-        self._on_wrong()
-
-    def part_refused(self, number: int) -> None:
-        self._context.limits.part_refused(number)

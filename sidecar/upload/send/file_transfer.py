@@ -376,7 +376,7 @@ class FileTransfer:
         self._progressed(size_bytes)
 
     def _progressed(self, arrived_bytes: int) -> None:
-        self._observer.progressed(arrived_bytes, sent_bytes=self.sent_bytes())
+        self._observer.progressed(arrived_bytes, self.sent_bytes())
 
     def _stored(self, upload: Upload, stored: Stored, crc: int, *, part_bytes: int, first_crc: int) -> None:
         self._record(upload, stored, crc, part_bytes=part_bytes, first_crc=first_crc)

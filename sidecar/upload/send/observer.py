@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 
+
+def _ignore(*_: object) -> None:
+    """Take no note."""
+
+
+@dataclass(frozen=True, slots=True)
 class TransferObserver:
-    """Observer of a transfer; this one ignores all notifications. All methods are called from the event loop."""
+    """Functions that a transfer calls from the event loop; by default they do nothing."""
 
-    def progressed(self, arrived_bytes: int, *, sent_bytes: int) -> None:
-        """Take note of bytes that arrived in the store, or of a file that is sent again.
-
-        Args:
-            arrived_bytes: Number of those that this transfer has just sent.
-            sent_bytes: Number of bytes of the checkpoint in the store; smaller than before if a file is sent again.
-        """
-
-    def changed(self) -> None:
-        """Take note of a change that may affect the order of uploads."""
-
-    def sent_wrong_bytes(self) -> None:
-        """Take note that a file differs from its early upload."""
-
-    def part_refused(self, number: int) -> None:
-        """Take note that the store refused a part by its number."""
+    progressed: Callable[[int, int], object] = _ignore
+    """Called with the number of bytes that have just arrived in the store, and with the number of all bytes of the checkpoint
+    there, which is smaller than before if a file is sent again."""
+    changed: Callable[[], object] = _ignore
+    """Called on a change that may affect the order of uploads."""
+    sent_wrong_bytes: Callable[[], object] = _ignore
+    """Called when a file differs from its early upload."""
+    part_refused: Callable[[int], object] = _ignore
+    """Called with the number of a part that the store refused by its number."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from sidecar.core.lifecycle.prefix_ownership import Run, Seen, awaits_declaration, began_after, declared_later, with_attempt
+from sidecar.core.lifecycle.prefix_ownership import Run, Seen, awaits_declaration, began_after, with_attempt
 
 
 class KnownAttempts:
@@ -38,7 +38,3 @@ class KnownAttempts:
     def awaits_declaration(self, run: Run, attempt: str, *, claimed_epoch: int = 0) -> str | None:
         """Do as ``prefix_ownership.awaits_declaration``, with the epoch under which the attempt was declared."""
         return awaits_declaration(run, claimed_epoch=claimed_epoch, attempt=attempt, known_epoch=self.epochs.get(attempt))
-
-    def is_later(self, attempt: str, than: str, *, run: Run | None) -> bool | None:
-        """Whether an attempt was declared after another one; ``None``: unknown. ``run``: of the holder, if another."""
-        return declared_later(self.declared if run is None else run.attempts, attempt, than)

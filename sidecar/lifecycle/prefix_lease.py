@@ -11,7 +11,7 @@ from dataclasses import replace
 import structlog
 
 from sidecar.core.lifecycle.fencing import ENDING_BEAT_S, Claim, Holder, fencing_claim, obsolete
-from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, Ownership, Run, Seen, refusal
+from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, Ownership, Run, Seen, declared_later, refusal
 from sidecar.errors import Fenced, StoreError, Undeclared, UnreadableRun
 from sidecar.lifecycle.known_attempts import KnownAttempts
 from sidecar.lifecycle.lease_documents import LeaseDocuments, start_errors
@@ -31,7 +31,11 @@ FIRST = Node(0, 2)
 
 
 class PrefixLease:
-    """A pod's ``Lease``. Node 0 holds it for all nodes and declares its attempts; the others accept those alone."""
+    """A pod's ``Lease``. Node 0 holds it for all nodes and declares its attempts; the others accept those alone.
+
+    Its state: the run as it was read or written last (``LeaseDocuments``), this pod as a holder and its claim, if it has taken
+    the prefix over, and the declared attempts (``KnownAttempts``).
+    """
 
     def __init__(
         self,
@@ -42,9 +46,8 @@ class PrefixLease:
         found_in: Mapping[str, int] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Start without a run; ``begin`` it first. ``found_in``: scan of the volume that found each attempt first."""
+        """Start with a nameless run; ``begin`` the real one first. ``found_in``: scan that found each attempt first."""
         self._attempts = KnownAttempts(lambda: Seen(pod.present_attempt(), found_in or {}))
-        self._url = store.url
         self._executor = executor
         self._pod = pod
         self._clock = clock or Clock()
@@ -80,7 +83,7 @@ class PrefixLease:
     @property
     def fenced_by(self) -> str:
         """Who fenced this pod, as a sentence."""
-        return f"a later pod of this job ({self._documents.run.holder or 'unknown'}) has taken {self._url} over"
+        return f"a later pod of this job ({self._documents.run.holder or 'unknown'}) has taken {self._documents.url} over"
 
     @property
     def takes_over_at_once(self) -> bool:
@@ -98,7 +101,8 @@ class PrefixLease:
 
     def is_later(self, attempt: str, than: str) -> bool | None:
         """Whether an attempt is later than another one, as far as node 0 has declared them; ``None``: unknown."""
-        return self._attempts.is_later(attempt, than, run=self._documents.run if self._claim is None else None)
+        declared = self._documents.run.attempts if self._claim is None else self._attempts.declared
+        return declared_later(declared, attempt, than)
 
     def wake(self) -> None:
         """Look at once: the pod has got a termination notice."""
@@ -122,7 +126,7 @@ class PrefixLease:
             if not self.takes_over_at_once:
                 match await self._take_over.watch_holder(job=self._holder.job):
                     case Ownership.TWO_AT_ONCE:
-                        raise two_at_once(self._url, self._documents.run)
+                        raise two_at_once(self._documents.url, self._documents.run)
                     case Ownership.WATCH:
                         return
             claims = await self._take_over.claim()
@@ -236,6 +240,47 @@ class PrefixLease:
             async with asyncio.timeout(seconds):
                 await self.release()
 
+    async def reason_not_to_upload(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
+        """Return why the files must not be sent yet, or ``None``; see ``Lease``. Node 0 first declares the attempt its own.
+
+        Raises:
+            Fenced: A later pod of the job has taken the prefix over. A node above 0 knows it if its attempt was declared once,
+                or if it has left it for a later one.
+            StoreError: The store cannot be asked now.
+        """
+        if self.fenced.is_set():
+            raise Fenced(self.fenced_by)
+        node = node or self._node
+        if node.index > 0 and attempt in self._attempts.epochs:
+            if until_declared:
+                return await self.reason_not_to_commit(node, attempt)
+            try:
+                await self.require_not_fenced(node, attempt)
+            except Undeclared as error:
+                return str(error)
+        claims_nothing = self._holder.node is None  # its index is in the markers alone
+        if attempt in self._attempts.epochs or (node.count == 1 and (self._claim is not None or claims_nothing)):
+            return None
+        async with self._writes:
+            run = await self._executor.once(self._look)
+            reason = self._refusal(run, node, attempt, until_declared=until_declared)
+            if reason is not None:
+                if node.index > 0 and (later := self._attempts.left_for(attempt)) is not None:
+                    raise Fenced(f"node 0 never declared attempt {attempt}, and this node has left it for {later}")
+                return reason
+            if node.count == 1:
+                return None
+            if node.index == 0 and attempt not in run.attempts:
+                await self.require_not_fenced()
+                if self._claim is not None:  # also over a late write of an earlier pod
+                    run = replace(run, holder=self._holder.name, epoch=self._claim.epoch, attempts=self._attempts.declared)
+                run = self._attempts.declare(run, attempt)
+                self._attempts.declared = run.attempts  # also if the answer to the write is lost
+                await self._executor.once(self._documents.write, run)
+            if attempt in run.attempts:
+                self._attempts.epochs[attempt] = run.epoch
+        return None
+
     async def require_not_fenced(self, node: Node | None = None, attempt: str | None = None) -> None:
         """Return if no later pod of the job has taken the prefix over; see ``Lease``.
 
@@ -293,47 +338,6 @@ class PrefixLease:
         claims = await self._executor.persistently(self._documents.claims)
         if fencing_claim(claims, self._claim) is not None:
             raise await self._fence()
-
-    async def reason_not_to_upload(self, node: Node | None, attempt: str, *, until_declared: bool = False) -> str | None:
-        """Return why the files must not be sent yet, or ``None``; see ``Lease``. Node 0 first declares the attempt its own.
-
-        Raises:
-            Fenced: A later pod of the job has taken the prefix over. A node above 0 knows it if its attempt was declared once,
-                or if it has left it for a later one.
-            StoreError: The store cannot be asked now.
-        """
-        if self.fenced.is_set():
-            raise Fenced(self.fenced_by)
-        node = node or self._node
-        if node.index > 0 and attempt in self._attempts.epochs:
-            if until_declared:
-                return await self.reason_not_to_commit(node, attempt)
-            try:
-                await self.require_not_fenced(node, attempt)
-            except Undeclared as error:
-                return str(error)
-        claims_nothing = self._holder.node is None  # its index is in the markers alone
-        if attempt in self._attempts.epochs or (node.count == 1 and (self._claim is not None or claims_nothing)):
-            return None
-        async with self._writes:
-            run = await self._executor.once(self._look)
-            reason = self._refusal(run, node, attempt, until_declared=until_declared)
-            if reason is not None:
-                if node.index > 0 and (later := self._attempts.left_for(attempt)) is not None:
-                    raise Fenced(f"node 0 never declared attempt {attempt}, and this node has left it for {later}")
-                return reason
-            if node.count == 1:
-                return None
-            if node.index == 0 and attempt not in run.attempts:
-                await self.require_not_fenced()
-                if self._claim is not None:  # also over a late write of an earlier pod
-                    run = replace(run, holder=self._holder.name, epoch=self._claim.epoch, attempts=self._attempts.declared)
-                run = self._attempts.declare(run, attempt)
-                self._attempts.declared = run.attempts  # also if the answer to the write is lost
-                await self._executor.once(self._documents.write, run)
-            if attempt in run.attempts:
-                self._attempts.epochs[attempt] = run.epoch
-        return None
 
     def _refusal(self, run: Run, node: Node, attempt: str, *, until_declared: bool = False) -> str | None:
         """Return why this pod may not write a checkpoint, as ``run.json`` alone says it, or ``None``. Asks no store."""

@@ -11,6 +11,7 @@ from sidecar.catalog.inventory import Inventory
 from sidecar.catalog.scanner import Scanner
 from sidecar.daemon.settings import Settings
 from sidecar.daemon.state import DaemonState
+from sidecar.download.local_copies import LocalCopies
 from sidecar.download.quarantine import Quarantine
 from sidecar.download.request_worker import RequestWorker
 from sidecar.download.resume_service import ResumeService
@@ -70,14 +71,7 @@ class Services:
         self.catalog.observe(lambda t: self.quarantine.release(t.name, committed_at_s=t.committed_at_s))
         worker = self._request_worker()
         self.resume_service: Final = ResumeService(worker, self.store_reader, enabled=settings.resume != "off")
-        self.cleaner: Final = Cleaner(
-            settings=settings,
-            volume=self.volume,
-            catalog=self.catalog,
-            resume_service=self.resume_service,
-            local=worker.local,
-            retention=self._store_retention(),
-        )
+        self.cleaner: Final = self._cleaner(worker.local)
 
     def _request_worker(self) -> RequestWorker:
         return RequestWorker(
@@ -89,6 +83,16 @@ class Services:
             inventory=self.inventory,
             reader=self.store_reader,
             make_room=lambda wanted_bytes: self.cleaner.make_room(wanted_bytes),
+        )
+
+    def _cleaner(self, local: LocalCopies) -> Cleaner:
+        return Cleaner(
+            settings=self.settings,
+            volume=self.volume,
+            catalog=self.catalog,
+            resume_service=self.resume_service,
+            local=local,
+            retention=self._store_retention(),
         )
 
     def _store_retention(self) -> StoreRetention | None:

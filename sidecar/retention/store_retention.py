@@ -64,6 +64,36 @@ class RetentionPlan:
     """Names of the steps in the store without a readable commit."""
 
 
+class DeletionsUnderWay:
+    """Number of checkpoints that are being deleted, and whether another one may be."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._is_ending = False
+        self._ended = asyncio.Event()
+        self._ended.set()
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[bool]:
+        """Whether a deletion may begin. ``end`` waits for it."""
+        if self._is_ending:
+            yield False
+            return
+        self._count += 1
+        self._ended.clear()
+        try:
+            yield True
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._ended.set()
+
+    async def end(self) -> None:
+        """Let no further deletion begin, and return when those under way have ended."""
+        self._is_ending = True
+        await self._ended.wait()
+
+
 class StoreRetention:
     """Retention of one node. All nodes apply the same rule to the same documents, so concurrent runs have the same result."""
 
@@ -109,12 +139,7 @@ class StoreRetention:
         """Commits as they were read, by name; the one read last is the last."""
         self._written: set[str] = set()
         """Names of those written since the last reading began."""
-        self._under_way = 0
-        """Number of checkpoints that are being deleted."""
-        self._idle = asyncio.Event()
-        """Set while no checkpoint is being deleted."""
-        self._idle.set()
-        self._is_ending = False
+        self._under_way = DeletionsUnderWay()
         self.settled_s = SETTLED_S
         """Seconds from a commit's first sight until it counts. 0: nobody writes, so nothing has to settle."""
         self.may_be_rewritten: Callable[[str], bool] = lambda _: True
@@ -131,8 +156,7 @@ class StoreRetention:
 
     async def end(self) -> None:
         """Begin no further deletion, and return when those under way have ended."""
-        self._is_ending = True
-        await self._idle.wait()
+        await self._under_way.end()
 
     async def run_once(self) -> float | None:
         """Delete the checkpoints that retention does not keep.
@@ -199,7 +223,7 @@ class StoreRetention:
             await self._executor.together([self._finish_one(name) for name in some])
 
     async def _finish_one(self, name: str) -> None:
-        async with self._deleting() as may_begin:
+        async with self._under_way.one() as may_begin:
             if may_begin and await self._revocation.finish_removal(name):
                 self._events.happened("store_deletion_finished", checkpoint=name)
 
@@ -317,23 +341,8 @@ class StoreRetention:
         return [found and found.crc64nvme for found in there] == list(whole.values())
 
     async def _delete(self, deletion: Deletion, commit: Committed) -> bool:
-        async with self._deleting() as may_begin:
+        async with self._under_way.one() as may_begin:
             return may_begin and await self._delete_now(deletion, commit)
-
-    @asynccontextmanager
-    async def _deleting(self) -> AsyncIterator[bool]:
-        """Whether a deletion may begin. ``end`` waits for it."""
-        if self._is_ending:
-            yield False
-            return
-        self._under_way += 1
-        self._idle.clear()
-        try:
-            yield True
-        finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.set()
 
     async def _delete_now(self, deletion: Deletion, commit: Committed) -> bool:
         there = await self._revocation.stored_commit(deletion.name)

@@ -30,8 +30,9 @@ def test_files_that_another_user_closed_are_named_and_committed_once_they_are_re
     with sidecar(volume, {"CKPT_STORE": f"file://{store}"}, within=AS_NOBODY) as running:
         running.ready()
         for name, path in closed.items():
-            folder = write_checkpoint(volume, name, {"model": b"own", "deep/model": b"own"}, {})
+            folder = write_checkpoint(volume, f"new-{name}", {"model": b"own", "deep/model": b"own"}, {})
             (folder / path).chmod(0)
+            folder.rename(volume / name)  # closed before it is found
         write_checkpoint(volume, "checkpoint-5", {"model": b"own"}, {})
         running.committed("checkpoint-5")
         until(lambda: unreadable(running) == set(closed), what=lambda: str(running.events()))

@@ -82,7 +82,7 @@ class Services:
             quarantine=self.quarantine,
             inventory=self.inventory,
             reader=self.store_reader,
-            make_room=lambda wanted_bytes: self.cleaner.make_room(wanted_bytes),
+            make_room=lambda wanted_bytes: self.cleaner.make_room(wanted_bytes),  # made later: it needs the worker's copies
         )
 
     def _cleaner(self, local: LocalCopies) -> Cleaner:

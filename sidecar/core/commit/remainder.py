@@ -29,5 +29,4 @@ def is_remainder(name: str, modified: Mapping[str, str], *, before: str) -> bool
     """
     if keys.commit(name) in modified:
         return False
-    written = [at for key, at in modified.items() if key != keys.deletion(name) and not keys.is_quarantine(key, name)]
-    return all("" < at <= before for at in written)
+    return all("" < at <= before for key, at in modified.items() if not keys.is_of_commit_alone(key, name))

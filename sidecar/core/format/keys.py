@@ -90,6 +90,11 @@ def is_quarantine(key: str, name: str) -> bool:
     return key.startswith(f"{manifests(name)}{_QUARANTINED}")
 
 
+def is_of_commit_alone(key: str, name: str) -> bool:
+    """Whether a key is that of a record about a commit, of its quarantine or its deletion, and no part of any writing."""
+    return key == deletion(name) or is_quarantine(key, name)
+
+
 def shared_file(name: str, path: str) -> str:
     """Key of a file under its name on disk."""
     return f"{name}/{path}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from sidecar.kubernetes.inject.options import Options
 from sidecar.kubernetes.inject.resources import is_guaranteed, with_given
+from trainer_hook.contract import LEASES
 
 SIDECAR = "checkpoint-sidecar"
 HOOK = "checkpoint-hook"
@@ -28,7 +29,7 @@ INSTALL_HOOK = "CKPT_INSTALL_HOOK"
 """A native sidecar installs the hook itself: its trainer starts later."""
 _UNTIL_TRAINING_ENDS = (
     "import fcntl, glob, os; "
-    "[fcntl.lockf(open(lease), fcntl.LOCK_SH) for lease in glob.glob(os.environ['CKPT_DIR'] + '/.ckpt/ranks/*.lease')]"
+    f"[fcntl.lockf(open(lease), fcntl.LOCK_SH) for lease in glob.glob(os.environ['CKPT_DIR'] + '/{LEASES}/*.lease')]"
 )
 PRE_STOP_OF_TRAINER = {"exec": {"command": ["python3", "-I", "-c", _UNTIL_TRAINING_ENDS]}}
 """Keeps SIGTERM from ``ray start`` or ``sshd``, with which the training would end, until that has saved and ended."""

@@ -28,7 +28,8 @@ class Uploads:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._written: dict[tuple[str, int], str] = {}  # (upload, part number): its file, to list no folder for each part
+        self._files: dict[str, dict[int, str]] = {}
+        """Name of each part's file by its number, by upload: a folder is listed once, not for each part."""
 
     def begin(self, key: str) -> str:
         """Return the id of a new upload."""
@@ -43,6 +44,7 @@ class Uploads:
     ) -> Part:
         """Write a part with ``fill``; ``crc64nvme`` is called afterwards."""
         folder = self._folder(key, upload_id)
+        files = self._files.get(upload_id) or self._listed(folder)
         temporary = folder / f"tmp-{uuid.uuid4().hex}"
         try:
             with temporary.open("xb", buffering=0) as file:
@@ -53,9 +55,9 @@ class Uploads:
             temporary.replace(folder / _name(part))
         finally:
             temporary.unlink(missing_ok=True)
-        older, self._written[upload_id, number] = self._written.get((upload_id, number)), _name(part)
-        if older not in (None, _name(part)):  # of another process: until the upload ends
-            (folder / str(older)).unlink(missing_ok=True)
+        older, files[number] = files.get(number), _name(part)
+        if older is not None and older != _name(part):
+            (folder / older).unlink(missing_ok=True)
         return part
 
     def parts(self, key: str, upload_id: str) -> list[Part]:
@@ -89,8 +91,7 @@ class Uploads:
         """Delete an upload; a missing one is not an error."""
         if _is_id(upload_id):
             shutil.rmtree(self.root / upload_id, ignore_errors=True)
-        for part in [part for part in list(self._written) if part[0] == upload_id]:
-            self._written.pop(part, None)
+        self._files.pop(upload_id, None)
 
     def pending(self) -> Iterator[PendingUpload]:
         """Yield the uploads that were neither completed nor aborted."""
@@ -110,6 +111,10 @@ class Uploads:
             return temporary.stat().st_mtime
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _listed(self, folder: Path) -> dict[int, str]:
+        names = {int(path.name.split("-")[1]): path.name for path in folder.glob("part-*")}
+        return self._files.setdefault(folder.name, names)
 
     def _folder(self, key: str, upload_id: str) -> Path:
         folder = self.root / upload_id

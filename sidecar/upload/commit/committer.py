@@ -136,8 +136,7 @@ class Committer(Revocation):
         there = await self._executor.once(lambda: [o.key for o in self._store.list(keys.folder(name))])
         ours = keys.manifests(name, attempt)
         documents = [key for key in there if key.startswith(keys.manifests(name)) and not key.startswith(ours)]
-        of_earlier = [key for key in documents if keys.is_quarantine(key, name) or key == keys.deletion(name)]
-        documents = [key for key in documents if key not in of_earlier]  # they are of a revoked commit
+        documents = [key for key in documents if not keys.is_of_commit_alone(key, name)]  # of a revoked one
         return keys.commit(name) not in there and not documents
 
     async def discard(self, sent: Journal, *, whole_files: bool) -> None:

@@ -99,6 +99,15 @@ def test_unfinished_writes_are_invisible(folder: FileStore, root: Path, plain: S
     assert list(folder.list_folders()) == []
 
 
+@pytest.mark.parametrize("another", [False, True], ids=["same process", "another process"])
+def test_a_part_that_is_sent_again_replaces_its_file(folder: FileStore, root: Path, plain: Source, another: bool) -> None:
+    upload_id = folder.begin_upload("k")
+    plain.part(folder, "k", upload_id, 2, b"old")
+    store = FileStore(root) if another else folder
+    new = plain.part(store, "k", upload_id, 2, b"new")
+    assert names(root / UPLOADS / upload_id) == ["key", f"part-00002-{new.etag}"]
+
+
 def test_what_a_crash_left_is_removed_after_a_day(folder: FileStore, root: Path) -> None:
     old, young = root / UPLOADS / "tmp-old", root / UPLOADS / "tmp-young"
     old.write_bytes(b"")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
-from trainer_hook.torch import Checkpointer
+from tests.lazy import LazyModule
+
+torch, of_torch = LazyModule("torch"), LazyModule("trainer_hook.torch")
 
 BATCHES = list(range(8))
 
@@ -18,7 +19,7 @@ def test_a_step_has_all_of_its_batches_wherever_another_number_of_ranks_continue
 ) -> None:
     monkeypatch.delenv("CKPT_DIR", raising=False)
     monkeypatch.setattr("trainer_hook.process.settings.DEFAULT_DIR", str(tmp_path / "none"))
-    ckpt = Checkpointer(model=torch.nn.Linear(1, 1))
+    ckpt = of_torch.Checkpointer(model=torch.nn.Linear(1, 1))
     ckpt.batch = skipped  # as after a resume: each rank has another share of the epoch
     monkeypatch.setattr(ckpt, "_begin_pass", lambda loader: iter(loader[ckpt.batch :]))
     used, steps = 0, []

@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-torch: Any = pytest.importorskip("torch")
+from tests.lazy import LazyModule
+from trainer_hook.process.rank_consensus import World
 
-from trainer_hook.loops.loading import Pass  # noqa: E402
-from trainer_hook.loops.loop import Loop  # noqa: E402 - needs torch
-from trainer_hook.process.rank_consensus import World  # noqa: E402
+torch, data, loading, loops = map(
+    LazyModule, ("torch", "torch.utils.data", "trainer_hook.loops.loading", "trainer_hook.loops.loop")
+)
 
 
 @pytest.fixture
@@ -43,22 +44,25 @@ def test_more_than_two_ranks_sum_their_first_gradients_in_another_order(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("CKPT_DIR", str(tmp_path))
-    saved = Loop({"model": model if wrapped is None else torch.nn.parallel.DistributedDataParallel(model, **wrapped)})
+    saved = loops.Loop({"model": model if wrapped is None else torch.nn.parallel.DistributedDataParallel(model, **wrapped)})
     saved._world = World(0, size, ranks=tuple(range(size)))
     saved.global_step, folder = 1, tmp_path / "checkpoint-1"
     saved._write_all(folder)
-    saved._resume(SimpleNamespace(resume=lambda: SimpleNamespace(path=folder, name="checkpoint-1")))  # type: ignore[arg-type]
+    saved._resume(SimpleNamespace(resume=lambda: SimpleNamespace(path=folder, name="checkpoint-1")))
     assert ("not bit-identical" in capsys.readouterr().err) == is_said
 
 
-class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
-    epoch = 0
+def stream_of_epochs() -> Any:
+    class Stream(data.IterableDataset):  # type: ignore[misc, name-defined]
+        epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10 * self.epoch, 10 * self.epoch + 3))
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(10 * self.epoch, 10 * self.epoch + 3))
+
+    return Stream()
 
 
 @pytest.mark.parametrize(("epoch", "workers", "is_said"), [(1, 1, True), (0, 1, False), (1, 0, False)])
@@ -66,17 +70,18 @@ def test_persistent_workers_do_not_learn_of_the_epoch_of_a_stream(
     epoch: int, workers: int, is_said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CKPT_DIR", str(tmp_path))
-    stream = Stream()
-    data = torch.utils.data.DataLoader(stream, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
-    loop = Loop({}, None)
+    stream = stream_of_epochs()
+    loader = data.DataLoader(stream, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+    loop = loops.Loop({}, None)
     loop._call, loop._world, loop.epoch, loop.batch = cast("Any", object()), World(), epoch, 1
-    loop._resumed = {name: loop_state(data) for name in ("start", "first", "last", "now")} | {"loader": None}
+    loop._resumed = {name: loop_state(loader) for name in ("start", "first", "last", "now")} | {"loader": None}
     stream.set_epoch(epoch)
-    assert next(loop._begin_pass(data)) == 10 * epoch + 1
+    assert next(loop._begin_pass(loader)) == 10 * epoch + 1
     assert ("not bit-identical: from the second pass on" in capsys.readouterr().err) == is_said
     stream.set_epoch(5)
-    assert (next(iter(data)) == 50) == (workers == 0), "workers that persist keep the epoch of their first pass"
+    assert (next(iter(loader)) == 50) == (workers == 0), "workers that persist keep the epoch of their first pass"
 
 
-def loop_state(data: Any) -> dict[str, Any]:
-    return Pass(data, all_gpus=True)._read()
+def loop_state(loader: Any) -> dict[str, Any]:
+    state: dict[str, Any] = loading.Pass(loader, all_gpus=True)._read()
+    return state

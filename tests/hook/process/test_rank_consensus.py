@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from tests.hook.job import PATIENCE_S, ROOT, plain_environ
+from tests.lazy import LazyModule
 from trainer_hook.process import log
 from trainer_hook.process.rank_consensus import MAX_TIMEOUT_S, MIN_TIMEOUT_S, RankConsensus, RanksUnreachable, Vote
 
-dist: Any = pytest.importorskip("torch.distributed")
+dist = LazyModule("torch.distributed")
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[datetime.timedelta]]:
         return backend
 
     monkeypatch.setattr(log, "_set_rank", [])
-    monkeypatch.setattr(dist, "new_group", new_group)
-    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.new_group", new_group)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     yield timeouts
@@ -69,7 +70,7 @@ def test_a_local_world_size_that_no_launcher_has_set_makes_no_further_nodes(
     def all_gather_object(places: list[Any], _: Any, *, group: Any) -> None:
         places[:] = [("host", local_rank) for local_rank in local_ranks]
 
-    monkeypatch.setattr(dist, "all_gather_object", all_gather_object)
+    monkeypatch.setattr("torch.distributed.all_gather_object", all_gather_object)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert consensus(tmp_path, hours=1).world.nodes == nodes
 

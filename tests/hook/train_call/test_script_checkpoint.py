@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,13 @@ from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.resuming.resumer import CannotResume, Choice, Resumer
 from trainer_hook.train_call.train_call import TrainCall
 
-pytest.importorskip("transformers.trainer_utils")  # here: ranks that are threads would import it at once
 FILES = ("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _imported() -> None:
+    """Ranks that are threads would import it at the same time."""
+    importlib.import_module("transformers.trainer_utils")
 
 
 def checkpoint(folder: Path, step: int, *, lacks: str = "") -> None:

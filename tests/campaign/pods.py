@@ -91,6 +91,11 @@ class Pod:
     def newest(self) -> Version | None:
         return None if self.trainer is None else self.trainer.newest
 
+    def _rotated_unseen(self, version: Version) -> bool:
+        """Whether the trainer rotated a checkpoint away before a sidecar that was still starting looked at the volume."""
+        seen = {event["checkpoint"] for event in self.sidecar.events("checkpoint_finished")}
+        return version.name not in seen and not (self.volume / version.name).exists()
+
     def kill(self) -> None:
         self.is_ending = True
         self.sidecar.kill()
@@ -106,13 +111,12 @@ class Pod:
     def terminate(self, *, with_trainer: bool = False) -> int | None:
         """Send SIGTERM and check the end: in time, and 0 only if the newest is in the store."""
         self.is_ending = True
-        newest = self.newest
         if not self.lives:
             return self.sidecar.process.poll()
         # A container's first process has no default handlers: a signal that comes before ours does not end it.
         with contextlib.suppress(AssertionError):
             until(self.sidecar.log, timeout_s=patience(10.0))
-        began_s = time.monotonic()
+        began_s, newest = time.monotonic(), self.newest
         self.sidecar.process.send_signal(signal.SIGTERM)
         code = ends(self.sidecar, within_s=self.grace_s + SLACK_S)
         self.run.note(f"{self.uid}: SIGTERM, exit code {code} after {time.monotonic() - began_s:.1f} s")
@@ -126,7 +130,7 @@ class Pod:
         elif code == EXIT_OK:
             if with_trainer and self.trainer is not None and self.trainer.newest_s < time.monotonic() - patience(2.0):
                 newest = self.newest  # else it may have been finished after the sidecar's last look
-            if newest is not None and not self.run.is_committed_or_newer(newest):
+            if newest is not None and not self.run.is_committed_or_newer(newest, or_later=self._rotated_unseen(newest)):
                 self.run.violation(f"{self.uid}: exit code 0, and {newest.name} is not in the store")
         return code
 

@@ -70,13 +70,16 @@ class Run:
     def is_committed(self, version: Version) -> bool:
         return self._committed(version.name) == version
 
-    def is_committed_or_newer(self, version: Version) -> bool:
-        """Whether a version is committed, one that its trainer wrote over it since, or a later step that supersedes it."""
+    def is_committed_or_newer(self, version: Version, *, or_later: bool = False) -> bool:
+        """Whether a version is committed, one that its trainer wrote over it since, or a later step that supersedes it.
+
+        ``or_later``: any later step of its pod does.
+        """
         found = self._committed(version.name)
         if found is not None and self.published.is_not_before(found, version):
             return True
         later = [name for name in self.reader.names() if step_of(name) > step_of(version.name)]
-        skips = self.story.settings.get("CKPT_SUPERSEDED") == "skip"
+        skips = or_later or self.story.settings.get("CKPT_SUPERSEDED") == "skip"
         return skips and any((step := self._committed(name)) is not None and step.pod == version.pod for name in later)
 
     def _committed(self, name: str) -> Version | None:

@@ -21,7 +21,7 @@ from sidecar.core.schedule import hedging
 from sidecar.errors import CheckpointChanged
 from sidecar.store.http.answer import Connection, HeadReader, OpenAnswer
 from sidecar.store.http.dial import NotNeeded
-from sidecar.store.http.link import TICK_S, Silent
+from sidecar.store.http.link import TICK_S, Place, Silent
 from sidecar.store.http.tries import AnswerGate, HedgeState, Try, Watcher, any_is_answered
 from sidecar.store.slice import FileSlice
 
@@ -234,34 +234,31 @@ class Exchange:
             most_s=hedging.BODY_MOST_S if self._is_body else self._pulse.most_s,
             is_costly=self._is_body,
         )
-        is_alone = not self._waiting() and state.held is None and not state.has_new
-        if is_alone or (now_s >= state.next_s and state.held is None and self._waiting() and self._may_hedge(state, now_s)):
-            self._try_again(state, now_s, is_hedge=not is_alone)
-
-    def _may_hedge(self, state: HedgeState, now_s: float) -> bool:
-        replaced = self._replaced()
-        return self._pulse.begin_hedge(
-            waiting_since_s=state.latest_s,
-            now_s=now_s,
-            is_whole_body=self._is_body,
-            replaces=replaced is not None and replaced.is_hedge,
-        )
-
-    def _replaced(self) -> Try | None:
-        """Return the try that another one would replace; ``None``: there may be one more."""
         waiting = self._waiting()
-        # The first try is kept: a slow store will answer it.
-        return waiting[1] if len(waiting) >= hedging.at_once(is_costly=self._is_body) else None
+        if not waiting and state.held is None and not state.has_new:
+            self._try_again(state)
+        elif waiting and state.held is None and now_s >= state.next_s:
+            place = self._pulse.place_of_hedge(
+                waiting,
+                at_once=hedging.at_once(is_costly=self._is_body),
+                waiting_since_s=state.latest_s,
+                now_s=now_s,
+                is_whole_body=self._is_body,
+            )
+            if place is not None:
+                self._hedge(state, place, now_s)
 
-    def _try_again(self, state: HedgeState, now_s: float, *, is_hedge: bool) -> None:
+    def _hedge(self, state: HedgeState, place: Place[Try], now_s: float) -> None:
+        self._pulse.quiet.fell_silent(since_s=state.latest_s, now_s=now_s)
+        log.info("store_request_hedged", store=self.origin, kind=self._kind, waited_s=round(now_s - state.latest_s, 2))
+        if not self._waiting()[0].is_new:
+            self._wire.drop_idle(self.origin)
+        if place.replaced is not None:
+            self._give_up(place.replaced)
+        self._try_again(state, is_hedge=True)
+
+    def _try_again(self, state: HedgeState, *, is_hedge: bool = False) -> None:
         """Send the request over a new connection, in parallel to the tries in flight."""
-        if is_hedge:
-            self._pulse.quiet.fell_silent(since_s=state.latest_s, now_s=now_s)
-            log.info("store_request_hedged", store=self.origin, kind=self._kind, waited_s=round(now_s - state.latest_s, 2))
-            if not self._waiting()[0].is_new:
-                self._wire.drop_idle(self.origin)
-            if (replaced := self._replaced()) is not None:
-                self._give_up(replaced)
         try:
             answer = self._sent_again(is_hedge=is_hedge)
         except NotNeeded:

@@ -12,9 +12,10 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from sidecar.core.schedule import hedging
 
@@ -32,6 +33,23 @@ class Silent(TimeoutError):
     def __init__(self, text: str, seconds: float) -> None:
         super().__init__(text)
         self.seconds = seconds
+
+
+class Hedged(Protocol):
+    """One try of a request."""
+
+    is_hedge: bool
+    """It has a slot of the hedge budget."""
+
+
+H = TypeVar("H", bound=Hedged)
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Generic[H]):
+    """A slot of the hedge budget. ``replaced``: the try to give up, whose slot it may be; ``None``: none."""
+
+    replaced: H | None
 
 
 class Pulse:
@@ -80,6 +98,30 @@ class Pulse:
             may = hedging.may_hedge(hedges=hedges, requests=requests, is_quiet=is_quiet, is_whole_body=is_whole_body)
             self._count(may, is_whole_body=is_whole_body)
         return may
+
+    def place_of_hedge(
+        self, tries: Sequence[H], *, at_once: int, waiting_since_s: float, now_s: float, is_whole_body: bool = False
+    ) -> Place[H] | None:
+        """Take a slot of the hedge budget for another try of a request; ``None``: none is free.
+
+        A try gives its slot up for it where the request has ``at_once`` tries in flight, and where the budget is spent and the
+        request has a slot: its hedge is silent, too, and what was cut may be whole again. The first try is kept: a slow store
+        will answer it. Times are monotonic seconds.
+
+        Args:
+            tries: The request's tries in flight, oldest first.
+            at_once: Maximum number of them.
+            waiting_since_s: When the latest one began to wait.
+            now_s: Now.
+            is_whole_body: As of ``begin_hedge``.
+        """
+        later = tries[1:]
+        choices = [*later[:1]] if len(tries) >= at_once else [None, *[one for one in later if one.is_hedge][:1]]
+        for replaced in choices:
+            replaces = replaced is not None and replaced.is_hedge
+            if self.begin_hedge(waiting_since_s=waiting_since_s, now_s=now_s, is_whole_body=is_whole_body, replaces=replaces):
+                return Place(replaced)
+        return None
 
     def _count(self, change: int, *, is_whole_body: bool) -> None:
         if is_whole_body:

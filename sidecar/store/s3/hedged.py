@@ -136,17 +136,20 @@ class HedgedCall:
         self._check_deadline(now_s)
         if self._held is not None or now_s < self._decide_s() or self._call.within_s is not None:
             return
-        # The first try is kept: a slow store will answer it.
-        superseded = self._waiting[1] if len(self._waiting) >= hedging.at_once(is_costly=self._is_costly) else None
-        replaces = superseded is not None and superseded.is_hedge
-        if not self._pulse.begin_hedge(waiting_since_s=self._latest_s, now_s=now_s, replaces=replaces):
+        place = self._pulse.place_of_hedge(
+            self._waiting,
+            at_once=hedging.at_once(is_costly=self._is_costly),
+            waiting_since_s=self._latest_s,
+            now_s=now_s,
+        )
+        if place is None:
             return
         self._pulse.quiet.fell_silent(since_s=self._latest_s, now_s=now_s)
         log.info("store_request_hedged", kind=self._operation, waited_s=round(now_s - self._latest_s, 2))
-        if superseded is not None:
-            self._waiting.remove(superseded)
-            self._release(superseded)
-            superseded.give_up()
+        if place.replaced is not None:
+            self._waiting.remove(place.replaced)
+            self._release(place.replaced)
+            place.replaced.give_up()
         self._begin(is_fresh=True).is_hedge = True
 
     def _check_deadline(self, now_s: float) -> None:

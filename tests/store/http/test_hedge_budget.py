@@ -7,7 +7,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,12 +83,49 @@ def test_a_document_whose_hedges_are_silent_is_asked_for_again(credentials_dir: 
         store.close()
 
 
+def test_two_requests_whose_hedges_are_silent_are_sent_again(wire: Wire) -> None:
+    """Each has one place of the budget, and neither got another: after a short cut, both waited a minute."""
+    silent = [Silent() for _ in range(4)]
+    with serving(*silent, answers, answers, tls=None) as url, soon(), ThreadPoolExecutor(2) as threads:
+        for answer in threads.map(lambda _: exchange(wire, Request("GET", url, {})), range(2)):
+            assert answer.content == b"ok"
+        for each in silent:
+            each.go_on()
+
+
+def test_two_documents_whose_hedges_are_silent_are_asked_for_again(credentials_dir: Path) -> None:
+    silent = [Silent() for _ in range(4)]
+    with serving(*silent, *[answers_with_object] * 3, tls=None) as url, soon(), ThreadPoolExecutor(2) as threads:
+        store = S3Store(
+            S3Options(bucket="b", prefix="run", endpoint_url=url.removesuffix("/k"), credentials_dir=credentials_dir)
+        )
+        assert list(threads.map(store.get, ["k", "k"])) == [b"ok", b"ok"]
+        for each in silent:
+            each.go_on()
+        store.close()
+
+
 def test_a_hedge_in_the_place_of_another_needs_no_place_of_its_own() -> None:
     pulse, now_s = Pulse(most_s=60.0), time.monotonic()
     assert [pulse.begin_hedge(waiting_since_s=now_s - 1, now_s=now_s) for _ in range(3)] == [True, True, False]
     assert pulse.begin_hedge(waiting_since_s=now_s - 1, now_s=now_s, replaces=True)
     pulse.end_hedge()
     assert not pulse.begin_hedge(waiting_since_s=now_s - 1, now_s=now_s), "both places are taken"
+
+
+def test_where_the_budget_is_spent_a_request_gives_its_own_hedge_up_for_the_next() -> None:
+    pulse, now_s = Pulse(most_s=60.0), time.monotonic()
+
+    def place(*is_hedge: bool, at_once: int = 3) -> object:
+        tries = [SimpleNamespace(is_hedge=its, number=number) for number, its in enumerate(is_hedge)]
+        its = pulse.place_of_hedge(tries, at_once=at_once, waiting_since_s=now_s - 1, now_s=now_s)
+        if its is None or its.replaced is None:
+            return its and "free"
+        pulse.end_hedge()  # that of the one that is given up
+        return its.replaced.number
+
+    assert [place(False), place(False, True), place(False)] == ["free", "free", None], "two beside the first tries"
+    assert place(False, True) == place(False, True, True) == place(False, True, at_once=2) == 1
 
 
 def test_a_slow_deletion_of_parts_is_asked_for_few_times(credentials_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

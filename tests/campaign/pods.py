@@ -6,6 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ class Pod:
         """Return an answer of the local API; ``None``: there is none."""
         try:
             return self.sidecar.call("GET", path, timeout_s=5.0)
-        except (OSError, ValueError):
+        except (OSError, ValueError, HTTPException):
             return None
 
     def until_up(self, *, within_s: float) -> None:
@@ -161,7 +162,7 @@ class Pod:
         try:
             limit_s = patience(within_s)
             asked = self.sidecar.call("POST", "/v1/flush", {"timeout_s": limit_s}, timeout_s=limit_s + 10)
-        except (OSError, ValueError):
+        except (OSError, ValueError, HTTPException):
             return False
         return bool(asked["http_status"] == 200)
 

@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,7 @@ class Trainer(threading.Thread):
                     asked = None
                 elif answer["state"] in ("ready", "none", "failed"):
                     return answer
-            except (OSError, KeyError, ValueError):  # no sidecar at the moment, or one that is stopped
+            except (OSError, KeyError, ValueError, HTTPException):  # no sidecar at the moment, or one that is stopped or ends
                 time.sleep(0.1)
         return {"state": "no answer"}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.bucket import MIB, Bucket, random_bytes
-from tests.faults.plan import Kind
-from tests.faults.proxy import FaultProxy
+from tests.faults.plan import Fault, Kind
+from tests.faults.proxy import Exchange, FaultProxy
+from tests.faults.wire import Peer
 from tests.process.sidecar_process import contents, sidecar, until, write_checkpoint
 
 NAME = "checkpoint-7"
@@ -92,3 +94,54 @@ def test_the_newest_checkpoint_is_committed_before_a_deadline_over_silent_connec
             assert running.terminate() == 0
     assert proxy.silenced
     moto_bucket.assert_holds(NAME, FILES)
+
+
+class CutProxy(FaultProxy):
+    """All connections that there are during a cut stay silent for ever, as behind a NAT or a load balancer that forgot them."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self._dead, self._is_cut = 0, False
+
+    def cut(self, length_s: float) -> None:
+        self._is_cut = True
+        time.sleep(length_s)
+        self._dead, self._is_cut = len(self._threads), False
+
+    def _exchange(self, client: Peer, exchange: Exchange) -> bool:
+        self._stay_silent(exchange)
+        is_kept = super()._exchange(client, exchange)
+        self._stay_silent(exchange)
+        return is_kept
+
+    def _stay_silent(self, exchange: Exchange) -> None:
+        if self._is_cut or exchange.connection <= self._dead:
+            self._fall_silent(exchange.connection, Fault(Kind.SILENT_ANSWER))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length_s", [2.0, 5.0, 15.0])
+def test_after_a_cut_in_which_all_connections_died_a_run_goes_on_within_moments(
+    length_s: float, moto_bucket: Bucket, tmp_path: Path
+) -> None:
+    """Each of two requests had one silent hedge, and waited for the other's place: a minute after five seconds."""
+    proxy, over, steps = CutProxy(moto_bucket.endpoint), threading.Event(), list[int]()
+
+    def train(volume: Path) -> None:
+        while not over.wait(0.4):
+            step = 10 * (len(steps) + 1)
+            write_checkpoint(volume, f"checkpoint-{step}", {"a": b"a" * 50_000, "b/c": b"c" * 3000})
+            steps.append(step)
+
+    with proxy.running() as endpoint, sidecar(tmp_path / "volume", moto_bucket.settings(endpoint)) as running:
+        trainer = threading.Thread(target=train, args=(running.ready().volume,))
+        trainer.start()
+        until(lambda: running.events("checkpoint_committed"))
+        proxy.cut(length_s)
+        healed_s, last = time.monotonic(), steps[-1]
+        until(lambda: any(event["step"] >= last for event in running.events("checkpoint_committed")), timeout_s=90)
+        took_s = time.monotonic() - healed_s
+        over.set()
+        trainer.join()
+    assert proxy.silenced
+    assert took_s < BOUND_S / 2

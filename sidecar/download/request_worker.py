@@ -14,7 +14,7 @@ from sidecar.catalog.events import Events
 from sidecar.catalog.inventory import SettledVolume
 from sidecar.core.commit.resume import PassedOver, matches_train_call, newest_first, next_to_try
 from sidecar.core.format import obstacles
-from sidecar.download import pending_rewrite
+from sidecar.download import pending_commit
 from sidecar.download.downloader import Downloader, Offer, Unproven
 from sidecar.download.local_copies import LocalCopies, step_of_local
 from sidecar.download.patience import Patience
@@ -90,6 +90,9 @@ class RequestWorker:
     async def _latest(self, request: ResumeRequest) -> None:
         fallback = await self.local.newest(request.train_call, restored=True)
         names = await self._in_store(patience_s=None if fallback is None else LOCAL_PATIENCE_S)
+        if names is not None:
+            # The first files of a part may be on their way: the store has nothing under its name yet.
+            names = newest_first({*names, *pending_commit.pending_names(self._catalog)})
         if names is not None and await self._from_store(request, names):
             return
         # Looked up again: the trainer may have finished a checkpoint while the store was read. And a checkpoint downloaded and
@@ -128,7 +131,7 @@ class RequestWorker:
                 names, before = newest_first({*names, *await self._second_listing(name)}), names
                 if names != before:
                     continue
-            if offer is not None and await self._is_rewritten(request, offer):
+            if offer is not None and await self._changes_soon(request, offer.name, offer):
                 offer = await self._verified_offer(request, offer.name)
             if offer is not None and await self._use_offer(request, offer):
                 return True
@@ -164,6 +167,8 @@ class RequestWorker:
                     if found is None:
                         if self.local.is_of_another_call(name, request.train_call):
                             return None
+                        if await self._changes_soon(request, name, None):
+                            continue
                         self._pass_over(request, name, "not committed: without its commit it is not known to be complete")
                         return None
                     commit, crc = found
@@ -333,14 +338,19 @@ class RequestWorker:
             return None
         return None if found is None else found[1]
 
-    async def _is_rewritten(self, request: ResumeRequest, offer: Offer) -> bool:
-        """Wait for a rewrite of the step that is under way. Returns whether its commit is another now, or gone."""
-        if request.asked_by is not AskedBy.TRAINER or not pending_rewrite.is_pending(self._catalog, offer.commit):
+    async def _changes_soon(self, request: ResumeRequest, name: str, offer: Offer | None) -> bool:
+        """Wait where the job may be about to commit this node's part of a step. Returns whether its commit has changed.
+
+        ``offer``: of the present commit; ``None``: there is none.
+        """
+        commit, crc = (None, None) if offer is None else (offer.commit, offer.commit_crc)
+        until_s = request.asked_s + pending_commit.PATIENCE_S
+        is_pending = request.asked_by is AskedBy.TRAINER and pending_commit.is_pending(self._catalog, name, commit)
+        if not is_pending or time.monotonic() >= until_s:
             return False
-        log.info("resume_waits", checkpoint=offer.name, reason="the job may be about to commit a later attempt's parts of it")
-        until_s = request.asked_s + pending_rewrite.PATIENCE_S
-        return await pending_rewrite.changed_commit(
-            self._catalog, offer.commit, offer.commit_crc, committed_crc=self._committed_crc, until_s=until_s
+        log.info("resume_waits", checkpoint=name, reason="the job may be about to commit its parts of it")
+        return await pending_commit.changed_commit(
+            self._catalog, name, commit, crc, committed_crc=self._committed_crc, until_s=until_s
         )
 
     def _cannot_read(self, request: ResumeRequest, name: str, error: UnreadableObject | RefusedObject) -> None:

@@ -17,7 +17,7 @@ from sidecar.core.commit import damage
 from sidecar.core.format import keys
 from sidecar.daemon.services import Services
 from sidecar.download import downloader as downloader_module
-from sidecar.download import pending_rewrite
+from sidecar.download import pending_commit
 from sidecar.download.downloader import Downloader
 from sidecar.download.request import AskedBy, ResumeState, ResumeStatus
 from sidecar.errors import NotFound
@@ -36,8 +36,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(damage, "FIRST_PAUSE_S", 0.02)
     monkeypatch.setattr(downloader_module, "FULL_PATIENCE_S", 1.0)
     monkeypatch.setattr(downloader_module, "SHORT_PATIENCE_S", 0.05)
-    monkeypatch.setattr(pending_rewrite, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(pending_rewrite, "POLL_S", 0.02)
+    monkeypatch.setattr(pending_commit, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(pending_commit, "POLL_S", 0.02)
 
 
 @pytest.fixture

@@ -67,13 +67,13 @@ class RiskMonitor:
     def risk(self) -> Risk:
         """Return the risk at this instant."""
         usual = self._usual_save()
-        rate = self._executor.rate(roughly=usual is not None and usual.size_bytes < TELLING_BYTES)
+        is_small = usual is not None and usual.size_bytes < TELLING_BYTES
         return risk(
             seconds_at_risk=self._seconds_at_risk(),
             durable_step=self._catalog.newest_durable_step,
             trainer_step=self._newest_step(),
             usual=usual,
-            bytes_per_s=rate.expected if rate else None,
+            bytes_per_s=self._executor.usual_bytes_per_s(roughly=is_small),
             grace_s=self._grace_s,
             limited=self._executor.gate.bytes_per_s is not None,
         )

@@ -280,6 +280,16 @@ class StoreExecutor:
         arrived = self.sent.bytes_per_s() if roughly else self.sent.telling_bytes_per_s()
         return estimated(arrived=arrived, sent=self.sent_rate, limit=self.gate.bytes_per_s)
 
+    def usual_bytes_per_s(self, *, roughly: bool = False) -> float | None:
+        """Return the throughput of a store that answers, in bytes per second; ``None``: not measured yet.
+
+        What is sent while the store refuses requests or does not answer says nothing about that, only what arrived.
+        """
+        arrived = self.sent.bytes_per_s() if roughly else self.sent.telling_bytes_per_s()
+        sent = self.sent_rate if self.health.trouble is None else RateEstimator()
+        rate = estimated(arrived=arrived, sent=sent, limit=self.gate.bytes_per_s)
+        return rate.expected or None if rate is not None else None
+
     def hurry(self) -> None:
         """React to a termination notice: retry now, shorten further backoff, start new requests at normal priority."""
         self._hurried.set()

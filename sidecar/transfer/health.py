@@ -31,13 +31,15 @@ class Health:
 
     def failed(self, error: StoreError, request: object) -> None:
         """Record that a request has failed in the store or on the network, and is tried again."""
-        before, self.unreachable = self.trouble, str(error)
+        before = self.trouble
         if self._failed.get(request, self._answers) != self._answers:
-            self._lasting[request] = self.unreachable
+            self._lasting[request] = str(error)  # others were answered since its last try: the store is there
+        else:
+            self.unreachable = str(error)
         self._failed[request] = self._answers
         if before is None:
             hint = "training goes on; uploads are tried again for ever"
-            self._happened("store_degraded", level="error", error=self.unreachable, hint=hint)
+            self._happened("store_degraded", level="error", error=str(error), hint=hint)
 
     def given_up(self, error: StoreError) -> None:
         """Record a request that failed and is not retried: its caller reports the error."""

@@ -31,6 +31,18 @@ def test_one_request_that_fails_for_good_is_told_until_it_ends_though_others_suc
     assert told[-1] == "store_reached_again"
 
 
+def test_a_request_that_is_refused_again_and_again_does_not_make_a_store_that_answers_others_unreachable() -> None:
+    health = Health()
+    health.failed(REFUSED, "upload")
+    for _ in range(3):
+        health.succeeded()
+        health.failed(REFUSED, "upload")
+        assert health.unreachable is None, "listings and downloads still work"
+        assert health.trouble == str(REFUSED)
+    health.failed(AWAY, "upload")
+    assert health.unreachable == str(AWAY), "nothing was answered since the last failure"
+
+
 def test_a_store_that_is_back_is_told_with_the_first_success() -> None:
     health = Health((told := Told()).happened)
     for request in ("one", "other", "one", "other"):

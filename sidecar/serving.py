@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +19,12 @@ _NO_NEWS = (
 )
 
 
+def most_connections(at_most: int, *, share: int) -> int:
+    """Return how many connections a server holds: of the descriptors that this process may open, one in ``share``."""
+    most_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return at_most if most_files == resource.RLIM_INFINITY else max(4, min(at_most, most_files // share))
+
+
 def is_news(record: logging.LogRecord) -> bool:
     """Filter what uvicorn says of no task that it cancelled, and of clients: any process or web page could fill the log."""
     return not record.getMessage().startswith(_NO_NEWS)
@@ -26,7 +33,7 @@ def is_news(record: logging.LogRecord) -> bool:
 class Connection(H11Protocol):
     """uvicorn's connection with these limits. uvicorn's own limit on concurrency would refuse probes, too."""
 
-    most = 256
+    most = most_connections(256, share=4)
     """Maximum number of connections."""
     request_s = 10.0
     """Seconds for a client to send the head of a request, TLS included."""
@@ -36,6 +43,11 @@ class Connection(H11Protocol):
     """Since when no request is being answered, in seconds of the event loop's clock."""
     _request_is_due: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+
+    @classmethod
+    def backlog(cls) -> int:
+        """Return how many the kernel holds. asyncio accepts as many at once, before any is closed for being too many."""
+        return max(1, cls.most // 2)
 
     @property
     def is_answering(self) -> bool:

@@ -35,6 +35,7 @@ class Server:
         config = uvicorn.Config(
             Guard(app, any_host=any_host, durations=durations),
             http=Connection,
+            backlog=Connection.backlog(),
             ws="none",
             log_config=None,
             access_log=False,

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sidecar.serving import Connection, Disconnected, body_of, replayed
+from sidecar.serving import Connection, Disconnected, body_of, most_connections, replayed
 
 IDLE_S = 120
 """For the next request on a connection. An API server closes it after 90 s; what this side closes may just be in use."""
@@ -75,10 +75,15 @@ def problem(status: int, title: str, detail: str) -> JSONResponse:
 class WebhookConnection(Connection):
     """A connection of an API server."""
 
-    most = 1024
+    most = most_connections(1024, share=2)
     """Of all API servers together: each has at most 200 changing requests under way (``--max-mutating-requests-inflight``)."""
 
 
 def server_limits() -> dict[str, Any]:
     """Return the arguments of ``uvicorn.Config`` that bound connections, idle time and headers."""
-    return {"http": WebhookConnection, "timeout_keep_alive": IDLE_S, "h11_max_incomplete_event_size": 64 << 10}
+    return {
+        "http": WebhookConnection,
+        "backlog": WebhookConnection.backlog(),
+        "timeout_keep_alive": IDLE_S,
+        "h11_max_incomplete_event_size": 64 << 10,
+    }

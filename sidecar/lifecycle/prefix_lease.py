@@ -163,6 +163,7 @@ class PrefixLease:
 
     async def keep(self) -> None:
         """Renew the lease until cancelled, or until this pod is fenced. Writes on changes and on requests for a beat."""
+        failures, failed_at = 0, 0
         for tick in itertools.count(1):
             await self._rest(TICK_S)
             try:
@@ -171,7 +172,10 @@ class PrefixLease:
             except Fenced:  # said by those who wait for ``fenced``
                 continue
             except StoreError as error:
-                log.warning("no_heartbeat", error=str(error))
+                failures = failures + 1 if tick - failed_at <= 2 * CHECK_S else 1
+                failed_at = tick
+                if failures.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: an outage of a day must not fill the log
+                    log.warning("no_heartbeat", error=str(error), failures=failures)
 
     async def renew(self, tick: int) -> None:
         """Do what is due ``tick`` seconds after the start: declare the attempt, look for a later pod, give a sign of life.

@@ -6,6 +6,7 @@ import asyncio
 import functools
 
 import pytest
+from structlog.testing import capture_logs
 
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import (
@@ -287,3 +288,25 @@ async def test_a_store_that_is_away_does_not_end_the_wait_of_other_nodes(store: 
     one.lease._documents._store = Away()  # type: ignore[assignment]
     with pytest.raises(StoreUnavailable):
         await one.lease.reason_not_to_upload(Node(1, 2), "a")
+
+
+async def test_an_outage_of_a_day_does_not_fill_the_log(
+    store: FileStore, executor: StoreExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = Pod(store, executor, "pod")
+    await pod.lease.settle()
+
+    async def fail(_: int) -> None:
+        raise StoreUnavailable("away")
+
+    async def end_after_a_day() -> None:
+        if pod.now_s > 86_400:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(pod.lease, "renew", fail)
+    pod.on_sleep = end_after_a_day
+    with capture_logs() as logged, pytest.raises(asyncio.CancelledError):
+        await pod.lease.keep()
+    said = [event for event in logged if event["event"] == "no_heartbeat"]
+    assert 1 < len(said) < 20
+    assert said[0]["failures"] == 1

@@ -6,10 +6,14 @@ import logging
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal
 
 import structlog
+
+MOST_MESSAGES = 1000
+"""Messages of libraries that are counted; with one more the count begins anew."""
 
 
 class LogOutput:
@@ -51,6 +55,31 @@ class LogOutput:
         return True
 
 
+class LibraryMessages(logging.Handler):
+    """Passes on the warnings and errors of libraries: the same one the 1st, 2nd, 4th and 8th time."""
+
+    def __init__(self) -> None:
+        """Start with no message."""
+        super().__init__()
+        self._times: Counter[tuple[str, int, str, str]] = Counter()
+        """How often each place in the libraries' code has written a message of these words about an error of this type."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line: of a warning the error's text, of an error its stack trace, too."""
+        message, error = record.getMessage(), record.exc_info[1] if record.exc_info else None
+        same = record.pathname, record.lineno, message.partition("\n")[0], type(error).__name__
+        if len(self._times) >= MOST_MESSAGES and same not in self._times:
+            self._times.clear()
+        self._times[same] += 1
+        if self._times[same].bit_count() > 1:
+            return
+        fields: dict[str, Any] = {"library": record.name, "message": message, "times": self._times[same]}
+        if error is not None:
+            fields |= {"error": str(error) or type(error).__name__}
+            fields |= {"exc_info": record.exc_info} if record.levelno >= logging.ERROR else {}
+        structlog.get_logger().log(record.levelno, "library_warned", **fields)
+
+
 def configure(style: Literal["json", "console"]) -> None:
     """Configure the log of the process. Loggers of libraries write warnings and errors only."""
     last: Any = structlog.processors.JSONRenderer(ensure_ascii=False)
@@ -76,4 +105,4 @@ def configure(style: Literal["json", "console"]) -> None:
         logger_factory=lambda *_: output,
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(level=logging.WARNING, handlers=[LibraryMessages()])

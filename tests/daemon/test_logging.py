@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -108,3 +109,30 @@ def test_a_log_on_a_full_disk_raises_nothing_and_goes_on_afterwards(
     assert "three" in line
     assert "log_lines_dropped" in told
     assert style == "console" or json.loads(told)["lines"] == 2
+
+
+def test_a_library_that_repeats_itself_is_one_json_object_a_line_without_a_stack_trace(
+    log_file: tuple[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refresh() -> None:
+        try:
+            raise FileNotFoundError("/var/run/secrets/token")
+        except FileNotFoundError:
+            logger.warning("Refreshing temporary credentials failed during %s refresh period.", "mandatory", exc_info=True)
+
+    monkeypatch.setattr(sys, "stdout", os.fdopen(os.dup(log_file[0]), "w"))
+    root, logger = logging.getLogger(), logging.getLogger("aiobotocore.credentials")
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", root.level)
+    try:
+        configure("json")
+        for _ in range(1000):
+            refresh()
+    finally:
+        structlog.reset_defaults()
+        sys.stdout.close()
+    said = [json.loads(line) for line in log_file[1].read_text().splitlines()]
+    assert [event["times"] for event in said] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert (said[0]["level"], said[0]["library"], said[0]["error"]) == ("warning", logger.name, "/var/run/secrets/token")
+    assert said[0]["message"] == "Refreshing temporary credentials failed during mandatory refresh period."
+    assert "exception" not in said[0]

@@ -75,7 +75,7 @@ def _checked(store: Store, run: Run, run_id: str | None, job: str | None) -> Run
         case Ownership.OTHER_RUN:
             raise ConfigurationError(
                 f"{store.url} belongs to run {run.run_id[:80]!r}, this pod is of run {run_id!r}: "
-                "give each run its own prefix in CKPT_STORE"
+                f"give each run its own prefix in CKPT_STORE, or set CKPT_RUN_ID={run.run_id[:80]} to go on with that run"
             )
         case Ownership.OTHER_JOB:
             raise ConfigurationError(

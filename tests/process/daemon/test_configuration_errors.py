@@ -84,7 +84,7 @@ KEPT: list[socket.socket] = []
 
 CASES: dict[Callable[[Place, Path], dict[str, str]], str] = {
     another_job: "give each run its own prefix in CKPT_STORE",
-    another_run: "give each run its own prefix in CKPT_STORE",
+    another_run: "or set CKPT_RUN_ID=theirs to go on with that run",
     foreign_document: "choose an empty prefix in CKPT_STORE",
     no_volume: "mount the volume that the trainer writes to",
     no_state_directory: "mount an emptyDir there",

@@ -56,6 +56,8 @@ def popen(command: list[str], folder: Path, environ: Mapping[str, str], log_path
 TRAINER_MODULES = ("torch", "accelerate", "datasets", "tokenizers", "transformers.modeling_utils")
 """What every trainer of the Hugging Face family imports, but for ``transformers.trainer``, whose import activates the hook."""
 
+USUAL = (SCRIPTS / "train.py", SCRIPTS / "callbacks.py")
+
 
 def forked(warm: Forks) -> Start:
     """Return a ``Start`` for Python scripts, also behind ``python -m trainer_hook run --``, that forks a warm interpreter."""
@@ -76,9 +78,9 @@ def _trainer_forks() -> Forks:
 
 
 def usual_start(command: list[str], folder: Path, environ: Mapping[str, str], log_path: Path) -> Any:
-    """Fork ``train.py``, unless it shards: that is a library whose import the hook waits for. Start anything else."""
+    """Fork a script of ``USUAL``, unless it shards: that is a library whose import the hook waits for. Start anything else."""
     script = command[5:] if command[1:5] == HOOKED else command
-    is_usual = script[:1] == [sys.executable] and script[1:2] == [str(SCRIPTS / "train.py")] and '"fsdp": true' not in script[2]
+    is_usual = script[:1] == [sys.executable] and Path(script[1]) in USUAL and '"fsdp": true' not in script[2]
     start = forked(_trainer_forks()) if is_usual else popen
     return start(command, folder, environ, log_path)
 

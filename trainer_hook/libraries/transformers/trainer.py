@@ -14,6 +14,7 @@ from typing import Any
 from trainer_hook.libraries.transformers import exactness
 from trainer_hook.libraries.transformers.best_model import BestModel
 from trainer_hook.libraries.transformers.callback import callback_class
+from trainer_hook.libraries.transformers.callback_states import kept_last, latest_restored
 from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.libraries.transformers.epoch_start import EpochStart
 from trainer_hook.libraries.transformers.finished import forget, hand_over, take_over, training_outcome
@@ -150,6 +151,7 @@ class HookedTrain:
         trainer.add_callback(callback)
         try:
             with contextlib.ExitStack() as patches:
+                patches.enter_context(kept_last(trainer.callback_handler, callback))
                 patches.enter_context(self._best.from_store())
                 patches.enter_context(
                     surrounded(trainer, "_maybe_log_save_evaluate", during=tail.doing, after=callback.save_what_is_due)
@@ -157,6 +159,7 @@ class HookedTrain:
                 patches.enter_context(script_saves.watched())
                 patches.enter_context(self._start.saved())
                 if choice is not None:
+                    patches.enter_context(latest_restored(trainer))
                     patches.enter_context(no_step_too_many(trainer))
                     patches.enter_context(pass_continued(trainer, choice))
                     patches.enter_context(exactness.reported(trainer, choice.step_in_call))

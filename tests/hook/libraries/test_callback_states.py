@@ -18,6 +18,10 @@ def end(run: Training) -> list[str]:
     return re.findall(r"^(?:budgets|weights) .*$", run.log(), re.MULTILINE)
 
 
+def evaluations(*runs: Training) -> list[str]:
+    return [found for run in runs for found in re.findall(r"^evaluated \d+$", run.log(), re.MULTILINE)]
+
+
 def test_restored_callbacks_count_each_step_once_and_end_training_where_they_would(tmp_path: Path) -> None:
     """Restored callbacks ran after the hook: a just-in-time save lacked their step, and that they had ended training."""
     store, runs = tmp_path / "store", list[Training]()
@@ -31,3 +35,4 @@ def test_restored_callbacks_count_each_step_once_and_end_training_where_they_wou
         assert alone.wait() == 0, alone.log()
     assert [run.steps() for run in runs] == [[1, 2, 3], [4, 5, 6, 7, 8, 9], []]
     assert end(alone) == end(runs[-1]), runs[-1].log()
+    assert evaluations(*runs) == evaluations(alone)

@@ -40,6 +40,9 @@ class Tells(TrainerCallback):
         if state.global_step == STOP_AT:
             os.kill(os.getpid(), signal.SIGTERM)
 
+    def on_evaluate(self, args, state, control, **kwargs):
+        tell(f"evaluated {state.global_step}")
+
 
 class Budget(TrainerCallback, ExportableState):
     """Ends training after a number of steps, those of earlier processes included."""
@@ -59,9 +62,10 @@ def main():
     torch.set_num_threads(1)
     set_seed(3)
     quiet = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "use_cpu": True}
-    arguments = TrainingArguments("output", max_steps=30, restore_callback_states_from_checkpoint=True, **quiet)
+    evaluation = {"eval_strategy": "steps", "eval_steps": 4, "eval_on_start": True}
+    arguments = TrainingArguments("output", max_steps=30, restore_callback_states_from_checkpoint=True, **quiet, **evaluation)
     budgets = [Budget(), Budget(9)]
-    trainer = Trainer(Net(), arguments, train_dataset=Rows(), callbacks=[Tells(), *budgets])
+    trainer = Trainer(Net(), arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=[Tells(), *budgets])
     ended = trainer.train().global_step
     tell(f"budgets {[c.used for c in trainer.callback_handler.callbacks if isinstance(c, Budget)]} at {ended}")
     tell(f"weights {[tensor.tolist() for tensor in trainer.model.parameters()]}")

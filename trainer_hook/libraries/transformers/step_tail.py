@@ -8,6 +8,7 @@ uninterrupted one, and its result reaches the learning rate schedule, the best m
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -173,6 +174,18 @@ def script_folder(trainer: Any) -> Path:
 
 def _is_same(one: Path, other: Path) -> bool:
     return one.resolve() == other.resolve()
+
+
+def no_second_start(trainer: Any) -> contextlib.AbstractContextManager[None]:
+    """Have a resumed run not repeat the evaluation of ``eval_on_start``: callbacks such as early stopping would count it."""
+    original = trainer._evaluate
+
+    @functools.wraps(original)
+    def evaluate(*args: Any, skip_scheduler: bool = False, **kwargs: Any) -> Any:
+        # Only the evaluation at the start leaves the scheduler alone.
+        return None if skip_scheduler else original(*args, **kwargs)
+
+    return replaced(trainer, "_evaluate", evaluate)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.libraries.transformers.epoch_start import EpochStart
 from trainer_hook.libraries.transformers.finished import forget, hand_over, take_over, training_outcome
 from trainer_hook.libraries.transformers.script_saves import ScriptSaves, leave_final
-from trainer_hook.libraries.transformers.step_tail import no_step_too_many, unfinished_of
+from trainer_hook.libraries.transformers.step_tail import no_second_start, no_step_too_many, unfinished_of
 from trainer_hook.libraries.transformers.streams import pass_continued
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import surrounded
@@ -160,6 +160,7 @@ class HookedTrain:
                 patches.enter_context(self._start.saved())
                 if choice is not None:
                     patches.enter_context(latest_restored(trainer))
+                    patches.enter_context(no_second_start(trainer))
                     patches.enter_context(no_step_too_many(trainer))
                     patches.enter_context(pass_continued(trainer, choice))
                     patches.enter_context(exactness.reported(trainer, choice.step_in_call))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trainer_hook.libraries.transformers.finished import training_outcome
+from trainer_hook.libraries.transformers.finished import hand_over, training_outcome
+from trainer_hook.resuming.resumer import Choice
 
 AT_END = {"train_runtime": 7.0, "train_loss": 0.25, "total_flos": 9.0, "epoch": 2.0, "step": 8}
 
@@ -26,3 +30,14 @@ def test_of_a_state_from_before_the_end_the_logged_losses_stand_in() -> None:
 @pytest.mark.parametrize("state", [{}, {"log_history": None}, {"log_history": [None, 3, "x"]}])
 def test_a_state_that_says_nothing_gives_an_outcome_all_the_same(state: dict[str, Any]) -> None:
     assert training_outcome(state)[0] == 0.0
+
+
+def test_callbacks_have_their_states_of_the_last_step(tmp_path: Path) -> None:
+    """A second train() of the trainer began with callbacks that had seen nothing; those of final/ are of the start."""
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"stateful_callbacks": {"Budget": {"args": {"used": 9}}}}))
+    restored: list[Any] = []
+    state: Any = SimpleNamespace(stateful_callbacks={"Budget": {"args": {"used": 0}}})
+    trainer: Any = SimpleNamespace(state=state, callback_handler=SimpleNamespace(callbacks=[]), _load_rng_state=lambda _: None)
+    trainer._load_callback_state = lambda: restored.append(dict(state.stateful_callbacks))
+    hand_over(trainer, Choice("checkpoint-9", tmp_path, {}))
+    assert restored == [{"Budget": {"args": {"used": 9}}}]

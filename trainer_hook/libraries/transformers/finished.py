@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from trainer_hook.libraries.transformers.callback_states import latest_restored
 from trainer_hook.process.log import info, warn
-from trainer_hook.resuming.resumer import Choice, Resumer
+from trainer_hook.resuming.resumer import Choice, Resumer, read_state
 
 _HANDED_OVER = "_checkpoint_hook_handed_over"
 
@@ -29,8 +30,11 @@ def training_outcome(state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
 
 
 def hand_over(trainer: Any, choice: Choice) -> None:
-    """Set the random state, and remember the checkpoint with the optimizer for a second ``train()`` of this Trainer."""
+    """Set the random state and the callbacks; remember the checkpoint's optimizer for a second ``train()`` of this Trainer."""
     setattr(trainer, _HANDED_OVER, choice)
+    trainer.state.stateful_callbacks = read_state(choice.path).get("stateful_callbacks") or {}  # those of final/ are older
+    with latest_restored(trainer):
+        trainer._load_callback_state()
     trainer._load_rng_state(str(choice.path))
 
 

@@ -56,8 +56,9 @@ class TrainCall:
         if choice is None:
             info("no checkpoint to resume from" + (f": {named.path} is used" if named else ""))
             return None
-        if named is not None and named.step >= choice.step_in_call:
-            info(f"continues from {named.path} (step {named.step}), as the script asks: {choice.name} is not further")
+        # Of two of one step ours is used: it also tells whether training had ended, and what the step had left unfinished.
+        if named is not None and named.step > choice.step_in_call:
+            info(f"continues from {named.path} (step {named.step}), as the script asks: {choice.name} is not as far")
             return None
         if session.is_first_call:
             session.base_step = choice.base_step

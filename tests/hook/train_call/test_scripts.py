@@ -83,8 +83,12 @@ def test_the_further_of_the_scripts_path_and_ours_wins(
         assert running.weights() == finished_run.weights()
 
 
-def test_a_finished_run_is_not_trained_a_step_further(again: Callable[..., Any], finished_run: Training) -> None:
-    with again("checkpoint-20") as running:
+@pytest.mark.parametrize("own", [None, "output/checkpoint-20"])
+def test_a_finished_run_is_not_trained_a_step_further(
+    own: str | None, again: Callable[..., Any], finished_run: Training
+) -> None:
+    """From its own checkpoint of the last step Trainer trains one more."""
+    with again("checkpoint-20", resume=own and str(finished_run.work / own)) as running:
         assert running.wait() == 0, running.log()
         assert running.steps() == []
         assert "rank 0 call 0 ended at 20" in running.log()

@@ -38,12 +38,13 @@ def test_a_dataset_without_a_length_is_continued_by_passes(epoch: float | None, 
 @pytest.mark.parametrize(
     ("steps", "batches"), [(steps, batches) for steps in (1, 2, 3, 6) for batches in (2 * steps - 1, 2 * steps)]
 )
-def test_after_an_epoch_that_ended_early_the_batches_of_the_next_one_are_counted(steps: int, batches: int) -> None:
+def test_the_epoch_and_its_batches_are_those_of_the_count_of_epochs(steps: int, batches: int) -> None:
+    """Also where an earlier epoch was ended early, by whatever number of steps."""
     for step in range(1, steps):
         state = {"epoch": 3 + 2 * step / batches}
-        assert position_in_epochs(state, args(), 1, steps=steps, has_ended=False) == (3, 2 * step)
-        assert position_in_epochs(state, args(), 3, steps=steps, has_ended=False) is None, "Trainer's own calculation is right"
-        assert position_in_epochs(state, args(), 3, steps=steps, has_ended=True) == (4, 0)
+        assert position_in_epochs(state, args(), steps=steps, has_ended=False) == (3, 2 * step)
+        assert position_in_epochs(state, args(), steps=steps, has_ended=True) == (4, 0)
+    assert position_in_epochs({"epoch": 3.0}, args(), steps=steps, has_ended=False) == (3, 0)
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
     "evaluation": ({"stream": True, "args": {"eval_strategy": "epoch"}}, {"CKPT_SAVE_STRATEGY": "epoch"}, PER_EPOCH + 1),
     "workers": ({"stream": "same", "args": WORKERS}, {"CKPT_SAVE_STEPS": "6"}, 7),
     "callback": ({"ends_epoch_at": 7}, {"CKPT_SAVE_STEPS": "7"}, 8),
+    "counted": ({"ends_epoch_at": 7}, {"CKPT_SAVE_STEPS": "18"}, 19),
     "later": ({"ends_epoch_at": 7}, {"CKPT_SAVE_STEPS": "12"}, 13),
 }
 
@@ -73,4 +74,5 @@ def test_an_epoch_whose_end_the_count_of_epochs_does_not_tell(kind: str, tmp_pat
     ):
         assert second.wait() == 0, second.log()
     assert 1 < second.steps()[0] <= killed_at
+    assert finished(tmp_path / "second")[-1] == f"checkpoint-{second.steps()[-1]}", "the last step, wherever it is"
     assert f"weights {second.weights()}" in unhooked(**told)

@@ -56,7 +56,7 @@ class _CheckpointHook:
         if self._tail.is_epoch_end_due:  # with an evaluation and a save of its own
             return
         self._tail.done()
-        state, ends = self._trainer.state, self._trainer.control.should_training_stop
+        state, ends = self._trainer.state, self._tail.is_last
         if ends:
             self._call.request("periodic")
         stopped = {META_STOPPED_EARLY: True} if ends and state.global_step < state.max_steps else {}

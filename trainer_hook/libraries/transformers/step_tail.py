@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -55,6 +56,13 @@ class StepTail:
         is_over = self._is_epoch_over or (self._stage == "step" and control.should_epoch_stop)
         is_told = control.should_training_stop or not epoch or float(epoch).is_integer()
         return {META_EPOCH_ENDED: True} if is_over and not is_told else {}
+
+    @property
+    def is_last(self) -> bool:
+        """Whether training ends with this step: it was told to stop, or its last epoch has ended, be it with fewer steps."""
+        state = self._trainer.state
+        is_last_epoch = self._is_epoch_over and math.ceil(state.epoch or 0) >= state.num_train_epochs
+        return bool(self._trainer.control.should_training_stop or is_last_epoch)
 
     @property
     def is_doing(self) -> bool:

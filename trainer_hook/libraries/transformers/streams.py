@@ -37,7 +37,7 @@ def pass_continued(trainer: Any, choice: Choice) -> Iterator[None]:
             found = position(state, trainer.args, has_ended=has_ended)
         elif has_same_epochs(state, max_steps=told["max_steps"], epochs=told["num_train_epochs"]):
             steps = told["num_update_steps_per_epoch"]
-            found = position_in_epochs(state, trainer.args, trained[0], steps=steps, has_ended=has_ended)
+            found = position_in_epochs(state, trainer.args, steps=steps, has_ended=has_ended)
         else:  # of another number of ranks, or another batch size: Trainer counts steps, and so ends at max_steps
             found = None
         return trained if found is None else found
@@ -68,19 +68,15 @@ def has_same_epochs(state: Mapping[str, Any], *, max_steps: int, epochs: int) ->
     return saved_steps is not None and saved_epochs is not None and saved_steps * epochs == max_steps * saved_epochs
 
 
-def position_in_epochs(
-    state: Mapping[str, Any], args: Any, calculated: int, *, steps: int, has_ended: bool
-) -> tuple[int, int] | None:
-    """Return the epoch and its used batches if an epoch was ended early; ``None``: Trainer's own calculation is right.
+def position_in_epochs(state: Mapping[str, Any], args: Any, *, steps: int, has_ended: bool) -> tuple[int, int] | None:
+    """Return the epoch and its used batches; ``None``: it is the first one, at its beginning, or unknown.
 
-    ``calculated``: the epoch by that calculation. ``steps``: of a whole epoch.
+    Where no epoch was ended early, Trainer's own calculation has the same result. ``steps``: of a whole epoch.
     """
     epoch = state.get("epoch")
     if args.ignore_data_skip or not epoch:
         return None
     if has_ended:
         return int(epoch) + 1, 0
-    if int(epoch) == calculated:
-        return None
     # Rounded down: the last step of an epoch may have fewer batches than the others.
     return int(epoch), int((epoch - int(epoch)) * steps + 1e-6) * args.gradient_accumulation_steps

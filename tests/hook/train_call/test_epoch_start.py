@@ -52,13 +52,14 @@ ENDS: dict[str, tuple[dict[str, Any], dict[str, str], int]] = {
     "workers": ({"stream": "same", "args": WORKERS}, {"CKPT_SAVE_STEPS": "6"}, 7),
     "callback": ({"ends_epoch_at": 7}, {"CKPT_SAVE_STEPS": "7"}, 8),
     "counted": ({"ends_epoch_at": 7}, {"CKPT_SAVE_STEPS": "18"}, 19),
+    "evaluations": ({"args": WORKERS | {"eval_strategy": "steps", "eval_steps": 4}}, {"CKPT_SAVE_STEPS": "6"}, 7),
     "later": ({"ends_epoch_at": 7}, {"CKPT_SAVE_STEPS": "12"}, 13),
 }
 
 
 @pytest.mark.parametrize("kind", ["evaluation", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(ENDS)[1:])])
 def test_an_epoch_whose_end_the_count_of_epochs_does_not_tell(kind: str, tmp_path: Path, unhooked: Callable[..., str]) -> None:
-    """It was evaluated twice; new workers drew from the random state of training; the rest of it was trained after all."""
+    """It was evaluated twice; new workers drew from training's random state; the rest of it was trained after all."""
     told, settings, killed_at = ENDS[kind]
     told = told | {"args": {"max_steps": 24} | told.get("args", {})}
     with (

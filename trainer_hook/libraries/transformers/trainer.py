@@ -17,6 +17,7 @@ from trainer_hook.libraries.transformers.callback import callback_class
 from trainer_hook.libraries.transformers.callback_states import kept_last, latest_restored
 from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.libraries.transformers.epoch_start import EpochStart
+from trainer_hook.libraries.transformers.evaluation_workers import seeded_before
 from trainer_hook.libraries.transformers.finished import forget, hand_over, take_over, training_outcome
 from trainer_hook.libraries.transformers.script_saves import ScriptSaves, leave_final
 from trainer_hook.libraries.transformers.step_tail import no_second_start, no_step_too_many, unfinished_of
@@ -161,6 +162,7 @@ class HookedTrain:
                 if choice is not None:
                     patches.enter_context(latest_restored(trainer))
                     patches.enter_context(no_second_start(trainer))
+                    patches.enter_context(seeded_before(trainer, choice))
                     patches.enter_context(no_step_too_many(trainer))
                     patches.enter_context(pass_continued(trainer, choice))
                     patches.enter_context(exactness.reported(trainer, choice.step_in_call))

@@ -103,10 +103,28 @@ class Own(Trainer):
         super().__init__(model=net, args=arguments, train_dataset=rows, eval_dataset=rows, callbacks=[Tells()])
 
 
+class Batches:
+    """A batch sampler that shuffles by its epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return TOLD["rows"] // 4
+
+    def __iter__(self):
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        return ([4 * batch + row for row in range(4)] for batch in order)
+
+
 class OwnLoader(Trainer):
-    """A subclass whose loader shuffles with a generator of its own, or with the global one."""
+    """A subclass whose loader shuffles with a generator of its own, with the global one, or by a batch sampler."""
 
     def get_train_dataloader(self):
+        if TOLD["own_loader"] == "batches":
+            return torch.utils.data.DataLoader(self.train_dataset, batch_sampler=Batches())
         own = torch.Generator().manual_seed(5) if TOLD["own_loader"] == "generator" else None
         return torch.utils.data.DataLoader(self.train_dataset, batch_size=4, shuffle=True, generator=own)
 

@@ -14,13 +14,14 @@ from tests.hook.job import Training, finished, script, training
 LOADERS: dict[str, dict[str, Any]] = {
     "global": {"own_loader": "global"},
     "generator": {"own_loader": "generator"},
+    "batches": {"own_loader": "batches"},
     "stream": {"stream": True},
     "workers": {"args": {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}},
 }
 PER_EPOCH = 16
 
 
-ALWAYS, SLOW = ("global", "stream"), ("generator", "workers")
+ALWAYS, SLOW = ("global", "stream"), ("generator", "batches", "workers")
 
 
 @pytest.mark.parametrize("kind", [*ALWAYS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])

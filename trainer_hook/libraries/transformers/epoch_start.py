@@ -132,3 +132,35 @@ def _unseeded(loader: Any) -> Iterator[None]:
     # accelerate's loaders iterate over the one that they wrap
     with replaced(getattr(loader, "base_dataloader", loader), "generator", torch.Generator()):
         yield
+
+
+class _Batches:
+    """A batch sampler without its ``set_epoch``."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._sampler)
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def epoch_untold() -> contextlib.AbstractContextManager[None]:
+    """Have Trainer skip the used batches of a script's own loader without telling its batch sampler the epoch.
+
+    A loader without ``set_epoch`` never tells it; the loader that skips would, and the order would be another.
+    """
+    from transformers import trainer as library
+
+    original: Any = library.skip_first_batches
+
+    def skip_first_batches(loader: Any, *args: Any, **kwargs: Any) -> Any:
+        rest = original(loader, *args, **kwargs)
+        skipping: Any = getattr(rest, "batch_sampler", None)
+        if not hasattr(loader, "set_epoch") and hasattr(getattr(skipping, "batch_sampler", None), "set_epoch"):
+            skipping.batch_sampler = _Batches(skipping.batch_sampler)
+        return rest
+
+    return replaced(library, "skip_first_batches", skip_first_batches)

@@ -16,7 +16,7 @@ from trainer_hook.libraries.transformers.best_model import BestModel
 from trainer_hook.libraries.transformers.callback import callback_class
 from trainer_hook.libraries.transformers.callback_states import kept_last, latest_restored
 from trainer_hook.libraries.transformers.driver import TrainerDriver
-from trainer_hook.libraries.transformers.epoch_start import EpochStart
+from trainer_hook.libraries.transformers.epoch_start import EpochStart, epoch_untold
 from trainer_hook.libraries.transformers.evaluation_workers import seeded_before
 from trainer_hook.libraries.transformers.finished import forget, hand_over, take_over, training_outcome
 from trainer_hook.libraries.transformers.script_saves import ScriptSaves, leave_final
@@ -163,6 +163,7 @@ class HookedTrain:
                     patches.enter_context(latest_restored(trainer))
                     patches.enter_context(no_second_start(trainer))
                     patches.enter_context(seeded_before(trainer, choice))
+                    patches.enter_context(epoch_untold())
                     patches.enter_context(no_step_too_many(trainer))
                     patches.enter_context(pass_continued(trainer, choice))
                     patches.enter_context(exactness.reported(trainer, choice.step_in_call))

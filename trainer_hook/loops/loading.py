@@ -51,7 +51,7 @@ class Pass(Iterator[Any]):
             if saved["loader"] is not None and is_stateful(self._loader):
                 # After the state of an ended pass the first iterator is empty; the second one is the new pass.
                 self._loader.load_state_dict(saved["loader"])
-                iter(self._loader)
+                iter(getattr(self._loader, "base_dataloader", self._loader))  # accelerate makes the iterator later
         self._set_own(saved["now"], mid_pass=False)
         return self.begin()
 

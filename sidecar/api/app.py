@@ -257,7 +257,7 @@ async def drain(services: Running, source: Literal["prestop", "api"] = "api") ->
     services.termination.notice(source)
     # The daemon changes the phase in its next cycle, as for every other notice.
     phase = Phase.DRAINING if services.state.phase in (Phase.STARTING, Phase.RUNNING) else services.state.phase
-    return models.Draining(phase=phase.value, deadline_in_s=round(services.termination.left_s() or 0.0, 3))
+    return models.Draining(phase=phase.value, deadline_in_s=round(services.termination.deadline.left_s() or 0.0, 3))
 
 
 @calls.get(

@@ -113,7 +113,7 @@ def saving(services: Services, save: SaveRequest) -> models.Saving:
 
 def termination(services: Services) -> models.Termination | None:
     """Return the termination notice, or ``None``."""
-    notice, left_s = services.termination.current_notice, services.termination.left_s()
+    notice, left_s = services.termination.current_notice, services.termination.deadline.left_s()
     if notice is None or left_s is None:
         return None
     grace_s = services.settings.grace_seconds

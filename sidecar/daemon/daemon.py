@@ -216,7 +216,7 @@ class Daemon:
         """React to a termination notice: requests are hedged earlier; the volume and the phase are checked at once."""
         services, notice = self.services, self.services.termination.current_notice
         services.executor.hurry()
-        left_s = rounded(services.termination.left_s())
+        left_s = rounded(services.termination.deadline.left_s())
         if self._is_announced:  # a second notice, or SIGTERM after one: the clock runs since the first
             services.events.happened("termination_confirmed", sigterms=services.termination.sigterms, left_s=left_s)
         else:
@@ -250,7 +250,7 @@ class Daemon:
     def _kill_in_s(self) -> float | None:
         """Return the seconds that the end may take: 0 after a second SIGTERM, which asks for it at once; ``None``: unknown."""
         termination = self.services.termination
-        return 0.0 if termination.sigterms > 1 else termination.kill_in_s()
+        return 0.0 if termination.sigterms > 1 else termination.deadline.kill_in_s()
 
     async def _release(self, *, within_s: float) -> None:
         """Release the prefix, after a deletion that is under way: without the lease it would be given up halfway."""

@@ -39,10 +39,10 @@ class PhaseControl:
             phase = await self._next_phase()
             if phase is not services.state.phase:
                 before, services.state.phase = services.state.phase, phase
-                left_s = rounded(services.termination.left_s())
+                left_s = rounded(services.termination.deadline.left_s())
                 services.events.happened("phase_changed", phase=phase.value, before=before.value, left_s=left_s)
             if phase is not Phase.DONE:
-                left_s = services.termination.left_s()
+                left_s = services.termination.deadline.left_s()
                 await self._wait(PHASE_POLL_S if left_s is None else min(PHASE_POLL_S, max(0.01, left_s)))
 
     async def _wait(self, seconds: float) -> None:
@@ -65,7 +65,7 @@ class PhaseControl:
         is_new = self._last_scan is None
         scan = self._last_scan or asyncio.create_task(self._services.scanner.scan())
         self._last_scan = scan
-        left_s = self._services.termination.left_s()
+        left_s = self._services.termination.deadline.left_s()
         await asyncio.wait({scan}, timeout=LAST_SCAN_S if left_s is None else min(LAST_SCAN_S, max(0.0, left_s)))
         if not scan.done():
             return False
@@ -76,18 +76,18 @@ class PhaseControl:
 
     def _situation(self) -> Situation:
         services, termination = self._services, self._services.termination
-        left_s, succeeded = termination.left_s(), termination.trainer_succeeded()
-        may_end = succeeded or termination.is_terminating() or termination.sigterms > 0 or termination.fenced_by is not None
+        is_noticed, succeeded = termination.deadline.is_set(), termination.trainer_succeeded()
+        may_end = succeeded or is_noticed or termination.sigterms > 0 or termination.fenced_by is not None
         return Situation(
             ready=services.state.store_opened.is_set() and services.inventory.scanned.is_set(),
-            notice=termination.is_terminating(),
+            notice=is_noticed,
             sigterm=termination.sigterms > 0,
             # Without leases that is a walk of the volume: only where the phase depends on it.
             trainer_alive=may_end and services.pod.trainer_alive(),
             trainer_succeeded=succeeded,
             classic=services.settings.mode == "classic",
             everything_durable=services.inventory.everything_durable(),
-            deadline_passed=left_s is not None and left_s <= 0,
+            deadline_passed=termination.deadline.is_within(0.0),
             cut_short=termination.sigterms > 1,
             fenced=termination.fenced_by is not None,
         )

@@ -79,7 +79,7 @@ async def _use_store(services: Services) -> None:
             services.executor,
             services.volume,
             services.catalog,
-            services.pod,
+            services.termination.deadline,
             alone=node is not None and node.count == 1,
         )
         tasks.append(run_forever("orphan-uploads", orphans.run))
@@ -173,6 +173,7 @@ def _uploader(services: Services, capabilities: Capabilities) -> Uploader:
         catalog=services.catalog,
         flush=services.flush,
         pod=services.pod,
+        deadline=services.termination.deadline,
         lease=services.lease,
         quarantine=services.quarantine,
     )

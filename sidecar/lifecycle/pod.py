@@ -1,4 +1,4 @@
-"""This pod and its trainer: identity, attempt, whether a training process is alive, and the time until the deadline."""
+"""This pod and its trainer: identity, attempt, and whether a training process is alive."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ UNLEASED_QUIET_S = 2.0
 
 class UploadingPod(Protocol):
     """The pod and its trainer, as uploads need them. The simulation has one of its own."""
-
-    def left_s(self) -> float | None:
-        """Return the seconds until the deadline of the flush; ``None``: no termination notice."""
-        ...
 
     def trainer_alive(self) -> bool:
         """Whether a training process is running."""
@@ -46,10 +42,6 @@ class Pod:
         termination = self._termination
         attempt = of_pod(settings.pod, since_s=termination.pod_since_s, restart=restart)
         return Identity(settings.node, attempt, inherited=termination.inherited, foreign=termination.foreign)
-
-    def left_s(self) -> float | None:
-        """Return the seconds until the deadline; ``None``: no termination notice."""
-        return self._termination.left_s()
 
     def attempt(self) -> str:
         """Return the id of the trainer's present attempt: the hook's, else the one of markers without an attempt."""

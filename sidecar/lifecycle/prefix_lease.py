@@ -13,6 +13,7 @@ import structlog
 from sidecar.core.lifecycle.fencing import ENDING_BEAT_S, Claim, Holder, fencing_claim, obsolete
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, Ownership, Run, Seen, declared_later, refusal
 from sidecar.errors import Fenced, StoreError, Undeclared, UnreadableRun
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.known_attempts import KnownAttempts
 from sidecar.lifecycle.lease_documents import LeaseDocuments, start_errors
 from sidecar.lifecycle.take_over import TICK_S, TakeOver, two_at_once
@@ -42,6 +43,7 @@ class PrefixLease:
         store: Store,
         executor: StoreExecutor,
         pod: LeasedPod,
+        deadline: Deadline,
         *,
         found_in: Mapping[str, int] | None = None,
         clock: Clock | None = None,
@@ -50,6 +52,7 @@ class PrefixLease:
         self._attempts = KnownAttempts(lambda: Seen(pod.present_attempt(), found_in or {}))
         self._executor = executor
         self._pod = pod
+        self._deadline = deadline
         self._clock = clock or Clock()
         self._documents = LeaseDocuments(store, age_s=pod.age_s)
         self.begin(Run(""), Holder("", is_unique=False, node=None, job=None, run_id=None))
@@ -69,7 +72,7 @@ class PrefixLease:
     def begin(self, run: Run, holder: Holder) -> None:
         """Take note of this pod, and of the run that ``run_document.claim`` returned."""
         self._documents.run, self._holder = run, holder
-        self._take_over = TakeOver(self._documents, self._executor, self._pod, holder, self._clock)
+        self._take_over = TakeOver(self._documents, self._executor, self._deadline, holder, self._clock)
 
     @property
     def waits_for(self) -> str | None:
@@ -144,7 +147,7 @@ class PrefixLease:
         with contextlib.suppress(Fenced):  # said by those who wait for ``fenced``
             while not self.is_held and not self.fenced.is_set():
                 await self._clock.sleep(TICK_S)
-                if self._pod.left_s() is None:
+                if not self._deadline.is_set():
                     await self.settle()
 
     async def _hold(self, claims: list[Claim]) -> None:
@@ -184,7 +187,7 @@ class PrefixLease:
             Fenced: A later pod of the job has taken the prefix over.
             StoreError: The store cannot be asked now, or ``run.json`` is not this system's.
         """
-        is_ending = self._pod.left_s() is not None
+        is_ending = self._deadline.is_set()
         is_news = is_ending is not self._told_ending
         beats = is_news or (is_ending and tick % round(ENDING_BEAT_S / TICK_S) == 0)
         if beats:  # first: a later pod waits for it
@@ -231,7 +234,7 @@ class PrefixLease:
             Fenced: A later pod has taken the prefix over: its ``run.json`` stays.
             StoreError: It could not be said.
         """
-        if self._claim is None or self._pod.left_s() is None:
+        if self._claim is None or not self._deadline.is_set():
             return
         self._is_released = True
         async with self._writes:
@@ -371,7 +374,7 @@ class PrefixLease:
 
     def _held(self, run: Run) -> Run:
         """Return the run as its document says that this pod holds it."""
-        left_s = self._pod.left_s()
+        left_s = self._deadline.left_s()
         return replace(
             run,
             holder=self._holder.name,

@@ -24,9 +24,9 @@ from sidecar.core.lifecycle.fencing import (
 )
 from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run, gave_sign, may_hold
 from sidecar.errors import ConfigurationError, UnreadableRun
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.lease_documents import LeaseDocuments
 from sidecar.lifecycle.run_document import UNREADABLE_PAUSE_S, UNREADABLE_TRIES
-from sidecar.lifecycle.termination import LeasedPod
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 
@@ -59,11 +59,11 @@ class TakeOver:
     """The steps by which one pod takes a prefix over. It fences others only by ``claim``."""
 
     def __init__(
-        self, documents: LeaseDocuments, executor: StoreExecutor, pod: LeasedPod, holder: Holder, clock: Clock
+        self, documents: LeaseDocuments, executor: StoreExecutor, deadline: Deadline, holder: Holder, clock: Clock
     ) -> None:
         self._documents = documents
         self._executor = executor
-        self._pod = pod
+        self._deadline = deadline
         self._holder = holder
         self._clock = clock
         self._look_s = 0.0
@@ -86,7 +86,7 @@ class TakeOver:
         began_s = seen_s = self._clock.monotonic()
         own_until_s: float | None = None
         while True:
-            now_s, left_s = self._clock.monotonic(), self._pod.left_s()
+            now_s, left_s = self._clock.monotonic(), self._deadline.left_s()
             if left_s is not None and own_until_s is None:
                 own_until_s = now_s + left_s / 2
             if own_until_s is not None and now_s >= own_until_s:
@@ -117,7 +117,7 @@ class TakeOver:
         while True:
             watched_s = 0.0 if began_s is None else self._clock.monotonic() - began_s
             found = may_hold(first, run, me=self._holder.name, job=job, watched_s=watched_s)
-            if found is not Ownership.WATCH or self._ends_within(SILENCE_S - watched_s + UPLOAD_S):
+            if found is not Ownership.WATCH or self._deadline.is_within(SILENCE_S - watched_s + UPLOAD_S):
                 break
             if began_s is None:
                 log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
@@ -131,11 +131,6 @@ class TakeOver:
             self._silent = None if run.ending or gave_sign(first, run) else run
             await self._executor.persistently(self._documents.answered)
         return found
-
-    def _ends_within(self, seconds: float) -> bool:
-        """Whether this pod is terminating, and its deadline is that near."""
-        left_s = self._pod.left_s()
-        return left_s is not None and left_s < seconds
 
     async def claim(self) -> list[Claim] | None:
         """Claim the prefix, unless a later pod holds it.
@@ -209,7 +204,7 @@ class TakeOver:
         A terminating pod also leaves it to one that started at about the same time, unless that one has ended or is silent.
         """
         claimed, arrival = await self._starts(highest)
-        is_ending = self._pod.left_s() is not None
+        is_ending = self._deadline.is_set()
         if not started_later(highest, claimed, arrival, is_ending=is_ending):
             return False
         if is_ending and not started_later(highest, claimed, arrival):
@@ -226,7 +221,7 @@ class TakeOver:
         first = await self._look()
         if first == self._silent:
             return True
-        if self._ends_within(SILENCE_S + UPLOAD_S):
+        if self._deadline.is_within(SILENCE_S + UPLOAD_S):
             return False
         await self._executor.persistently(self._documents.ask, self._holder)
         for _ in range(round(SILENCE_S / TICK_S)):
@@ -239,7 +234,7 @@ class TakeOver:
     async def _is_earlier_than(self, highest: Claim, *, is_ending: bool | None = None) -> bool:
         """Whether the pod of a claim started after this one. ``is_ending``: this pod is terminating; ``None``: as it is."""
         claimed, arrival = await self._starts(highest)
-        is_ending = self._pod.left_s() is not None if is_ending is None else is_ending
+        is_ending = self._deadline.is_set() if is_ending is None else is_ending
         is_earlier = started_later(highest, claimed, arrival, is_ending=is_ending)
         if is_earlier:
             _say_not_taken_over(claimed)

@@ -6,14 +6,15 @@ import contextlib
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import structlog
 
-from sidecar.core.lifecycle.phases import is_success_of_this_pod, margin_s
+from sidecar.core.lifecycle.phases import is_success_of_this_pod
 from sidecar.core.lifecycle.volume_runs import VolumeRun
 from sidecar.lifecycle import pod_record, volume_record
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import (
     EXIT_REPORT,
@@ -37,21 +38,15 @@ LAST_REPORT = EXIT_REPORT.rpartition("/")[2]
 
 @dataclass(frozen=True, slots=True)
 class TerminationNotice:
-    """A termination notice. ``at_s``: epoch seconds; the other times are monotonic, because the wall clock may jump."""
+    """A termination notice. ``at_s``: epoch seconds; ``began_s``: monotonic seconds, because the wall clock may jump."""
 
     source: str
     at_s: float
     began_s: float
-    until_s: float
-    """End of the grace period: of several notices, the earliest end counts."""
 
 
 class LeasedPod(Protocol):
-    """The pod's end and its trainer, as the lease of the prefix needs them. Tests have one of their own."""
-
-    def left_s(self) -> float | None:
-        """Return the seconds until the pod's deadline; ``None`` while the pod stays."""
-        ...
+    """The pod and its trainer, as the lease of the prefix needs them. Tests have one of their own."""
 
     def present_attempt(self) -> str | None:
         """Return the attempt that this pod's trainer reported last; ``None``: none."""
@@ -68,6 +63,7 @@ class Termination:
     def __init__(self, volume: Volume, *, grace_s: float) -> None:
         self._volume = volume
         self._grace_s = grace_s
+        self.deadline: Final = Deadline(grace_s=grace_s)
         self._started_at_s = time.time()
         self.current_notice: TerminationNotice | None = None
         self.sigterms = 0
@@ -143,13 +139,11 @@ class Termination:
         at_s = now_s if at_s is None else min(at_s, now_s)
         # Independent of the wall clock: a file that was missing at the last check is not older than that check.
         began_s = max(time.monotonic() - (now_s - at_s), self._absent_s)
-        until_s = began_s + self._grace_s if ends_in_s is None else time.monotonic() + ends_in_s
+        kill_at_s = began_s + self._grace_s if ends_in_s is None else time.monotonic() + ends_in_s
         before = self.current_notice
-        if before is None:
-            self.current_notice = TerminationNotice(source, at_s, began_s, until_s)
-        else:
-            first = before if before.began_s <= began_s else TerminationNotice(source, at_s, began_s, until_s)
-            self.current_notice = replace(first, until_s=min(before.until_s, until_s))
+        if before is None or began_s < before.began_s:
+            self.current_notice = TerminationNotice(source, at_s, began_s)
+        self.deadline.set(kill_at_s)
         if tell_trainer and self._volume.read_small(TERMINATING) is None:
             self._tell_trainer(Notice(rfc3339(at_s), source))
         return before is None
@@ -166,7 +160,7 @@ class Termination:
 
     def expire(self) -> bool:
         """Withdraw a notice without SIGTERM within its time: the pod stays. Returns whether there was one."""
-        if self.sigterms or self.fenced_by or not self._is_overdue():
+        if self.sigterms or self.fenced_by or not self.deadline.is_within(0.0):
             return False
         self._drop()
         return True
@@ -181,17 +175,14 @@ class Termination:
     def sigterm(self, *, tell_trainer: bool = True) -> None:
         """Record that the sidecar got SIGTERM."""
         self.sigterms += 1
-        if self.sigterms == 1 and self._is_overdue():
+        if self.sigterms == 1 and self.deadline.is_within(0.0):
             self._drop()  # an old notice must not shorten the time of this one
         self._take("sigterm", at_s=None, ends_in_s=None, tell_trainer=tell_trainer)
         self._notify()
 
-    def _is_overdue(self) -> bool:
-        left_s = self.left_s()
-        return left_s is not None and left_s <= 0
-
     def _drop(self) -> None:
         self.current_notice = None
+        self.deadline.clear()
         self._void = self._volume.read_small(TERMINATING)
         self._unlink_notice()
 
@@ -226,19 +217,6 @@ class Termination:
             self._void = raw
             self._unlink_notice()
 
-    def deadline_s(self) -> float | None:
-        """Return the deadline in monotonic seconds; ``None``: no notice."""
-        return None if self.current_notice is None else self.current_notice.until_s - margin_s(self._grace_s)
-
-    def left_s(self) -> float | None:
-        """Return the seconds until the deadline; ``None``: no notice."""
-        deadline_s = self.deadline_s()
-        return None if deadline_s is None else deadline_s - time.monotonic()
-
-    def kill_in_s(self) -> float | None:
-        """Return the seconds until the end of the grace period; ``None``: no notice."""
-        return None if self.current_notice is None else self.current_notice.until_s - time.monotonic()
-
     def trainer(self) -> TrainerState | None:
         """Return the trainer's state that the hook reported last, or ``None`` without a hook."""
         raw = self._volume.read_small(TRAINER_STATE)
@@ -256,10 +234,6 @@ class Termination:
         """Return the attempt that this pod's trainer reported last; ``None``: none, or that of an earlier pod."""
         raw = self._volume.read_small(TRAINER_STATE)
         return None if raw == self._trainer_of_earlier_pod else self.trainer_attempt()
-
-    def is_terminating(self) -> bool:
-        """Whether there is a termination notice."""
-        return self.current_notice is not None
 
     def trainer_succeeded(self) -> bool:
         """Whether the trainer of this pod has reported success."""

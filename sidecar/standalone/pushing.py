@@ -17,6 +17,7 @@ from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import FileEntry
 from sidecar.core.lifecycle.states import State
 from sidecar.errors import CheckpointChanged, CheckpointRejected, NothingFound, RequestRefused
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.idle_prefix import IdlePrefix
 from sidecar.repository.verification import Examined, Verifier
 from sidecar.standalone.directory import SourceDirectory
@@ -56,12 +57,9 @@ class Pushed:
 
 
 class _Person:
-    """Stands for the pod: it has no deadline and no trainer."""
+    """Stands for the pod: it has no trainer."""
 
     quarantined: frozenset[str] = frozenset()
-
-    def left_s(self) -> float | None:
-        return None
 
     def trainer_alive(self) -> bool:
         return False
@@ -211,6 +209,7 @@ class Pusher:
             catalog=Catalog(events),
             flush=FlushControl(session.executor, events),
             pod=person,
+            deadline=Deadline(),
             lease=self._idle,
             quarantine=person,
             retry_waits=last,
@@ -232,7 +231,7 @@ class Pusher:
         nothing_early: object = None
         queue = Queue(context.catalog, nothing_early, context.flush)  # type: ignore[arg-type]
         active = queue.active[tracked.name] = Active(tracked)
-        check = PostCommitCheck(context.catalog, context.committer, context.pod)
+        check = PostCommitCheck(context.catalog, context.committer, context.deadline)
         job = asyncio.create_task(UploadJob(context, versions, queue, check, active).run())
         size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
         try:

@@ -1,4 +1,4 @@
-"""Objects that all uploads share: store and limits, executor, catalog, flush control, state of the pod."""
+"""Objects that all uploads share: store and limits, executor, catalog, flush control, the pod and its deadline."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.schedule.parts import max_parts_after_refusal
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.lease import Lease
 from sidecar.lifecycle.pod import UploadingPod
 from sidecar.store.protocol import Capabilities, Store
@@ -54,6 +55,7 @@ class UploadContext:
     catalog: Catalog
     flush: FlushControl
     pod: UploadingPod
+    deadline: Deadline
     lease: Lease
     quarantine: Quarantine
     clock: Clock = field(default_factory=Clock)
@@ -71,10 +73,6 @@ class UploadContext:
         if self.raises_defects:
             raise error
         log.error("upload_defect", checkpoint=name, hint=DEFECT_HINT, exc_info=error)
-
-    def is_terminating(self) -> bool:
-        """Whether there is a termination notice, so that the flush has a deadline."""
-        return self.pod.left_s() is not None
 
     def payloads(self, name: str, source: Source) -> Payloads:
         """Return the reader of a checkpoint's files, which pauses while another upload has priority."""

@@ -141,10 +141,10 @@ class UploadJob:
             StoreError: A request failed.
         """
         context, tracked, checkpoint = self._context, self._tracked, self._checkpoint
-        decision = await context.committer.try_commit(checkpoint, hurried=context.is_terminating(), asks_now=is_last_look)
+        decision = await context.committer.try_commit(checkpoint, hurried=context.deadline.is_set(), asks_now=is_last_look)
         at_s = context.clock.epoch()
         # During a flush, the report of the commit comes first.
-        if isinstance(decision, ReadyToCommit) and not context.is_terminating():
+        if isinstance(decision, ReadyToCommit) and not context.deadline.is_set():
             await self._sweep()
         if tracked.state is not State.UPLOADED or context.catalog.is_replaced(tracked):  # given up or finished anew meanwhile
             return
@@ -276,7 +276,7 @@ class UploadJob:
     async def _wait_for_earlier_commits(self) -> None:
         """Wait until higher-priority uploads whose last requests are in flight are committed; skip it during a flush."""
         wake: Wake | None = None
-        while not self._context.is_terminating() and self._queue.has_ending_ahead(self._tracked, wake):
+        while not self._context.deadline.is_set() and self._queue.has_ending_ahead(self._tracked, wake):
             wake = await self._queue.upload_ended()
 
     # Outcome.
@@ -322,7 +322,7 @@ class UploadJob:
         self._queue.wake_waiting()
         for _ in range(max(1, round(wait_s / COMMIT_POLL_S))):
             await context.executor.pause(COMMIT_POLL_S)
-            if context.is_terminating() or not context.catalog.is_current(tracked):
+            if context.deadline.is_set() or not context.catalog.is_current(tracked):
                 break
 
     def _restart(self, reason: str) -> None:

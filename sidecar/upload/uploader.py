@@ -47,7 +47,7 @@ class Uploader:
         self._skip_superseded = skip_superseded
         self._dispatcher = Dispatcher(context.executor)
         self._queue = Queue(context.catalog, early, context.flush)
-        self._post_commit_check = PostCommitCheck(context.catalog, context.committer, context.pod, clock=context.clock)
+        self._post_commit_check = PostCommitCheck(context.catalog, context.committer, context.deadline, clock=context.clock)
 
     async def run(self) -> None:
         """Upload until cancelled. After an exception it can be run again, and continues from the journals."""
@@ -68,12 +68,12 @@ class Uploader:
         tasks.create_task(self._commit_when_complete(tasks))
         tasks.create_task(self._post_commit_check.run())
         while True:
-            self._queue.plan(context.pod)
+            self._queue.plan(context.deadline, context.pod)
             self._drop_superseded(tasks)
             self._discard_replaced(tasks)
             self._start_and_close_jobs(tasks)
             ordered = self._queue.in_order()
-            self._dispatcher.reorder(ordered, strictly=context.is_terminating())
+            self._dispatcher.reorder(ordered, strictly=context.deadline.is_set())
             context.flush.hold(ordered, next_up=self._queue.handed_over())
             await context.news.wait()
             context.news.clear()
@@ -87,7 +87,7 @@ class Uploader:
         """Sample the rate of sent bytes. After a termination notice each sample triggers a new plan of the flush."""
         executor, was_terminating = self._context.executor, False
         while True:
-            is_terminating = self._context.is_terminating()
+            is_terminating = self._context.deadline.is_set()
             busy = any(transfer.in_flight for transfer in self._queue.all().values())
             executor.sent_rate.sample(executor.gate.passed_bytes, now_s=time.monotonic(), busy=busy)
             if is_terminating or was_terminating:

@@ -7,12 +7,22 @@ from collections.abc import Awaitable, Callable
 from sidecar.core.lifecycle.fencing import (
     Holder,
 )
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.run_document import claim
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 from trainer_hook.contract import Node
+
+
+class DeadlineIn(Deadline):
+    """A deadline that does not come nearer by itself."""
+
+    in_s: float | None = None
+
+    def left_s(self) -> float | None:
+        return self.in_s
 
 
 class Pod:
@@ -29,17 +39,16 @@ class Pod:
         node: Node | None = None,
     ) -> None:
         self.store = store
-        self.deadline_in_s: float | None = None
+        self.deadline = DeadlineIn()
         self.now_s = 0.0
         self.started_s = 0.0
         """Age of the pod when its clock began."""
         self.on_sleep: Callable[[], Awaitable[None]] | None = None
-        self.lease = PrefixLease(store, executor, self, clock=Clock(monotonic=lambda: self.now_s, sleep=self._sleep))
+        self.lease = PrefixLease(
+            store, executor, self, self.deadline, clock=Clock(monotonic=lambda: self.now_s, sleep=self._sleep)
+        )
         holder = Holder(name, is_unique=is_unique, node=node or Node(), job=job, run_id=None)
         self.lease.begin(claim(store, run_id=None, job=job), holder)
-
-    def left_s(self) -> float | None:
-        return self.deadline_in_s
 
     def present_attempt(self) -> str | None:
         return None

@@ -100,7 +100,7 @@ async def test_a_pod_that_ends_after_it_was_fenced_leaves_the_document_of_the_la
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
     await earlier.lease.settle()
     await later.lease.settle()
-    earlier.deadline_in_s = 20.0
+    earlier.deadline.in_s = 20.0
     await earlier.lease.release_within(10.0)
     assert (read(store).holder, read(store).ending) == ("later", False)
     assert earlier.lease.fenced.is_set()
@@ -109,7 +109,7 @@ async def test_a_pod_that_ends_after_it_was_fenced_leaves_the_document_of_the_la
 async def test_a_pod_that_has_ended_gives_no_sign_of_life_any_more(store: FileStore, executor: StoreExecutor) -> None:
     pod = Pod(store, executor, "pod")
     await pod.lease.settle()
-    pod.deadline_in_s = 20.0
+    pod.deadline.in_s = 20.0
     await pod.lease.release()
     await pod.lease.renew(2)
     assert (read(store).ending, read(store).ends_in_s) == (True, None)
@@ -269,7 +269,7 @@ async def test_a_damaged_document_is_waited_for_by_other_nodes_and_written_again
 async def test_a_pod_that_has_said_that_it_has_ended_commits_nothing(store: FileStore, executor: StoreExecutor) -> None:
     pod = Pod(store, executor, "pod")
     await pod.lease.settle()
-    pod.deadline_in_s = 20.0
+    pod.deadline.in_s = 20.0
     await pod.lease.release()
     with pytest.raises(Fenced, match="this pod has ended"):
         await pod.lease.require_not_fenced()

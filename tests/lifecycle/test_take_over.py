@@ -30,7 +30,7 @@ async def test_a_pod_that_is_ending_is_waited_for_until_it_says_that_it_has_ende
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
     await earlier.lease.settle()
-    earlier.deadline_in_s = 50.0
+    earlier.deadline.in_s = 50.0
     await earlier.lease.renew(1)
     waited_for = []
 
@@ -53,7 +53,7 @@ async def test_a_pod_that_died_while_it_was_ending_is_waited_for_until_it_is_sil
     store: FileStore, executor: StoreExecutor
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    earlier.deadline_in_s = 500.0
+    earlier.deadline.in_s = 500.0
     await earlier.lease.settle()
     await later.lease.wait_for_ending()
     assert ENDING_SILENCE_S <= later.now_s <= ENDING_SILENCE_S + 2
@@ -63,7 +63,7 @@ async def test_a_pod_that_is_ending_itself_leaves_the_earlier_one_half_of_its_ti
     store: FileStore, executor: StoreExecutor
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    earlier.deadline_in_s, later.deadline_in_s = 500.0, 40.0
+    earlier.deadline.in_s, later.deadline.in_s = 500.0, 40.0
     await earlier.lease.settle()
     later.on_sleep = functools.partial(earlier.lease.renew, 2)
     await later.lease.wait_for_ending()
@@ -128,7 +128,7 @@ async def test_a_pod_that_goes_does_not_fence_one_that_started_at_about_the_same
     going, staying = Pod(store, executor, "going"), Pod(store, executor, "staying")
     going.started_s = START_TOLERANCE_S / 2
     await staying.lease.settle()
-    going.deadline_in_s = 20.0
+    going.deadline.in_s = 20.0
     going.on_sleep = functools.partial(staying.lease.renew, int(ASK_POLL_S))
     with pytest.raises(Fenced, match="staying"):
         await going.lease.settle()
@@ -144,7 +144,7 @@ async def test_a_pod_that_goes_takes_over_from_a_silent_one_that_started_at_abou
     dead, going = Pod(store, executor, "dead"), Pod(store, executor, "going")
     await dead.lease.settle()
     going.started_s = START_TOLERANCE_S / 2
-    going.deadline_in_s = left_s
+    going.deadline.in_s = left_s
     if left_s < SILENCE_S + UPLOAD_S:
         with pytest.raises(Fenced, match="dead"):
             await going.lease.settle()
@@ -159,14 +159,14 @@ async def test_a_pod_that_goes_takes_over_at_once_from_one_that_has_ended(store:
     ended, going = Pod(store, executor, "ended"), Pod(store, executor, "going")
     await ended.lease.settle()
     going.started_s = START_TOLERANCE_S / 2
-    going.deadline_in_s = SILENCE_S
-    ended.deadline_in_s = 5.0
+    going.deadline.in_s = SILENCE_S
+    ended.deadline.in_s = 5.0
     await ended.lease.renew(1)
     with pytest.raises(Fenced, match="ended"):
         await going.lease.settle()
     await ended.lease.release()
     again = Pod(store, executor, "going")
-    again.started_s, again.deadline_in_s = going.started_s, going.deadline_in_s
+    again.started_s, again.deadline.in_s = going.started_s, going.deadline.in_s
     await again.lease.settle()
     assert (again.now_s, read(store).holder) == (0, "going")
 
@@ -177,7 +177,7 @@ async def test_a_pod_that_goes_does_not_fence_one_that_has_claimed_and_says_so_l
     staying, going = Pod(store, executor, "staying"), Pod(store, executor, "going")
     store.put(Claim(1, staying.lease._holder.id).key, b'{"format": 1, "holder": "staying", "age_s": 0.0}')
     going.started_s = START_TOLERANCE_S / 2
-    going.deadline_in_s = 20.0
+    going.deadline.in_s = 20.0
     going.on_sleep = staying.lease.settle
     with pytest.raises(Fenced, match="staying"):
         await going.lease.settle()
@@ -340,7 +340,7 @@ async def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(store
     """Each request takes 15 s: the earlier pod gives a sign of life every 47 s."""
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
     await earlier.lease.settle()
-    earlier.deadline_in_s = 300.0
+    earlier.deadline.in_s = 300.0
 
     class Slow:
         def __init__(self, pod: Pod) -> None:
@@ -361,7 +361,7 @@ async def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(store
 
     async def flushes() -> None:
         nonlocal next_s
-        if later.now_s >= next_s and earlier.deadline_in_s:
+        if later.now_s >= next_s and earlier.deadline.in_s:
             await earlier.lease.renew(2)
             next_s = later.now_s + 47
         if later.now_s > 250 and not earlier.lease._is_released:

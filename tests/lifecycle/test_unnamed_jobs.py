@@ -36,13 +36,13 @@ async def test_a_pod_whose_termination_notice_is_withdrawn_takes_over_from_a_sil
     """It had left the prefix to a holder that might be alive, and never asked again: its checkpoints waited for ever."""
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
     await first.lease.settle()
-    second.deadline_in_s = SILENCE_S + 1
+    second.deadline.in_s = SILENCE_S + 1
     await second.lease.settle()
     assert not second.lease.is_held
 
     async def withdraws() -> None:
         if second.now_s >= 5:
-            second.deadline_in_s = None
+            second.deadline.in_s = None
 
     second.on_sleep = withdraws
     await second.lease.settle_later()
@@ -56,7 +56,7 @@ async def test_a_lone_pod_that_is_told_to_end_writes_nothing_beside_a_holder_tha
     """It committed without a claim: a sidecar that its container restarted in the grace period, after it had been fenced."""
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
     await first.lease.settle()
-    second.deadline_in_s = SILENCE_S + 1
+    second.deadline.in_s = SILENCE_S + 1
     await second.lease.settle()
     assert not second.lease.is_held
     for why_not in (await second.lease.reason_not_to_upload(Node(), "a"), await second.lease.reason_not_to_commit(Node(), "a")):
@@ -65,7 +65,7 @@ async def test_a_lone_pod_that_is_told_to_end_writes_nothing_beside_a_holder_tha
     await second.lease.release()
     await first.lease.require_not_fenced()
     assert read(store).holder == "first"
-    first.deadline_in_s = 5.0
+    first.deadline.in_s = 5.0
     await first.lease.renew(1)  # the holder is terminating, too
     assert await second.lease.reason_not_to_upload(Node(), "a") is None
     assert await second.lease.reason_not_to_commit(Node(), "a") is None
@@ -76,7 +76,7 @@ async def test_a_pod_with_time_enough_takes_over_from_a_silent_holder_while_it_i
 ) -> None:
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
     await first.lease.settle()
-    second.deadline_in_s = SILENCE_S + 3
+    second.deadline.in_s = SILENCE_S + 3
     await second.lease.settle()
     assert second.lease.is_held
     assert SILENCE_S <= second.now_s < SILENCE_S + 2
@@ -91,7 +91,7 @@ async def test_a_pod_that_is_drained_while_it_watches_does_not_fence_a_holder_th
     await first.lease.settle()
 
     async def drained() -> None:
-        first.deadline_in_s = second.deadline_in_s = left_s
+        first.deadline.in_s = second.deadline.in_s = left_s
         await first.lease.renew(2)
 
     second.on_sleep = drained

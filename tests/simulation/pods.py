@@ -15,6 +15,7 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
 from sidecar.core.format.manifest import Commit, FileEntry
 from sidecar.core.lifecycle.states import PENDING, State
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.lease import NoLease
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
@@ -83,9 +84,6 @@ class Staying(NoLease):
 
     def __init__(self, attempt: str) -> None:
         self._attempt = attempt
-
-    def left_s(self) -> float | None:
-        return None
 
     def trainer_alive(self) -> bool:
         return True
@@ -261,6 +259,7 @@ class Pod:
             catalog=self.catalog,
             flush=FlushControl(executor, Events()),  # type: ignore[arg-type]
             pod=around,
+            deadline=Deadline(),
             lease=around,
             quarantine=around,
             clock=Clock(world.clock, world.epoch, self._sleep),

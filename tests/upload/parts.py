@@ -10,6 +10,7 @@ from pathlib import Path
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.format.found_checkpoint import FoundFile
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.lease import NoLease
 from sidecar.store.protocol import Part, Store
 from sidecar.store.slice import FileSlice
@@ -106,9 +107,6 @@ class LastingPod(NoLease):
 
     quarantined: frozenset[str] = frozenset()
 
-    def left_s(self) -> float | None:
-        return None
-
     def trainer_alive(self) -> bool:
         return True
 
@@ -127,6 +125,7 @@ def uploads(store: Store, running: StoreExecutor) -> UploadContext:
         catalog=Catalog(Events()),
         flush=FlushControl(running, Events()),
         pod=pod,
+        deadline=Deadline(),
         lease=pod,
         quarantine=pod,
         raises_defects=True,

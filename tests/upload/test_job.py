@@ -99,7 +99,7 @@ async def run(context: UploadContext, versions: Versions, checkpoint: Finished |
     nothing_early: Any = None
     queue = Queue(context.catalog, nothing_early, context.flush)
     active = queue.active[tracked.name] = Active(tracked)
-    check = PostCommitCheck(context.catalog, context.committer, context.pod)
+    check = PostCommitCheck(context.catalog, context.committer, context.deadline)
     await UploadJob(context, versions, queue, check, active).run()
     assert not queue.active
     assert context.news.is_set()
@@ -218,7 +218,7 @@ async def test_what_is_given_up_while_its_journal_is_read_is_not_queued_again(
     tracked = context.catalog.finished(finished(), held=True)
     nothing_early: Any = None
     queue = Queue(context.catalog, nothing_early, context.flush)
-    check = PostCommitCheck(context.catalog, context.committer, context.pod)
+    check = PostCommitCheck(context.catalog, context.committer, context.deadline)
     job = UploadJob(context, versions, queue, check, Active(tracked))
     for state in (State.UPLOADING, State.UPLOADED):
         context.catalog.move(tracked, state)

@@ -9,7 +9,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog
 from sidecar.core.lifecycle.orphan_uploads import is_orphan, quiet_s
 from sidecar.errors import NotFound, StoreError
-from sidecar.lifecycle.pod import UploadingPod
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.store.protocol import PendingUpload, Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.send.journal import Journal
@@ -26,7 +26,7 @@ class OrphanUploads:
     """Scans at the start and periodically; not after a termination notice."""
 
     def __init__(
-        self, store: Store, executor: StoreExecutor, volume: Volume, catalog: Catalog, pod: UploadingPod, *, alone: bool
+        self, store: Store, executor: StoreExecutor, volume: Volume, catalog: Catalog, deadline: Deadline, *, alone: bool
     ) -> None:
         """Start. ``volume`` holds this node's journals; ``alone``: this node is the whole job."""
         self._store = store
@@ -34,12 +34,12 @@ class OrphanUploads:
         self._volume = volume
         self._alone = alone
         self._catalog = catalog
-        self._pod = pod
+        self._deadline = deadline
 
     async def run(self) -> None:
         """Scan until cancelled."""
         while True:
-            if self._pod.left_s() is None:
+            if not self._deadline.is_set():
                 await self.scan()
             await asyncio.sleep(SCAN_INTERVAL_S)
 

@@ -9,7 +9,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.states import State
 from sidecar.errors import Fenced, StoreError
-from sidecar.lifecycle.pod import UploadingPod
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.transfer.clock import Clock
 from sidecar.upload.commit.committer import Committer
 
@@ -33,10 +33,10 @@ AGAIN_S = 5.0
 class PostCommitCheck:
     """Uploads a checkpoint again if its commit is gone; not if a newer one is durable, or after a termination notice."""
 
-    def __init__(self, catalog: Catalog, committer: Committer, pod: UploadingPod, *, clock: Clock | None = None) -> None:
+    def __init__(self, catalog: Catalog, committer: Committer, deadline: Deadline, *, clock: Clock | None = None) -> None:
         self._catalog = catalog
         self._committer = committer
-        self._pod = pod
+        self._deadline = deadline
         self._clock = clock or Clock()
         self._due: list[tuple[float, Tracked, bool]] = []
         """Due time (monotonic seconds), checkpoint, and whether the check is thorough."""
@@ -59,7 +59,7 @@ class PostCommitCheck:
         now_s = self._clock.monotonic()
         due, self._due = [d for d in self._due if d[0] <= now_s], [d for d in self._due if d[0] > now_s]
         for _, tracked, thoroughly in due:
-            if self._matters(tracked) and self._pod.left_s() is None:
+            if self._matters(tracked) and not self._deadline.is_set():
                 await self._check(tracked, thoroughly=thoroughly)
 
     def _matters(self, tracked: Tracked) -> bool:

@@ -143,7 +143,7 @@ class EarlyUploads:
 
     def transfers(self) -> list[tuple[Waiting, FileTransfer]]:
         """Return the transfers with their places in the queue. After a termination notice they precede periodic checkpoints."""
-        terminating = self._context.is_terminating()
+        terminating = self._context.deadline.is_set()
         transfer = [(early, early.transfer) for early in self._known.values() if early.transfer is not None]
         return [(_place(early, terminating=terminating), its) for early, its in [*transfer, *self._handed_over.values()]]
 
@@ -164,7 +164,7 @@ class EarlyUploads:
                             "unfinished_checkpoints_not_readable", error=str(error), hint="is the volume still mounted?"
                         )
                     self._readable = False
-                least_s = FLUSH_POLL_S if self._context.is_terminating() else POLL_S
+                least_s = FLUSH_POLL_S if self._context.deadline.is_set() else POLL_S
                 await within(max(least_s, PAUSE_FACTOR * (time.monotonic() - began_s)), self._woken.wait())
                 self._woken.clear()
 
@@ -234,7 +234,7 @@ class EarlyUploads:
     async def _add_new(self, early: _Early, watchers: asyncio.TaskGroup) -> None:
         now_s = asyncio.get_running_loop().time()
         early.is_over = False
-        is_terminating = self._context.is_terminating()
+        is_terminating = self._context.deadline.is_set()
         early.wrote_at_s = await asyncio.to_thread(newest_mtime, self._volume / early.name) if is_terminating else None
         if early.allowed is False or now_s < early.rest_until_s:
             return

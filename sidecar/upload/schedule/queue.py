@@ -10,6 +10,7 @@ from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.save_profile import usual_profile
 from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.order import Rank, Waiting, overtakes, rank, send_order
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.pod import UploadingPod
 from sidecar.upload.early.early_upload import EarlyUploads
 from sidecar.upload.schedule.flush_control import FlushBudget, FlushControl, Pending
@@ -75,9 +76,9 @@ class Queue:
         self._awaited: set[str] = set()
         """Uploads that others wait for. They wait for none, so that commits keep coming."""
 
-    def plan(self, pod: UploadingPod) -> None:
+    def plan(self, deadline: Deadline, pod: UploadingPod) -> None:
         """Plan the flush, if there is a termination notice."""
-        left_s = pod.left_s()
+        left_s = deadline.left_s()
         if left_s is None:
             self._flush.stay()
             return

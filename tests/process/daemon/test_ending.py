@@ -231,7 +231,7 @@ def test_sigterm_counts_although_the_notice_cannot_be_removed(tmp_path: Path, mo
     monkeypatch.setattr(Place, "remove", read_only)
     termination.sigterm()
     assert termination.sigterms == 1
-    left_s = termination.left_s()
+    left_s = termination.deadline.left_s()
     assert left_s is not None
     assert left_s > 0
 
@@ -280,7 +280,7 @@ def test_a_notice_counts_for_the_pod_that_got_it_and_not_for_the_next_one_on_the
     assert termination.poll_notice() is (left_s is not None)
     assert (tmp_path / ".ckpt/terminating").exists() is (left_s is not None)
     termination.sigterm()
-    assert termination.left_s() == pytest.approx((left_s or 60.0) - margin_s(60.0), abs=5.0)
+    assert termination.deadline.left_s() == pytest.approx((left_s or 60.0) - margin_s(60.0), abs=5.0)
 
 
 @pytest.mark.parametrize(("is_unique", "written_after_s", "counts"), [(False, 5, False), (False, -5, True), (True, 5, True)])

@@ -234,7 +234,7 @@ def test_a_clock_that_jumps_moves_no_deadline(jump_s: float, tmp_path: Path, mon
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump_s)
     assert termination.poll_notice()
-    left_s = termination.left_s()
+    left_s = termination.deadline.left_s()
     assert left_s is not None
     assert 20 < left_s < 29
 
@@ -244,9 +244,9 @@ def test_of_several_notices_the_one_that_ends_first_counts(tmp_path: Path) -> No
     volume.prepare()
     termination = Termination(volume, grace_s=30.0)
     assert termination.notice("spot", ends_in_s=120)
-    assert 118 <= (termination.left_s() or 0) < 120
+    assert 118 <= (termination.deadline.left_s() or 0) < 120
     termination.sigterm()
-    assert 27 < (termination.left_s() or 0) < 29
+    assert 27 < (termination.deadline.left_s() or 0) < 29
     assert termination.current_notice is not None
     assert termination.current_notice.source == "spot"
 

@@ -16,6 +16,7 @@ from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.orphan_uploads import ORPHAN_AFTER_S
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.store.file.store import FileStore
 from sidecar.store.file.uploads import UPLOADS
 from sidecar.store.protocol import Part
@@ -29,7 +30,6 @@ from sidecar.volume.volume import Volume
 from tests.process.conftest import Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 from tests.servers import ON_RGW
-from tests.upload.parts import LastingPod
 
 MIB = 1 << 20
 
@@ -88,10 +88,9 @@ class Uploads:
     def left(self) -> set[str]:
         return {upload.key for upload in self.store.pending_uploads("")}
 
-    async def run(self, end: Callable[[], bool], *, pod: LastingPod | None = None) -> None:
+    async def run(self, end: Callable[[], bool], *, deadline: Deadline | None = None) -> None:
         executor = StoreExecutor(concurrency=2, gate=RateGate(None), health=Health())
-        pod = pod or LastingPod()
-        its = OrphanUploads(self.store, executor, self.volume, Catalog(Events()), pod, alone=True)
+        its = OrphanUploads(self.store, executor, self.volume, Catalog(Events()), deadline or Deadline(), alone=True)
         running = asyncio.create_task(its.run())
         try:
             async with asyncio.timeout(30):
@@ -128,13 +127,13 @@ async def test_what_was_spared_at_the_start_is_removed_by_a_later_look(tmp_path:
     uploads, looks = Uploads(tmp_path), 0
     upload_id = uploads.begin("checkpoint-1/model", age_s=10)
 
-    class Ending(LastingPod):
-        def left_s(self) -> float | None:  # asked once for each look
+    class Ending(Deadline):
+        def is_set(self) -> bool:  # asked once for each look
             nonlocal looks
             looks += 1
             if looks == 3:
                 uploads._set_age(tmp_path / "store" / UPLOADS / upload_id / "key", ORPHAN_AFTER_S + 60)
-            return 5.0 if looks < 3 else None
+            return looks < 3
 
-    await uploads.run(lambda: not uploads.left(), pod=Ending())
+    await uploads.run(lambda: not uploads.left(), deadline=Ending())
     assert looks >= 3, "nobody looks while the pod terminates"

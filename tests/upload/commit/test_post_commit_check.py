@@ -22,7 +22,9 @@ class Checked:
         self.now_s, self.stands = 0.0, True
         context = uploads(MemoryStore(), threads)
         context.committer.is_still_committed = self._answer  # type: ignore[method-assign]
-        self.check = PostCommitCheck(context.catalog, context.committer, context.pod, clock=Clock(monotonic=lambda: self.now_s))
+        self.check = PostCommitCheck(
+            context.catalog, context.committer, context.deadline, clock=Clock(monotonic=lambda: self.now_s)
+        )
         self.catalog = context.catalog
         self.tracked = context.catalog.finished(finished(), held=True)
 

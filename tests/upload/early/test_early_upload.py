@@ -17,6 +17,7 @@ from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.key_limits import KeyLimits
 from sidecar.core.lifecycle.states import State
 from sidecar.errors import Fenced
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.upload.context import UploadContext
 from sidecar.upload.early import early_upload
 from sidecar.upload.early.early_upload import EarlyUploads
@@ -134,13 +135,6 @@ async def test_a_volume_that_cannot_be_read_is_said_once(volume: Volume, monkeyp
     assert [line["event"] for line in said].count("unfinished_checkpoints_not_readable") == 2
 
 
-class _TerminatingPod(LastingPod):
-    """It got a termination notice."""
-
-    def left_s(self) -> float | None:
-        return 30.0
-
-
 async def test_a_remnant_of_an_earlier_trainer_process_is_not_expected_to_be_finished(volume: Volume) -> None:
     """The flush planned for its bytes first, and sent an older step before the just-in-time save while the trainer lived."""
     (volume.root / "checkpoint-20").mkdir()
@@ -148,8 +142,9 @@ async def test_a_remnant_of_an_earlier_trainer_process_is_not_expected_to_be_fin
     for path in ("checkpoint-20/model", "checkpoint-20"):
         os.utime(volume.root / path, (1e9, 1e9))
     with executor(concurrency=2) as threads:
-        pod = _TerminatingPod()
-        async with sending(replace(uploads(MemoryStore(), threads), pod=pod), volume) as (early, _):
+        deadline = Deadline()
+        deadline.set(time.monotonic() + 30.0)
+        async with sending(replace(uploads(MemoryStore(), threads), deadline=deadline), volume) as (early, _):
             async with asyncio.timeout(5):
                 while len(early._known) < 2 or [w.place.name for w in early.writing(alive=True)] != ["checkpoint-10"]:
                     await asyncio.sleep(0.01)

@@ -79,7 +79,7 @@ async def readyz(services: Running) -> models.Ready:
     if services.state.capabilities is None or services.health.trouble is not None:
         trouble = services.health.trouble or "the store was not reached yet"
         raise Problem(503, "Not ready", f"{trouble.removesuffix(TRIED_AGAIN)}{TRIED_AGAIN}, training goes on")
-    lease = views.lease(services.lease)
+    lease = views.lease(services)
     if lease.reason is not None:
         raise Problem(503, "Not ready", lease.reason)
     return models.Ready(verification=services.state.capabilities.verification.value)

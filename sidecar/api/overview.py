@@ -54,7 +54,7 @@ class OverviewService:
         checkpoints = self._checkpoints()
         durable = self._durable(checkpoints)
         risk, volume = views.at_risk(services), _rounded(views.volume(services))
-        trainer, lease = views.trainer(services), views.lease(services.lease)
+        trainer, lease = views.trainer(services), views.lease(services)
         save = services.save_requests.latest
         return models.Overview(
             at=rfc3339(time.time()),
@@ -87,7 +87,7 @@ class OverviewService:
     def safety(self) -> models.Safety:
         """Return whether training is safe now."""
         risk, volume = views.at_risk(self._services), views.volume(self._services)
-        trainer, lease = views.trainer(self._services), views.lease(self._services.lease)
+        trainer, lease = views.trainer(self._services), views.lease(self._services)
         return self._safety(self._durable(self._checkpoints()), risk, trainer, lease, volume)
 
     def _checkpoints(self) -> list[models.Checkpoint]:

@@ -12,7 +12,6 @@ from sidecar.core.lifecycle.states import REPORTED, State
 from sidecar.core.schedule.order import upload_order
 from sidecar.daemon.services import Services
 from sidecar.download.request import ResumeStatus
-from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.save_requests import SaveRequest
 from trainer_hook.contract import rfc3339
 
@@ -31,7 +30,7 @@ def status(services: Services, safety: models.Safety) -> models.Status:
         store=store(services),
         trainer=trainer(services),
         termination=termination(services),
-        lease=lease(services.lease),
+        lease=lease(services),
         newest_durable_step=services.catalog.newest_durable_step,
         newest_finished_step=newest.checkpoint.step if newest and newest.checkpoint else None,
         queue=queue(services),
@@ -54,12 +53,13 @@ def at_risk(services: Services) -> models.AtRisk:
     return models.AtRisk(**asdict(services.risk_monitor.risk()), grows=services.risk_monitor.grows)
 
 
-def lease(lease: PrefixLease) -> models.Lease:
+def lease(services: Services) -> models.Lease:
     """Return this pod's share of the lease."""
+    lease, waits_for = services.lease, services.take_over.waits_for
     if lease.fenced.is_set():
         return models.Lease(state="fenced", reason=lease.fenced_by)
-    if lease.waits_for is not None:
-        return models.Lease(state="waiting", reason=lease.waits_for)
+    if waits_for is not None:
+        return models.Lease(state="waiting", reason=waits_for)
     return models.Lease(state="held" if lease.is_held else "none")
 
 

@@ -223,7 +223,7 @@ class Daemon:
             services.events.happened("termination_noticed", source=notice.source if notice else None, left_s=left_s)
         self._is_announced = True
         services.hints.wake()
-        services.lease.wake()
+        services.renewal.wake()
         self._phase_control.decide_now()
 
     async def _finish(self) -> int:
@@ -256,7 +256,7 @@ class Daemon:
         """Release the prefix, after a deletion that is under way: without the lease it would be given up halfway."""
         began_s = time.monotonic()
         await self.services.cleaner.end_retention(within_s=within_s / 2)
-        await self.services.lease.release_within(within_s - (time.monotonic() - began_s))
+        await self.services.renewal.release_within(within_s - (time.monotonic() - began_s))
 
     async def _look_at_commits(self) -> None:
         """Find the checkpoints that other nodes have committed, while this node was about to send its part again."""

@@ -18,8 +18,10 @@ from sidecar.download.resume_service import ResumeService
 from sidecar.download.store_reader import StoreReader
 from sidecar.lifecycle.pod import Pod
 from sidecar.lifecycle.prefix_lease import PrefixLease
+from sidecar.lifecycle.renewal import Renewal
 from sidecar.lifecycle.risk_monitor import RiskMonitor
 from sidecar.lifecycle.save_requests import SaveRequests
+from sidecar.lifecycle.take_over import TakeOver
 from sidecar.lifecycle.termination import Termination
 from sidecar.retention.cleaner import Cleaner
 from sidecar.retention.store_retention import StoreRetention
@@ -60,9 +62,10 @@ class Services:
         self.pod: Final = Pod(settings, self.volume, self.termination)
         self.scanner: Final = Scanner(self.volume, self.catalog, self.pod.identity, store.key_limits)
         self.inventory: Final = Inventory(self.volume, self.catalog, self.scanner)
-        self.lease: Final = PrefixLease(
-            store, self.executor, self.termination, self.termination.deadline, found_in=self.scanner.found_in
-        )
+        self.lease: Final = PrefixLease(store, self.executor, self.termination, found_in=self.scanner.found_in)
+        deadline = self.termination.deadline
+        self.renewal: Final = Renewal(self.lease, self.executor, self.termination, deadline)
+        self.take_over: Final = TakeOver(self.lease, self.renewal, self.executor, deadline)
         self.save_requests: Final = SaveRequests(self.volume, self.catalog, self.events)
         self.risk_monitor: Final = RiskMonitor(
             self.volume, self.catalog, self.events, self.executor, self.termination, grace_s=settings.grace_seconds

@@ -15,7 +15,16 @@ from sidecar.daemon.services import Services
 from sidecar.daemon.tasks import run_forever, run_together
 from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Sharing
-from sidecar.errors import AccessRefused, ConfigurationError, CorruptObject, Fenced, NotFound, StoreError, StoreFull
+from sidecar.errors import (
+    AccessRefused,
+    ConfigurationError,
+    CorruptObject,
+    Fenced,
+    NotFound,
+    StoreError,
+    StoreFull,
+    UnreadableRun,
+)
 from sidecar.lifecycle.pod_record import POD
 from sidecar.lifecycle.run_document import claim
 from sidecar.store.protocol import Capabilities, Verification
@@ -52,25 +61,29 @@ async def use_store(services: Services) -> None:
 
 
 async def _use_store(services: Services) -> None:
-    lease, node = services.lease, services.settings.node
+    lease, take_over, node = services.lease, services.take_over, services.settings.node
     is_first = services.settings.is_first
     with awaited():
         capabilities, run = await _open_store(services)
         lease.begin(run, _holder(services))
         if is_first:  # the other nodes resume the step that node 0 chooses, and commit what it declares
-            await _despite_damage(lease.wait_for_ending)
-        if is_first and lease.takes_over_at_once:  # before a resume is decided: no earlier pod commits after it
-            await _despite_damage(lease.settle)
+            await _despite_damage(take_over.wait_for_ending)
+        if is_first and take_over.is_at_once:  # before a resume is decided: no earlier pod commits after it
+            await _despite_damage(take_over.settle)
     await _opened(services, capabilities)
     uploader = _uploader(services, capabilities)
     services.state.store_opened.set()
     if is_first and not lease.is_held:  # for all nodes: no other job may write below the prefix at this time
-        await _despite_damage(lease.settle)
+        await _despite_damage(take_over.settle)
     tasks: list[Coroutine[Any, Any, None]] = [run_forever("uploader", uploader.run)]
     if is_first:
-        tasks += [run_forever("lease", lease.keep), _despite_damage(lease.settle_later), _end_when_fenced(services)]
+        tasks += [
+            run_forever("lease", services.renewal.keep),
+            _despite_damage(take_over.settle_later),
+            _end_when_fenced(services),
+        ]
     else:
-        tasks.append(run_forever("attempts", lease.learn_epochs))
+        tasks.append(run_forever("attempts", services.renewal.learn_epochs))
     if services.settings.keep_store is not None:
         tasks.append(run_forever("retention", services.cleaner.run_retention))
     if is_first or node is None:  # for all nodes; where only markers name the node, it may be the first
@@ -109,13 +122,19 @@ async def _open_store(services: Services) -> tuple[Capabilities, Run]:
 
 
 async def _despite_damage(work: Callable[[], Awaitable[None]]) -> None:
-    """Do what a start needs. Bytes that change on the way, however often, end no sidecar."""
+    """Do what a start needs. Bytes that change on the way, however often, end no sidecar.
+
+    Raises:
+        ConfigurationError: A document cannot be read: it is for a person to change.
+    """
     while True:
         try:
             return await work()
         except CorruptObject as error:
             log.warning("start_waits", error=str(error), hint="it is tried again; is the way to the store sound?")
             await asyncio.sleep(REACH_RETRY_S)
+        except UnreadableRun as error:
+            raise ConfigurationError(str(error)) from None
 
 
 def _passes_by_itself(error: StoreError) -> bool:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 
 from sidecar.core.lifecycle.prefix_ownership import Run, Seen, awaits_declaration, began_after, with_attempt
+from sidecar.lifecycle.termination import LeasedPod
 
 
 class KnownAttempts:
     """Attempts that node 0 has declared, as far as this pod has read or written them."""
 
-    def __init__(self, seen: Callable[[], Seen]) -> None:
-        """Start without any. ``seen``: what this pod has seen of their order."""
-        self._seen = seen
+    def __init__(self, pod: LeasedPod, found_in: Mapping[str, int]) -> None:
+        """Start without any. ``found_in``: scan that found each attempt first."""
+        self._pod = pod
+        self._found_in = found_in
         self.epochs: dict[str, int] = {}
         """Epochs of the attempts that are known to be declared by the holder."""
         self.declared: tuple[str, ...] = ()
@@ -34,6 +36,9 @@ class KnownAttempts:
         """Return a later declared attempt of this node, for which it has left an attempt that was never declared."""
         seen = self._seen()
         return next((known for known in self.epochs if began_after(known, attempt, seen)), None)
+
+    def _seen(self) -> Seen:
+        return Seen(self._pod.present_attempt(), self._found_in)
 
     def awaits_declaration(self, run: Run, attempt: str, *, claimed_epoch: int = 0) -> str | None:
         """Do as ``prefix_ownership.awaits_declaration``, with the epoch under which the attempt was declared."""

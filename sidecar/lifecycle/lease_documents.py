@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-
 import structlog
 
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import Arrival, Claim, Claimed, Holder, claims_among, decode_claim, seconds_of
 from sidecar.core.lifecycle.prefix_ownership import Run
 from sidecar.core.lifecycle.run_document import encode_run
-from sidecar.errors import ConfigurationError, LaterRun, NotFound, OversizedDocument, UnreadableRun
+from sidecar.errors import LaterRun, NotFound, OversizedDocument, UnreadableRun
 from sidecar.lifecycle.run_document import MAX_RUN_BYTES, read
+from sidecar.lifecycle.termination import LeasedPod
 from sidecar.store.protocol import Store
 from trainer_hook.contract import FORMAT, encode_json
 
@@ -22,10 +20,10 @@ log = structlog.get_logger()
 class LeaseDocuments:
     """Reads and writes the documents of the lease. All calls block."""
 
-    def __init__(self, store: Store, *, age_s: Callable[[], float]) -> None:
-        """Start without a run. ``age_s``: seconds since this pod's first sidecar process began."""
+    def __init__(self, store: Store, pod: LeasedPod) -> None:
+        """Start without a run."""
         self._store = store
-        self._age_s = age_s
+        self._pod = pod
         self.url = store.url
         self.run = Run("")
         """The run as it was read or written last."""
@@ -77,7 +75,7 @@ class LeaseDocuments:
     def put_claim(self, claim: Claim, holder: Holder) -> None:
         """Write this pod's claim, with its present age."""
         job = {"job": holder.job} if holder.job else {}
-        fields = {"format": FORMAT, "holder": holder.name, "age_s": round(self._age_s(), 1)}
+        fields = {"format": FORMAT, "holder": holder.name, "age_s": round(self._pod.age_s(), 1)}
         self._store.put(claim.key, encode_json(fields | job))
 
     def delete_claims(self, claims: list[Claim]) -> None:
@@ -86,7 +84,7 @@ class LeaseDocuments:
 
     def arrive(self, holder: Holder) -> Arrival | None:
         """Write an object, to see this pod's start by the store's clock, and delete it; ``None``: the store tells no times."""
-        key, age_s = keys.arrival(holder.id), self._age_s()
+        key, age_s = keys.arrival(holder.id), self._pod.age_s()
         self._store.put(key, encode_json({"format": FORMAT, "holder": holder.name}))
         modified = next((stored.modified for stored in self._store.list(key) if stored.key == key), "")
         self._store.delete([key])
@@ -109,12 +107,3 @@ class LeaseDocuments:
     def answered(self) -> None:
         """Delete the request for a sign of life."""
         self._store.delete([keys.ASKED])
-
-
-@contextlib.contextmanager
-def start_errors() -> Iterator[None]:
-    """At the start, a document that cannot be read is for a person to change."""
-    try:
-        yield
-    except UnreadableRun as error:
-        raise ConfigurationError(str(error)) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import structlog
 
 from sidecar.core.lifecycle.fencing import (
@@ -11,28 +13,28 @@ from sidecar.core.lifecycle.fencing import (
     Claim,
     Claimed,
     ClaimState,
-    Holder,
     Tie,
     after_tie,
     claim_state,
     has_ended,
     next_claim,
+    obsolete,
     rivals,
     started_later,
     takeovers_in_turns,
     waits_for_ending,
 )
 from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run, gave_sign, may_hold
-from sidecar.errors import ConfigurationError, UnreadableRun
+from sidecar.errors import ConfigurationError, Fenced, StoreError, UnreadableRun
 from sidecar.lifecycle.deadline import Deadline
-from sidecar.lifecycle.lease_documents import LeaseDocuments
+from sidecar.lifecycle.prefix_lease import PrefixLease
+from sidecar.lifecycle.renewal import TICK_S, Renewal
 from sidecar.lifecycle.run_document import UNREADABLE_PAUSE_S, UNREADABLE_TRIES
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 
 log = structlog.get_logger()
 
-TICK_S = 1.0
 UPLOAD_S = 2.0
 """Seconds that a terminating pod must have left for its upload, once it is known that the holder is silent."""
 MOST_TRIES = 16
@@ -56,22 +58,27 @@ def _say_not_taken_over(claimed: Claimed | None) -> None:
 
 
 class TakeOver:
-    """The steps by which one pod takes a prefix over. It fences others only by ``claim``."""
+    """Gets the lease of a prefix, one step after the other. It fences others only by ``claim``."""
 
     def __init__(
-        self, documents: LeaseDocuments, executor: StoreExecutor, deadline: Deadline, holder: Holder, clock: Clock
+        self, lease: PrefixLease, renewal: Renewal, executor: StoreExecutor, deadline: Deadline, clock: Clock | None = None
     ) -> None:
-        self._documents = documents
+        self._lease = lease
+        self._renewal = renewal
         self._executor = executor
         self._deadline = deadline
-        self._holder = holder
-        self._clock = clock
+        self._clock = clock or Clock()
         self._look_s = 0.0
         """Longest time of a read of ``run.json`` in seconds."""
         self._silent: Run | None = None
         """The run whose holder has been silent for ``SILENCE_S`` after a request."""
         self.waits_for: str | None = None
         """What the take-over waits for at this moment, as a sentence; ``None``: for nothing."""
+
+    @property
+    def is_at_once(self) -> bool:
+        """Whether the holder, alive or not, is of the same run: this pod is the later one."""
+        return self._lease.holder.is_of(self._lease.documents.run)
 
     async def wait_for_ending(self) -> None:
         """Wait while an earlier pod that is terminating may still commit; at most until its own deadline.
@@ -92,7 +99,7 @@ class TakeOver:
             if own_until_s is not None and now_s >= own_until_s:
                 break
             watched_s, silent_s = now_s - began_s, now_s - seen_s
-            me, look_s = self._holder.name, self._look_s
+            me, look_s = self._lease.holder.name, self._look_s
             if not waits_for_ending(first, run, me=me, watched_s=watched_s, silent_s=silent_s, look_s=look_s):
                 break
             if self.waits_for is None:
@@ -105,6 +112,56 @@ class TakeOver:
             log.info("earlier_pod_ended", holder=run.holder, waited_s=round(self._clock.monotonic() - began_s, 1))
         self.waits_for = None
 
+    async def settle(self) -> None:
+        """Take the prefix over, if it is another pod's: at once from a pod of the same job, else once its holder is silent.
+
+        If told to end too early to know that, it does not: another job may hold it (``settle_later``).
+
+        Raises:
+            ConfigurationError: Another job holds the prefix.
+            Fenced: A later pod of this job holds it already.
+            UnreadableRun: ``run.json`` is not this system's any more.
+        """
+        lease = self._lease
+        if not self.is_at_once:
+            match await self.watch_holder(job=lease.holder.job):
+                case Ownership.TWO_AT_ONCE:
+                    raise two_at_once(lease.documents.url, lease.documents.run)
+                case Ownership.WATCH:
+                    return
+        claims = await self.claim()
+        if claims is None:
+            raise await lease.fence()
+        async with lease.writes:
+            await self._hold(claims)
+
+    async def settle_later(self) -> None:
+        """Take the prefix over if ``settle`` left it to a holder that may be alive, and the termination notice is withdrawn.
+
+        Raises:
+            ConfigurationError, UnreadableRun: As ``settle``.
+        """
+        with contextlib.suppress(Fenced):  # said by those who wait for ``fenced``
+            while not self._lease.is_held and not self._lease.fenced.is_set():
+                await self._clock.sleep(TICK_S)
+                if not self._deadline.is_set():
+                    await self.settle()
+
+    async def _hold(self, claims: list[Claim]) -> None:
+        """Write ``run.json`` as the holder, whose claim is the last one."""
+        lease = self._lease
+        lease.claim = claim = claims[-1]
+        # This pod may have been cut off since its claim.
+        run, _ = await self._executor.together((self._executor.persistently(lease.look), lease.require_highest_claim()))
+        is_other = run.holder != lease.holder.name
+        if is_other and run.holder is not None:
+            log.info("prefix_taken_over", earlier=run.holder, epoch=claim.epoch)
+        lease.attempts.declared = (lease.attempts.take_over(run) if is_other else run).attempts
+        await self._executor.persistently(self._renewal.beat, run)
+        if old := obsolete(claims):
+            with contextlib.suppress(StoreError):
+                await self._executor.once(lease.documents.delete_claims, old)
+
     async def watch_holder(self, *, job: str | None) -> Ownership:
         """Ask the holder for a sign of life, unless it is known to be of ``job``.
 
@@ -116,20 +173,20 @@ class TakeOver:
         began_s: float | None = None
         while True:
             watched_s = 0.0 if began_s is None else self._clock.monotonic() - began_s
-            found = may_hold(first, run, me=self._holder.name, job=job, watched_s=watched_s)
+            found = may_hold(first, run, me=self._lease.holder.name, job=job, watched_s=watched_s)
             if found is not Ownership.WATCH or self._deadline.is_within(SILENCE_S - watched_s + UPLOAD_S):
                 break
             if began_s is None:
                 log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
                 self.waits_for = f"whether the pod that held the prefix ({run.holder}) is alive"
-                await self._executor.persistently(self._documents.ask, self._holder)
+                await self._executor.persistently(self._lease.documents.ask, self._lease.holder)
                 began_s = self._clock.monotonic()
             await self._clock.sleep(TICK_S)
             run = await self._look()
         self.waits_for = None
         if began_s is not None and found is Ownership.OURS:
             self._silent = None if run.ending or gave_sign(first, run) else run
-            await self._executor.persistently(self._documents.answered)
+            await self._executor.persistently(self._lease.documents.answered)
         return found
 
     async def claim(self) -> list[Claim] | None:
@@ -141,7 +198,7 @@ class TakeOver:
         Raises:
             ConfigurationError: Another pod, which may be another job's, claimed it at the same time.
         """
-        documents, me, claims_again = self._documents, self._holder, False
+        documents, me, claims_again = self._lease.documents, self._lease.holder, False
         for _ in range(MOST_TRIES):
             run = await self._look()  # before the claims: its epoch must not be that of a claim that this pod has not seen
             claims = await self._executor.persistently(documents.claims)
@@ -175,7 +232,7 @@ class TakeOver:
 
     async def _may_come_back(self) -> bool:
         """Whether this pod, which was fenced, is a machine that may be used again, and the holder is silent."""
-        if self._holder.is_unique:
+        if self._lease.holder.is_unique:
             return False
         return await self._look() == self._silent or await self.watch_holder(job=None) is Ownership.OURS
 
@@ -184,7 +241,7 @@ class TakeOver:
 
         It may have seen its claim as the highest before this pod's was listed: then it does not claim again.
         """
-        for rival in rivals(claims, claims[-1]) if self._holder.is_of(self._documents.run) else ():
+        for rival in rivals(claims, claims[-1]) if self._lease.holder.is_of(self._lease.documents.run) else ():
             if await self._is_earlier_than(rival, is_ending=False):
                 return True
         return False
@@ -192,7 +249,7 @@ class TakeOver:
     async def _claims_with(self, claim: Claim) -> list[Claim]:
         """Return all claims once this pod's own one is listed, which some stores show late."""
         for _ in range(MOST_TRIES):
-            claims = await self._executor.persistently(self._documents.claims)
+            claims = await self._executor.persistently(self._lease.documents.claims)
             if claim in claims:
                 return claims
             await self._clock.sleep(TICK_S)
@@ -223,7 +280,7 @@ class TakeOver:
             return True
         if self._deadline.is_within(SILENCE_S + UPLOAD_S):
             return False
-        await self._executor.persistently(self._documents.ask, self._holder)
+        await self._executor.persistently(self._lease.documents.ask, self._lease.holder)
         for _ in range(round(SILENCE_S / TICK_S)):
             await self._clock.sleep(TICK_S)
             run = await self._look()
@@ -243,7 +300,7 @@ class TakeOver:
     async def _starts(self, highest: Claim) -> tuple[Claimed | None, Arrival | None]:
         """Return what the store's clock shows of the starts of a claim's pod and of this one."""
         ask = self._executor.persistently
-        asked = ask(self._documents.claimed, highest), ask(self._documents.arrive, self._holder)
+        asked = ask(self._lease.documents.claimed, highest), ask(self._lease.documents.arrive, self._lease.holder)
         claimed, arrival = await self._executor.together(asked)
         return claimed, arrival
 
@@ -265,6 +322,6 @@ class TakeOver:
 
     async def _timed_look(self) -> Run:
         began_s = self._clock.monotonic()
-        run = await self._executor.persistently(self._documents.look)
+        run = await self._executor.persistently(self._lease.documents.look)
         self._look_s = max(self._look_s, self._clock.monotonic() - began_s)
         return run

@@ -9,7 +9,9 @@ from sidecar.core.lifecycle.fencing import (
 )
 from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.prefix_lease import PrefixLease
+from sidecar.lifecycle.renewal import Renewal
 from sidecar.lifecycle.run_document import claim
+from sidecar.lifecycle.take_over import TakeOver
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
@@ -44,9 +46,10 @@ class Pod:
         self.started_s = 0.0
         """Age of the pod when its clock began."""
         self.on_sleep: Callable[[], Awaitable[None]] | None = None
-        self.lease = PrefixLease(
-            store, executor, self, self.deadline, clock=Clock(monotonic=lambda: self.now_s, sleep=self._sleep)
-        )
+        clock = Clock(monotonic=lambda: self.now_s, sleep=self._sleep)
+        self.lease = PrefixLease(store, executor, self)
+        self.renewal = Renewal(self.lease, executor, self, self.deadline, clock)
+        self.take_over = TakeOver(self.lease, self.renewal, executor, self.deadline, clock)
         holder = Holder(name, is_unique=is_unique, node=node or Node(), job=job, run_id=None)
         self.lease.begin(claim(store, run_id=None, job=job), holder)
 

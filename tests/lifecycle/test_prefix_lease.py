@@ -29,9 +29,9 @@ async def test_the_later_pod_holds_the_prefix_and_the_earlier_one_learns_it_befo
     store: FileStore, executor: StoreExecutor
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    await earlier.lease.settle()
+    await earlier.take_over.settle()
     await earlier.lease.require_not_fenced()
-    await later.lease.settle()
+    await later.take_over.settle()
     await later.lease.require_not_fenced()
     with pytest.raises(Fenced, match=r"a later pod of this job \(later\)"):
         await earlier.lease.require_not_fenced()
@@ -44,20 +44,20 @@ async def test_the_later_pod_holds_the_prefix_and_the_earlier_one_learns_it_befo
 async def test_a_restart_of_the_holder_keeps_its_epoch_and_what_it_declared(store: FileStore, executor: StoreExecutor) -> None:
     node = Node(0, 2)
     first = Pod(store, executor, "pod", node=node)
-    await first.lease.settle()
+    await first.take_over.settle()
     assert await first.lease.reason_not_to_upload(node, "a") is None
     again = Pod(store, executor, "pod", node=node)
-    await again.lease.settle()
+    await again.take_over.settle()
     assert (read(store).epoch, read(store).attempts) == (1, ("a",))
     await first.lease.require_not_fenced()
 
 
 async def test_a_fenced_pod_stays_fenced_and_a_machine_may_come_back(store: FileStore, executor: StoreExecutor) -> None:
-    await Pod(store, executor, "one").lease.settle()
-    await Pod(store, executor, "two").lease.settle()
+    await Pod(store, executor, "one").take_over.settle()
+    await Pod(store, executor, "two").take_over.settle()
     with pytest.raises(Fenced):
-        await Pod(store, executor, "one").lease.settle()
-    await Pod(store, executor, "one", is_unique=False).lease.settle()
+        await Pod(store, executor, "one").take_over.settle()
+    await Pod(store, executor, "one", is_unique=False).take_over.settle()
     assert (read(store).holder, read(store).epoch) == ("one", 3)
 
 
@@ -65,7 +65,7 @@ async def test_old_claims_are_deleted(store: FileStore, executor: StoreExecutor)
     for epoch in range(MOST_CLAIMS):
         store.put(Claim(epoch + 1, "0" * 16).key, b"{}")
     pod = Pod(store, executor, "pod")
-    await pod.lease.settle()
+    await pod.take_over.settle()
     left = claims_among((stored.key, stored.modified) for stored in store.list(keys.CLAIMS))
     assert len(left) == KEPT_CLAIMS
     assert left[-1].epoch == MOST_CLAIMS + 1
@@ -76,13 +76,13 @@ async def test_nodes_of_an_attempt_that_the_present_holder_did_not_declare_commi
     store: FileStore, executor: StoreExecutor
 ) -> None:
     zero, one = (Pod(store, executor, f"earlier-{index}", node=Node(index, 2)) for index in (0, 1))
-    await zero.lease.settle()
+    await zero.take_over.settle()
     assert await zero.lease.reason_not_to_upload(Node(0, 2), "a") is None
     assert await one.lease.reason_not_to_upload(Node(1, 2), "a") is None
     await one.lease.require_not_fenced(Node(1, 2), "a")
     assert await one.lease.reason_not_to_commit(Node(1, 2), "a") is None
     later = Pod(store, executor, "later-0", node=Node(0, 2))
-    await later.lease.settle()
+    await later.take_over.settle()
     await one.lease.require_not_fenced(Node(1, 2), "a")  # it may send: nothing is declared yet
     assert "not declared" in (await one.lease.reason_not_to_commit(Node(1, 2), "a") or "")
     replacing = await one.lease.reason_not_to_upload(Node(1, 2), "a", until_declared=True)
@@ -98,20 +98,20 @@ async def test_a_pod_that_ends_after_it_was_fenced_leaves_the_document_of_the_la
     store: FileStore, executor: StoreExecutor
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    await earlier.lease.settle()
-    await later.lease.settle()
+    await earlier.take_over.settle()
+    await later.take_over.settle()
     earlier.deadline.in_s = 20.0
-    await earlier.lease.release_within(10.0)
+    await earlier.renewal.release_within(10.0)
     assert (read(store).holder, read(store).ending) == ("later", False)
     assert earlier.lease.fenced.is_set()
 
 
 async def test_a_pod_that_has_ended_gives_no_sign_of_life_any_more(store: FileStore, executor: StoreExecutor) -> None:
     pod = Pod(store, executor, "pod")
-    await pod.lease.settle()
+    await pod.take_over.settle()
     pod.deadline.in_s = 20.0
-    await pod.lease.release()
-    await pod.lease.renew(2)
+    await pod.renewal.release()
+    await pod.renewal.renew(2)
     assert (read(store).ending, read(store).ends_in_s) == (True, None)
 
 
@@ -119,28 +119,28 @@ async def test_a_late_write_of_an_earlier_pod_does_not_hide_what_the_holder_decl
     store: FileStore, executor: StoreExecutor
 ) -> None:
     earlier, later = (Pod(store, executor, name, node=Node(0, 2)) for name in ("earlier", "later"))
-    await earlier.lease.settle()
+    await earlier.take_over.settle()
     await earlier.lease.reason_not_to_upload(None, "a")
     late = store.get(keys.RUN)
-    await later.lease.settle()
+    await later.take_over.settle()
     await later.lease.reason_not_to_upload(None, "b")
     store.put(keys.RUN, late)
-    await later.lease.renew(round(CHECK_S))
+    await later.renewal.renew(round(CHECK_S))
     assert (read(store).holder, read(store).epoch, read(store).attempts) == ("later", 2, ("b",))
 
 
 async def test_deleted_claims_fence_nobody_but_the_earlier_pod(store: FileStore, executor: StoreExecutor) -> None:
     for name in ("zero", "earlier"):
         earlier = Pod(store, executor, name)
-        await earlier.lease.settle()
+        await earlier.take_over.settle()
     store.delete([stored.key for stored in store.list(keys.CLAIMS)])
     await earlier.lease.require_not_fenced()
     later = Pod(store, executor, "later")
-    await later.lease.settle()
+    await later.take_over.settle()
     assert read(store).epoch == 3
     with pytest.raises(Fenced):
         await earlier.lease.require_not_fenced()
-    await later.lease.renew(round(CHECK_S))
+    await later.renewal.renew(round(CHECK_S))
     await later.lease.require_not_fenced()
 
 
@@ -148,12 +148,12 @@ async def test_a_fenced_machine_that_starts_again_by_itself_stays_fenced_while_t
     store: FileStore, executor: StoreExecutor
 ) -> None:
     one, two = (Pod(store, executor, name, is_unique=False) for name in ("one", "two"))
-    await one.lease.settle()
-    await two.lease.settle()
+    await one.take_over.settle()
+    await two.take_over.settle()
     again = Pod(store, executor, "one", is_unique=False)
-    again.on_sleep = functools.partial(two.lease.renew, int(ASK_POLL_S))
+    again.on_sleep = functools.partial(two.renewal.renew, int(ASK_POLL_S))
     with pytest.raises(Fenced):
-        await again.lease.settle()
+        await again.take_over.settle()
     await two.lease.require_not_fenced()
 
 
@@ -162,7 +162,7 @@ async def test_a_first_node_that_does_not_know_their_number_declares_its_attempt
 ) -> None:
     zero, one = Pod(store, executor, "zero"), Pod(store, executor, "one", node=Node(1, 2))
     zero.lease.begin(read(store), Holder("zero", is_unique=True, node=None, job="team/train", run_id=None))
-    await zero.lease.settle()
+    await zero.take_over.settle()
     for attempt in ("a", "b"):
         assert await zero.lease.reason_not_to_upload(None, attempt) is None
         assert await one.lease.reason_not_to_upload(Node(1, 2), attempt) is None
@@ -173,12 +173,12 @@ async def test_a_node_commits_nothing_between_the_claim_of_a_later_pod_and_its_d
     store: FileStore, executor: StoreExecutor
 ) -> None:
     zero, one = (Pod(store, executor, f"earlier-{index}", node=Node(index, 2)) for index in (0, 1))
-    await zero.lease.settle()
+    await zero.take_over.settle()
     await zero.lease.reason_not_to_upload(Node(0, 2), "a")
     assert await one.lease.reason_not_to_commit(Node(1, 2), "a") is None
     before = store.get(keys.RUN)
     later = Pod(store, executor, "later-0", node=Node(0, 2))
-    await later.lease.settle()
+    await later.take_over.settle()
     store.put(keys.RUN, before)  # as before its first write, or after a late one of the earlier pod
     assert "is taking the prefix over" in (await one.lease.reason_not_to_commit(Node(1, 2), "a") or "")
     await later.lease.reason_not_to_upload(Node(0, 2), "b")
@@ -192,7 +192,7 @@ async def test_a_node_waits_where_a_late_write_hides_its_attempt(
 ) -> None:
     """It gave its checkpoints up for good, and node 0, which had declared the attempt, waited for it without end."""
     zero, one = (Pod(store, executor, f"pod-{index}", node=Node(index, 2), job=job) for index in (0, 1))
-    await zero.lease.settle()
+    await zero.take_over.settle()
     undeclared = store.get(keys.RUN)
     for attempt in ("a", "b"):
         before = store.get(keys.RUN)
@@ -204,7 +204,7 @@ async def test_a_node_waits_where_a_late_write_hides_its_attempt(
         if job is None or late == before:
             with pytest.raises(Undeclared, match=reason):
                 await one.lease.require_not_fenced(Node(1, 2), "b")
-    await zero.lease.renew(round(CHECK_S))
+    await zero.renewal.renew(round(CHECK_S))
     assert await one.lease.reason_not_to_commit(Node(1, 2), "b") is None
     await one.lease.require_not_fenced(Node(1, 2), "b")
 
@@ -215,17 +215,17 @@ async def test_a_node_whose_attempt_was_declared_gives_up_after_a_take_over_befo
 ) -> None:
     """It had asked for no checkpoint of its attempt before, and waited for the declaration for ever."""
     zero, one = (Pod(store, executor, f"earlier-{index}", node=Node(index, 2)) for index in (0, 1))
-    await zero.lease.settle()
+    await zero.take_over.settle()
     await zero.lease.reason_not_to_upload(None, "a")
     if has_learned:
         one.present_attempt = lambda: "a"  # type: ignore[method-assign]
         one.on_sleep = asyncio.Event().wait  # type: ignore[assignment]
-        learning = asyncio.create_task(one.lease.learn_epochs())
-        while "a" not in one.lease._attempts.epochs:
+        learning = asyncio.create_task(one.renewal.learn_epochs())
+        while "a" not in one.lease.attempts.epochs:
             await asyncio.sleep(0.01)
         learning.cancel()
     later = Pod(store, executor, "later-0", node=Node(0, 2))
-    await later.lease.settle()
+    await later.take_over.settle()
     assert await one.lease.reason_not_to_upload(Node(1, 2), "a") is None, "undeclared: it sends, and does not commit"
     await later.lease.reason_not_to_upload(None, "b")
     if has_learned:
@@ -242,7 +242,7 @@ async def test_a_node_gives_up_an_attempt_that_was_never_declared_once_its_train
     """Node 0 was lost before it declared the attempt; the parts of the other nodes waited for it until the pods ended."""
     lost, present = "20260101T000001Z-aaaaaa", "20260101T000002Z-bbbbbb"
     zero, one = (Pod(store, executor, f"later-{index}", node=Node(index, 2)) for index in (0, 1))
-    await zero.lease.settle()
+    await zero.take_over.settle()
     await zero.lease.reason_not_to_upload(None, present)
     assert "does not hold the prefix" in (await one.lease.reason_not_to_upload(Node(1, 2), lost) or "")
     assert await one.lease.reason_not_to_upload(Node(1, 2), present) is None
@@ -254,13 +254,13 @@ async def test_a_damaged_document_is_waited_for_by_other_nodes_and_written_again
     store: FileStore, executor: StoreExecutor
 ) -> None:
     zero, one = (Pod(store, executor, f"pod-{index}", node=Node(index, 2)) for index in (0, 1))
-    await zero.lease.settle()
+    await zero.take_over.settle()
     await zero.lease.reason_not_to_upload(Node(0, 2), "a")
     store.put(keys.RUN, b"[]")
     with pytest.raises(UnreadableRun, match=r"run\.json is not this system's: .* delete it, and it is written again"):
         await one.lease.reason_not_to_upload(Node(1, 2), "a")
     assert "run.json is not this system's" in (await one.lease.reason_not_to_commit(Node(1, 2), "a") or "")
-    await zero.lease.renew(round(CHECK_S))
+    await zero.renewal.renew(round(CHECK_S))
     assert (read(store).holder, read(store).epoch, read(store).attempts) == ("pod-0", 1, ("a",))
     assert await one.lease.reason_not_to_upload(Node(1, 2), "a") is None
     assert await one.lease.reason_not_to_commit(Node(1, 2), "a") is None
@@ -268,9 +268,9 @@ async def test_a_damaged_document_is_waited_for_by_other_nodes_and_written_again
 
 async def test_a_pod_that_has_said_that_it_has_ended_commits_nothing(store: FileStore, executor: StoreExecutor) -> None:
     pod = Pod(store, executor, "pod")
-    await pod.lease.settle()
+    await pod.take_over.settle()
     pod.deadline.in_s = 20.0
-    await pod.lease.release()
+    await pod.renewal.release()
     with pytest.raises(Fenced, match="this pod has ended"):
         await pod.lease.require_not_fenced()
 
@@ -285,7 +285,7 @@ async def test_a_store_that_is_away_does_not_end_the_wait_of_other_nodes(store: 
 
             return call
 
-    one.lease._documents._store = Away()  # type: ignore[assignment]
+    one.lease.documents._store = Away()  # type: ignore[assignment]
     with pytest.raises(StoreUnavailable):
         await one.lease.reason_not_to_upload(Node(1, 2), "a")
 

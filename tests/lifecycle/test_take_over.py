@@ -17,7 +17,7 @@ from sidecar.core.lifecycle.fencing import (
     Claim,
 )
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
-from sidecar.errors import ConfigurationError, Fenced
+from sidecar.errors import ConfigurationError, Fenced, UnreadableRun
 from sidecar.lifecycle.run_document import UNREADABLE_TRIES, claim, read
 from sidecar.lifecycle.take_over import UPLOAD_S
 from sidecar.store.file.store import FileStore
@@ -29,24 +29,24 @@ async def test_a_pod_that_is_ending_is_waited_for_until_it_says_that_it_has_ende
     store: FileStore, executor: StoreExecutor
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    await earlier.lease.settle()
+    await earlier.take_over.settle()
     earlier.deadline.in_s = 50.0
-    await earlier.lease.renew(1)
+    await earlier.renewal.renew(1)
     waited_for = []
 
     async def beat_and_end() -> None:
-        waited_for.append(later.lease.waits_for)
+        waited_for.append(later.take_over.waits_for)
         if later.now_s < 3 * SILENCE_S:
-            await earlier.lease.renew(2)
+            await earlier.renewal.renew(2)
         else:
             await earlier.lease.require_not_fenced()
-            await earlier.lease.release()
+            await earlier.renewal.release()
 
     later.on_sleep = beat_and_end
-    await later.lease.wait_for_ending()
+    await later.take_over.wait_for_ending()
     assert 3 * SILENCE_S <= later.now_s <= 3 * SILENCE_S + 2
     assert "earlier" in waited_for[0]
-    assert later.lease.waits_for is None
+    assert later.take_over.waits_for is None
 
 
 async def test_a_pod_that_died_while_it_was_ending_is_waited_for_until_it_is_silent(
@@ -54,8 +54,8 @@ async def test_a_pod_that_died_while_it_was_ending_is_waited_for_until_it_is_sil
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
     earlier.deadline.in_s = 500.0
-    await earlier.lease.settle()
-    await later.lease.wait_for_ending()
+    await earlier.take_over.settle()
+    await later.take_over.wait_for_ending()
     assert ENDING_SILENCE_S <= later.now_s <= ENDING_SILENCE_S + 2
 
 
@@ -64,9 +64,9 @@ async def test_a_pod_that_is_ending_itself_leaves_the_earlier_one_half_of_its_ti
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
     earlier.deadline.in_s, later.deadline.in_s = 500.0, 40.0
-    await earlier.lease.settle()
-    later.on_sleep = functools.partial(earlier.lease.renew, 2)
-    await later.lease.wait_for_ending()
+    await earlier.take_over.settle()
+    later.on_sleep = functools.partial(earlier.renewal.renew, 2)
+    await later.take_over.wait_for_ending()
     assert later.now_s == 20
     await earlier.lease.require_not_fenced()
 
@@ -75,7 +75,7 @@ async def test_of_many_that_take_over_at_once_one_holds_the_prefix_in_the_end(
     store: FileStore, executor: StoreExecutor
 ) -> None:
     pods = [Pod(store, executor, f"pod-{number}") for number in range(8)]
-    await asyncio.gather(*(pod.lease.settle() for pod in pods), return_exceptions=True)
+    await asyncio.gather(*(pod.take_over.settle() for pod in pods), return_exceptions=True)
     held = await asyncio.gather(*(pod.lease.require_not_fenced() for pod in pods), return_exceptions=True)
     assert sum(each is None for each in held if not isinstance(each, Fenced)) == 1
 
@@ -85,16 +85,16 @@ async def test_a_pod_that_was_cut_off_before_its_first_claim_does_not_fence_its_
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
     earlier.started_s = 2 * START_TOLERANCE_S
-    await later.lease.settle()
+    await later.take_over.settle()
     with pytest.raises(Fenced, match=r"a later pod of this job \(later\)"):
-        await earlier.lease.settle()
+        await earlier.take_over.settle()
     await later.lease.require_not_fenced()
     again = Pod(store, executor, "earlier")  # its sidecar starts again, and the pod is as old as before
     again.started_s = 3 * START_TOLERANCE_S
     with pytest.raises(Fenced):
-        await again.lease.settle()
+        await again.take_over.settle()
     assert read(store).holder == "later"
-    assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, later.lease._holder.id).key]
+    assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, later.lease.holder.id).key]
 
 
 @pytest.mark.parametrize("is_repaired", [True, False])
@@ -103,7 +103,7 @@ async def test_a_document_that_is_damaged_for_a_moment_does_not_end_the_start(
 ) -> None:
     """A flipped bit of one answer ended the sidecar with exit code 2."""
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    await earlier.lease.settle()
+    await earlier.take_over.settle()
     before = store.get(keys.RUN)
     store.put(keys.RUN, before[:-9])
 
@@ -113,11 +113,11 @@ async def test_a_document_that_is_damaged_for_a_moment_does_not_end_the_start(
 
     later.on_sleep = repairs
     if is_repaired:
-        await later.lease.settle()
+        await later.take_over.settle()
         assert read(store).holder == "later"
     else:
-        with pytest.raises(ConfigurationError, match=r"run\.json is not this system's"):
-            await later.lease.settle()
+        with pytest.raises(UnreadableRun, match=r"run\.json is not this system's"):
+            await later.take_over.settle()
         assert later.now_s == UNREADABLE_TRIES - 1
 
 
@@ -127,11 +127,11 @@ async def test_a_pod_that_goes_does_not_fence_one_that_started_at_about_the_same
     """It fenced its replacement, whose trainer was told to stop, and ended a second later itself."""
     going, staying = Pod(store, executor, "going"), Pod(store, executor, "staying")
     going.started_s = START_TOLERANCE_S / 2
-    await staying.lease.settle()
+    await staying.take_over.settle()
     going.deadline.in_s = 20.0
-    going.on_sleep = functools.partial(staying.lease.renew, int(ASK_POLL_S))
+    going.on_sleep = functools.partial(staying.renewal.renew, int(ASK_POLL_S))
     with pytest.raises(Fenced, match="staying"):
-        await going.lease.settle()
+        await going.take_over.settle()
     assert going.now_s == 1
     await staying.lease.require_not_fenced()
 
@@ -142,32 +142,32 @@ async def test_a_pod_that_goes_takes_over_from_a_silent_one_that_started_at_abou
 ) -> None:
     """It left its last checkpoints to a holder that had died: they were in no store (campaigns 71017, 90301)."""
     dead, going = Pod(store, executor, "dead"), Pod(store, executor, "going")
-    await dead.lease.settle()
+    await dead.take_over.settle()
     going.started_s = START_TOLERANCE_S / 2
     going.deadline.in_s = left_s
     if left_s < SILENCE_S + UPLOAD_S:
         with pytest.raises(Fenced, match="dead"):
-            await going.lease.settle()
+            await going.take_over.settle()
         assert going.now_s == 0
         return
-    await going.lease.settle()
+    await going.take_over.settle()
     assert (going.now_s, read(store).holder) == (SILENCE_S, "going")
 
 
 async def test_a_pod_that_goes_takes_over_at_once_from_one_that_has_ended(store: FileStore, executor: StoreExecutor) -> None:
     """With little time left it left its last checkpoints to a holder that had said that it commits nothing any more."""
     ended, going = Pod(store, executor, "ended"), Pod(store, executor, "going")
-    await ended.lease.settle()
+    await ended.take_over.settle()
     going.started_s = START_TOLERANCE_S / 2
     going.deadline.in_s = SILENCE_S
     ended.deadline.in_s = 5.0
-    await ended.lease.renew(1)
+    await ended.renewal.renew(1)
     with pytest.raises(Fenced, match="ended"):
-        await going.lease.settle()
-    await ended.lease.release()
+        await going.take_over.settle()
+    await ended.renewal.release()
     again = Pod(store, executor, "going")
     again.started_s, again.deadline.in_s = going.started_s, going.deadline.in_s
-    await again.lease.settle()
+    await again.take_over.settle()
     assert (again.now_s, read(store).holder) == (0, "going")
 
 
@@ -175,12 +175,12 @@ async def test_a_pod_that_goes_does_not_fence_one_that_has_claimed_and_says_so_l
     store: FileStore, executor: StoreExecutor
 ) -> None:
     staying, going = Pod(store, executor, "staying"), Pod(store, executor, "going")
-    store.put(Claim(1, staying.lease._holder.id).key, b'{"format": 1, "holder": "staying", "age_s": 0.0}')
+    store.put(Claim(1, staying.lease.holder.id).key, b'{"format": 1, "holder": "staying", "age_s": 0.0}')
     going.started_s = START_TOLERANCE_S / 2
     going.deadline.in_s = 20.0
-    going.on_sleep = staying.lease.settle
+    going.on_sleep = staying.take_over.settle
     with pytest.raises(Fenced, match="staying"):
-        await going.lease.settle()
+        await going.take_over.settle()
     await staying.lease.require_not_fenced()
 
 
@@ -189,8 +189,8 @@ async def test_a_pod_that_started_after_one_that_was_cut_off_takes_over_from_its
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
     earlier.started_s, later.started_s = 1000.0, 500.0
-    await earlier.lease.settle()
-    await later.lease.settle()
+    await earlier.take_over.settle()
+    await later.take_over.settle()
     await later.lease.require_not_fenced()
     assert read(store).holder == "later"
 
@@ -222,7 +222,7 @@ async def test_of_two_pods_the_later_one_holds_the_prefix_wherever_the_earlier_o
 ) -> None:
     """The earlier pod starts, is cut off at its n-th request, its replacement starts and trains, and its network heals."""
     if is_held:
-        await Pod(store, executor, "first").lease.settle()
+        await Pod(store, executor, "first").take_over.settle()
     claim(store, run_id=None, job="team/train")
     loop = asyncio.get_running_loop()
     later = Pod(store, executor, "later")
@@ -230,29 +230,28 @@ async def test_of_two_pods_the_later_one_holds_the_prefix_wherever_the_earlier_o
 
     def replaces() -> None:
         ages[0] = 100 * START_TOLERANCE_S
-        asyncio.run_coroutine_threadsafe(later.lease.settle(), loop).result()
+        asyncio.run_coroutine_threadsafe(later.take_over.settle(), loop).result()
 
     cut_off = CutOff(store, 99, replaces)
     earlier = Pod(cut_off, executor, "earlier")  # type: ignore[arg-type]
     cut_off._left = at
     earlier.age_s = lambda: ages[0]  # type: ignore[method-assign]
-    earlier.lease._documents._age_s = lambda: ages[0]
     with contextlib.suppress(Fenced):
-        await earlier.lease.wait_for_ending()
-        await earlier.lease.settle()
+        await earlier.take_over.wait_for_ending()
+        await earlier.take_over.settle()
         await earlier.lease.require_not_fenced()
     if not later.lease.is_held:  # the earlier one was never cut off
         assert cut_off._left >= 0
         return
     await later.lease.require_not_fenced()
-    await later.lease.renew(round(CHECK_S))
+    await later.renewal.renew(round(CHECK_S))
     assert read(store).holder == "later"
     with pytest.raises(Fenced):
         await earlier.lease.require_not_fenced()
     again = Pod(store, executor, "earlier")
     again.started_s = 200 * START_TOLERANCE_S
     with pytest.raises(Fenced):
-        await again.lease.settle()
+        await again.take_over.settle()
     await later.lease.require_not_fenced()
 
 
@@ -265,15 +264,15 @@ async def cut_off_while_another_claims(
     other = Pod(store, executor, "other", job=job)
 
     def takes_over() -> None:
-        asyncio.run_coroutine_threadsafe(other.lease.settle(), loop).result()
+        asyncio.run_coroutine_threadsafe(other.take_over.settle(), loop).result()
 
     cut_off = CutOff(store, 99, takes_over)
     pod = Pod(cut_off, executor, "pod", job=job)  # type: ignore[arg-type]
     cut_off._left = at
     pod.started_s, other.started_s = started_s
-    other.on_sleep = pod.on_sleep = functools.partial(other.lease.renew, int(ASK_POLL_S))
+    other.on_sleep = pod.on_sleep = functools.partial(other.renewal.renew, int(ASK_POLL_S))
     try:
-        await pod.lease.settle()
+        await pod.take_over.settle()
     except (Fenced, ConfigurationError) as error:
         return pod, other, error
     return pod, other, None
@@ -298,9 +297,9 @@ async def test_a_replacement_that_died_just_after_its_claim_takes_over_when_it_s
 ) -> None:
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
     earlier.started_s = 2 * START_TOLERANCE_S
-    await earlier.lease.settle()
-    store.put(Claim(1, later.lease._holder.id).key, b'{"format": 1, "holder": "later", "age_s": 1}')
-    await later.lease.settle()
+    await earlier.take_over.settle()
+    store.put(Claim(1, later.lease.holder.id).key, b'{"format": 1, "holder": "later", "age_s": 1}')
+    await later.take_over.settle()
     await later.lease.require_not_fenced()
     with pytest.raises(Fenced):
         await earlier.lease.require_not_fenced()
@@ -333,13 +332,13 @@ async def test_without_a_name_the_second_of_two_that_claim_at_once_is_refused_an
     assert "is being written by another job (other)" in str(error)
     assert not second.lease.fenced.is_set()
     await first.lease.require_not_fenced()
-    assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, first.lease._holder.id).key]
+    assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, first.lease.holder.id).key]
 
 
 async def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(store: FileStore, executor: StoreExecutor) -> None:
     """Each request takes 15 s: the earlier pod gives a sign of life every 47 s."""
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    await earlier.lease.settle()
+    await earlier.take_over.settle()
     earlier.deadline.in_s = 300.0
 
     class Slow:
@@ -355,20 +354,20 @@ async def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(store
 
             return call if name in ("get", "put") else method
 
-    earlier.lease._documents._store, later.lease._documents._store = Slow(earlier), Slow(later)  # type: ignore[assignment]
-    await earlier.lease.renew(1)
+    earlier.lease.documents._store, later.lease.documents._store = Slow(earlier), Slow(later)  # type: ignore[assignment]
+    await earlier.renewal.renew(1)
     next_s = earlier.now_s
 
     async def flushes() -> None:
         nonlocal next_s
         if later.now_s >= next_s and earlier.deadline.in_s:
-            await earlier.lease.renew(2)
+            await earlier.renewal.renew(2)
             next_s = later.now_s + 47
-        if later.now_s > 250 and not earlier.lease._is_released:
+        if later.now_s > 250 and not earlier.lease.is_released:
             await earlier.lease.require_not_fenced()
-            await earlier.lease.release()
+            await earlier.renewal.release()
 
     later.on_sleep = flushes
-    await later.lease.wait_for_ending()
+    await later.take_over.wait_for_ending()
     assert later.now_s > 250
-    assert earlier.lease._is_released
+    assert earlier.lease.is_released

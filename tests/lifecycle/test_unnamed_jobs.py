@@ -20,13 +20,13 @@ async def test_without_a_name_an_answering_holder_is_another_job_and_a_silent_on
     store: FileStore, executor: StoreExecutor
 ) -> None:
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
-    await first.lease.settle()
-    await second.lease.settle()
+    await first.take_over.settle()
+    await second.take_over.settle()
     assert second.now_s >= SILENCE_S
     third = Pod(store, executor, "third", job=None)
-    third.on_sleep = functools.partial(second.lease.renew, int(ASK_POLL_S))
+    third.on_sleep = functools.partial(second.renewal.renew, int(ASK_POLL_S))
     with pytest.raises(ConfigurationError, match="is being written by another job"):
-        await third.lease.settle()
+        await third.take_over.settle()
     assert read(store).holder == "second"
 
 
@@ -35,9 +35,9 @@ async def test_a_pod_whose_termination_notice_is_withdrawn_takes_over_from_a_sil
 ) -> None:
     """It had left the prefix to a holder that might be alive, and never asked again: its checkpoints waited for ever."""
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
-    await first.lease.settle()
+    await first.take_over.settle()
     second.deadline.in_s = SILENCE_S + 1
-    await second.lease.settle()
+    await second.take_over.settle()
     assert not second.lease.is_held
 
     async def withdraws() -> None:
@@ -45,7 +45,7 @@ async def test_a_pod_whose_termination_notice_is_withdrawn_takes_over_from_a_sil
             second.deadline.in_s = None
 
     second.on_sleep = withdraws
-    await second.lease.settle_later()
+    await second.take_over.settle_later()
     assert second.now_s >= 5 + SILENCE_S
     assert (read(store).holder, read(store).epoch) == ("second", 2)
 
@@ -55,18 +55,18 @@ async def test_a_lone_pod_that_is_told_to_end_writes_nothing_beside_a_holder_tha
 ) -> None:
     """It committed without a claim: a sidecar that its container restarted in the grace period, after it had been fenced."""
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
-    await first.lease.settle()
+    await first.take_over.settle()
     second.deadline.in_s = SILENCE_S + 1
-    await second.lease.settle()
+    await second.take_over.settle()
     assert not second.lease.is_held
     for why_not in (await second.lease.reason_not_to_upload(Node(), "a"), await second.lease.reason_not_to_commit(Node(), "a")):
         assert "the prefix is held by first" in (why_not or "")
-    await second.lease.renew(round(CHECK_S))
-    await second.lease.release()
+    await second.renewal.renew(round(CHECK_S))
+    await second.renewal.release()
     await first.lease.require_not_fenced()
     assert read(store).holder == "first"
     first.deadline.in_s = 5.0
-    await first.lease.renew(1)  # the holder is terminating, too
+    await first.renewal.renew(1)  # the holder is terminating, too
     assert await second.lease.reason_not_to_upload(Node(), "a") is None
     assert await second.lease.reason_not_to_commit(Node(), "a") is None
 
@@ -75,9 +75,9 @@ async def test_a_pod_with_time_enough_takes_over_from_a_silent_holder_while_it_i
     store: FileStore, executor: StoreExecutor
 ) -> None:
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
-    await first.lease.settle()
+    await first.take_over.settle()
     second.deadline.in_s = SILENCE_S + 3
-    await second.lease.settle()
+    await second.take_over.settle()
     assert second.lease.is_held
     assert SILENCE_S <= second.now_s < SILENCE_S + 2
 
@@ -88,22 +88,22 @@ async def test_a_pod_that_is_drained_while_it_watches_does_not_fence_a_holder_th
 ) -> None:
     """The holder answers that it is terminating: that is a sign of life, not silence."""
     first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
-    await first.lease.settle()
+    await first.take_over.settle()
 
     async def drained() -> None:
         first.deadline.in_s = second.deadline.in_s = left_s
-        await first.lease.renew(2)
+        await first.renewal.renew(2)
 
     second.on_sleep = drained
     with pytest.raises(Fenced):
-        await second.lease.settle()
+        await second.take_over.settle()
     await first.lease.require_not_fenced()
 
 
 async def test_a_lone_pod_whose_index_only_its_markers_name_claims_nothing_and_waits_for_nobody(
     store: FileStore, executor: StoreExecutor
 ) -> None:
-    await Pod(store, executor, "earlier", job=None).lease.settle()
+    await Pod(store, executor, "earlier", job=None).take_over.settle()
     later = Pod(store, executor, "later", job=None)
     later.lease.begin(read(store), Holder("later", is_unique=True, node=None, job=None, run_id=None))
     assert await later.lease.reason_not_to_upload(Node(), "a") is None

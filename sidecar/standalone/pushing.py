@@ -31,10 +31,10 @@ from sidecar.upload.early.handover import Handover
 from sidecar.upload.job import UploadJob
 from sidecar.upload.schedule.dispatcher import Dispatcher
 from sidecar.upload.schedule.flush_control import FlushControl
-from sidecar.upload.schedule.queue import Active, Queue, report_uploading
+from sidecar.upload.schedule.queue import Active, Queue
 from sidecar.upload.schedule.retry_waits import RetryWaits
 from sidecar.upload.send.journal import Journal
-from sidecar.upload.versions import Held, Sent
+from sidecar.upload.versions import Held, Sent, send_files
 from sidecar.volume.opener import Folder, Place
 from sidecar.volume.pins import held_as
 
@@ -66,10 +66,6 @@ class _Person:
 
     def attempt(self) -> str:
         return ""
-
-
-def _nothing() -> None:
-    """Do nothing: no file was sent before it was finished."""
 
 
 class _LastError(RetryWaits):
@@ -105,21 +101,7 @@ class _DirectoryVersions:
     async def send(
         self, active: Active, checkpoint: Finished, held: Held, sent: Sent, guard: OverwriteGuard
     ) -> list[FileEntry]:
-        context = self._context
-        transfer = context.transfer(
-            checkpoint.name, held.source, sent.journal, guard=guard, on_wrong=_nothing, tracked=active.tracked
-        )
-        report_uploading(context.catalog, active.tracked, transfer)
-        transfer.add(checkpoint.files, moved=context.reuploads.moved(checkpoint.version))
-        dispatcher = Dispatcher(context.executor)
-        dispatcher.reorder([transfer])
-        active.transfer = transfer
-        pumping = asyncio.create_task(_pump(context, dispatcher))
-        try:
-            entries = await transfer.finished()
-        finally:
-            pumping.cancel()
-            active.transfer, active.is_sent = None, True
+        entries = await send_files(self._context, active, checkpoint, held, sent, guard)
         if not await self._source.is_unchanged():
             raise CheckpointChanged(checkpoint.name)
         return entries
@@ -137,11 +119,13 @@ class _DirectoryVersions:
         self.is_changed = True
 
 
-async def _pump(context: UploadContext, dispatcher: Dispatcher) -> None:
+async def _dispatch(context: UploadContext, active: Active) -> None:
+    """Start the work items of the only upload until cancelled."""
+    dispatcher = Dispatcher(context.executor)
     while True:
+        dispatcher.reorder([] if active.transfer is None else [active.transfer])
         await context.news.wait()
         context.news.clear()
-        dispatcher.pump()
 
 
 class Pusher:
@@ -233,6 +217,7 @@ class Pusher:
         active = queue.active[tracked.name] = Active(tracked)
         check = PostCommitCheck(context.catalog, context.committer, context.deadline)
         job = asyncio.create_task(UploadJob(context, versions, queue, check, active).run())
+        dispatching = asyncio.create_task(_dispatch(context, active))
         size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
         try:
             while not job.done():
@@ -241,7 +226,8 @@ class Pusher:
             await job
         finally:
             job.cancel()
-            await asyncio.wait({job})
+            dispatching.cancel()
+            await asyncio.wait({job, dispatching})
 
 
 def _is_equal(source: SourceDirectory, checkpoint: Finished, there: Examined) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +20,7 @@ from sidecar.upload.early.early_upload import EarlyUploads
 from sidecar.upload.early.handover import Handover
 from sidecar.upload.schedule.queue import Active, report_uploading
 from sidecar.upload.send.journal import Journal
+from sidecar.upload.send.observer import ignore
 from sidecar.upload.send.payloads import Source
 from sidecar.volume.opener import Place
 from sidecar.volume.pins import held_as
@@ -41,10 +42,15 @@ class Sent:
     journal: Journal
     early: Handover
     """The early upload that was taken over; some of its parts may still be in flight."""
+    on_wrong: Callable[[], object] = ignore
+    """Called when a file differs from its early upload."""
 
 
 class Versions(Protocol):
-    """Interface of an upload to the pod that it runs in. The simulation implements it without volume and threads."""
+    """Where an upload finds a version: on the volume of a pod, or in a directory that a person pushes, which has no links.
+
+    The simulation implements it without files and threads.
+    """
 
     async def hold(self, checkpoint: Finished) -> Held:
         """Hold the files of a checkpoint. Idempotent.
@@ -99,8 +105,35 @@ def own_folder_keys(checkpoint: Finished, journal: Journal) -> dict[str, str]:
     return {path: key for path, key in sent.items() if key == own[path]}
 
 
+async def send_files(
+    context: UploadContext, active: Active, checkpoint: Finished, held: Held, sent: Sent, guard: OverwriteGuard
+) -> list[FileEntry]:
+    """Do as ``Versions.send``, by work items that a dispatcher takes."""
+    transfer = context.transfer(
+        checkpoint.name,
+        held.source,
+        sent.journal,
+        guard=guard,
+        on_wrong=sent.on_wrong,
+        tracked=active.tracked,
+        node=checkpoint.node,
+    )
+    report_uploading(context.catalog, active.tracked, transfer)
+    moved = own_folder_keys(checkpoint, sent.journal) | dict(context.reuploads.moved(checkpoint.version))
+    transfer.add(checkpoint.files, moved=moved, awaited=sent.early.parts_in_flight)
+    late = asyncio.create_task(sent.early.settle(transfer))
+    active.transfer, active.is_handed_over = transfer, False
+    context.news.set()
+    try:
+        return await transfer.finished()
+    finally:
+        late.cancel()
+        active.transfer, active.is_sent = None, True
+        context.news.set()
+
+
 class VolumeVersions:
-    """Versions on the volume, sent through the dispatcher."""
+    """Versions that the trainer finished on the volume: held by links, and perhaps begun by an early upload."""
 
     def __init__(self, context: UploadContext, volume: Volume, scanner: Scanner, early: EarlyUploads) -> None:
         self._context = context
@@ -125,7 +158,7 @@ class VolumeVersions:
                     await context.executor.persistently(context.store.abort_upload, stale.key, stale.upload_id)
                 if early.transfer is None:  # otherwise its parts in flight are still recorded there
                     early.journal.delete()
-                yield Sent(journal, early)
+                yield Sent(journal, early, self._early.send_closed_only)
         finally:
             active.is_handed_over = False
             early.journal.delete()
@@ -133,29 +166,8 @@ class VolumeVersions:
     async def send(
         self, active: Active, checkpoint: Finished, held: Held, sent: Sent, guard: OverwriteGuard
     ) -> list[FileEntry]:
-        """As ``Versions``: by work items that the dispatcher takes in the order of the queue."""
-        context = self._context
-        transfer = context.transfer(
-            checkpoint.name,
-            held.source,
-            sent.journal,
-            guard=guard,
-            on_wrong=self._early.send_closed_only,
-            tracked=active.tracked,
-            node=checkpoint.node,
-        )
-        report_uploading(context.catalog, active.tracked, transfer)
-        moved = own_folder_keys(checkpoint, sent.journal) | dict(context.reuploads.moved(checkpoint.version))
-        transfer.add(checkpoint.files, moved=moved, awaited=sent.early.parts_in_flight)
-        late = asyncio.create_task(sent.early.settle(transfer))
-        active.transfer, active.is_handed_over = transfer, False
-        context.news.set()
-        try:
-            return await transfer.finished()
-        finally:
-            late.cancel()
-            active.transfer, active.is_sent = None, True
-            context.news.set()
+        """As ``Versions``."""
+        return await send_files(self._context, active, checkpoint, held, sent, guard)
 
     async def journal(self, checkpoint: Finished) -> Journal:
         """As ``Versions``: read from the state directory."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 
-def _ignore(*_: object) -> None:
+def ignore(*_: object) -> None:
     """Take no note."""
 
 
@@ -14,12 +14,12 @@ def _ignore(*_: object) -> None:
 class TransferObserver:
     """Functions that a transfer calls from the event loop; by default they do nothing."""
 
-    progressed: Callable[[int, int], object] = _ignore
+    progressed: Callable[[int, int], object] = ignore
     """Called with the number of bytes that have just arrived in the store, and with the number of all bytes of the checkpoint
     there, which is smaller than before if a file is sent again."""
-    changed: Callable[[], object] = _ignore
+    changed: Callable[[], object] = ignore
     """Called on a change that may affect the order of uploads."""
-    sent_wrong_bytes: Callable[[], object] = _ignore
+    sent_wrong_bytes: Callable[[], object] = ignore
     """Called when a file differs from its early upload."""
-    part_refused: Callable[[int], object] = _ignore
+    part_refused: Callable[[int], object] = ignore
     """Called with the number of a part that the store refused by its number."""

@@ -24,6 +24,7 @@ from sidecar.lifecycle.save_requests import SaveRequests
 from sidecar.lifecycle.take_over import TakeOver
 from sidecar.lifecycle.termination import Termination
 from sidecar.retention.cleaner import Cleaner
+from sidecar.retention.known_steps import KnownSteps
 from sidecar.retention.store_retention import StoreRetention
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
@@ -103,14 +104,12 @@ class Services:
     def _store_retention(self) -> StoreRetention | None:
         if self.settings.keep_store is None:
             return None
-        retention = StoreRetention(
+        return StoreRetention(
             self.store,
             self.executor,
             keep_newest=self.settings.keep_store,
             keep_every_steps=self.settings.keep_every_steps,
-            in_use=self.resume_service.in_use,
+            known=KnownSteps(self.catalog, self.resume_service, self.quarantine),
             events=self.events,
             lease=self.lease,
         )
-        retention.is_quarantined = self.quarantine.holds
-        return retention

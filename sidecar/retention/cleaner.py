@@ -11,7 +11,7 @@ import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.retention import Kept, PendingCopy, plan_local_deletion, plan_release, turn_after_s
-from sidecar.core.lifecycle.states import WANTED, State
+from sidecar.core.lifecycle.states import State
 from sidecar.daemon.settings import Settings
 from sidecar.daemon.tasks import within
 from sidecar.download.local_copies import LocalCopies
@@ -60,9 +60,6 @@ class Cleaner:
         self._refusals: dict[str, int | None] = {}
         """Error numbers of the checkpoints that could not be deleted, by name, as they were logged last."""
         if retention is not None:
-            # Each commit of this job passes through the catalog of each of its nodes, before it is replaced and afterwards.
-            retention.may_be_rewritten = lambda name: catalog.get(name) is not None
-            retention.is_pending = lambda name: (known := catalog.get(name)) is not None and known.state in WANTED
             catalog.observe(lambda tracked: retention.written(tracked.name))
 
     async def run(self) -> None:

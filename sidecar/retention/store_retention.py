@@ -20,6 +20,7 @@ from sidecar.core.commit.training_line import Committed, origin_of, present_line
 from sidecar.core.format import keys
 from sidecar.errors import UnusableNow
 from sidecar.lifecycle.lease import Lease
+from sidecar.retention.known_steps import KnownSteps
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import SPARE_THREADS, StoreExecutor
 from sidecar.upload.commit.post_commit_check import AFTER_S, POLL_S
@@ -104,7 +105,7 @@ class StoreRetention:
         *,
         keep_newest: int,
         keep_every_steps: int | None,
-        in_use: Callable[[], frozenset[str]],
+        known: KnownSteps,
         events: Events,
         lease: Lease | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -116,7 +117,7 @@ class StoreRetention:
             executor: Runs the requests.
             keep_newest: ``CKPT_KEEP_STORE``.
             keep_every_steps: ``CKPT_KEEP_EVERY_STEPS``; ``None``: no such steps.
-            in_use: Returns the checkpoints that a run resumes from: they must stay.
+            known: What this node knows of steps.
             events: Where deletions are recorded.
             lease: Checked before each deletion; ``None``: no other pod is there.
             clock: Monotonic seconds.
@@ -125,7 +126,7 @@ class StoreRetention:
         self._executor = executor
         self._keep_newest = keep_newest
         self._keep_every_steps = keep_every_steps
-        self._in_use = in_use
+        self._known = known
         self._events = events
         self._clock = clock
         self._revocation = Revocation(store, executor, lease=lease)
@@ -142,12 +143,6 @@ class StoreRetention:
         self._under_way = DeletionsUnderWay()
         self.settled_s = SETTLED_S
         """Seconds from a commit's first sight until it counts. 0: nobody writes, so nothing has to settle."""
-        self.may_be_rewritten: Callable[[str], bool] = lambda _: True
-        """Whether a checkpoint may be written anew at the moment: its commit is read at each run."""
-        self.is_quarantined: Callable[[str, str], bool] = lambda name, crc: False
-        """Whether this node has quarantined the commit of a name with a checksum."""
-        self.is_pending: Callable[[str], bool] = lambda _: True
-        """Whether this node may be sending a checkpoint: the deletion of an earlier writing of it is not finished then."""
 
     def written(self, name: str) -> None:
         """Forget what was read of a commit: it has been written."""
@@ -184,7 +179,7 @@ class StoreRetention:
         names = newest_first(await self._executor.persistently(lambda: list(self._store.list_folders())))
         found = await self._commits(names)
         now_s = self._clock()  # taken after the reads: commits made meanwhile must not look older than they are
-        committed = {c.name: replace(c, seen_s=self._first_seen(c, now_s)) for c in found}
+        committed = {c.name: replace(c, seen_s=self._seen_s.setdefault((c.name, c.crc64nvme), now_s)) for c in found}
         uncommitted = [name for name in names if name not in committed]
         self._forget_all_but({(commit.name, commit.crc64nvme) for commit in committed.values()})
         steps = [commit.step for commit in committed.values()]
@@ -219,7 +214,7 @@ class StoreRetention:
 
     async def _finish(self, uncommitted: Sequence[str]) -> None:
         """Finish the deletions that a process began and did not end."""
-        for some in _groups([name for name in uncommitted if not self.is_pending(name)], DELETE_AT_ONCE):
+        for some in _groups([name for name in uncommitted if not self._known.is_pending(name)], DELETE_AT_ONCE):
             await self._executor.together([self._finish_one(name) for name in some])
 
     async def _finish_one(self, name: str) -> None:
@@ -234,13 +229,10 @@ class StoreRetention:
             whole=whole,
             keep_newest=self._keep_newest,
             keep_every_steps=self._keep_every_steps,
-            protected=dict.fromkeys(self._in_use(), IN_USE),
+            protected=dict.fromkeys(self._known.in_use(), IN_USE),
             line=line,
         )
         return await _beside(plan, of=len(committed))
-
-    def _first_seen(self, commit: Committed, now_s: float) -> float:
-        return self._seen_s.setdefault((commit.name, commit.crc64nvme), now_s)
 
     async def _commits(self, names: Sequence[str]) -> list[Committed]:
         """Return all readable commits. Most of those known are not read again, or each commit would cost as many as there are.
@@ -250,8 +242,8 @@ class StoreRetention:
         """
         there = set(names)
         known = {name: commit for name, commit in self._read_before.items() if name in there}
-        settled = [name for name in known if not self.may_be_rewritten(name)][READ_AGAIN:]  # those before were read longest ago
-        kept = {name: known[name] for name in settled}
+        settled = [name for name in known if not self._known.may_be_rewritten(name)]
+        kept = {name: known[name] for name in settled[READ_AGAIN:]}  # those before were read longest ago
         self._written.clear()
         found, unread = kept, [name for name in names if name not in kept]
         for some in _groups(unread, READ_AT_ONCE):
@@ -312,7 +304,7 @@ class StoreRetention:
 
     async def _is_whole(self, commit: Committed, not_before_s: float) -> bool:
         writing = commit.name, commit.crc64nvme
-        if self.is_quarantined(*writing):
+        if self._known.is_quarantined(*writing):
             return False
         seen_s = self._whole_s.get(writing)
         if seen_s is not None and seen_s >= not_before_s:
@@ -342,17 +334,14 @@ class StoreRetention:
 
     async def _delete(self, deletion: Deletion, commit: Committed) -> bool:
         async with self._under_way.one() as may_begin:
-            return may_begin and await self._delete_now(deletion, commit)
-
-    async def _delete_now(self, deletion: Deletion, commit: Committed) -> bool:
-        there = await self._revocation.stored_commit(deletion.name)
-        is_judged = there is not None and there.crc64nvme == commit.crc64nvme
-        if not is_judged or deletion.name in self._in_use():  # changed since the plan was made
-            return False
-        if not await self._revocation.remove(deletion.name, judged=there):
-            return False
-        self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
-        return True
+            there = await self._revocation.stored_commit(deletion.name) if may_begin else None
+            is_judged = there is not None and there.crc64nvme == commit.crc64nvme
+            if not is_judged or deletion.name in self._known.in_use():  # changed since the plan was made
+                return False
+            if not await self._revocation.remove(deletion.name, judged=there):
+                return False
+            self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
+            return True
 
     def _tell(self, plan: StorePlan, committed: Mapping[str, Committed]) -> None:
         for kept in plan.kept:

@@ -15,6 +15,7 @@ from sidecar.core.format.checkpoint_address import misnamed
 from sidecar.errors import NothingFound, RequestRefused
 from sidecar.lifecycle.lease import Lease
 from sidecar.repository.verification import Examined, Verifier
+from sidecar.retention.known_steps import KnownSteps
 from sidecar.retention.store_retention import SETTLED_S, RetentionPlan, StoreRetention
 from sidecar.standalone.session import StoreSession
 from sidecar.upload.commit.revocation import Revocation
@@ -115,7 +116,7 @@ class Pruner:
             session.executor,
             keep_newest=keep_newest,
             keep_every_steps=keep_every_steps,
-            in_use=frozenset,  # nothing but the store is known of runs here
+            known=KnownSteps(),
             events=Events(),
             lease=lease,
         )

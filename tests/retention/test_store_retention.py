@@ -17,6 +17,7 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry, Manifest, NodeOf, Quarantined, encode
 from sidecar.errors import AlreadyExists, StoreUnavailable
 from sidecar.retention import store_retention
+from sidecar.retention.known_steps import KnownSteps
 from sidecar.retention.store_retention import READ_AGAIN, SETTLED_S, StoreRetention
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
@@ -30,6 +31,24 @@ ATTEMPT = "20270115T120000Z-a"
 
 def crc_of(content: bytes) -> str:
     return checksum.to_text(checksum.checksum(content))
+
+
+class Known(KnownSteps):
+    """What a test lets a node know. ``None``: it may be all steps."""
+
+    def __init__(self, protected: set[str]) -> None:
+        self.protected = protected
+        self.rewritten: set[str] | None = None
+        self.pending: set[str] | None = None
+
+    def in_use(self) -> frozenset[str]:
+        return frozenset(self.protected)
+
+    def may_be_rewritten(self, name: str) -> bool:
+        return self.rewritten is None or name in self.rewritten
+
+    def is_pending(self, name: str) -> bool:
+        return self.pending is None or name in self.pending
 
 
 class Kept:
@@ -48,12 +67,13 @@ class Kept:
 
     def start(self) -> None:
         """Begin another life of the sidecar, which knows nothing of the one before."""
+        self.known = Known(self.protected)
         self.retention = StoreRetention(
             self.store,
             self._executor,
             keep_newest=self._keep,
             keep_every_steps=self._keep_every_steps,
-            in_use=lambda: frozenset(self.protected),
+            known=self.known,
             events=Events(),
             clock=lambda: self.now_s,
         )
@@ -189,7 +209,7 @@ class Counting(MemoryStore):
 def grown(executor: StoreExecutor, count: int) -> tuple[Counting, Kept]:
     store = Counting()
     kept = Kept(executor, 2, store, keep_every_steps=10)
-    kept.retention.may_be_rewritten = lambda _: False
+    kept.known.rewritten = set()
     for step in range(10, 10 * count + 10, 10):
         kept.commit(step)
     return store, kept
@@ -225,7 +245,7 @@ async def test_a_commit_that_this_node_replaced_is_read_anew(is_told: str, execu
     if is_told == "it became durable":
         kept.retention.written(f"checkpoint-{step}")
     else:
-        kept.retention.may_be_rewritten = lambda name: name == f"checkpoint-{step}"
+        kept.known.rewritten = {f"checkpoint-{step}"}
     found = await kept.retention.plan()
     assert found.committed[f"checkpoint-{step}"].attempt == "20270115T130000Z-b"
 

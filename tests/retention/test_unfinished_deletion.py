@@ -60,7 +60,7 @@ async def interrupted(executor: StoreExecutor, ends_at: int) -> tuple[TimedStore
         await kept.run_once()
     assert list(store.list(GONE)), "something is left"
     kept.start()
-    kept.retention.is_pending = lambda _: False
+    kept.known.pending = set()
     return store, kept
 
 
@@ -100,7 +100,7 @@ def _without_record(store: TimedStore, kept: Kept) -> None:
 
 
 def _pending(store: TimedStore, kept: Kept) -> None:
-    kept.retention.is_pending = lambda name: name == GONE
+    kept.known.pending = {GONE}
 
 
 @pytest.mark.parametrize("meanwhile", [_file, _another_file, _commit, _later_commit, _later_record, _without_record, _pending])

@@ -18,6 +18,7 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import FileEntry, Manifest, NodeOf, Quarantined, decode_commit, decode_manifest, encode
 from sidecar.errors import StoreError
 from sidecar.retention import store_retention
+from sidecar.retention.known_steps import KnownSteps
 from sidecar.retention.store_retention import StoreRetention
 from sidecar.store.protocol import Stored
 from sidecar.upload.commit.post_commit_check import AFTER_S
@@ -173,6 +174,13 @@ def _step(writing: Writing) -> int:
     return step_of(writing.name) or 0
 
 
+class NothingPending(KnownSteps):
+    """Of a node that sends nothing."""
+
+    def is_pending(self, name: str) -> bool:
+        return False
+
+
 class Node:
     """One node's retention."""
 
@@ -190,11 +198,10 @@ class Node:
             SimulatedExecutor(self.world),  # type: ignore[arg-type]
             keep_newest=self.store.keep,
             keep_every_steps=None,
-            in_use=frozenset,
+            known=NothingPending(),
             events=Events(),
             clock=self.world.clock,
         )
-        self.retention.is_pending = lambda _: False
         self.process = self.world.start(self, self._live())
 
     async def _live(self) -> None:

@@ -28,6 +28,7 @@ from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry, decode_c
 from sidecar.errors import StoreUnavailable
 from sidecar.repository import documents
 from sidecar.store.protocol import Stored
+from sidecar.transfer.clock import Clock
 from sidecar.upload.commit.committer import Committer, manifest_of
 from tests.simulation.world import Faults, Request, Sleep, Together, World
 from tests.store.memory import MemoryStore
@@ -170,7 +171,8 @@ def simulate(nodes: int, *, dead: float) -> dict[str, Any]:
 
     async def live(checkpoint: Finished, entries: list[FileEntry], *, dies: bool) -> None:
         # The part of an executor and of a sleep that a committer uses.
-        committer = Committer(store, SimulatedExecutor(world, store), clock=world.clock, sleep=Sleep)  # type: ignore[arg-type]
+        clock = Clock(monotonic=world.clock, sleep=Sleep)  # type: ignore[arg-type]
+        committer = Committer(store, SimulatedExecutor(world, store), clock=clock)  # type: ignore[arg-type]
         await committer.publish_manifest(manifest_of(checkpoint, entries))
         if dies:
             return

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from sidecar.errors import UnusableNow
 from sidecar.lifecycle.lease import Lease
 from sidecar.retention.known_steps import KnownSteps
 from sidecar.store.protocol import Store
+from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import SPARE_THREADS, StoreExecutor
 from sidecar.upload.commit.post_commit_check import AFTER_S, POLL_S
 from sidecar.upload.commit.revocation import Revocation
@@ -108,7 +108,7 @@ class StoreRetention:
         known: KnownSteps,
         events: Events,
         lease: Lease | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
         """Start without observations.
 
@@ -120,7 +120,7 @@ class StoreRetention:
             known: What this node knows of steps.
             events: Where deletions are recorded.
             lease: Checked before each deletion; ``None``: no other pod is there.
-            clock: Monotonic seconds.
+            clock: Time.
         """
         self._store = store
         self._executor = executor
@@ -128,7 +128,7 @@ class StoreRetention:
         self._keep_every_steps = keep_every_steps
         self._known = known
         self._events = events
-        self._clock = clock
+        self._clock = clock or Clock()
         self._revocation = Revocation(store, executor, lease=lease)
         self._seen_s: dict[Writing, float] = {}
         """Time of each commit's first sight."""
@@ -178,7 +178,7 @@ class StoreRetention:
         """
         names = newest_first(await self._executor.persistently(lambda: list(self._store.list_folders())))
         found = await self._commits(names)
-        now_s = self._clock()  # taken after the reads: commits made meanwhile must not look older than they are
+        now_s = self._clock.monotonic()  # taken after the reads: commits made meanwhile must not look older than they are
         committed = {c.name: replace(c, seen_s=self._seen_s.setdefault((c.name, c.crc64nvme), now_s)) for c in found}
         uncommitted = [name for name in names if name not in committed]
         self._forget_all_but({(commit.name, commit.crc64nvme) for commit in committed.values()})
@@ -293,7 +293,7 @@ class StoreRetention:
         whole: dict[str, str] = {}
         again_s: float | None = None
         for commit in line:
-            left_s = commit.seen_s + self.settled_s - self._clock()
+            left_s = commit.seen_s + self.settled_s - self._clock.monotonic()
             if left_s > 0:
                 again_s = left_s if again_s is None else min(again_s, left_s)
             elif await self._is_whole(commit, not_before_s):
@@ -309,7 +309,7 @@ class StoreRetention:
         seen_s = self._whole_s.get(writing)
         if seen_s is not None and seen_s >= not_before_s:
             return True
-        looked_s = self._clock()
+        looked_s = self._clock.monotonic()
         there = await self._revocation.stored_commit(commit.name)
         if there is None or there.commit is None or there.crc64nvme != commit.crc64nvme:
             return False

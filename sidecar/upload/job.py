@@ -211,7 +211,7 @@ class UploadJob:
             checkpoint.attempt,
             checkpoint.save_id,
             node=checkpoint.node,
-            clock=self._context.clock.monotonic,
+            clock=self._context.clock,
         )
 
     async def _stored_before(self, guard: OverwriteGuard) -> tuple[StoredCommit | None, Manifest | None]:

@@ -19,6 +19,7 @@ from sidecar.errors import AlreadyExists, StoreUnavailable
 from sidecar.retention import store_retention
 from sidecar.retention.known_steps import KnownSteps
 from sidecar.retention.store_retention import READ_AGAIN, SETTLED_S, StoreRetention
+from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
@@ -75,7 +76,7 @@ class Kept:
             keep_every_steps=self._keep_every_steps,
             known=self.known,
             events=Events(),
-            clock=lambda: self.now_s,
+            clock=Clock(monotonic=lambda: self.now_s),
         )
 
     async def run_once(self) -> set[int]:

@@ -177,13 +177,13 @@ class AuditedCommitter(Committer):
     """Does not take the sidecar's word for it that a node's part is committed."""
 
     def __init__(self, store: AuditedStore, executor: SimulatedExecutor, world: World) -> None:
-        super().__init__(store, executor, clock=world.clock, epoch=world.epoch, sleep=Sleep)  # type: ignore[arg-type]
+        super().__init__(store, executor, clock=Clock(world.clock, world.epoch, Sleep))  # type: ignore[arg-type]
         self._audited = store
         self._asked_s: dict[str, float] = {}
         """When a version's manifest was there first, by version."""
 
     async def try_commit(self, checkpoint: Finished, *, hurried: bool = False, asks_now: bool = False) -> Decision:
-        since_s = self._asked_s.setdefault(checkpoint.version, self._clock())
+        since_s = self._asked_s.setdefault(checkpoint.version, self._clock.monotonic())
         decision = await super().try_commit(checkpoint, hurried=hurried, asks_now=asks_now)
         if isinstance(decision, ReadyToCommit):
             self._check_durable(checkpoint, since_s)

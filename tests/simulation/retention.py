@@ -21,6 +21,7 @@ from sidecar.retention import store_retention
 from sidecar.retention.known_steps import KnownSteps
 from sidecar.retention.store_retention import StoreRetention
 from sidecar.store.protocol import Stored
+from sidecar.transfer.clock import Clock
 from sidecar.upload.commit.post_commit_check import AFTER_S
 from tests.simulation.audit import Violation
 from tests.simulation.world import EPOCH_S, Faults, Process, SimulatedExecutor, Sleep, World
@@ -200,7 +201,7 @@ class Node:
             keep_every_steps=None,
             known=NothingPending(),
             events=Events(),
-            clock=self.world.clock,
+            clock=Clock(monotonic=self.world.clock),
         )
         self.process = self.world.start(self, self._live())
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -34,6 +32,7 @@ from sidecar.errors import AlreadyExists, NeverDurable, NotFound, Stopped, Undec
 from sidecar.lifecycle.lease import Lease
 from sidecar.repository.documents import StoredCommit, is_of, named_in
 from sidecar.store.protocol import Store
+from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.commit_poll import CommitPoll
 from sidecar.upload.commit.manifest_collector import ManifestCollector, Read
@@ -61,20 +60,11 @@ class Committer(Revocation):
     """Writes manifests and commits, and revokes commits."""
 
     def __init__(
-        self,
-        store: Store,
-        executor: StoreExecutor,
-        *,
-        lease: Lease | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        epoch: Callable[[], float] = time.time,
+        self, store: Store, executor: StoreExecutor, *, lease: Lease | None = None, clock: Clock | None = None
     ) -> None:
         """Start with nothing seen. ``lease``: checked before each commit and each deletion; ``None``: no other pod is there."""
         super().__init__(store, executor, lease=lease)
-        self._clock = clock
-        self._epoch = epoch
-        self._sleep = sleep
+        self._clock = clock or Clock()
         self._polls: dict[tuple[str, str, str | None], CommitPoll] = {}
         self._written: deque[tuple[str, str, str | None]] = deque(maxlen=MAX_POLLS)
         """Latest saves whose commit this node wrote; it checks them afterwards."""
@@ -185,7 +175,7 @@ class Committer(Revocation):
                 "save fewer and larger files"
             )
         if (after_s := CommitTurn(node).publish_after_s) > 0:
-            await self._sleep(after_s)
+            await self._clock.sleep(after_s)
         stored = await self._executor.persistently(self._store.put, key, raw)
         poll = self._start_poll(manifest.name, manifest.attempt, manifest.save_id, node)
         poll.collector.published(key, Read(stored.etag, raw, manifest))
@@ -194,7 +184,7 @@ class Committer(Revocation):
         collector = ManifestCollector(self._store, self._executor, name=name, attempt=attempt, node=node)
         while len(self._polls) >= MAX_POLLS:  # of checkpoints that were superseded while they waited
             del self._polls[next(iter(self._polls))]
-        turn, now_s = CommitTurn(node), self._clock()
+        turn, now_s = CommitTurn(node), self._clock.monotonic()
         # The node that acts first lists at once; the others list when it is their turn.
         listed_s = float("-inf") if turn.is_eager or turn.position == 0 else now_s
         poll = self._polls[name, attempt, save_id] = CommitPoll(collector, turn, polled_s=now_s, listed_s=listed_s)
@@ -214,7 +204,7 @@ class Committer(Revocation):
         of = (checkpoint.name, checkpoint.attempt, checkpoint.save_id)
         poll = self._polls.get(of) or self._start_poll(*of, checkpoint.node)
         poll.last = await self._poll(
-            checkpoint, poll, self._clock(), poll_s=0.0 if asks_now else POLL_S if hurried else poll.turn.poll_s
+            checkpoint, poll, self._clock.monotonic(), poll_s=0.0 if asks_now else POLL_S if hurried else poll.turn.poll_s
         )
         if not isinstance(poll.last, Wait):
             self._polls.pop(of, None)
@@ -283,7 +273,7 @@ class Committer(Revocation):
 
     async def _commit(self, checkpoint: Finished, poll: CommitPoll, *, digests: Sequence[str] = ()) -> Decision:
         """Compare the listing of the objects with all manifests, and commit if nothing is missing."""
-        name, attempt, node, asked_s = checkpoint.name, checkpoint.attempt, checkpoint.node, self._clock()
+        name, attempt, node, asked_s = checkpoint.name, checkpoint.attempt, checkpoint.node, self._clock.monotonic()
         # At the same time: the question costs no time beside the listing.
         listed = self._executor.persistently(self._listing, name)
         listing, reason = await self._executor.together((listed, self.lease.reason_not_to_commit(node, attempt)))
@@ -305,7 +295,7 @@ class Committer(Revocation):
             if isinstance(decision, Reupload) and decision.reason == GONE:
                 return await self._later_attempt(checkpoint, listing) or decision
             return decision
-        commit = commit_of(manifests, raw, committed_at=rfc3339(self._epoch()), epoch=self.epoch_of(checkpoint))
+        commit = commit_of(manifests, raw, committed_at=rfc3339(self._clock.epoch()), epoch=self.epoch_of(checkpoint))
         if has_bundle(node.count):
             await poll.collector.write_digest(keys.all_manifests(name, attempt), reads)
         try:
@@ -335,7 +325,7 @@ class Committer(Revocation):
 
         if (why := too_large(commit, files=files)) is not None:
             raise NeverDurable(why)
-        if self._clock() - asked_s > HELD_S:
+        if self._clock.monotonic() - asked_s > HELD_S:
             await check()
         # Written last: without this object the step is invisible (I1).
         put, key = self._store.put, keys.commit(commit.name)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 
 from sidecar.errors import Stopped
 from sidecar.repository.documents import StoredCommit
+from sidecar.transfer.clock import Clock
 from sidecar.upload.commit.committer import Committer
 from trainer_hook.contract import Node
 
@@ -34,17 +33,17 @@ class OverwriteGuard:
         *,
         node: Node | None = None,
         caller_reads: bool = True,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock | None = None,
     ) -> None:
         """Guard one upload. ``caller_reads``: the caller reads the commit now; otherwise the guard does at the first pass."""
         self._committer = committer
         self._name = name
         self._writing = attempt, save_id
         self._node = node
-        self._clock = clock
+        self._clock = clock or Clock()
         self.repairs = True
         """A commit of the same save may be there, whose damaged files are sent. Otherwise one makes the sending outdated."""
-        self._checked_s = clock() if caller_reads else float("-inf")
+        self._checked_s = self._clock.monotonic() if caller_reads else float("-inf")
         self._checking = asyncio.Lock()
 
     async def pass_through(self, *, asks_now: bool = False) -> None:
@@ -55,9 +54,9 @@ class OverwriteGuard:
             Fenced: A later pod of the job has taken the prefix over.
         """
         async with self._checking:
-            if not asks_now and self._clock() - self._checked_s < VALID_S:
+            if not asks_now and self._clock.monotonic() - self._checked_s < VALID_S:
                 return
-            asked_s = self._clock()  # taken before the request: the answer may be late
+            asked_s = self._clock.monotonic()  # taken before the request: the answer may be late
             await self._committer.lease.require_not_fenced(self._node, self._writing[0] or None)
             there = await self._committer.stored_commit(self._name)
             if there is not None and not self._is_ours(there):

@@ -273,9 +273,7 @@ class EarlyUploads:
             early.begun[file.path] = file
         if early.transfer is None:
             # That nothing depended on the step was found out some time ago.
-            guard = OverwriteGuard(
-                self._context.committer, early.name, "", caller_reads=False, clock=self._context.clock.monotonic
-            )
+            guard = OverwriteGuard(self._context.committer, early.name, "", caller_reads=False, clock=self._context.clock)
             early.transfer = self._context.transfer(
                 early.name, early.source, early.journal, guard=guard, on_wrong=self.send_closed_only
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.core.format import keys
+from sidecar.transfer.clock import Clock
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.overwrite_guard import VALID_S, Outdated, OverwriteGuard
 from tests.store.memory import MemoryStore
@@ -16,8 +17,8 @@ async def test_a_guard_whose_caller_has_not_read_the_commit_reads_it_before_the_
     store, now_s = MemoryStore(), 0.0
     with executor(concurrency=2) as threads:
         committer = Committer(store, threads)
-        early = OverwriteGuard(committer, "checkpoint-10", "", caller_reads=False, clock=lambda: now_s)
-        job = OverwriteGuard(committer, "checkpoint-10", "attempt", clock=lambda: now_s)
+        early = OverwriteGuard(committer, "checkpoint-10", "", caller_reads=False, clock=Clock(monotonic=lambda: now_s))
+        job = OverwriteGuard(committer, "checkpoint-10", "attempt", clock=Clock(monotonic=lambda: now_s))
         store.put(keys.commit("checkpoint-10"), b"{}")
         with pytest.raises(Outdated):
             await early.pass_through()

@@ -171,7 +171,7 @@ def simulate(nodes: int, *, dead: float) -> dict[str, Any]:
 
     async def live(checkpoint: Finished, entries: list[FileEntry], *, dies: bool) -> None:
         # The part of an executor and of a sleep that a committer uses.
-        clock = Clock(monotonic=world.clock, sleep=Sleep)  # type: ignore[arg-type]
+        clock = Clock(monotonic=world.clock, sleep=Sleep)
         committer = Committer(store, SimulatedExecutor(world, store), clock=clock)  # type: ignore[arg-type]
         await committer.publish_manifest(manifest_of(checkpoint, entries))
         if dies:

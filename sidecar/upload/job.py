@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from sidecar.core.commit.commit import GiveWay, ReadyToCommit, Reupload, Wait, manifest_of
+from sidecar.core.commit.commit_roster import POLL_S
 from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting
 from sidecar.core.format import keys
 from sidecar.core.format.manifest import Manifest
@@ -141,7 +142,8 @@ class UploadJob:
             StoreError: A request failed.
         """
         context, tracked, checkpoint = self._context, self._tracked, self._checkpoint
-        decision = await context.committer.try_commit(checkpoint, hurried=context.deadline.is_set(), asks_now=is_last_look)
+        poll_s = 0.0 if is_last_look else POLL_S if context.deadline.is_set() else None  # in a flush as often as in a small job
+        decision = await context.committer.try_commit(checkpoint, poll_s=poll_s)
         at_s = context.clock.epoch()
         # During a flush, the report of the commit comes first.
         if isinstance(decision, ReadyToCommit) and not context.deadline.is_set():

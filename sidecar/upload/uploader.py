@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import structlog
 
 from sidecar.catalog.catalog import Tracked
-from sidecar.core.lifecycle.states import State
 from sidecar.core.schedule.order import superseded
 from sidecar.errors import Fenced, NeverDurable, StoreError
 from sidecar.upload.commit.post_commit_check import PostCommitCheck
@@ -65,11 +64,11 @@ class Uploader:
         """Upload finished checkpoints until cancelled; ``tasks`` runs the jobs. Neither threads nor the volume are needed."""
         context = self._context
         tasks.create_task(self._listen())
-        tasks.create_task(self._commit_when_complete(tasks))
+        tasks.create_task(self._commit_when_complete())
         tasks.create_task(self._post_commit_check.run())
         while True:
             self._queue.plan(context.deadline, context.pod)
-            self._drop_superseded(tasks)
+            self._drop_superseded()
             self._discard_replaced(tasks)
             self._start_and_close_jobs(tasks)
             ordered = self._queue.in_order()
@@ -106,11 +105,11 @@ class Uploader:
         for active in self._queue.begin():
             tasks.create_task(self._job(active).run())
 
-    def _drop_superseded(self, tasks: Tasks) -> None:
+    def _drop_superseded(self) -> None:
         catalog = self._context.catalog
         for tracked in catalog.pending() if self._skip_superseded else ():
             if not self._queue.waits_for_others(tracked) and self._is_superseded(tracked):
-                self._supersede(tracked, f"step {catalog.newest_durable_step} is durable and CKPT_SUPERSEDED=skip", tasks)
+                catalog.supersede(tracked, f"step {catalog.newest_durable_step} is durable and CKPT_SUPERSEDED=skip")
 
     def _is_superseded(self, tracked: Tracked) -> bool:
         catalog = self._context.catalog
@@ -129,27 +128,20 @@ class Uploader:
             return f"{newest} of a later attempt is durable and other nodes did not finish it"
         return None
 
-    def _supersede(self, tracked: Tracked, reason: str, tasks: Tasks) -> None:
-        self._context.catalog.move(tracked, State.SUPERSEDED, reason=reason)
-        self._discard(tracked, tasks)
-
     def _discard_replaced(self, tasks: Tasks) -> None:
-        """Discard versions that were finished anew while they waited: for their turn, a retry or other nodes."""
+        """Discard versions that were superseded or finished anew while they waited: for their turn, a retry or other nodes."""
         for tracked in self._context.catalog.take_replaced():
-            self._discard(tracked, tasks)
+            active = self._queue.active.get(tracked.name)
+            if active is None or active.tracked is not tracked:  # otherwise its job does that
+                tasks.create_task(self._job(Active(tracked)).discard())
 
-    def _discard(self, tracked: Tracked, tasks: Tasks) -> None:
-        active = self._queue.active.get(tracked.name)
-        if active is None or active.tracked is not tracked:  # otherwise its job does that
-            tasks.create_task(self._job(Active(tracked)).discard())
-
-    async def _commit_when_complete(self, tasks: Tasks) -> None:
+    async def _commit_when_complete(self) -> None:
         while True:
             for tracked in self._context.catalog.pending():
-                await self._commit_or_supersede(tracked, tasks)
+                await self._commit_or_supersede(tracked)
             await self._context.clock.sleep(COMMIT_POLL_S)
 
-    async def _commit_or_supersede(self, tracked: Tracked, tasks: Tasks) -> None:
+    async def _commit_or_supersede(self, tracked: Tracked) -> None:
         if not self._is_awaited(tracked):
             return
         job, self._queue.committing = self._job(Active(tracked)), tracked.name
@@ -157,7 +149,7 @@ class Uploader:
         try:
             await job.commit(is_last_look=why is not None)  # another node may have committed it just now
             if why is not None and self._is_awaited(tracked):
-                self._supersede(tracked, why, tasks)
+                self._context.catalog.supersede(tracked, why)
         except Fenced as error:
             job.give_up(str(error))
         except NeverDurable as error:

@@ -182,9 +182,9 @@ class AuditedCommitter(Committer):
         self._asked_s: dict[str, float] = {}
         """When a version's manifest was there first, by version."""
 
-    async def try_commit(self, checkpoint: Finished, *, hurried: bool = False, asks_now: bool = False) -> Decision:
+    async def try_commit(self, checkpoint: Finished, *, poll_s: float | None = None) -> Decision:
         since_s = self._asked_s.setdefault(checkpoint.version, self._clock.monotonic())
-        decision = await super().try_commit(checkpoint, hurried=hurried, asks_now=asks_now)
+        decision = await super().try_commit(checkpoint, poll_s=poll_s)
         if isinstance(decision, ReadyToCommit):
             self._check_durable(checkpoint, since_s)
         return decision

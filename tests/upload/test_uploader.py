@@ -39,7 +39,8 @@ async def test_a_step_of_an_abandoned_attempt_is_not_waited_for(tmp_path: Path, 
         )
         context.catalog.durable(newer, at_s=1.9e9)
         async with asyncio.TaskGroup() as tasks:
-            await uploader._commit_or_supersede(waiting, tasks)
+            await uploader._commit_or_supersede(waiting)
+            uploader._discard_replaced(tasks)
         assert waiting.state is (State.SUPERSEDED if later_attempt else State.UPLOADED)
         assert versions.let_go_of == (["v1"] if later_attempt else [])
 
@@ -60,8 +61,7 @@ async def test_a_step_whose_parts_are_together_more_than_a_reader_takes_is_rejec
             context.catalog.move(waiting, state)
         for part in (ours, theirs):
             await Committer(context.store, threads).publish_manifest(manifest_of(part, []))
-        async with asyncio.TaskGroup() as tasks:
-            await uploader._commit_or_supersede(waiting, tasks)
+        await uploader._commit_or_supersede(waiting)
         assert waiting.state is State.REJECTED
         assert (waiting.reason or "").endswith("the maximum is 1: save fewer and larger files")
         assert versions.let_go_of == ["v1"]
@@ -80,7 +80,8 @@ async def test_a_version_that_is_superseded_is_let_go_while_an_earlier_one_is_st
         newer = context.catalog.finished(finished(name="checkpoint-20", step=20, created_at_s=1.9e9), held=True)
         context.catalog.durable(newer, at_s=1.9e9)
         async with asyncio.TaskGroup() as tasks:
-            uploader._drop_superseded(tasks)
+            uploader._drop_superseded()
+            uploader._discard_replaced(tasks)
         assert replacing.state is State.SUPERSEDED
         assert versions.let_go_of == ["v2"]
 

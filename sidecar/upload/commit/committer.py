@@ -23,7 +23,7 @@ from sidecar.core.commit.commit import (
     to_reupload,
     waiting_for,
 )
-from sidecar.core.commit.commit_roster import POLL_S, CommitTurn, groups, has_bundle, members, missing_nodes
+from sidecar.core.commit.commit_roster import CommitTurn, groups, has_bundle, members, missing_nodes
 from sidecar.core.format import keys
 from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
@@ -190,7 +190,7 @@ class Committer(Revocation):
         poll = self._polls[name, attempt, save_id] = CommitPoll(collector, turn, polled_s=now_s, listed_s=listed_s)
         return poll
 
-    async def try_commit(self, checkpoint: Finished, *, hurried: bool = False, asks_now: bool = False) -> Decision:
+    async def try_commit(self, checkpoint: Finished, *, poll_s: float | None = None) -> Decision:
         """Commit if nothing is missing and it is this node's turn; return the decision.
 
         Called periodically while it returns ``Wait``. ``core/commit/commit_roster`` limits the rate of requests.
@@ -198,14 +198,12 @@ class Committer(Revocation):
 
         Args:
             checkpoint: A checkpoint whose manifest this node has published.
-            hurried: There is a termination notice: poll for the commit as often as in a small job.
-            asks_now: Look for another node's commit now.
+            poll_s: Seconds from one look for another node's commit to the next; ``None``: by the number of nodes.
         """
         of = (checkpoint.name, checkpoint.attempt, checkpoint.save_id)
         poll = self._polls.get(of) or self._start_poll(*of, checkpoint.node)
-        poll.last = await self._poll(
-            checkpoint, poll, self._clock.monotonic(), poll_s=0.0 if asks_now else POLL_S if hurried else poll.turn.poll_s
-        )
+        poll_s = poll.turn.poll_s if poll_s is None else poll_s
+        poll.last = await self._poll(checkpoint, poll, self._clock.monotonic(), poll_s=poll_s)
         if not isinstance(poll.last, Wait):
             self._polls.pop(of, None)
         return poll.last

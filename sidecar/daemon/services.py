@@ -63,10 +63,11 @@ class Services:
         self.pod: Final = Pod(settings, self.volume, self.termination)
         self.scanner: Final = Scanner(self.volume, self.catalog, self.pod.identity, store.key_limits)
         self.inventory: Final = Inventory(self.volume, self.catalog, self.scanner)
-        self.lease: Final = PrefixLease(store, self.executor, self.termination, found_in=self.scanner.found_in)
-        deadline = self.termination.deadline
-        self.renewal: Final = Renewal(self.lease, self.executor, self.termination, deadline)
-        self.take_over: Final = TakeOver(self.lease, self.renewal, self.executor, deadline)
+        self.lease: Final = PrefixLease(
+            store, self.executor, self.termination, self.termination.deadline, found_in=self.scanner.found_in
+        )
+        self.renewal: Final = Renewal(self.lease)
+        self.take_over: Final = TakeOver(self.lease, self.renewal)
         self.save_requests: Final = SaveRequests(self.volume, self.catalog, self.events)
         self.risk_monitor: Final = RiskMonitor(
             self.volume, self.catalog, self.events, self.executor, self.termination, grace_s=settings.grace_seconds

@@ -10,10 +10,12 @@ from dataclasses import replace
 from sidecar.core.lifecycle.fencing import Claim, Holder, fencing_claim
 from sidecar.core.lifecycle.prefix_ownership import Run, declared_later, refusal
 from sidecar.errors import Fenced, StoreError, Undeclared, UnreadableRun
+from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.known_attempts import KnownAttempts
 from sidecar.lifecycle.lease_documents import LeaseDocuments
 from sidecar.lifecycle.termination import LeasedPod
 from sidecar.store.protocol import Store
+from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 from trainer_hook.contract import Node
 
@@ -26,16 +28,23 @@ FIRST = Node(0, 2)
 class PrefixLease:
     """A pod's ``Lease``. Node 0 holds it for all nodes and declares its attempts; the others accept those alone.
 
-    ``TakeOver`` gets it, ``Renewal`` keeps it and gives it back.
+    ``TakeOver`` gets it, ``Renewal`` keeps it and gives it back; both share what it was made with.
     """
 
     def __init__(
-        self, store: Store, executor: StoreExecutor, pod: LeasedPod, *, found_in: Mapping[str, int] | None = None
+        self,
+        store: Store,
+        executor: StoreExecutor,
+        pod: LeasedPod,
+        deadline: Deadline,
+        *,
+        found_in: Mapping[str, int] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Start with a nameless run; ``begin`` the real one first. ``found_in``: scan that found each attempt first."""
+        self.executor, self.pod, self.deadline, self.clock = executor, pod, deadline, clock or Clock()
         self.documents = LeaseDocuments(store, pod)
         self.attempts = KnownAttempts(pod, found_in or {})
-        self._executor = executor
         self.holder = Holder("", is_unique=False, node=None, job=None, run_id=None)
         """This pod, as the documents name it."""
         self.claim: Claim | None = None
@@ -97,7 +106,7 @@ class PrefixLease:
         if attempt in self.attempts.epochs or (node.count == 1 and (self.claim is not None or claims_nothing)):
             return None
         async with self.writes:
-            run = await self._executor.once(self.look)
+            run = await self.executor.once(self.look)
             reason = self._refusal(run, node, attempt, until_declared=until_declared)
             if reason is not None:
                 if node.index > 0 and (later := self.attempts.left_for(attempt)) is not None:
@@ -111,7 +120,7 @@ class PrefixLease:
                     run = replace(run, holder=self.holder.name, epoch=self.claim.epoch, attempts=self.attempts.declared)
                 run = self.attempts.declare(run, attempt)
                 self.attempts.declared = run.attempts  # also if the answer to the write is lost
-                await self._executor.once(self.documents.write, run)
+                await self.executor.once(self.documents.write, run)
             if attempt in run.attempts:
                 self.attempts.epochs[attempt] = run.epoch
         return None
@@ -132,7 +141,7 @@ class PrefixLease:
         if self.claim is not None:
             await self.require_highest_claim()
         elif node.index > 0 and attempt is not None:  # only node 0 has a claim; the others go by the attempts that it declares
-            run = await self._executor.persistently(self.look)
+            run = await self.executor.persistently(self.look)
             reason = self._refusal(run, node, attempt)
             if reason is not None and (waits := self.attempts.awaits_declaration(run, attempt)) is not None:
                 raise Undeclared(waits)
@@ -154,9 +163,9 @@ class PrefixLease:
                 return None if self.claim is not None else await self.reason_not_to_upload(node, attempt)
             except StoreError as error:
                 return str(error)
-        ask = self._executor.persistently
+        ask = self.executor.persistently
         try:
-            run, claims = await self._executor.together((ask(self.look), ask(self.documents.claims)))
+            run, claims = await self.executor.together((ask(self.look), ask(self.documents.claims)))
         except UnreadableRun as error:
             return str(error)
         claimed_epoch = claims[-1].epoch if claims else 0
@@ -170,7 +179,7 @@ class PrefixLease:
     async def require_highest_claim(self) -> None:
         """Return if no claim fences this pod, which has one. Asked also before it writes ``run.json`` as the holder."""
         assert self.claim is not None
-        claims = await self._executor.persistently(self.documents.claims)
+        claims = await self.executor.persistently(self.documents.claims)
         if fencing_claim(claims, self.claim) is not None:
             raise await self.fence()
 
@@ -182,7 +191,7 @@ class PrefixLease:
     async def fence(self) -> Fenced:
         """Take note that a later pod holds the prefix. Returns the error to raise."""
         with contextlib.suppress(StoreError):
-            await self._executor.once(self.documents.look)  # for its name
+            await self.executor.once(self.documents.look)  # for its name
         self.fenced.set()
         return Fenced(self.fenced_by)
 

@@ -12,11 +12,7 @@ import structlog
 from sidecar.core.lifecycle.fencing import ENDING_BEAT_S
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, Run
 from sidecar.errors import Fenced, StoreError
-from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.prefix_lease import PrefixLease
-from sidecar.lifecycle.termination import LeasedPod
-from sidecar.transfer.clock import Clock
-from sidecar.transfer.executor import StoreExecutor
 
 log = structlog.get_logger()
 
@@ -27,14 +23,9 @@ TICK_S = 1.0
 class Renewal:
     """Keeps a lease that ``TakeOver`` got, and gives it back."""
 
-    def __init__(
-        self, lease: PrefixLease, executor: StoreExecutor, pod: LeasedPod, deadline: Deadline, clock: Clock | None = None
-    ) -> None:
-        self._lease = lease
-        self._executor = executor
-        self._pod = pod
-        self._deadline = deadline
-        self._clock = clock or Clock()
+    def __init__(self, lease: PrefixLease) -> None:
+        self._lease, self._documents = lease, lease.documents
+        self._executor, self._deadline, self._clock = lease.executor, lease.deadline, lease.clock
         self._told_ending = False
         """Whether ``run.json`` says that this pod is terminating."""
         self._beat_s = 0.0
@@ -69,13 +60,13 @@ class Renewal:
         beats = is_news or (is_ending and tick % round(ENDING_BEAT_S / TICK_S) == 0)
         if beats:  # first: a later pod waits for it
             await self._give_sign(even_if_same=True)
-        if (attempt := self._pod.present_attempt()) is not None:
+        if (attempt := self._lease.pod.present_attempt()) is not None:
             await self._lease.reason_not_to_upload(None, attempt)  # before the first checkpoint: the other nodes wait for it
-        asked = tick % ASK_POLL_S == 0 and await self._executor.once(self._lease.documents.is_asked)
+        asked = tick % ASK_POLL_S == 0 and await self._executor.once(self._documents.is_asked)
         if not beats and (asked or tick % CHECK_S == 0):
             await self._give_sign(even_if_same=asked)
         if asked and self._lease.claim is not None:
-            await self._executor.once(self._lease.documents.answered)
+            await self._executor.once(self._documents.answered)
 
     async def _give_sign(self, *, even_if_same: bool) -> None:
         """Look for a later pod, and write ``run.json`` if it has changed or ``even_if_same``."""
@@ -89,7 +80,7 @@ class Renewal:
                 return
             # A late write of this pod's earlier life may have hidden them.
             is_late = run.epoch != lease.claim.epoch or not set(lease.attempts.declared) <= set(run.attempts)
-            if even_if_same or is_late or lease.documents.is_missing or run.holder != lease.holder.name:
+            if even_if_same or is_late or self._documents.is_missing or run.holder != lease.holder.name:
                 await lease.require_highest_claim()
                 # The write takes about as long as what came before it.
                 before_s = self._beat_s if self._told_ending else 0.0
@@ -99,7 +90,7 @@ class Renewal:
     def beat(self, run: Run) -> None:
         """Write ``run.json`` as the holder, as a sign of life. Blocks."""
         held = self._held(run)
-        self._lease.documents.write(held)
+        self._documents.write(held)
         self._told_ending = held.ending
 
     def _held(self, run: Run) -> Run:
@@ -121,7 +112,7 @@ class Renewal:
     async def learn_epochs(self) -> None:
         """Learn the epoch of each attempt of the trainer until cancelled, on a node above 0: before its first checkpoint."""
         while True:
-            attempt, node = self._pod.present_attempt(), self._lease.node
+            attempt, node = self._lease.pod.present_attempt(), self._lease.node
             if attempt is not None and attempt not in self._lease.attempts.epochs:
                 with contextlib.suppress(StoreError, Fenced):
                     await self._lease.reason_not_to_upload(node, attempt, until_declared=True)
@@ -155,7 +146,7 @@ class Renewal:
         lease.is_released = True
         async with lease.writes:
             run, _ = await self._executor.together((self._executor.once(lease.look), lease.require_highest_claim()))
-            await self._executor.once(lease.documents.write, replace(self._held(run), ends_in_s=None))
+            await self._executor.once(self._documents.write, replace(self._held(run), ends_in_s=None))
 
     async def release_within(self, seconds: float) -> None:
         """Do as ``release``, for at most this time; a failure costs a later pod some seconds."""

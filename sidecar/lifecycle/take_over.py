@@ -26,12 +26,9 @@ from sidecar.core.lifecycle.fencing import (
 )
 from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run, gave_sign, may_hold
 from sidecar.errors import ConfigurationError, Fenced, StoreError, UnreadableRun
-from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.renewal import TICK_S, Renewal
 from sidecar.lifecycle.run_document import UNREADABLE_PAUSE_S, UNREADABLE_TRIES
-from sidecar.transfer.clock import Clock
-from sidecar.transfer.executor import StoreExecutor
 
 log = structlog.get_logger()
 
@@ -60,14 +57,10 @@ def _say_not_taken_over(claimed: Claimed | None) -> None:
 class TakeOver:
     """Gets the lease of a prefix, one step after the other. It fences others only by ``claim``."""
 
-    def __init__(
-        self, lease: PrefixLease, renewal: Renewal, executor: StoreExecutor, deadline: Deadline, clock: Clock | None = None
-    ) -> None:
-        self._lease = lease
+    def __init__(self, lease: PrefixLease, renewal: Renewal) -> None:
+        self._lease, self._documents = lease, lease.documents
+        self._executor, self._deadline, self._clock = lease.executor, lease.deadline, lease.clock
         self._renewal = renewal
-        self._executor = executor
-        self._deadline = deadline
-        self._clock = clock or Clock()
         self._look_s = 0.0
         """Longest time of a read of ``run.json`` in seconds."""
         self._silent: Run | None = None
@@ -78,7 +71,7 @@ class TakeOver:
     @property
     def is_at_once(self) -> bool:
         """Whether the holder, alive or not, is of the same run: this pod is the later one."""
-        return self._lease.holder.is_of(self._lease.documents.run)
+        return self._lease.holder.is_of(self._documents.run)
 
     async def wait_for_ending(self) -> None:
         """Wait while an earlier pod that is terminating may still commit; at most until its own deadline.
@@ -126,7 +119,7 @@ class TakeOver:
         if not self.is_at_once:
             match await self.watch_holder(job=lease.holder.job):
                 case Ownership.TWO_AT_ONCE:
-                    raise two_at_once(lease.documents.url, lease.documents.run)
+                    raise two_at_once(self._documents.url, self._documents.run)
                 case Ownership.WATCH:
                     return
         claims = await self.claim()
@@ -160,7 +153,7 @@ class TakeOver:
         await self._executor.persistently(self._renewal.beat, run)
         if old := obsolete(claims):
             with contextlib.suppress(StoreError):
-                await self._executor.once(lease.documents.delete_claims, old)
+                await self._executor.once(self._documents.delete_claims, old)
 
     async def watch_holder(self, *, job: str | None) -> Ownership:
         """Ask the holder for a sign of life, unless it is known to be of ``job``.
@@ -179,14 +172,14 @@ class TakeOver:
             if began_s is None:
                 log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
                 self.waits_for = f"whether the pod that held the prefix ({run.holder}) is alive"
-                await self._executor.persistently(self._lease.documents.ask, self._lease.holder)
+                await self._executor.persistently(self._documents.ask, self._lease.holder)
                 began_s = self._clock.monotonic()
             await self._clock.sleep(TICK_S)
             run = await self._look()
         self.waits_for = None
         if began_s is not None and found is Ownership.OURS:
             self._silent = None if run.ending or gave_sign(first, run) else run
-            await self._executor.persistently(self._lease.documents.answered)
+            await self._executor.persistently(self._documents.answered)
         return found
 
     async def claim(self) -> list[Claim] | None:
@@ -198,7 +191,7 @@ class TakeOver:
         Raises:
             ConfigurationError: Another pod, which may be another job's, claimed it at the same time.
         """
-        documents, me, claims_again = self._lease.documents, self._lease.holder, False
+        documents, me, claims_again = self._documents, self._lease.holder, False
         for _ in range(MOST_TRIES):
             run = await self._look()  # before the claims: its epoch must not be that of a claim that this pod has not seen
             claims = await self._executor.persistently(documents.claims)
@@ -241,7 +234,7 @@ class TakeOver:
 
         It may have seen its claim as the highest before this pod's was listed: then it does not claim again.
         """
-        for rival in rivals(claims, claims[-1]) if self._lease.holder.is_of(self._lease.documents.run) else ():
+        for rival in rivals(claims, claims[-1]) if self._lease.holder.is_of(self._documents.run) else ():
             if await self._is_earlier_than(rival, is_ending=False):
                 return True
         return False
@@ -249,7 +242,7 @@ class TakeOver:
     async def _claims_with(self, claim: Claim) -> list[Claim]:
         """Return all claims once this pod's own one is listed, which some stores show late."""
         for _ in range(MOST_TRIES):
-            claims = await self._executor.persistently(self._lease.documents.claims)
+            claims = await self._executor.persistently(self._documents.claims)
             if claim in claims:
                 return claims
             await self._clock.sleep(TICK_S)
@@ -280,7 +273,7 @@ class TakeOver:
             return True
         if self._deadline.is_within(SILENCE_S + UPLOAD_S):
             return False
-        await self._executor.persistently(self._lease.documents.ask, self._lease.holder)
+        await self._executor.persistently(self._documents.ask, self._lease.holder)
         for _ in range(round(SILENCE_S / TICK_S)):
             await self._clock.sleep(TICK_S)
             run = await self._look()
@@ -300,7 +293,7 @@ class TakeOver:
     async def _starts(self, highest: Claim) -> tuple[Claimed | None, Arrival | None]:
         """Return what the store's clock shows of the starts of a claim's pod and of this one."""
         ask = self._executor.persistently
-        asked = ask(self._lease.documents.claimed, highest), ask(self._lease.documents.arrive, self._lease.holder)
+        asked = ask(self._documents.claimed, highest), ask(self._documents.arrive, self._lease.holder)
         claimed, arrival = await self._executor.together(asked)
         return claimed, arrival
 
@@ -322,6 +315,6 @@ class TakeOver:
 
     async def _timed_look(self) -> Run:
         began_s = self._clock.monotonic()
-        run = await self._executor.persistently(self._lease.documents.look)
+        run = await self._executor.persistently(self._documents.look)
         self._look_s = max(self._look_s, self._clock.monotonic() - began_s)
         return run

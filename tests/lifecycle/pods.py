@@ -47,9 +47,9 @@ class Pod:
         """Age of the pod when its clock began."""
         self.on_sleep: Callable[[], Awaitable[None]] | None = None
         clock = Clock(monotonic=lambda: self.now_s, sleep=self._sleep)
-        self.lease = PrefixLease(store, executor, self)
-        self.renewal = Renewal(self.lease, executor, self, self.deadline, clock)
-        self.take_over = TakeOver(self.lease, self.renewal, executor, self.deadline, clock)
+        self.lease = PrefixLease(store, executor, self, self.deadline, clock=clock)
+        self.renewal = Renewal(self.lease)
+        self.take_over = TakeOver(self.lease, self.renewal)
         holder = Holder(name, is_unique=is_unique, node=node or Node(), job=job, run_id=None)
         self.lease.begin(claim(store, run_id=None, job=job), holder)
 

@@ -186,7 +186,7 @@ def store(services: Services) -> models.StoreStatus:
 
 def trainer(services: Services) -> models.Trainer:
     """Return the state of the trainer."""
-    held, trainer = services.volume.held_leases(), services.termination.trainer()
+    held, trainer = services.volume.held_leases(), services.pod.trainer()
     return models.Trainer(
         alive=held > 0,
         ranks=held,

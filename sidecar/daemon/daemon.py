@@ -130,7 +130,7 @@ class Daemon:
         settings = self._settings
         run = VolumeRun(self.services.store.url, settings.run_id or settings.job)
         try:
-            self.services.termination.begin(settings.pod, is_unique=settings.pod_is_unique, run=run)
+            self.services.pod.begin(run)
         except OSError as error:
             raise ConfigurationError(_no_volume(settings, error)) from None
         return True

@@ -17,7 +17,8 @@ from sidecar.core.lifecycle.phases import REPORT_S
 from sidecar.core.lifecycle.states import PENDING, REPORTED, State
 from sidecar.core.lifecycle.termination_sentence import ALL_DURABLE, durable_step_text
 from sidecar.daemon import termination_message
-from sidecar.lifecycle.termination import LAST_REPORT, Termination
+from sidecar.lifecycle.pod import LAST_REPORT
+from sidecar.lifecycle.termination import Termination
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import EXIT_REPORT, rfc3339
 

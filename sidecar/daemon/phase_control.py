@@ -76,7 +76,7 @@ class PhaseControl:
 
     def _situation(self) -> Situation:
         services, termination = self._services, self._services.termination
-        is_noticed, succeeded = termination.deadline.is_set(), termination.trainer_succeeded()
+        is_noticed, succeeded = termination.deadline.is_set(), services.pod.trainer_succeeded()
         may_end = succeeded or is_noticed or termination.sigterms > 0 or termination.fenced_by is not None
         return Situation(
             ready=services.state.store_opened.is_set() and services.inventory.scanned.is_set(),

@@ -63,14 +63,13 @@ class Services:
         self.pod: Final = Pod(settings, self.volume, self.termination)
         self.scanner: Final = Scanner(self.volume, self.catalog, self.pod.identity, store.key_limits)
         self.inventory: Final = Inventory(self.volume, self.catalog, self.scanner)
-        self.lease: Final = PrefixLease(
-            store, self.executor, self.termination, self.termination.deadline, found_in=self.scanner.found_in
-        )
+        found_in = self.scanner.found_in
+        self.lease: Final = PrefixLease(store, self.executor, self.pod, self.termination.deadline, found_in=found_in)
         self.renewal: Final = Renewal(self.lease)
         self.take_over: Final = TakeOver(self.lease, self.renewal)
         self.save_requests: Final = SaveRequests(self.volume, self.catalog, self.events)
         self.risk_monitor: Final = RiskMonitor(
-            self.volume, self.catalog, self.events, self.executor, self.termination, grace_s=settings.grace_seconds
+            self.volume, self.catalog, self.events, self.executor, self.pod, grace_s=settings.grace_seconds
         )
         self.store_reader: Final = StoreReader(self.health)
         self.quarantine: Final = Quarantine(self.volume.journal / "quarantine.json")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sidecar.core.lifecycle.prefix_ownership import Run, Seen, awaits_declaration, began_after, with_attempt
-from sidecar.lifecycle.termination import LeasedPod
+from sidecar.lifecycle.pod import LeasedPod
 
 
 class KnownAttempts:

@@ -9,8 +9,8 @@ from sidecar.core.lifecycle.fencing import Arrival, Claim, Claimed, Holder, clai
 from sidecar.core.lifecycle.prefix_ownership import Run
 from sidecar.core.lifecycle.run_document import encode_run
 from sidecar.errors import LaterRun, NotFound, OversizedDocument, UnreadableRun
+from sidecar.lifecycle.pod import LeasedPod
 from sidecar.lifecycle.run_document import MAX_RUN_BYTES, read
-from sidecar.lifecycle.termination import LeasedPod
 from sidecar.store.protocol import Store
 from trainer_hook.contract import FORMAT, encode_json
 

@@ -1,16 +1,23 @@
-"""This pod and its trainer: identity, attempt, and whether a training process is alive."""
+"""This pod and its trainer: identity, age, attempt, whether a training process is alive, and how it ended."""
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from sidecar.core.format.attempts import Restart, of_pod
 from sidecar.core.format.found_checkpoint import Identity
+from sidecar.core.lifecycle.phases import is_success_of_this_pod
+from sidecar.core.lifecycle.volume_runs import VolumeRun
 from sidecar.daemon.settings import Settings
+from sidecar.lifecycle import pod_record, volume_record
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.volume import Volume
+from trainer_hook.contract import EXIT_REPORT, TRAINER_STATE, ContractError, TrainerState, epoch_seconds, parse_trainer_state
 
+LAST_REPORT = EXIT_REPORT.rpartition("/")[2]
+"""File in the state directory: the trusted copy of the exit report for the next sidecar process."""
 UNLEASED_QUIET_S = 2.0
 """Seconds after its last write for which a trainer without leases counts as alive (classic mode)."""
 
@@ -27,34 +34,134 @@ class UploadingPod(Protocol):
         ...
 
 
+class LeasedPod(Protocol):
+    """The pod and its trainer, as the lease of the prefix needs them. Tests have one of their own."""
+
+    def present_attempt(self) -> str | None:
+        """Return the attempt that this pod's trainer reported last; ``None``: none."""
+        ...
+
+    def age_s(self) -> float:
+        """Return the seconds since the pod's first sidecar process began."""
+        ...
+
+
 class Pod:
-    """State of the real pod, read from the volume and from ``Termination``."""
+    """The real pod: what its settings say, and what it, its trainer and earlier pods left on the volume."""
 
     def __init__(self, settings: Settings, volume: Volume, termination: Termination) -> None:
+        """Start as if the volume were new; ``begin`` reads it."""
         self._settings = settings
         self._volume = volume
         self._termination = termination
+        self.since_s = time.time()
+        """When this pod began to use the volume, epoch seconds."""
+        self._booted_s = pod_record.boot_clock_s()
+        self._inherited: frozenset[str] = frozenset()
+        """Versions of the finished checkpoints that an earlier pod left on the volume."""
+        self._foreign: frozenset[str] = frozenset()
+        """Versions of those that another run left there."""
+        self._trainer_before: bytes | None = None
+        """Content of ``trainer.json`` when this process started."""
+        self._trainer_of_earlier_pod: bytes | None = None
+        """Content of ``trainer.json`` that an earlier pod left."""
+        self._ended_in_order_at_s: float | None = None
+
+    def begin(self, run: VolumeRun | None = None) -> None:
+        """Read the state that earlier processes of this pod and of earlier pods left on the volume.
+
+        ``run``: the pod's; ``None``: all checkpoints on the volume are of it.
+        """
+        settings, volume = self._settings, self._volume
+        foreign: frozenset[str] = frozenset() if run is None else volume_record.begin(volume, run)
+        record, is_first_life = pod_record.begin(volume, settings.pod, now_s=self.since_s)
+        report = volume.read_state(LAST_REPORT)
+        # The name of a machine, which is not unique, is that of all its jobs.
+        ended_s = None if settings.pod_is_unique else ended_at_s(report)
+        self._termination.clear_stale(is_first_life=is_first_life, ended_at_s=ended_s)
+        self._trainer_before = volume.read_small(TRAINER_STATE)
+        self._trainer_of_earlier_pod = self._trainer_before if is_first_life else None
+        self._ended_in_order_at_s = ended_in_order_at_s(report)
+        self.since_s, self._booted_s, self._inherited = record.since_s, record.booted_s, record.inherited
+        # What this pod wrote is its own, also where a full volume did not take the record of its run.
+        self._foreign = foreign & self._inherited if settings.pod_is_unique else foreign
 
     def identity(self) -> Identity:
-        """Return node and attempt for markers without them. Valid once ``Termination.begin`` has run."""
+        """Return node and attempt for markers without them. Valid once ``begin`` has run."""
         settings = self._settings
         restart = Restart(*settings.restart) if settings.restart else None
-        termination = self._termination
-        attempt = of_pod(settings.pod, since_s=termination.pod_since_s, restart=restart)
-        return Identity(settings.node, attempt, inherited=termination.inherited, foreign=termination.foreign)
+        attempt = of_pod(settings.pod, since_s=self.since_s, restart=restart)
+        return Identity(settings.node, attempt, inherited=self._inherited, foreign=self._foreign)
+
+    def age_s(self) -> float:
+        """Return the seconds since the pod's first sidecar process began. No setting of a clock changes it."""
+        return max(0.0, pod_record.boot_clock_s() - self._booted_s)
+
+    def trainer(self) -> TrainerState | None:
+        """Return the trainer's state that the hook reported last, or ``None`` without a hook."""
+        raw = self._volume.read_small(TRAINER_STATE)
+        try:
+            return None if raw is None else parse_trainer_state(raw)
+        except ContractError:
+            return None
 
     def attempt(self) -> str:
         """Return the id of the trainer's present attempt: the hook's, else the one of markers without an attempt."""
-        return self._termination.trainer_attempt() or self.identity().attempt
+        trainer = self.trainer()
+        return (trainer.attempt if trainer else None) or self.identity().attempt
+
+    def present_attempt(self) -> str | None:
+        """Return the attempt that this pod's trainer reported last; ``None``: none, or that of an earlier pod."""
+        raw, trainer = self._volume.read_small(TRAINER_STATE), self.trainer()
+        return None if trainer is None or raw == self._trainer_of_earlier_pod else trainer.attempt
+
+    def trainer_succeeded(self) -> bool:
+        """Whether the trainer of this pod has reported success."""
+        trainer = self.trainer()
+        return (
+            trainer is not None
+            and trainer.state == "succeeded"
+            and is_success_of_this_pod(
+                updated_at_s=_epoch_s(trainer.updated_at),
+                changed=self._volume.read_small(TRAINER_STATE) != self._trainer_before,
+                pod_since_s=self.since_s,
+                ended_in_order_at_s=self._ended_in_order_at_s,
+            )
+        )
 
     def trainer_alive(self) -> bool:
         """Whether a training process is running: it holds a lease or, in classic mode without the hook, it wrote just now."""
         if self._volume.held_leases():
             return True
-        if self._settings.mode != "classic" or self._termination.trainer() is not None:
+        if self._settings.mode != "classic" or self.trainer() is not None:
             return False
         try:
             newest_s = max(self._volume.unfinished().values(), default=0.0)
         except OSError:  # the volume is away
             return False
         return time.time() - newest_s < UNLEASED_QUIET_S
+
+
+def ended_in_order_at_s(raw: bytes | None) -> float | None:
+    """Return when the life that wrote an exit report ended with code 0, epoch seconds; ``None``: it did not, or unknown."""
+    return ended_at_s(raw) if _fields(raw).get("exit_code") == 0 else None
+
+
+def ended_at_s(raw: bytes | None) -> float | None:
+    """Return when the life that wrote an exit report ended, epoch seconds; ``None``: unknown."""
+    return _epoch_s(_fields(raw).get("written_at"))
+
+
+def _fields(raw: bytes | None) -> dict[str, Any]:
+    try:
+        fields = json.loads(raw or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _epoch_s(text: Any) -> float | None:
+    try:
+        return epoch_seconds(text) if isinstance(text, str) else None
+    except ContractError:
+        return None

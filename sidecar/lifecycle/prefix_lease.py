@@ -13,7 +13,7 @@ from sidecar.errors import Fenced, StoreError, Undeclared, UnreadableRun
 from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.known_attempts import KnownAttempts
 from sidecar.lifecycle.lease_documents import LeaseDocuments
-from sidecar.lifecycle.termination import LeasedPod
+from sidecar.lifecycle.pod import LeasedPod
 from sidecar.store.protocol import Store
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor

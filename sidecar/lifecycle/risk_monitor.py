@@ -11,7 +11,7 @@ from sidecar.core.lifecycle.risk import Risk, fits_now, risk
 from sidecar.core.lifecycle.save_profile import SaveProfile, usual_profile
 from sidecar.core.lifecycle.trained_time import TrainedTime
 from sidecar.core.schedule.throughput import TELLING_BYTES
-from sidecar.lifecycle.termination import Termination
+from sidecar.lifecycle.pod import Pod
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.volume.volume import Volume
 
@@ -25,7 +25,7 @@ class RiskMonitor:
         catalog: Catalog,
         events: Events,
         executor: StoreExecutor,
-        termination: Termination,
+        pod: Pod,
         *,
         grace_s: float,
     ) -> None:
@@ -33,7 +33,7 @@ class RiskMonitor:
         self._catalog = catalog
         self._events = events
         self._executor = executor
-        self._termination = termination
+        self._pod = pod
         self._grace_s = grace_s
         self._trained = TrainedTime()
         self._is_observed = False
@@ -56,11 +56,11 @@ class RiskMonitor:
     def observe(self) -> None:
         """Note whether training runs now. Called at each scan of the volume."""
         ranks, now_s = self._volume.held_leases(), time.time()
-        if not self._sees_ranks and (ranks or self._termination.trainer() is not None):
+        if not self._sees_ranks and (ranks or self._pod.trainer() is not None):
             self._sees_ranks = True
             self._trained = TrainedTime()  # what was assumed before it started
         # A sidecar that restarts beside a living trainer counts from the pod's start.
-        began_s = now_s if self._is_observed else self._termination.pod_since_s
+        began_s = now_s if self._is_observed else self._pod.since_s
         self._is_observed = True
         self._trained = self._trained.seen(trains=bool(ranks) or not self._sees_ranks, now_s=now_s, began_s=began_s)
 
@@ -100,12 +100,12 @@ class RiskMonitor:
 
     def _seconds_at_risk(self) -> float:
         durable = self._catalog.newest_durable
-        saved_at_s = durable.checkpoint.created_at_s if durable and durable.checkpoint else self._termination.pod_since_s
+        saved_at_s = durable.checkpoint.created_at_s if durable and durable.checkpoint else self._pod.since_s
         pending = [t.checkpoint.created_at_s for t in self._catalog.pending() if t.checkpoint]
         return self._trained.at_risk_s(durable_at_s=saved_at_s, finished_at_s=max(pending, default=None), now_s=time.time())
 
     def _newest_step(self) -> int | None:
-        trainer = self._termination.trainer()
+        trainer = self._pod.trainer()
         if trainer is None or trainer.step is None or self.grows:
             return trainer.step if trainer else None
         pending = [t.checkpoint.resume_step for t in self._catalog.pending() if t.checkpoint]

@@ -1,39 +1,20 @@
-"""Termination of the pod: notices, the deadline, and the trainer's state."""
+"""Termination of the pod: notices of all sources, and the deadline that they set."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
 import structlog
 
-from sidecar.core.lifecycle.phases import is_success_of_this_pod
-from sidecar.core.lifecycle.volume_runs import VolumeRun
-from sidecar.lifecycle import pod_record, volume_record
 from sidecar.lifecycle.deadline import Deadline
 from sidecar.volume.volume import Volume
-from trainer_hook.contract import (
-    EXIT_REPORT,
-    TERMINATING,
-    TRAINER_STATE,
-    ContractError,
-    Notice,
-    TrainerState,
-    encode_notice,
-    epoch_seconds,
-    parse_notice,
-    parse_trainer_state,
-    rfc3339,
-)
+from trainer_hook.contract import TERMINATING, Notice, encode_notice, epoch_seconds, parse_notice, rfc3339
 
 log = structlog.get_logger()
-
-LAST_REPORT = EXIT_REPORT.rpartition("/")[2]
-"""File in the state directory: the trusted copy of the exit report for the next sidecar process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +24,6 @@ class TerminationNotice:
     source: str
     at_s: float
     began_s: float
-
-
-class LeasedPod(Protocol):
-    """The pod and its trainer, as the lease of the prefix needs them. Tests have one of their own."""
-
-    def present_attempt(self) -> str | None:
-        """Return the attempt that this pod's trainer reported last; ``None``: none."""
-        ...
-
-    def age_s(self) -> float:
-        """Return the seconds since the pod's first sidecar process began."""
-        ...
 
 
 class Termination:
@@ -70,18 +39,6 @@ class Termination:
         self.fenced_by: str | None = None
         """Who has taken the prefix over, as a sentence; ``None``: nobody."""
         self._observers: list[Callable[[], object]] = []
-        self._trainer_before: bytes | None = None
-        """Content of ``trainer.json`` when this process started."""
-        self._trainer_of_earlier_pod: bytes | None = None
-        """Content of ``trainer.json`` that an earlier pod left."""
-        self.pod_since_s = self._started_at_s
-        """When this pod began to use the volume, epoch seconds."""
-        self._pod_booted_s = pod_record.boot_clock_s()
-        self.inherited: frozenset[str] = frozenset()
-        """Versions of the finished checkpoints that an earlier pod left on the volume."""
-        self.foreign: frozenset[str] = frozenset()
-        """Versions of those that another run left there."""
-        self._ended_in_order_at_s: float | None = None
         self._void: bytes | None = None
         """A void notice on the volume that could not be deleted."""
         self._absent_s = float("-inf")
@@ -90,29 +47,6 @@ class Termination:
     def observe(self, noticed: Callable[[], object]) -> None:
         """Call ``noticed`` at each new notice of any source, and at each SIGTERM."""
         self._observers.append(noticed)
-
-    def begin(self, pod: str, *, is_unique: bool = True, run: VolumeRun | None = None) -> None:
-        """Read the state that earlier processes of this pod and of earlier pods left on the volume.
-
-        Args:
-            pod: The pod's name.
-            is_unique: The name is one pod's alone; a machine's is that of all its jobs.
-            run: The pod's run; ``None``: all checkpoints on the volume are of it.
-        """
-        foreign: frozenset[str] = frozenset() if run is None else volume_record.begin(self._volume, run)
-        record, is_first_life = pod_record.begin(self._volume, pod, now_s=self._started_at_s)
-        report = self._volume.read_state(LAST_REPORT)
-        self.clear_stale(is_first_life=is_first_life, ended_at_s=None if is_unique else ended_at_s(report))
-        self._trainer_before = self._volume.read_small(TRAINER_STATE)
-        self._trainer_of_earlier_pod = self._trainer_before if is_first_life else None
-        self._ended_in_order_at_s = ended_in_order_at_s(report)
-        self.pod_since_s, self._pod_booted_s, self.inherited = record.since_s, record.booted_s, record.inherited
-        # What this pod wrote is its own, also where a full volume did not take the record of its run.
-        self.foreign = foreign & self.inherited if is_unique else foreign
-
-    def age_s(self) -> float:
-        """Return the seconds since the pod's first sidecar process began. No setting of a clock changes it."""
-        return max(0.0, pod_record.boot_clock_s() - self._pod_booted_s)
 
     def notice(
         self, source: str, *, at_s: float | None = None, ends_in_s: float | None = None, tell_trainer: bool = True
@@ -216,60 +150,3 @@ class Termination:
         if is_first_life or is_followed or at_s is None or at_s < self._started_at_s - self._grace_s:
             self._void = raw
             self._unlink_notice()
-
-    def trainer(self) -> TrainerState | None:
-        """Return the trainer's state that the hook reported last, or ``None`` without a hook."""
-        raw = self._volume.read_small(TRAINER_STATE)
-        try:
-            return None if raw is None else parse_trainer_state(raw)
-        except ContractError:
-            return None
-
-    def trainer_attempt(self) -> str | None:
-        """Return the attempt that the hook reported last, or ``None`` without a hook."""
-        trainer = self.trainer()
-        return trainer.attempt if trainer else None
-
-    def present_attempt(self) -> str | None:
-        """Return the attempt that this pod's trainer reported last; ``None``: none, or that of an earlier pod."""
-        raw = self._volume.read_small(TRAINER_STATE)
-        return None if raw == self._trainer_of_earlier_pod else self.trainer_attempt()
-
-    def trainer_succeeded(self) -> bool:
-        """Whether the trainer of this pod has reported success."""
-        trainer = self.trainer()
-        return (
-            trainer is not None
-            and trainer.state == "succeeded"
-            and is_success_of_this_pod(
-                updated_at_s=_epoch_s(trainer.updated_at),
-                changed=self._volume.read_small(TRAINER_STATE) != self._trainer_before,
-                pod_since_s=self.pod_since_s,
-                ended_in_order_at_s=self._ended_in_order_at_s,
-            )
-        )
-
-
-def ended_in_order_at_s(raw: bytes | None) -> float | None:
-    """Return when the life that wrote an exit report ended with code 0, epoch seconds; ``None``: it did not, or unknown."""
-    return ended_at_s(raw) if _fields(raw).get("exit_code") == 0 else None
-
-
-def ended_at_s(raw: bytes | None) -> float | None:
-    """Return when the life that wrote an exit report ended, epoch seconds; ``None``: unknown."""
-    return _epoch_s(_fields(raw).get("written_at"))
-
-
-def _fields(raw: bytes | None) -> dict[str, Any]:
-    try:
-        fields = json.loads(raw or b"{}")
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
-def _epoch_s(text: Any) -> float | None:
-    try:
-        return epoch_seconds(text) if isinstance(text, str) else None
-    except ContractError:
-        return None

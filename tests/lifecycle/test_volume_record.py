@@ -9,10 +9,10 @@ import pytest
 
 from sidecar.core.lifecycle.volume_runs import VolumeRun
 from sidecar.lifecycle import volume_record
-from sidecar.lifecycle.termination import Termination
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
 from tests.catalog.conftest import Failing, failing  # noqa: F401 - a fixture
+from tests.lifecycle.beginning import begin
 from tests.process.sidecar_process import write_checkpoint
 from trainer_hook.contract import RUNS
 
@@ -68,7 +68,6 @@ def test_a_pod_whose_run_could_not_be_recorded_keeps_what_it_wrote_itself(
 
     monkeypatch.setattr(Place, "publish", publish)
     for _ in range(2):
-        termination = Termination(volume, grace_s=30)
-        termination.begin("pod-b", run=B)
-        assert termination.foreign == {version(volume, "checkpoint-50")}
+        pod, _ = begin(volume, "pod-b", run=B)
+        assert pod.identity().foreign == {version(volume, "checkpoint-50")}
         write_checkpoint(volume.root, "checkpoint-60", {"m": b"of b"}, {})

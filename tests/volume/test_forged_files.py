@@ -16,11 +16,11 @@ from sidecar.core.format.manifest import FileEntry
 from sidecar.core.schedule.parts import DEFAULT_PART_BYTES
 from sidecar.download.partial_file import PartialFile
 from sidecar.download.quarantine import Quarantine
-from sidecar.lifecycle.termination import Termination
 from sidecar.store.protocol import Part
 from sidecar.upload.send import journal as journal_module
 from sidecar.upload.send.journal import Journal
 from sidecar.volume.volume import Volume
+from tests.lifecycle.beginning import begin
 from trainer_hook.contract import (
     EXIT_REPORT,
     INCOMING,
@@ -119,11 +119,10 @@ def test_with_a_state_directory_nothing_of_the_volume_is_taken_for_the_sidecars_
         json.dumps({"checkpoint-1": {"crc": "0", "reason": "forged", "shared": True}}).encode()
     )
     Journal(volume / JOURNAL / "checkpoint-7@early.jsonl").dropped("model")
-    termination = Termination(volume, grace_s=30)
-    termination.begin("pod")
+    pod, _ = begin(volume)
     is_believed = not is_private
-    assert (termination.pod_since_s < 1e9) == is_believed
-    assert (termination._ended_in_order_at_s is not None) == is_believed
+    assert (pod.since_s < 1e9) == is_believed
+    assert (pod._ended_in_order_at_s is not None) == is_believed
     assert bool(Quarantine(volume.journal / "quarantine.json").quarantined) == is_believed
     assert bool(volume.early_uploads()) == is_believed
     assert bool(volume.forget_journals_of_trainer()) == is_private

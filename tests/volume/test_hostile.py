@@ -24,7 +24,6 @@ from sidecar.core.format.manifest import FileEntry
 from sidecar.download.partial_file import PartialFile, holds
 from sidecar.download.quarantine import Quarantine
 from sidecar.errors import CheckpointChanged, CheckpointRejected
-from sidecar.lifecycle.termination import Termination
 from sidecar.upload.send.journal import Journal
 from sidecar.volume.lock import hold_volume
 from sidecar.volume.opener import Folder
@@ -32,6 +31,7 @@ from sidecar.volume.sockets import connect_unix, listen_unix
 from sidecar.volume.unfinished import Unfinished, list_files
 from sidecar.volume.volume import Volume
 from tests.hostile.trainer.attacks import exchanging
+from tests.lifecycle.beginning import begin
 from tests.process.sidecar_process import write_checkpoint
 from tests.volume.conftest import SECRET, finished
 from trainer_hook.contract import (
@@ -279,10 +279,9 @@ def test_no_fifo_holds_anything_up(volume: Volume) -> None:
     assert set(journal.uploads) == {"model"}
     journal.delete()
     assert Quarantine(volume.journal / "quarantine.json").quarantined == {}
-    termination = Termination(volume, grace_s=30)
-    termination.begin("pod")
+    pod, termination = begin(volume)
     assert not termination.poll_notice()
-    assert not termination.trainer_succeeded()
+    assert not pod.trainer_succeeded()
     assert not holds(volume / "checkpoint-1" / MARKER, entry)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from sidecar.core.lifecycle.spot import aws_action, aws_rebalance, azure_preempt, gcp_preempted
 from sidecar.download.quarantine import decode_cache
+from sidecar.lifecycle.pod import ended_in_order_at_s
 from sidecar.lifecycle.pod_record import decode_record
-from sidecar.lifecycle.termination import ended_in_order_at_s
 from tests.fuzz.target import check_text
 from trainer_hook.contract import (
     ContractError,

@@ -20,9 +20,11 @@ from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.lifecycle.phases import margin_s
 from sidecar.daemon import exit_report, tasks, termination_message
-from sidecar.lifecycle.termination import LAST_REPORT, Termination
+from sidecar.lifecycle.pod import LAST_REPORT
+from sidecar.lifecycle.termination import Termination
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
+from tests.lifecycle.beginning import begin
 from tests.process.sidecar_process import Sidecar, sidecar, until, write_checkpoint
 from tests.processes import of_process
 from trainer_hook.contract import rfc3339
@@ -246,8 +248,7 @@ def test_a_stale_notice_that_cannot_be_removed_is_ignored(tmp_path: Path, monkey
 
     monkeypatch.setattr(Place, "remove", read_only)
     monkeypatch.setattr(os, "rename", read_only)
-    termination = Termination(volume, grace_s=1.0)
-    termination.begin("pod")
+    _, termination = begin(volume, grace_s=1.0)
     assert not termination.poll_notice()
 
 
@@ -272,11 +273,10 @@ def test_a_notice_counts_for_the_pod_that_got_it_and_not_for_the_next_one_on_the
 ) -> None:
     volume = Volume(tmp_path)
     volume.prepare()
-    Termination(volume, grace_s=60.0).begin("pod-a")
+    begin(volume, "pod-a", grace_s=60.0)
     told = {"at": rfc3339(time.time() - 20.0), "source": "sigterm"}
     (tmp_path / ".ckpt/terminating").write_text(json.dumps(told))
-    termination = Termination(volume, grace_s=60.0)
-    termination.begin(pod)
+    _, termination = begin(volume, pod, grace_s=60.0)
     assert termination.poll_notice() is (left_s is not None)
     assert (tmp_path / ".ckpt/terminating").exists() is (left_s is not None)
     termination.sigterm()
@@ -290,12 +290,11 @@ def test_outside_kubernetes_a_notice_is_over_when_the_process_that_got_it_has_en
     volume, at_s = Volume(tmp_path), time.time() - 20.0
     volume.prepare()
     volume.prepare_state()
-    Termination(volume, grace_s=60.0).begin("machine", is_unique=is_unique)
+    begin(volume, "machine", grace_s=60.0, is_unique=is_unique)
     (tmp_path / ".ckpt/terminating").write_text(json.dumps({"at": rfc3339(at_s), "source": "sigterm"}))
     report = {"exit_code": 3, "written_at": rfc3339(at_s + written_after_s)}
     (volume.state / LAST_REPORT).publish(json.dumps(report).encode())
-    termination = Termination(volume, grace_s=60.0)
-    termination.begin("machine", is_unique=is_unique)
+    _, termination = begin(volume, "machine", grace_s=60.0, is_unique=is_unique)
     assert termination.poll_notice() is counts
 
 

@@ -15,6 +15,7 @@ import pytest
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume import opener
 from sidecar.volume.volume import Volume
+from tests.lifecycle.beginning import begin
 from tests.process.conftest import Place
 from tests.process.sidecar_process import sidecar, until, write_checkpoint
 from trainer_hook.contract import Notice, encode_notice, rfc3339
@@ -227,8 +228,7 @@ def test_a_save_that_will_not_fit_is_said_once_with_what_to_change(tmp_path: Pat
 def test_a_clock_that_jumps_moves_no_deadline(jump_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     volume = Volume(tmp_path)
     volume.prepare()
-    termination = Termination(volume, grace_s=30.0)
-    termination.begin("pod")
+    _, termination = begin(volume)
     assert not termination.poll_notice()
     (tmp_path / ".ckpt/terminating").write_bytes(encode_notice(Notice(rfc3339(time.time()), "prestop")))
     real = time.time

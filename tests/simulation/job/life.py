@@ -60,7 +60,7 @@ class Life(Process):
         self._in_life = copy_context()
         services, daemon = self.services, self.daemon
         services.volume.prepare()
-        services.termination.begin(self.pod.name)
+        services.pod.begin()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for work in daemon._tasks():

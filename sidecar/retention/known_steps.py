@@ -18,6 +18,8 @@ class KnownSteps:
     """Each commit of the job passes through the catalog of each of its nodes, before it is replaced and afterwards."""
     resume_service: ResumeService | None = None
     quarantine: Quarantine | None = None
+    is_idle: bool = False
+    """Nobody writes below the prefix: a commit counts at first sight, because nothing has to settle."""
 
     def in_use(self) -> frozenset[str]:
         """Return the checkpoints that a run resumes from: they must stay."""

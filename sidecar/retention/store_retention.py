@@ -141,8 +141,7 @@ class StoreRetention:
         self._written: set[str] = set()
         """Names of those written since the last reading began."""
         self._under_way = DeletionsUnderWay()
-        self.settled_s = SETTLED_S
-        """Seconds from a commit's first sight until it counts. 0: nobody writes, so nothing has to settle."""
+        self._settled_s = 0.0 if known.is_idle else SETTLED_S
 
     def written(self, name: str) -> None:
         """Forget what was read of a commit: it has been written."""
@@ -293,7 +292,7 @@ class StoreRetention:
         whole: dict[str, str] = {}
         again_s: float | None = None
         for commit in line:
-            left_s = commit.seen_s + self.settled_s - self._clock.monotonic()
+            left_s = commit.seen_s + self._settled_s - self._clock.monotonic()
             if left_s > 0:
                 again_s = left_s if again_s is None else min(again_s, left_s)
             elif await self._is_whole(commit, not_before_s):

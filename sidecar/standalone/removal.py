@@ -16,7 +16,7 @@ from sidecar.errors import NothingFound, RequestRefused
 from sidecar.lifecycle.lease import Lease
 from sidecar.repository.verification import Examined, Verifier
 from sidecar.retention.known_steps import KnownSteps
-from sidecar.retention.store_retention import SETTLED_S, RetentionPlan, StoreRetention
+from sidecar.retention.store_retention import RetentionPlan, StoreRetention
 from sidecar.standalone.session import StoreSession
 from sidecar.upload.commit.revocation import Revocation
 
@@ -116,11 +116,10 @@ class Pruner:
             session.executor,
             keep_newest=keep_newest,
             keep_every_steps=keep_every_steps,
-            known=KnownSteps(),
+            known=KnownSteps(is_idle=is_idle),
             events=Events(),
             lease=lease,
         )
-        self._retention.settled_s = 0.0 if is_idle else SETTLED_S
         self._url = session.store.url
 
     async def plan(self, on_wait: Callable[[str], None]) -> tuple[RetentionPlan, Pruning]:

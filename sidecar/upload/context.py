@@ -17,7 +17,7 @@ from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.committer import Committer
-from sidecar.upload.commit.existing_commit import Quarantine
+from sidecar.upload.commit.existing_commit import KnownDamage
 from sidecar.upload.commit.reuploads import Reuploads
 from sidecar.upload.schedule.flush_control import FlushControl
 from sidecar.upload.schedule.retry_waits import DEFECT_HINT, RetryWaits
@@ -57,7 +57,7 @@ class UploadContext:
     pod: UploadingPod
     deadline: Deadline
     lease: Lease
-    quarantine: Quarantine
+    quarantine: KnownDamage
     clock: Clock = field(default_factory=Clock)
     deduplicator: Deduplicator = field(default_factory=Deduplicator)
     retry_waits: RetryWaits = field(default_factory=RetryWaits)

@@ -302,7 +302,7 @@ async def test_at_the_end_deletions_under_way_are_finished_and_no_other_begins(
     kept = Kept(executor, 1, store)
     for step in (10, 20, 30):
         kept.commit(step)
-    kept.retention.settled_s = 0
+    kept.retention._settled_s = 0
     cleaning = asyncio.create_task(kept.retention.run_once())
     await asyncio.to_thread(store.is_halfway.wait, 10)
     ending = asyncio.create_task(kept.retention.end())

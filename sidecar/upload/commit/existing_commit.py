@@ -22,7 +22,7 @@ from trainer_hook.contract import rfc3339
 log = structlog.get_logger()
 
 
-class Quarantine(Protocol):
+class KnownDamage(Protocol):
     """Damaged checkpoints that this pod knows of."""
 
     @property
@@ -50,7 +50,7 @@ class Contents(Protocol):
 class ExistingCommit:
     """Compares finished checkpoints with commits and manifests of earlier processes and other attempts."""
 
-    def __init__(self, committer: Committer, executor: StoreExecutor, quarantine: Quarantine) -> None:
+    def __init__(self, committer: Committer, executor: StoreExecutor, quarantine: KnownDamage) -> None:
         self._committer = committer
         self._executor = executor
         self._quarantine = quarantine

@@ -55,7 +55,7 @@ def at_risk(services: Services) -> models.AtRisk:
 
 def lease(services: Services) -> models.Lease:
     """Return this pod's share of the lease."""
-    lease, waits_for = services.lease, services.take_over.waits_for
+    lease, waits_for = services.lease, services.holder_watch.waits_for
     if lease.fenced.is_set():
         return models.Lease(state="fenced", reason=lease.fenced_by)
     if waits_for is not None:

@@ -16,6 +16,7 @@ from sidecar.download.quarantine import Quarantine
 from sidecar.download.request_worker import RequestWorker
 from sidecar.download.resume_service import ResumeService
 from sidecar.download.store_reader import StoreReader
+from sidecar.lifecycle.holder_watch import HolderWatch
 from sidecar.lifecycle.pod import Pod
 from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.renewal import Renewal
@@ -63,10 +64,10 @@ class Services:
         self.pod: Final = Pod(settings, self.volume, self.termination)
         self.scanner: Final = Scanner(self.volume, self.catalog, self.pod.identity, store.key_limits)
         self.inventory: Final = Inventory(self.volume, self.catalog, self.scanner)
-        found_in = self.scanner.found_in
-        self.lease: Final = PrefixLease(store, self.executor, self.pod, self.termination.deadline, found_in=found_in)
+        self.lease: Final = PrefixLease(store, self.executor, self.pod, self.termination.deadline, self.scanner.found_in)
         self.renewal: Final = Renewal(self.lease)
-        self.take_over: Final = TakeOver(self.lease, self.renewal)
+        self.holder_watch: Final = HolderWatch(self.lease)
+        self.take_over: Final = TakeOver(self.lease, self.renewal, self.holder_watch)
         self.save_requests: Final = SaveRequests(self.volume, self.catalog, self.events)
         self.risk_monitor: Final = RiskMonitor(
             self.volume, self.catalog, self.events, self.executor, self.pod, grace_s=settings.grace_seconds

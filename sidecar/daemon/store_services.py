@@ -67,7 +67,7 @@ async def _use_store(services: Services) -> None:
         capabilities, run = await _open_store(services)
         lease.begin(run, _holder(services))
         if is_first:  # the other nodes resume the step that node 0 chooses, and commit what it declares
-            await _despite_damage(take_over.wait_for_ending)
+            await _despite_damage(services.holder_watch.wait_for_ending)
         if is_first and take_over.is_at_once:  # before a resume is decided: no earlier pod commits after it
             await _despite_damage(take_over.settle)
     await _opened(services, capabilities)

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from sidecar.core.format import keys
-from sidecar.core.lifecycle.fencing import Claim, claims_among, waits_for_ending
+from sidecar.core.lifecycle.fencing import Claim, waits_for_ending
 from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Run
 from sidecar.errors import ConfigurationError, Fenced, NotFound, RequestRefused, StoreError, UnreadableRun
 from sidecar.lifecycle.lease import NoLease
+from sidecar.lifecycle.lease_documents import LeaseDocuments
 from sidecar.lifecycle.run_document import read
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
-from trainer_hook.contract import FORMAT, Node, encode_json
+from trainer_hook.contract import Node
 
 POLL_S = 0.5
 """Interval in seconds at which the holder's sign of life is looked for."""
@@ -33,6 +33,7 @@ class IdlePrefix(NoLease):
     def __init__(self, store: Store, executor: StoreExecutor) -> None:
         """Start without an answer; ``begin`` first."""
         self._store = store
+        self._documents = LeaseDocuments(store)
         self._executor = executor
         self._seen: tuple[Run | None, Claim | None] = (None, None)
 
@@ -51,12 +52,12 @@ class IdlePrefix(NoLease):
             return
         on_wait(first.holder, SILENCE_S)
         if not first.ending:
-            await self._executor.persistently(self._store.put, keys.ASKED, _asked())
+            await self._executor.persistently(self._documents.ask, ASKED_BY)
         try:
             await self._watch(first)
         finally:
             with contextlib.suppress(StoreError):
-                await self._executor.once(self._store.delete, [keys.ASKED])
+                await self._executor.once(self._documents.answered)
 
     async def _watch(self, first: Run) -> None:
         began_s = time.monotonic()
@@ -87,8 +88,7 @@ class IdlePrefix(NoLease):
             raise Fenced(f"{self._store.url}: a run{holder} has begun to use this prefix: nothing more is changed")
 
     async def _look(self) -> tuple[Run | None, Claim | None]:
-        listed = await self._executor.persistently(lambda: list(self._store.list(keys.CLAIMS)))
-        claims = claims_among((stored.key, stored.modified) for stored in listed)
+        claims = await self._executor.persistently(self._documents.claims)
         try:
             run: Run | None = await self._executor.persistently(read, self._store)
         except NotFound:
@@ -97,7 +97,3 @@ class IdlePrefix(NoLease):
             raise ConfigurationError(str(error)) from None
         # Attempts are declared by a live holder only, whose beat grows with it.
         return run and replace(run, attempts=()), claims[-1] if claims else None
-
-
-def _asked() -> bytes:
-    return encode_json({"format": FORMAT, "by": ASKED_BY})

@@ -20,10 +20,9 @@ log = structlog.get_logger()
 class LeaseDocuments:
     """Reads and writes the documents of the lease. All calls block."""
 
-    def __init__(self, store: Store, pod: LeasedPod) -> None:
+    def __init__(self, store: Store) -> None:
         """Start without a run."""
         self._store = store
-        self._pod = pod
         self.url = store.url
         self.run = Run("")
         """The run as it was read or written last."""
@@ -72,28 +71,28 @@ class LeaseDocuments:
         except (NotFound, OversizedDocument):
             return None
 
-    def put_claim(self, claim: Claim, holder: Holder) -> None:
+    def put_claim(self, claim: Claim, holder: Holder, pod: LeasedPod) -> None:
         """Write this pod's claim, with its present age."""
         job = {"job": holder.job} if holder.job else {}
-        fields = {"format": FORMAT, "holder": holder.name, "age_s": round(self._pod.age_s(), 1)}
+        fields = {"format": FORMAT, "holder": holder.name, "age_s": round(pod.age_s(), 1)}
         self._store.put(claim.key, encode_json(fields | job))
 
     def delete_claims(self, claims: list[Claim]) -> None:
         """Delete claims."""
         self._store.delete([claim.key for claim in claims])
 
-    def arrive(self, holder: Holder) -> Arrival | None:
+    def arrive(self, holder: Holder, pod: LeasedPod) -> Arrival | None:
         """Write an object, to see this pod's start by the store's clock, and delete it; ``None``: the store tells no times."""
-        key, age_s = keys.arrival(holder.id), self._pod.age_s()
+        key, age_s = keys.arrival(holder.id), pod.age_s()
         self._store.put(key, encode_json({"format": FORMAT, "holder": holder.name}))
         modified = next((stored.modified for stored in self._store.list(key) if stored.key == key), "")
         self._store.delete([key])
         now_s = seconds_of(modified)
         return None if now_s is None else Arrival(now_s - age_s, now_s)
 
-    def ask(self, holder: Holder) -> None:
-        """Ask the holder for a sign of life."""
-        self._store.put(keys.ASKED, encode_json({"format": FORMAT, "by": holder.name}))
+    def ask(self, by: str) -> None:
+        """Ask the holder for a sign of life. ``by``: who asks."""
+        self._store.put(keys.ASKED, encode_json({"format": FORMAT, "by": by}))
 
     def is_asked(self) -> bool:
         """Whether another pod asks for a sign of life."""

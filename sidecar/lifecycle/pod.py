@@ -75,13 +75,12 @@ class Pod:
         settings, volume = self._settings, self._volume
         foreign: frozenset[str] = frozenset() if run is None else volume_record.begin(volume, run)
         record, is_first_life = pod_record.begin(volume, settings.pod, now_s=self.since_s)
-        report = volume.read_state(LAST_REPORT)
+        ended_s, in_order = end_of(volume.read_state(LAST_REPORT))
         # The name of a machine, which is not unique, is that of all its jobs.
-        ended_s = None if settings.pod_is_unique else ended_at_s(report)
-        self._termination.clear_stale(is_first_life=is_first_life, ended_at_s=ended_s)
+        self._termination.clear_stale(is_first_life=is_first_life, ended_at_s=None if settings.pod_is_unique else ended_s)
         self._trainer_before = volume.read_small(TRAINER_STATE)
         self._trainer_of_earlier_pod = self._trainer_before if is_first_life else None
-        self._ended_in_order_at_s = ended_in_order_at_s(report)
+        self._ended_in_order_at_s = ended_s if in_order else None
         self.since_s, self._booted_s, self._inherited = record.since_s, record.booted_s, record.inherited
         # What this pod wrote is its own, also where a full volume did not take the record of its run.
         self._foreign = foreign & self._inherited if settings.pod_is_unique else foreign
@@ -118,15 +117,13 @@ class Pod:
     def trainer_succeeded(self) -> bool:
         """Whether the trainer of this pod has reported success."""
         trainer = self.trainer()
-        return (
-            trainer is not None
-            and trainer.state == "succeeded"
-            and is_success_of_this_pod(
-                updated_at_s=_epoch_s(trainer.updated_at),
-                changed=self._volume.read_small(TRAINER_STATE) != self._trainer_before,
-                pod_since_s=self.since_s,
-                ended_in_order_at_s=self._ended_in_order_at_s,
-            )
+        if trainer is None or trainer.state != "succeeded":
+            return False
+        return is_success_of_this_pod(
+            updated_at_s=_epoch_s(trainer.updated_at),
+            changed=self._volume.read_small(TRAINER_STATE) != self._trainer_before,
+            pod_since_s=self.since_s,
+            ended_in_order_at_s=self._ended_in_order_at_s,
         )
 
     def trainer_alive(self) -> bool:
@@ -142,22 +139,13 @@ class Pod:
         return time.time() - newest_s < UNLEASED_QUIET_S
 
 
-def ended_in_order_at_s(raw: bytes | None) -> float | None:
-    """Return when the life that wrote an exit report ended with code 0, epoch seconds; ``None``: it did not, or unknown."""
-    return ended_at_s(raw) if _fields(raw).get("exit_code") == 0 else None
-
-
-def ended_at_s(raw: bytes | None) -> float | None:
-    """Return when the life that wrote an exit report ended, epoch seconds; ``None``: unknown."""
-    return _epoch_s(_fields(raw).get("written_at"))
-
-
-def _fields(raw: bytes | None) -> dict[str, Any]:
+def end_of(report: bytes | None) -> tuple[float | None, bool]:
+    """Return when the life that wrote an exit report ended, epoch seconds (``None``: unknown), and whether with code 0."""
     try:
-        fields = json.loads(raw or b"{}")
+        fields = json.loads(report or b"{}")
     except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
+        fields = None
+    return (_epoch_s(fields.get("written_at")), fields.get("exit_code") == 0) if isinstance(fields, dict) else (None, False)
 
 
 def _epoch_s(text: Any) -> float | None:

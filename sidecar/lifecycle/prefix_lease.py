@@ -37,14 +37,14 @@ class PrefixLease:
         executor: StoreExecutor,
         pod: LeasedPod,
         deadline: Deadline,
+        found_in: Mapping[str, int],
         *,
-        found_in: Mapping[str, int] | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Start with a nameless run; ``begin`` the real one first. ``found_in``: scan that found each attempt first."""
         self.executor, self.pod, self.deadline, self.clock = executor, pod, deadline, clock or Clock()
-        self.documents = LeaseDocuments(store, pod)
-        self.attempts = KnownAttempts(pod, found_in or {})
+        self.documents = LeaseDocuments(store)
+        self.attempts = KnownAttempts(pod, found_in)
         self.holder = Holder("", is_unique=False, node=None, job=None, run_id=None)
         """This pod, as the documents name it."""
         self.claim: Claim | None = None

@@ -11,13 +11,12 @@ import structlog
 
 from sidecar.core.lifecycle.fencing import ENDING_BEAT_S
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, Run
+from sidecar.daemon.tasks import within
 from sidecar.errors import Fenced, StoreError
+from sidecar.lifecycle.holder_watch import TICK_S
 from sidecar.lifecycle.prefix_lease import PrefixLease
 
 log = structlog.get_logger()
-
-TICK_S = 1.0
-"""Interval in seconds at which the holder does what is due."""
 
 
 class Renewal:
@@ -36,7 +35,8 @@ class Renewal:
         """Renew the lease until cancelled, or until this pod is fenced. Writes on changes and on requests for a beat."""
         failures, failed_at = 0, 0
         for tick in itertools.count(1):
-            await self._rest(TICK_S)
+            await within(TICK_S, self._woken.wait())
+            self._woken.clear()
             try:
                 if not self._lease.fenced.is_set():
                     await self.renew(tick)
@@ -122,17 +122,6 @@ class Renewal:
         """Look at once: the pod has got a termination notice."""
         self._woken.set()
 
-    async def _rest(self, seconds: float) -> None:
-        """Return after ``seconds``, or at once when woken."""
-        woken = asyncio.create_task(self._woken.wait())
-        resting = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait({woken, resting}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            woken.cancel()
-            resting.cancel()
-        self._woken.clear()
-
     async def release(self) -> None:
         """Say that this pod, which is terminating, commits nothing any more: a later one need not wait for it.
 
@@ -150,6 +139,5 @@ class Renewal:
 
     async def release_within(self, seconds: float) -> None:
         """Do as ``release``, for at most this time; a failure costs a later pod some seconds."""
-        with contextlib.suppress(Fenced, StoreError, TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.release()
+        with contextlib.suppress(Fenced, StoreError):
+            await within(seconds, self.release())

@@ -1,4 +1,4 @@
-"""Take-over of a prefix: the wait for an earlier pod that is terminating, the watch over an unknown holder, and the claim."""
+"""Take-over of a prefix: the claim, and the choice between two pods that claim it at the same time."""
 
 from __future__ import annotations
 
@@ -22,18 +22,15 @@ from sidecar.core.lifecycle.fencing import (
     rivals,
     started_later,
     takeovers_in_turns,
-    waits_for_ending,
 )
-from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run, gave_sign, may_hold
+from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run
 from sidecar.errors import ConfigurationError, Fenced, StoreError, UnreadableRun
+from sidecar.lifecycle.holder_watch import TICK_S, HolderWatch
 from sidecar.lifecycle.prefix_lease import PrefixLease
-from sidecar.lifecycle.renewal import TICK_S, Renewal
-from sidecar.lifecycle.run_document import UNREADABLE_PAUSE_S, UNREADABLE_TRIES
+from sidecar.lifecycle.renewal import Renewal
 
 log = structlog.get_logger()
 
-UPLOAD_S = 2.0
-"""Seconds that a terminating pod must have left for its upload, once it is known that the holder is silent."""
 MOST_TRIES = 16
 """Number of claims that a pod writes while others take the same epoch first."""
 
@@ -57,53 +54,16 @@ def _say_not_taken_over(claimed: Claimed | None) -> None:
 class TakeOver:
     """Gets the lease of a prefix, one step after the other. It fences others only by ``claim``."""
 
-    def __init__(self, lease: PrefixLease, renewal: Renewal) -> None:
+    def __init__(self, lease: PrefixLease, renewal: Renewal, watch: HolderWatch) -> None:
         self._lease, self._documents = lease, lease.documents
         self._executor, self._deadline, self._clock = lease.executor, lease.deadline, lease.clock
         self._renewal = renewal
-        self._look_s = 0.0
-        """Longest time of a read of ``run.json`` in seconds."""
-        self._silent: Run | None = None
-        """The run whose holder has been silent for ``SILENCE_S`` after a request."""
-        self.waits_for: str | None = None
-        """What the take-over waits for at this moment, as a sentence; ``None``: for nothing."""
+        self._watch = watch
 
     @property
     def is_at_once(self) -> bool:
         """Whether the holder, alive or not, is of the same run: this pod is the later one."""
         return self._lease.holder.is_of(self._documents.run)
-
-    async def wait_for_ending(self) -> None:
-        """Wait while an earlier pod that is terminating may still commit; at most until its own deadline.
-
-        What it commits is what this pod resumes from. A pod that is told to end itself waits for half of its time: it may have
-        something to send, but most often it has nothing yet, and a take-over would cost the earlier pod its last checkpoint.
-
-        Raises:
-            UnreadableRun: ``run.json`` is not this system's any more.
-        """
-        first = run = await self._look()
-        began_s = seen_s = self._clock.monotonic()
-        own_until_s: float | None = None
-        while True:
-            now_s, left_s = self._clock.monotonic(), self._deadline.left_s()
-            if left_s is not None and own_until_s is None:
-                own_until_s = now_s + left_s / 2
-            if own_until_s is not None and now_s >= own_until_s:
-                break
-            watched_s, silent_s = now_s - began_s, now_s - seen_s
-            me, look_s = self._lease.holder.name, self._look_s
-            if not waits_for_ending(first, run, me=me, watched_s=watched_s, silent_s=silent_s, look_s=look_s):
-                break
-            if self.waits_for is None:
-                self.waits_for = f"an earlier pod of this job ({run.holder}) is terminating and may still commit"
-                log.info("waits_for_earlier_pod", holder=run.holder, at_most_s=run.ends_in_s)
-            await self._clock.sleep(TICK_S)
-            before, run = run, await self._look()
-            seen_s = seen_s if run.beat == before.beat else self._clock.monotonic()
-        if self.waits_for is not None:
-            log.info("earlier_pod_ended", holder=run.holder, waited_s=round(self._clock.monotonic() - began_s, 1))
-        self.waits_for = None
 
     async def settle(self) -> None:
         """Take the prefix over, if it is another pod's: at once from a pod of the same job, else once its holder is silent.
@@ -117,7 +77,7 @@ class TakeOver:
         """
         lease = self._lease
         if not self.is_at_once:
-            match await self.watch_holder(job=lease.holder.job):
+            match await self._watch.ownership(job=lease.holder.job):
                 case Ownership.TWO_AT_ONCE:
                     raise two_at_once(self._documents.url, self._documents.run)
                 case Ownership.WATCH:
@@ -155,33 +115,6 @@ class TakeOver:
             with contextlib.suppress(StoreError):
                 await self._executor.once(self._documents.delete_claims, old)
 
-    async def watch_holder(self, *, job: str | None) -> Ownership:
-        """Ask the holder for a sign of life, unless it is known to be of ``job``.
-
-        Returns:
-            ``OURS``: it is dead, or of the job. ``TWO_AT_ONCE``: it is alive. ``WATCH``: this pod is told to end, and its time
-            is too short to know it.
-        """
-        first = run = await self._look()
-        began_s: float | None = None
-        while True:
-            watched_s = 0.0 if began_s is None else self._clock.monotonic() - began_s
-            found = may_hold(first, run, me=self._lease.holder.name, job=job, watched_s=watched_s)
-            if found is not Ownership.WATCH or self._deadline.is_within(SILENCE_S - watched_s + UPLOAD_S):
-                break
-            if began_s is None:
-                log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
-                self.waits_for = f"whether the pod that held the prefix ({run.holder}) is alive"
-                await self._executor.persistently(self._documents.ask, self._lease.holder)
-                began_s = self._clock.monotonic()
-            await self._clock.sleep(TICK_S)
-            run = await self._look()
-        self.waits_for = None
-        if began_s is not None and found is Ownership.OURS:
-            self._silent = None if run.ending or gave_sign(first, run) else run
-            await self._executor.persistently(self._documents.answered)
-        return found
-
     async def claim(self) -> list[Claim] | None:
         """Claim the prefix, unless a later pod holds it.
 
@@ -193,7 +126,8 @@ class TakeOver:
         """
         documents, me, claims_again = self._documents, self._lease.holder, False
         for _ in range(MOST_TRIES):
-            run = await self._look()  # before the claims: its epoch must not be that of a claim that this pod has not seen
+            # First the run: its epoch must not be that of a claim that this pod has not seen.
+            run = await self._watch.look()
             claims = await self._executor.persistently(documents.claims)
             match claim_state(claims, me.id):
                 case ClaimState.HOLDER:
@@ -205,7 +139,7 @@ class TakeOver:
             claim = next_claim(claims, me.id, known_epoch=run.epoch)
             if claim.epoch > MOST_EPOCH:
                 raise UnreadableRun(f"{documents.url}/{claims[-1].key}")
-            await self._executor.persistently(documents.put_claim, claim, me)
+            await self._executor.persistently(documents.put_claim, claim, me, self._lease.pod)
             claims = await self._claims_with(claim)
             if claim_state(claims, me.id) is ClaimState.HOLDER and not await self._gives_way(claims):
                 self._warn_of_turns(claims)
@@ -219,7 +153,7 @@ class TakeOver:
             if not claims_again:
                 await self._executor.persistently(documents.delete_claims, [claim])
                 if tie is Tie.TWO_AT_ONCE:
-                    raise two_at_once(documents.url, await self._look())
+                    raise two_at_once(documents.url, await self._watch.look())
                 return None
         return None
 
@@ -227,14 +161,14 @@ class TakeOver:
         """Whether this pod, which was fenced, is a machine that may be used again, and the holder is silent."""
         if self._lease.holder.is_unique:
             return False
-        return await self._look() == self._silent or await self.watch_holder(job=None) is Ownership.OURS
+        return await self._watch.was_silent() or await self._watch.ownership(job=None) is Ownership.OURS
 
     async def _gives_way(self, claims: list[Claim]) -> bool:
         """Whether the pod of a claim with the epoch of this pod's, which is the highest, is known to have started later.
 
         It may have seen its claim as the highest before this pod's was listed: then it does not claim again.
         """
-        for rival in rivals(claims, claims[-1]) if self._lease.holder.is_of(self._documents.run) else ():
+        for rival in rivals(claims, claims[-1]) if self.is_at_once else ():
             if await self._is_earlier_than(rival, is_ending=False):
                 return True
         return False
@@ -258,27 +192,12 @@ class TakeOver:
         if not started_later(highest, claimed, arrival, is_ending=is_ending):
             return False
         if is_ending and not started_later(highest, claimed, arrival):
-            if has_ended(await self._look(), highest):
+            if has_ended(await self._watch.look(), highest):
                 return False
-            if await self._is_silent():
+            if await self._watch.is_silent():
                 log.info("holder_is_silent", holder=claimed and claimed.holder, waited_s=SILENCE_S)
                 return False
         _say_not_taken_over(claimed)
-        return True
-
-    async def _is_silent(self) -> bool:
-        """Whether the holder gives no sign of life on request; also ``False`` if this pod's time is too short to know it."""
-        first = await self._look()
-        if first == self._silent:
-            return True
-        if self._deadline.is_within(SILENCE_S + UPLOAD_S):
-            return False
-        await self._executor.persistently(self._documents.ask, self._lease.holder)
-        for _ in range(round(SILENCE_S / TICK_S)):
-            await self._clock.sleep(TICK_S)
-            run = await self._look()
-            if gave_sign(first, run):
-                return False
         return True
 
     async def _is_earlier_than(self, highest: Claim, *, is_ending: bool | None = None) -> bool:
@@ -293,7 +212,7 @@ class TakeOver:
     async def _starts(self, highest: Claim) -> tuple[Claimed | None, Arrival | None]:
         """Return what the store's clock shows of the starts of a claim's pod and of this one."""
         ask = self._executor.persistently
-        asked = ask(self._documents.claimed, highest), ask(self._documents.arrive, self._lease.holder)
+        asked = ask(self._documents.claimed, highest), ask(self._documents.arrive, self._lease.holder, self._lease.pod)
         claimed, arrival = await self._executor.together(asked)
         return claimed, arrival
 
@@ -304,17 +223,3 @@ class TakeOver:
                 takeovers=turns,
                 hint=f"if two pods of this job run at once on purpose, {TWO_AT_ONCE_HINT}; else look at why they are replaced",
             )
-
-    async def _look(self) -> Run:
-        for _ in range(UNREADABLE_TRIES - 1):
-            try:
-                return await self._timed_look()
-            except UnreadableRun:  # perhaps damaged in transit, or about to be written again by its holder
-                await self._clock.sleep(UNREADABLE_PAUSE_S)
-        return await self._timed_look()
-
-    async def _timed_look(self) -> Run:
-        began_s = self._clock.monotonic()
-        run = await self._executor.persistently(self._documents.look)
-        self._look_s = max(self._look_s, self._clock.monotonic() - began_s)
-        return run

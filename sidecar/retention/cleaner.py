@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Collection
 
@@ -89,9 +88,7 @@ class Cleaner:
     async def end_retention(self, *, within_s: float) -> None:
         """Begin no further deletion in the store; those under way have the given time to end."""
         if self._retention is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(within_s):
-                    await self._retention.end()
+            await within(within_s, self._retention.end())
 
     def _durable(self) -> frozenset[tuple[str, float | None]]:
         return frozenset((t.name, t.committed_at_s) for t in self._catalog.all() if t.state is State.COMMITTED)

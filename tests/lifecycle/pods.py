@@ -8,6 +8,7 @@ from sidecar.core.lifecycle.fencing import (
     Holder,
 )
 from sidecar.lifecycle.deadline import Deadline
+from sidecar.lifecycle.holder_watch import HolderWatch
 from sidecar.lifecycle.prefix_lease import PrefixLease
 from sidecar.lifecycle.renewal import Renewal
 from sidecar.lifecycle.run_document import claim
@@ -47,9 +48,10 @@ class Pod:
         """Age of the pod when its clock began."""
         self.on_sleep: Callable[[], Awaitable[None]] | None = None
         clock = Clock(monotonic=lambda: self.now_s, sleep=self._sleep)
-        self.lease = PrefixLease(store, executor, self, self.deadline, clock=clock)
+        self.lease = PrefixLease(store, executor, self, self.deadline, {}, clock=clock)
         self.renewal = Renewal(self.lease)
-        self.take_over = TakeOver(self.lease, self.renewal)
+        self.watch = HolderWatch(self.lease)
+        self.take_over = TakeOver(self.lease, self.renewal, self.watch)
         holder = Holder(name, is_unique=is_unique, node=node or Node(), job=job, run_id=None)
         self.lease.begin(claim(store, run_id=None, job=job), holder)
 

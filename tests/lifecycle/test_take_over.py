@@ -18,8 +18,8 @@ from sidecar.core.lifecycle.fencing import (
 )
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
 from sidecar.errors import ConfigurationError, Fenced, UnreadableRun
+from sidecar.lifecycle.holder_watch import UPLOAD_S
 from sidecar.lifecycle.run_document import UNREADABLE_TRIES, claim, read
-from sidecar.lifecycle.take_over import UPLOAD_S
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.executor import StoreExecutor
 from tests.lifecycle.pods import Pod
@@ -35,7 +35,7 @@ async def test_a_pod_that_is_ending_is_waited_for_until_it_says_that_it_has_ende
     waited_for = []
 
     async def beat_and_end() -> None:
-        waited_for.append(later.take_over.waits_for)
+        waited_for.append(later.watch.waits_for)
         if later.now_s < 3 * SILENCE_S:
             await earlier.renewal.renew(2)
         else:
@@ -43,10 +43,10 @@ async def test_a_pod_that_is_ending_is_waited_for_until_it_says_that_it_has_ende
             await earlier.renewal.release()
 
     later.on_sleep = beat_and_end
-    await later.take_over.wait_for_ending()
+    await later.watch.wait_for_ending()
     assert 3 * SILENCE_S <= later.now_s <= 3 * SILENCE_S + 2
     assert "earlier" in waited_for[0]
-    assert later.take_over.waits_for is None
+    assert later.watch.waits_for is None
 
 
 async def test_a_pod_that_died_while_it_was_ending_is_waited_for_until_it_is_silent(
@@ -55,7 +55,7 @@ async def test_a_pod_that_died_while_it_was_ending_is_waited_for_until_it_is_sil
     earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
     earlier.deadline.in_s = 500.0
     await earlier.take_over.settle()
-    await later.take_over.wait_for_ending()
+    await later.watch.wait_for_ending()
     assert ENDING_SILENCE_S <= later.now_s <= ENDING_SILENCE_S + 2
 
 
@@ -66,7 +66,7 @@ async def test_a_pod_that_is_ending_itself_leaves_the_earlier_one_half_of_its_ti
     earlier.deadline.in_s, later.deadline.in_s = 500.0, 40.0
     await earlier.take_over.settle()
     later.on_sleep = functools.partial(earlier.renewal.renew, 2)
-    await later.take_over.wait_for_ending()
+    await later.watch.wait_for_ending()
     assert later.now_s == 20
     await earlier.lease.require_not_fenced()
 
@@ -237,7 +237,7 @@ async def test_of_two_pods_the_later_one_holds_the_prefix_wherever_the_earlier_o
     cut_off._left = at
     earlier.age_s = lambda: ages[0]  # type: ignore[method-assign]
     with contextlib.suppress(Fenced):
-        await earlier.take_over.wait_for_ending()
+        await earlier.watch.wait_for_ending()
         await earlier.take_over.settle()
         await earlier.lease.require_not_fenced()
     if not later.lease.is_held:  # the earlier one was never cut off
@@ -368,6 +368,6 @@ async def test_a_slow_store_does_not_make_a_pod_that_flushes_count_as_dead(store
             await earlier.renewal.release()
 
     later.on_sleep = flushes
-    await later.take_over.wait_for_ending()
+    await later.watch.wait_for_ending()
     assert later.now_s > 250
     assert earlier.lease.is_released

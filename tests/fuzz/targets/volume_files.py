@@ -9,7 +9,7 @@ from typing import Any
 
 from sidecar.core.lifecycle.spot import aws_action, aws_rebalance, azure_preempt, gcp_preempted
 from sidecar.download.quarantine import decode_cache
-from sidecar.lifecycle.pod import ended_in_order_at_s
+from sidecar.lifecycle.pod import end_of
 from sidecar.lifecycle.pod_record import decode_record
 from tests.fuzz.target import check_text
 from trainer_hook.contract import (
@@ -51,7 +51,7 @@ def check(raw: bytes) -> None:
         assert parse(to_bytes(value)) == value
     record = decode_record(raw, POD)
     assert record is None or (math.isfinite(record.since_s) and record.booted_s >= 0)
-    ended_s = ended_in_order_at_s(raw)
+    ended_s, _ = end_of(raw)
     assert ended_s is None or math.isfinite(ended_s)
     for name, entry in decode_cache(raw).items():
         json.dumps([name, entry.crc, entry.reason], ensure_ascii=False).encode()  # the API answers with it

@@ -1,0 +1,129 @@
+"""Watch over the pod that holds a prefix: is it terminating, alive or silent? It claims nothing."""
+
+from __future__ import annotations
+
+import contextlib
+
+import structlog
+
+from sidecar.core.lifecycle.fencing import waits_for_ending
+from sidecar.core.lifecycle.prefix_ownership import SILENCE_S, Ownership, Run, gave_sign, may_hold
+from sidecar.errors import UnreadableRun
+from sidecar.lifecycle.prefix_lease import PrefixLease
+from sidecar.lifecycle.run_document import UNREADABLE_PAUSE_S, UNREADABLE_TRIES
+
+log = structlog.get_logger()
+
+TICK_S = 1.0
+"""Interval in seconds of looks at ``run.json``."""
+UPLOAD_S = 2.0
+"""Seconds that a terminating pod must have left for its upload, once it is known that the holder is silent."""
+
+
+class HolderWatch:
+    """Reads ``run.json``, and asks its holder for a sign of life."""
+
+    def __init__(self, lease: PrefixLease) -> None:
+        self._lease, self._documents = lease, lease.documents
+        self._executor, self._deadline, self._clock = lease.executor, lease.deadline, lease.clock
+        self._look_s = 0.0
+        """Longest time of a read of ``run.json`` in seconds."""
+        self._silent: Run | None = None
+        """The run whose holder has been silent for ``SILENCE_S`` after a request."""
+        self.waits_for: str | None = None
+        """What this pod waits for at this moment, as a sentence; ``None``: for nothing."""
+
+    async def wait_for_ending(self) -> None:
+        """Wait while an earlier pod that is terminating may still commit; at most until its own deadline.
+
+        What it commits is what this pod resumes from. A pod that is told to end itself waits for half of its time: it may have
+        something to send, but most often it has nothing yet, and a take-over would cost the earlier pod its last checkpoint.
+
+        Raises:
+            UnreadableRun: ``run.json`` is not this system's any more.
+        """
+        first = run = await self.look()
+        began_s = seen_s = self._clock.monotonic()
+        own_until_s: float | None = None
+        while True:
+            now_s, left_s = self._clock.monotonic(), self._deadline.left_s()
+            if left_s is not None and own_until_s is None:
+                own_until_s = now_s + left_s / 2
+            if own_until_s is not None and now_s >= own_until_s:
+                break
+            watched_s, silent_s = now_s - began_s, now_s - seen_s
+            me, look_s = self._lease.holder.name, self._look_s
+            if not waits_for_ending(first, run, me=me, watched_s=watched_s, silent_s=silent_s, look_s=look_s):
+                break
+            if self.waits_for is None:
+                self.waits_for = f"an earlier pod of this job ({run.holder}) is terminating and may still commit"
+                log.info("waits_for_earlier_pod", holder=run.holder, at_most_s=run.ends_in_s)
+            await self._clock.sleep(TICK_S)
+            before, run = run, await self.look()
+            seen_s = seen_s if run.beat == before.beat else self._clock.monotonic()
+        if self.waits_for is not None:
+            log.info("earlier_pod_ended", holder=run.holder, waited_s=round(self._clock.monotonic() - began_s, 1))
+        self.waits_for = None
+
+    async def ownership(self, *, job: str | None) -> Ownership:
+        """Ask the holder for a sign of life, unless it is known to be of ``job``.
+
+        Returns:
+            ``OURS``: it is dead, or of the job. ``TWO_AT_ONCE``: it is alive. ``WATCH``: this pod is told to end, and its time
+            is too short to know it.
+        """
+        first = run = await self.look()
+        began_s: float | None = None
+        while True:
+            watched_s = 0.0 if began_s is None else self._clock.monotonic() - began_s
+            found = may_hold(first, run, me=self._lease.holder.name, job=job, watched_s=watched_s)
+            if found is not Ownership.WATCH or self._deadline.is_within(SILENCE_S - watched_s + UPLOAD_S):
+                break
+            if began_s is None:
+                log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
+                self.waits_for = f"whether the pod that held the prefix ({run.holder}) is alive"
+                await self._executor.persistently(self._documents.ask, self._lease.holder.name)
+                began_s = self._clock.monotonic()
+            await self._clock.sleep(TICK_S)
+            run = await self.look()
+        self.waits_for = None
+        if began_s is not None and found is Ownership.OURS:
+            self._silent = None if run.ending or gave_sign(first, run) else run
+            await self._executor.persistently(self._documents.answered)
+        return found
+
+    async def was_silent(self) -> bool:
+        """Whether the holder is the one that ``ownership`` found silent, and has given no sign of life since."""
+        return await self.look() == self._silent
+
+    async def is_silent(self) -> bool:
+        """Whether the holder gives no sign of life on request; also ``False`` if this pod's time is too short to know it."""
+        first = await self.look()
+        if first == self._silent:
+            return True
+        if self._deadline.is_within(SILENCE_S + UPLOAD_S):
+            return False
+        await self._executor.persistently(self._documents.ask, self._lease.holder.name)
+        for _ in range(round(SILENCE_S / TICK_S)):
+            await self._clock.sleep(TICK_S)
+            if gave_sign(first, await self.look()):
+                return False
+        return True
+
+    async def look(self) -> Run:
+        """Return the run in the store, at the second or third try if the document cannot be read.
+
+        Raises:
+            UnreadableRun: It is not this system's.
+        """
+        for _ in range(UNREADABLE_TRIES - 1):
+            with contextlib.suppress(UnreadableRun):  # perhaps damaged in transit, or about to be written again by its holder
+                return await self._timed_look()
+            await self._clock.sleep(UNREADABLE_PAUSE_S)
+        return await self._timed_look()
+
+    async def _timed_look(self) -> Run:
+        began_s = self._clock.monotonic()
+        run = await self._executor.persistently(self._documents.look)
+        self._look_s = max(self._look_s, self._clock.monotonic() - began_s)
+        return run

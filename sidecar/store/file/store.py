@@ -35,6 +35,8 @@ class FileStore:
         self._verification = verification
         self._uploads = Uploads(root / UPLOADS)
         self._has_links = True
+        self._device: int | None = None
+        """File system of the root when the probe wrote there; ``None``: not probed."""
 
     def probe(self) -> Capabilities:  # noqa: D102
         with writing(self.url):
@@ -43,6 +45,7 @@ class FileStore:
             except FileNotFoundError as error:
                 raise NoFolder(f"{self.url}: the folder {error.filename} cannot be made: is its volume mounted?") from None
             self._uploads.root.mkdir(exist_ok=True)
+            self._device = self._root.stat().st_dev
             self._remove_stale()
         key = f"{keys.PROBE}{uuid.uuid4().hex}"
         try:
@@ -63,7 +66,7 @@ class FileStore:
         return self._write(key, lambda fd: write_all(fd, content), only_if_absent=only_if_absent)
 
     def stat(self, key: str) -> Stored:  # noqa: D102
-        with translated(key):
+        with self._found(key):
             status = self._path(key).lstat()
         if not stat.S_ISREG(status.st_mode):
             raise NotFound(key)
@@ -112,6 +115,7 @@ class FileStore:
     def begin_upload(self, key: str) -> str:  # noqa: D102
         self._path(key)
         with writing(key):
+            self._require_root_for_write()
             return self._uploads.begin(key)
 
     def upload_part(self, key: str, upload_id: str, number: int, body: FileSlice) -> Part:  # noqa: D102
@@ -176,7 +180,7 @@ class FileStore:
 
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, Stored]]:
-        with translated(key):
+        with self._found(key):
             fd = os.open(self._path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             status = os.fstat(fd)
@@ -189,7 +193,7 @@ class FileStore:
     def _write(self, key: str, fill: Callable[[int], None], *, only_if_absent: bool) -> Stored:
         path = self._path(key)
         with writing(key):
-            self._uploads.root.mkdir(parents=True, exist_ok=True)
+            self._require_root_for_write()
             temporary = self._uploads.root / f"tmp-{uuid.uuid4().hex}"
             try:
                 with temporary.open("xb", buffering=0) as file:
@@ -248,9 +252,29 @@ class FileStore:
                 return
             folder = folder.parent
 
+    @contextmanager
+    def _found(self, key: str) -> Iterator[None]:
+        """Raise ``NotFound`` only where the store itself is there."""
+        try:
+            with translated(key):
+                yield
+        except NotFound:
+            if self._device is not None:
+                self._require_root()
+            raise
+
     def _require_root(self) -> None:
+        """Raise ``NoFolder`` if the root is missing, or if another file system without what the probe made is in its place."""
         if not self._root.is_dir():
             raise NoFolder(f"{self.url}: no such folder: is its volume mounted?")
+        if self._device not in (None, self._root.stat().st_dev) and not self._uploads.root.is_dir():
+            raise NoFolder(f"{self.url}: another file system is in the place of the store's: is its volume mounted?")
+
+    def _require_root_for_write(self) -> None:
+        """The probe alone makes the root: made again below an empty mount point, it would be on the wrong disk."""
+        if self._device is not None:
+            self._require_root()
+        self._uploads.root.mkdir(parents=self._device is None, exist_ok=True)
 
     def _remove_stale(self) -> None:
         for temporary in self._uploads.root.glob("tmp-*"):

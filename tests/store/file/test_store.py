@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from sidecar.errors import AccessRefused, ImpossibleKey, NotFound, StoreError, S
 from sidecar.store.file.store import FileStore
 from sidecar.store.file.uploads import UPLOADS
 from sidecar.store.protocol import Verification
-from tests.mounts import small_volume
+from tests.mounts import mounted, small_volume
 from tests.store.conftest import Source
 
 
@@ -255,3 +256,35 @@ def test_a_replacement_of_equal_size_has_another_etag(folder: FileStore) -> None
 
 def test_read_back_can_be_asked_for(root: Path) -> None:
     assert FileStore(root, verification=Verification.READ_BACK).probe().verification is Verification.READ_BACK
+
+
+@pytest.mark.parametrize("below", ["", "runs/llama"])
+def test_an_unmounted_store_does_not_continue_below_the_empty_mount_point(tmp_path: Path, below: str) -> None:
+    place = tmp_path / "mnt"
+    with small_volume(tmp_path / "disk", "2m") as disk:
+        with mounted(place, "--bind", str(disk)):
+            store = FileStore(place / below)
+            store.probe()
+            store.put("run.json", b"{}")
+        for call in (
+            lambda: store.put("checkpoint-1/.complete", b"{}"),
+            lambda: store.begin_upload("checkpoint-1/model"),
+            lambda: store.get("run.json"),
+            lambda: store.stat("run.json"),
+            lambda: store.list(""),
+        ):
+            with pytest.raises(StoreUnavailable, match="is its volume mounted"):
+                call()
+        assert not list(place.iterdir())
+        with mounted(place, "--bind", str(disk)):
+            store.put("checkpoint-1/.complete", b"{}")
+            assert store.get("run.json") == b"{}"
+
+
+def test_a_store_whose_content_was_deleted_goes_on(folder: FileStore, root: Path) -> None:
+    folder.put("run.json", b"{}")
+    shutil.rmtree(root)
+    root.mkdir()
+    with pytest.raises(NotFound):
+        folder.get("run.json")
+    folder.put("checkpoint-1/.complete", b"{}")

@@ -124,6 +124,8 @@ class StoreExecutor:
         """Concurrency of small requests, whose cost is the round trip."""
         self._is_near = False
         self._hurried = asyncio.Event()
+        self._answered = asyncio.Event()
+        """Wakes those who wait when a request succeeds; never set for longer."""
         self._polite = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
         # A thread cannot raise its priority again, so urgent requests have their own pool. Its threads start on first use.
         self._urgent = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer-urgent")
@@ -142,6 +144,8 @@ class StoreExecutor:
             cancellation.cancel()
             raise
         self.health.succeeded()
+        self._answered.set()
+        self._answered.clear()
         return result
 
     async def persistently(
@@ -178,7 +182,7 @@ class StoreExecutor:
         retry_gate: RetryGate | None,
         before_again: Callable[[], Awaitable[None]] | None,
     ) -> T:
-        failures, since_s = 0, 0.0
+        failures, since_s, answers = 0, 0.0, 0
         judge = new_judge() if (new_judge := _judges.get()) is not None else None
         while True:
             try:
@@ -187,7 +191,8 @@ class StoreExecutor:
                 failures += 1
                 if _is_answer(error) or (isinstance(error, CorruptObject) and failures >= CORRUPT_TRIES):
                     raise
-                since_s = since_s if failures > 1 else time.monotonic()
+                if failures == 1:
+                    since_s, answers = time.monotonic(), self.health.answers
                 if self._is_patience_over(error, since_s=since_s):
                     self.health.given_up(error)
                     raise
@@ -199,7 +204,7 @@ class StoreExecutor:
                     retry_gate.answered(refused=isinstance(error, AccessRefused))
                     if retry_gate.behind:
                         raise
-                await self.pause(wait_s, retry_gate)
+                await self.pause(wait_s, retry_gate, is_outage=self.health.answers == answers)
                 if retry_gate is not None and retry_gate.behind:
                     raise
                 if before_again is not None:
@@ -243,9 +248,13 @@ class StoreExecutor:
         log.warning("store_request_failed", error=str(error), failures=failures, again_in_s=round(wait_s, 1))
         return wait_s
 
-    async def pause(self, wait_s: float, retry_gate: RetryGate | None = None) -> None:
-        """Wait ``wait_s`` seconds; end early on a termination notice or when ``retry_gate`` is preempted."""
+    async def pause(self, wait_s: float, retry_gate: RetryGate | None = None, *, is_outage: bool = False) -> None:
+        """Wait ``wait_s`` seconds; end early on a termination notice or when ``retry_gate`` is preempted.
+
+        ``is_outage``: also when the store answers any request. It has answered none since this one failed first.
+        """
         waits: list[Coroutine[Any, Any, object]] = [] if self._hurried.is_set() else [self._hurried.wait()]
+        waits += [self._answered.wait()] if is_outage else []
         waits += [] if retry_gate is None else [retry_gate.lost()]
         tasks = [asyncio.create_task(wait) for wait in waits]
         try:

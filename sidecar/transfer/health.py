@@ -15,7 +15,7 @@ class Health:
 
     def __init__(self, happened: Callable[..., object] = lambda _, **__: None) -> None:
         self._happened = happened
-        self._answers = 0
+        self.answers = 0
         """Requests that have succeeded."""
         self._failed: dict[object, int] = {}
         """Of each failing request: how many others had succeeded when it last failed."""
@@ -32,11 +32,11 @@ class Health:
     def failed(self, error: StoreError, request: object) -> None:
         """Record that a request has failed in the store or on the network, and is tried again."""
         before = self.trouble
-        if self._failed.get(request, self._answers) != self._answers:
+        if self._failed.get(request, self.answers) != self.answers:
             self._lasting[request] = str(error)  # others were answered since its last try: the store is there
         else:
             self.unreachable = str(error)
-        self._failed[request] = self._answers
+        self._failed[request] = self.answers
         if before is None:
             hint = "training goes on; uploads are tried again for ever"
             self._happened("store_degraded", level="error", error=str(error), hint=hint)
@@ -48,7 +48,7 @@ class Health:
     def succeeded(self) -> None:
         """Record a request that succeeded."""
         before, self.unreachable = self.trouble, None
-        self._answers += 1
+        self.answers += 1
         self._tell_end(before)
 
     def ended(self, request: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -55,7 +56,7 @@ async def test_a_request_that_recovers_within_the_patience_is_answered() -> None
 async def test_no_wait_is_longer_than_the_patience_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
-    async def pause(wait_s: float, _: object) -> None:
+    async def pause(wait_s: float, _: object, **__: object) -> None:
         waits.append(wait_s)
 
     def fails() -> None:
@@ -67,3 +68,29 @@ async def test_no_wait_is_longer_than_the_patience_that_is_left(monkeypatch: pyt
             await running.persistently(fails)
     assert waits
     assert max(waits) <= 0.3
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+async def test_after_an_outage_a_request_does_not_sleep_on_and_one_that_fails_beside_others_does(
+    failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store had answered others again for up to half a minute."""
+    monkeypatch.setattr("sidecar.transfer.executor.delay_s", lambda *_, **__: 30.0)
+    calls: list[int] = []
+
+    def recovers() -> int:
+        calls.append(1)
+        if len(calls) <= failures:
+            raise StoreUnavailable("away")
+        return 7
+
+    with executor(None) as running:
+        waiting = asyncio.create_task(running.persistently(recovers))
+        for tries in range(1, failures + 1):
+            while len(calls) < tries:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            await running.once(int)
+        done, _ = await asyncio.wait({waiting}, timeout=1.0)
+        assert bool(done) == (failures == 1)
+        waiting.cancel()

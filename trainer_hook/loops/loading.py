@@ -9,12 +9,14 @@ generator of its own.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from trainer_hook.loops import randomness
 from trainer_hook.process.log import info
+from trainer_hook.process.patching import replaced
 
 REPORT_EVERY_S = 5.0
 EPOCH_OF_WORKERS = "from the second pass on the stream has another epoch than in persistent workers of a run from the start"
@@ -31,19 +33,29 @@ class Pass(Iterator[Any]):
         self._loader = loader
         self._all_gpus = all_gpus
         self._batches: Iterator[Any] = iter(())
+        self._undo = contextlib.ExitStack()
+        """Until the first batch is fetched, for which the loader makes its workers."""
         self._at: dict[str, dict[str, Any]] = {}
         """State of the generators at the ``start`` of the pass, and before its ``first`` and ``last`` batch was fetched."""
 
     def __next__(self) -> Any:
         self._at["last"] = randomness.read(all_gpus=self._all_gpus)
         self._at.setdefault("first", self._at["last"])
-        return next(self._batches)
+        with self._undo:
+            return next(self._batches)
 
-    def begin(self) -> Pass:
-        """Begin with the first batch."""
-        self._at = {"start": self._read()}
-        self._batches = iter(self._loader)
+    def begin(self, *, has_workers: bool = False) -> Pass:
+        """Begin with the first batch. ``has_workers``: an uninterrupted run has persistent workers from the pass before."""
+        has_workers = has_workers or _has_workers(self._loader)
+        self._at = {"start": self._read() | {"has_workers": has_workers}}
+        self._iterate(has_workers=has_workers)
         return self
+
+    def _iterate(self, *, has_workers: bool) -> None:
+        self._undo.close()
+        if has_workers and getattr(self._loader, "persistent_workers", False) and not _has_workers(self._loader):
+            self._undo.enter_context(unseeded(self._loader))
+        self._batches = iter(self._loader)
 
     def begin_after(self, saved: dict[str, Any]) -> Pass:
         """Begin the pass after one that had ended at ``saved``."""
@@ -51,9 +63,9 @@ class Pass(Iterator[Any]):
             if saved["loader"] is not None and is_stateful(self._loader):
                 # After the state of an ended pass the first iterator is empty; the second one is the new pass.
                 self._loader.load_state_dict(saved["loader"])
-                iter(getattr(self._loader, "base_dataloader", self._loader))  # accelerate makes the iterator later
+                iter(_base(self._loader))  # accelerate's makes its iterator later
         self._set_own(saved["now"], mid_pass=False)
-        return self.begin()
+        return self.begin(has_workers="start" in saved)
 
     def resume(self, saved: dict[str, Any], batch: int) -> Pass:
         """Continue with batch number ``batch`` and the generators of ``saved``."""
@@ -62,13 +74,14 @@ class Pass(Iterator[Any]):
         if saved["loader"] is not None and is_stateful(self._loader):
             self._loader.load_state_dict(saved["loader"])
             batch = 0
-        self._batches = iter(self._loader)
+        self._iterate(has_workers=bool(batch and saved["start"].get("has_workers")))
         if batch:
             randomness.restore(saved["first"], all_gpus=self._all_gpus)
             self._drop(batch - 1)
             # The last one separately: a loader that prefetches draws here for the next batch.
             randomness.restore(saved["last"], all_gpus=self._all_gpus)
-            next(self._batches, None)
+            with self._undo:
+                next(self._batches, None)
         self._restore(saved["now"])
         return self
 
@@ -87,8 +100,9 @@ class Pass(Iterator[Any]):
     def _drop(self, count: int) -> None:
         began_s = reported_s = time.monotonic()
         for dropped in range(count):
-            if next(self._batches, self) is self:
-                return
+            with self._undo:
+                if next(self._batches, self) is self:
+                    return
             if time.monotonic() - reported_s > REPORT_EVERY_S:
                 reported_s = time.monotonic()
                 info(f"skipping used batches, {dropped + 1} of {count} (torchdata's StatefulDataLoader needs no skipping)")
@@ -113,6 +127,23 @@ class Pass(Iterator[Any]):
                 # Between passes the script may have set the sampler's epoch already.
                 if mid_pass or name in _COUNTERS:
                     setattr(part, name, value)
+
+
+def _base(loader: Any) -> Any:
+    """Return the loader over which accelerate's loaders iterate; of another one itself."""
+    return getattr(loader, "base_dataloader", loader)
+
+
+def _has_workers(loader: Any) -> bool:
+    """Whether a loader with persistent workers has made them."""
+    return getattr(_base(loader), "_iterator", None) is not None
+
+
+def unseeded(loader: Any) -> contextlib.AbstractContextManager[None]:
+    """Have a loader draw the seed of its new workers elsewhere: workers that persist drew theirs in the first pass."""
+    import torch
+
+    return replaced(_base(loader), "generator", torch.Generator())
 
 
 def outside_pass(*, all_gpus: bool) -> dict[str, Any]:

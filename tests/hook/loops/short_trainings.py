@@ -93,6 +93,11 @@ def with_workers(stop_at: int | None) -> list[float]:
     return with_epochs(DataLoader(Rows(), batch_size=BATCH, shuffle=True, num_workers=2), stop_at)
 
 
+def with_persistent_workers(stop_at: int | None) -> list[float]:
+    rows: Any = [torch.full((4,), float(index)) for index in range(ROWS)]  # what the workers draw themselves is not saved
+    return with_epochs(DataLoader(rows, batch_size=BATCH, shuffle=True, num_workers=2, persistent_workers=True), stop_at)
+
+
 def streamed(stop_at: int | None) -> list[float]:
     return with_epochs(DataLoader(Stream(), batch_size=BATCH), stop_at)
 

@@ -49,6 +49,7 @@ PLACES: list[tuple[str, tuple[int, ...]]] = [
     ("shuffled", (1, 4, PER_EPOCH, 2 * PER_EPOCH - 1)),
     ("shuffled_by_its_own_generator", (8,)),
     ("with_workers", (PER_EPOCH, 8)),
+    ("with_persistent_workers", (PER_EPOCH + 2, 2 * PER_EPOCH)),
     ("streamed", (8,)),
     ("stateful", (4, PER_EPOCH, PER_EPOCH + 1)),
     ("by_steps_alone", (4, PER_EPOCH + 2)),

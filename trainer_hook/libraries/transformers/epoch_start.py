@@ -49,7 +49,9 @@ class EpochStart:
         self._start = {"epoch_start": random_state.read(self._trainer), "generators": self._generators()}
         self._undo.close()
         if self._is_resumed and not is_first_pass and getattr(loader, "persistent_workers", False):
-            self._undo.enter_context(_unseeded(loader))
+            from trainer_hook.loops.loading import unseeded
+
+            self._undo.enter_context(unseeded(loader))
 
     def step_begins(self) -> None:
         """The first batch of the pass has been fetched."""
@@ -122,16 +124,6 @@ def _generators_of(loader: Any) -> list[Any]:
     from trainer_hook.loops.loading import generators
 
     return generators(loader)
-
-
-@contextlib.contextmanager
-def _unseeded(loader: Any) -> Iterator[None]:
-    """Have a loader draw the seed of its new workers elsewhere: workers that persist drew theirs in the first epoch."""
-    import torch
-
-    # accelerate's loaders iterate over the one that they wrap
-    with replaced(getattr(loader, "base_dataloader", loader), "generator", torch.Generator()):
-        yield
 
 
 class _Batches:

@@ -21,6 +21,8 @@ from trainer_hook.process.patching import replaced
 REPORT_EVERY_S = 5.0
 EPOCH_OF_WORKERS = "from the second pass on the stream has another epoch than in persistent workers of a run from the start"
 """Reason why a resume is not exact."""
+LATE_ITERATOR = "accelerate draws for a stateful loader only with its next batch: other random numbers, and another shuffle"
+"""Reason why a resume in the middle of a pass is not exact."""
 _COUNTERS = ("iteration", "initial_seed")
 """Counters and seeds of accelerate's loaders and samplers."""
 
@@ -74,6 +76,8 @@ class Pass(Iterator[Any]):
         if saved["loader"] is not None and is_stateful(self._loader):
             self._loader.load_state_dict(saved["loader"])
             batch = 0
+            if _base(self._loader) is not self._loader:
+                info(f"this resume is not bit-identical: {LATE_ITERATOR} without use_seedable_sampler")
         self._iterate(has_workers=bool(batch and saved["start"].get("has_workers")))
         if batch:
             randomness.restore(saved["first"], all_gpus=self._all_gpus)

@@ -47,3 +47,13 @@ def test_a_process_that_resumes_between_two_passes_has_the_batches_of_the_next(m
     loader = make()
     randomness.restore(saved["now"], all_gpus=False)
     assert batches(Pass(loader, all_gpus=False).begin_after(saved)) == expected
+
+
+@pytest.mark.parametrize(("make", "is_said"), [(of_torchdata, False), (of_accelerate, True)])
+def test_a_resume_in_a_pass_of_accelerates_is_said_not_to_be_exact(
+    make: Any, is_said: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = Pass(make(), all_gpus=False).begin()
+    next(one)
+    Pass(make(), all_gpus=False).resume(one.state(), 1)
+    assert ("not bit-identical: accelerate draws" in capsys.readouterr().err) is is_said

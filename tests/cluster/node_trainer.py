@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -104,7 +105,8 @@ class Node:
                 self._live(peers)
             except Restart as why:
                 say(f"the attempt ends: {why}")
-                time.sleep(0.2)
+                # Two nodes that come back in step would end each other's attempts for ever.
+                time.sleep(random.uniform(0.2, 2.0))
             except Left as why:
                 say(f"leaves: {why}")
                 sys.exit(143)

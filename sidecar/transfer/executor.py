@@ -32,6 +32,7 @@ from sidecar.errors import (
     PartRefused,
     StoreBusy,
     StoreError,
+    StoreUnavailable,
     UnreadableRun,
     Unstorable,
     UnusableNow,
@@ -204,7 +205,8 @@ class StoreExecutor:
                     retry_gate.answered(refused=isinstance(error, AccessRefused))
                     if retry_gate.behind:
                         raise
-                await self.pause(wait_s, retry_gate, is_outage=self.health.answers == answers)
+                is_outage = _is_silence(error) and self.health.answers == answers
+                await self.pause(wait_s, retry_gate, is_outage=is_outage)
                 if retry_gate is not None and retry_gate.behind:
                     raise
                 if before_again is not None:
@@ -337,3 +339,8 @@ def _lowest_priority() -> None:
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:
         ctypes.CDLL(None).syscall(number, _IOPRIO_WHO_PROCESS, 0, _IOPRIO_LOWEST_BEST_EFFORT)
+
+
+def _is_silence(error: StoreError) -> bool:
+    """Whether the store could not be reached or has failed, rather than asked for fewer requests or refused this one."""
+    return isinstance(error, StoreUnavailable) and not isinstance(error, StoreBusy)

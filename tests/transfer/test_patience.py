@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from sidecar.errors import AccessRefused, StoreError, StoreUnavailable
+from sidecar.errors import AccessRefused, StoreBusy, StoreError, StoreUnavailable
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
@@ -70,9 +70,11 @@ async def test_no_wait_is_longer_than_the_patience_that_is_left(monkeypatch: pyt
     assert max(waits) <= 0.3
 
 
-@pytest.mark.parametrize("failures", [1, 2])
+@pytest.mark.parametrize(
+    ("failures", "error"), [(1, StoreUnavailable), (2, StoreUnavailable), (1, StoreBusy), (1, AccessRefused)]
+)
 async def test_after_an_outage_a_request_does_not_sleep_on_and_one_that_fails_beside_others_does(
-    failures: int, monkeypatch: pytest.MonkeyPatch
+    failures: int, error: type[StoreError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store had answered others again for up to half a minute."""
     monkeypatch.setattr("sidecar.transfer.executor.delay_s", lambda *_, **__: 30.0)
@@ -81,7 +83,7 @@ async def test_after_an_outage_a_request_does_not_sleep_on_and_one_that_fails_be
     def recovers() -> int:
         calls.append(1)
         if len(calls) <= failures:
-            raise StoreUnavailable("away")
+            raise error("away")
         return 7
 
     with executor(None) as running:
@@ -92,5 +94,5 @@ async def test_after_an_outage_a_request_does_not_sleep_on_and_one_that_fails_be
             await asyncio.sleep(0.2)
             await running.once(int)
         done, _ = await asyncio.wait({waiting}, timeout=1.0)
-        assert bool(done) == (failures == 1)
+        assert bool(done) == (failures == 1 and error is StoreUnavailable)
         waiting.cancel()

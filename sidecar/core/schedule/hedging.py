@@ -195,6 +195,21 @@ def at_once(*, is_costly: bool) -> int:
     return FEW_AT_ONCE if is_costly else AT_ONCE
 
 
+def replaceable(are_hedges: Sequence[bool], *, most: int) -> list[int | None]:
+    """Return which tries of a request may give their place up for another one, as indices, in order of preference.
+
+    ``None``: no try has to. The first one is kept: a slow store will answer it. Where the budget has no further place, the
+    request's own hedge gives its one up: it is silent, too, and what was cut may be whole again.
+
+    Args:
+        are_hedges: Of each try in flight, oldest first: whether it has a place of the budget.
+        most: Maximum number of tries in flight (``at_once``).
+    """
+    if len(are_hedges) >= most:
+        return [1]
+    return [None, *[index for index, is_hedge in enumerate(are_hedges) if index and is_hedge][:1]]
+
+
 def may_hedge(*, hedges: int, requests: int, is_quiet: bool, is_whole_body: bool = False) -> bool:
     """Whether the budget allows another hedge, or giving up a silent connection.
 

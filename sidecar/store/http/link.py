@@ -102,22 +102,17 @@ class Pulse:
     def place_of_hedge(
         self, tries: Sequence[H], *, at_once: int, waiting_since_s: float, now_s: float, is_whole_body: bool = False
     ) -> Place[H] | None:
-        """Take a slot of the hedge budget for another try of a request; ``None``: none is free.
-
-        A try gives its slot up for it where the request has ``at_once`` tries in flight, and where the budget is spent and the
-        request has a slot: its hedge is silent, too, and what was cut may be whole again. The first try is kept: a slow store
-        will answer it. Times are monotonic seconds.
+        """Take a slot of the hedge budget for another try of a request; ``None``: none is free. See ``hedging.replaceable``.
 
         Args:
             tries: The request's tries in flight, oldest first.
             at_once: Maximum number of them.
-            waiting_since_s: When the latest one began to wait.
-            now_s: Now.
+            waiting_since_s: When the latest one began to wait, monotonic seconds.
+            now_s: Now, monotonic seconds.
             is_whole_body: As of ``begin_hedge``.
         """
-        later = tries[1:]
-        choices = [*later[:1]] if len(tries) >= at_once else [None, *[one for one in later if one.is_hedge][:1]]
-        for replaced in choices:
+        for index in hedging.replaceable([attempt.is_hedge for attempt in tries], most=at_once):
+            replaced = None if index is None else tries[index]
             replaces = replaced is not None and replaced.is_hedge
             if self.begin_hedge(waiting_since_s=waiting_since_s, now_s=now_s, is_whole_body=is_whole_body, replaces=replaces):
                 return Place(replaced)

@@ -213,3 +213,13 @@ def test_attempts_begin_with_all_addresses_in_turn_and_soon_with_one_of_each_fam
     firsts = [hedging.address_order(families, skipped=count)[0] for count in range(len(families))]
     assert sorted(firsts) == list(range(len(families)))
     assert {families[first] for first in firsts[:2]} == set(families)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=4), st.integers(2, 3))
+def test_the_first_try_is_kept_and_no_more_than_the_most_are_in_flight(are_hedges: list[bool], most: int) -> None:
+    choices = hedging.replaceable(are_hedges, most=most)
+    assert 0 not in choices
+    assert (None in choices) == (len(are_hedges) < most)
+    own = [index for index in choices if index is not None]
+    assert len(own) == 1 or (len(are_hedges) < most and not any(are_hedges[1:]))
+    assert all(are_hedges[index] for index in own) or len(are_hedges) >= most

@@ -178,10 +178,16 @@ class PrefixLease:
 
     async def require_highest_claim(self) -> None:
         """Return if no claim fences this pod, which has one. Asked also before it writes ``run.json`` as the holder."""
+        found = await self._fencing_claim()
+        # A fenced pod ends its training, and nothing else shows that a listing was damaged in transit: two have to agree.
+        while found is not None:
+            before, found = found, await self._fencing_claim()
+            if found == before:
+                raise await self.fence()
+
+    async def _fencing_claim(self) -> Claim | None:
         assert self.claim is not None
-        claims = await self.executor.persistently(self.documents.claims)
-        if fencing_claim(claims, self.claim) is not None:
-            raise await self.fence()
+        return fencing_claim(await self.executor.persistently(self.documents.claims), self.claim)
 
     def _refusal(self, run: Run, node: Node, attempt: str, *, until_declared: bool = False) -> str | None:
         """Return why this pod may not write a checkpoint, as ``run.json`` alone says it, or ``None``. Asks no store."""

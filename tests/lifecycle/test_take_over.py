@@ -97,6 +97,35 @@ async def test_a_pod_that_was_cut_off_before_its_first_claim_does_not_fence_its_
     assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, later.lease.holder.id).key]
 
 
+async def test_a_claim_that_only_one_listing_has_fences_nobody(
+    store: FileStore, executor: StoreExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A flipped bit of the store's answer made this pod's claim that of another one, and ended the training."""
+    pod = Pod(store, executor, "pod")
+    await pod.take_over.settle()
+    damaged = [[Claim(3, "0" * 16)], [Claim(7, "0" * 16)]]
+    real = pod.lease.documents.claims
+    monkeypatch.setattr(pod.lease.documents, "claims", lambda: damaged.pop() if damaged else real())
+    await pod.lease.require_not_fenced()
+    assert not damaged
+    await pod.lease.require_not_fenced()
+    store.put(Claim(9, "0" * 16).key, b"{}")
+    with pytest.raises(Fenced):
+        await pod.lease.require_not_fenced()
+
+
+async def test_an_epoch_that_only_one_answer_has_fences_nobody(
+    store: FileStore, executor: StoreExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = Pod(store, executor, "pod")
+    await pod.take_over.settle()
+    look, damaged = pod.lease.look, [dataclasses.replace(read(store), epoch=3)]
+    monkeypatch.setattr(pod.lease, "look", lambda: damaged.pop() if damaged else look())
+    await pod.renewal.renew(CHECK_S)
+    assert not damaged
+    assert not pod.lease.fenced.is_set()
+
+
 @pytest.mark.parametrize("is_repaired", [True, False])
 async def test_a_document_that_is_damaged_for_a_moment_does_not_end_the_start(
     store: FileStore, executor: StoreExecutor, is_repaired: bool

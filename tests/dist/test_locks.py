@@ -109,7 +109,7 @@ def test_the_oldest_versions_that_are_tested_are_those_that_the_extras_name() ->
 
 def test_the_support_matrix_names_the_versions_that_are_tested() -> None:
     text = (ROOT / "docs/support.md").read_text()
-    rows = re.findall(r"^\| (\w+)(?: \(SDK\))? \| ([\d.]*) ?\| ([\d.]+) \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| (\w+)(?: \(SDK\)|, on the CPU)? \| ([\d.]*) ?\| ([\d.]+) \|", text, re.MULTILINE)
     assert {name for name, _, _ in rows} == {"torch", "transformers", "accelerate", "lightning", "deepspeed", "kubeflow"}
     oldest, newest = pinned("constraints-oldest.txt"), pinned()
     for name, first, last in rows:

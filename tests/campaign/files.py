@@ -96,6 +96,7 @@ class Director:
             with volumes.frozen(pod.volume):
                 time.sleep(life.act_s)
         elif life.act == "volume read-only":
+            pod.until_up(within_s=UP_S)  # a sidecar refuses to start on such a volume
             volumes.becomes_read_only(pod.volume)
             time.sleep(life.act_s)
 

@@ -13,6 +13,8 @@ PROCESSES_SLOW := 5
 PROCESSES_CLUSTER := 4
 SCHEDULES ?= 100000
 RUNS   ?= 100
+# Of make test-oldest: constraints-$(OLDEST).txt.
+OLDEST ?= oldest
 # Of make campaign: most of a run is waiting.
 AT_ONCE ?= 6
 FIRST  ?= 0
@@ -76,8 +78,8 @@ test-python: .tools/.installed  ## the sidecar's tests, but not the hook's, with
 	$(TOOLS)/uv pip install --quiet --python .venv-other/bin/python -c constraints.txt -e '.[test]'
 	.venv-other/bin/python -m pytest -n $(PROCESSES) --dist worksteal --ignore tests/hook -m "not slow and not rgw and not minio and $(ELSEWHERE)" $(PYTEST_ARGS)
 
-test-oldest: .venv-oldest/.installed  ## the hook with the oldest PyTorch, transformers, … that pyproject.toml names (5 GB; OLDEST_ARGS)
-	.venv-oldest/bin/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "not slow" tests/hook $(OLDEST_ARGS)
+test-oldest: .venv-$(OLDEST)/.installed  ## the hook with the oldest PyTorch, transformers, … that pyproject.toml names (5 GB; OLDEST=transformers-4, OLDEST_ARGS)
+	.venv-$(OLDEST)/bin/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "not slow" tests/hook $(OLDEST_ARGS)
 
 test-slow: $(VENV)/.trainer .deepspeed/.installed  ## long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=5 -m "crowded and $(ELSEWHERE)" $(PYTEST_ARGS); crowded=$$?; \
@@ -206,15 +208,15 @@ bench-peers: .venv-peers/.installed  ## install the peers
 	$(TOOLS)/python -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: -r requirements-tools.lock
 	@touch $@
 
-.venv-oldest/.installed: constraints-oldest.txt pyproject.toml .tools/.installed
-	$(PYTHON) -m venv .venv-oldest
-	$(TOOLS)/uv pip install --quiet --python .venv-oldest/bin/python -c constraints-oldest.txt \
+.venv-$(OLDEST)/.installed: constraints-$(OLDEST).txt pyproject.toml .tools/.installed
+	$(PYTHON) -m venv .venv-$(OLDEST)
+	$(TOOLS)/uv pip install --quiet --python .venv-$(OLDEST)/bin/python -c constraints-$(OLDEST).txt \
 		-e '.[sidecar,transformers,torch,accelerate,lightning]' datasets httpx hypothesis ipykernel jupyter-client 'moto[server,s3]' \
 		peft pytest pytest-asyncio pytest-timeout pytest-xdist pytorch-lightning torchdata
 	@touch $@
 
 clean:  ## remove the virtual environments and the demo's files
-	rm -rf $(VENV) .python .venv-docs .venv-oldest .venv-other .venv-peers .deepspeed .demo .tools .sbom dist build
+	rm -rf $(VENV) .python .venv-docs .venv-oldest .venv-transformers-4 .venv-other .venv-peers .deepspeed .demo .tools .sbom dist build
 
 # What `make demo` needs, in a third of the time. torch first and alone: the newest release otherwise brings gigabytes of CUDA to a
 # machine that only runs on its CPU. PyTorch's own index has a build without CUDA.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from trainer_hook.libraries.transformers import finished
 from trainer_hook.libraries.transformers.finished import hand_over, training_outcome
 from trainer_hook.resuming.resumer import Choice
 
@@ -32,12 +33,14 @@ def test_a_state_that_says_nothing_gives_an_outcome_all_the_same(state: dict[str
     assert training_outcome(state)[0] == 0.0
 
 
-def test_callbacks_have_their_states_of_the_last_step(tmp_path: Path) -> None:
+def test_callbacks_have_their_states_of_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second train() of the trainer began with callbacks that had seen nothing; those of final/ are of the start."""
     (tmp_path / "trainer_state.json").write_text(json.dumps({"stateful_callbacks": {"Budget": {"args": {"used": 9}}}}))
     restored: list[Any] = []
     state: Any = SimpleNamespace(stateful_callbacks={"Budget": {"args": {"used": 0}}})
     trainer: Any = SimpleNamespace(state=state, callback_handler=SimpleNamespace(callbacks=[]), _load_rng_state=lambda _: None)
     trainer._load_callback_state = lambda: restored.append(dict(state.stateful_callbacks))
-    hand_over(trainer, Choice("checkpoint-9", tmp_path, {}))
+    monkeypatch.setattr(finished, "_load_optimizer", lambda *_: None)
+    resumer: Any = None
+    hand_over(trainer, Choice("checkpoint-9", tmp_path, {}), resumer)
     assert restored == [{"Budget": {"args": {"used": 9}}}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +77,51 @@ def test_with_another_batch_size_trainer_decides_where_to_continue(steps: int, f
     trainer = Resuming()
     with pass_continued(trainer, Choice("checkpoint-12", tmp_path, {})):
         assert trainer._init_training_state(3 * steps, steps, 3) == found
+
+
+class Resuming4:
+    """As ``Resuming``, before transformers 5: from the state, once it has told the callbacks theirs."""
+
+    def __init__(self, state: Any, steps: int, **told: Any) -> None:
+        self.args, self.state, self._steps = args(num_train_epochs=3, **told), SimpleNamespace(**state), steps
+
+    def _load_callback_state(self) -> None: ...
+
+    def position(self) -> tuple[int, int]:
+        self._load_callback_state()
+        epoch = int(self.state.global_step // self._steps)
+        skipped = self.state.global_step % self._steps * self.args.gradient_accumulation_steps
+        assert type(self.state.global_step) is int
+        return epoch, skipped
+
+
+UNSIZED, SIZED = {"max_steps": 40, "num_train_epochs": sys.maxsize}, {"max_steps": 30, "num_train_epochs": 3}
+LAST = (sys.maxsize, 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "meta", "told", "steps", "found"),
+    [
+        (UNSIZED | {"epoch": 1.25, "global_step": 26}, {}, {}, 40, (1, 20)),
+        (UNSIZED | {"epoch": 0.4, "global_step": 16}, {"epoch_ended": True}, {}, 40, (1, 0)),
+        (UNSIZED | {"epoch": 0.4, "global_step": 16}, {}, {}, 40, (0, 32)),
+        (UNSIZED | {"epoch": 0.4, "global_step": 16}, {"unfinished": ["stop"]}, {}, 40, LAST),
+        (SIZED | {"epoch": 1.2, "global_step": 12}, {}, {"max_steps": -1}, 10, (1, 4)),
+        (SIZED | {"epoch": 1.2, "global_step": 7}, {}, {"max_steps": -1}, 10, (1, 4)),
+        (SIZED | {"epoch": 0.7, "global_step": 7}, {"epoch_ended": True}, {"max_steps": -1}, 10, (1, 0)),
+        (SIZED | {"epoch": 1.2, "global_step": 12}, {}, {"max_steps": -1}, 20, (0, 24)),
+        (SIZED | {"epoch": 2.8, "global_step": 28}, {}, {"max_steps": 28}, 10, LAST),
+        (SIZED | {"epoch": 0.9, "global_step": 3}, {}, {"max_steps": -1}, 3, (1, 0)),
+    ],
+)
+def test_before_transformers_5_the_position_is_told_with_the_count_of_steps(
+    state: Any, meta: Any, told: Any, steps: int, found: tuple[int, int], tmp_path: Path
+) -> None:
+    """Training ended as finished where the first pass has fewer batches than were skipped, or trained one step too many."""
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    trainer = Resuming4(state, steps, **told)
+    with pass_continued(trainer, Choice("checkpoint", tmp_path, meta)):
+        assert trainer.position() == found
 
 
 def test_only_an_end_that_the_count_of_epochs_does_not_tell_is_in_the_marker() -> None:

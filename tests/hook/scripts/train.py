@@ -180,6 +180,9 @@ def main():
     if RANK == "0":
         tell(f"weights {digest.hexdigest()}")
         tell(f"draws {torch.rand(1).item()}")
+        if not TOLD["fsdp"]:
+            moments = sum(float(each["exp_avg_sq"].sum()) for each in trainer.optimizer.state_dict()["state"].values())
+            tell(f"optimizer {moments}, rates {trainer.lr_scheduler.get_last_lr()}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.hook.conftest import pod
-from tests.hook.job import SCRIPTS, marker, training
+from tests.hook.job import SCRIPTS, Training, marker, training
 from tests.process.sidecar_process import until
 from trainer_hook.contract import LEASES
 from trainer_hook.process import earlier_scripts
@@ -25,6 +26,10 @@ def command(folder: Path, name: str, **told: Any) -> list[str]:
     return [sys.executable, str(folder / name), json.dumps(told)]
 
 
+def optimizer(running: Training) -> list[str]:
+    return re.findall(r"^optimizer .*$", running.log(), re.MULTILINE)
+
+
 @pytest.mark.slow
 def test_the_second_script_trains_its_own_model_and_resumes_it(tmp_path: Path, unhooked: Callable[..., str]) -> None:
     first = command(tmp_path, "first.py", args={"max_steps": 6})
@@ -34,6 +39,7 @@ def test_the_second_script_trains_its_own_model_and_resumes_it(tmp_path: Path, u
     with pod(tmp_path / "volume", store) as (sidecar, found):
         with training(first, tmp_path / "volume", found | settings) as running:
             assert running.wait() == 0, running.log()
+            left = optimizer(running)
         with training(slowly, tmp_path / "volume", found | settings) as running:
             until(lambda: running.steps()[6:])
             assert running.steps()[0] == 1
@@ -46,6 +52,7 @@ def test_the_second_script_trains_its_own_model_and_resumes_it(tmp_path: Path, u
         with training(first, tmp_path / "empty", found | settings) as running:
             assert running.wait() == 0, running.log()
         assert "training had finished at checkpoint-6" in running.log()
+        assert optimizer(running) == left, "for what the script does with it after train()"
         with training(second, tmp_path / "empty", found | settings) as running:
             assert running.wait() == 0, running.log()
         assert f"resumes from {jit}" in running.log()

@@ -175,7 +175,6 @@ def test_the_second_train_of_a_trainer_has_its_optimizer_although_the_first_is_n
     )
     with training(script(**told), volume, answers.settings) as second:
         assert second.wait() == 0, second.log()
-        assert "takes over the optimizer from checkpoint-5" in second.log()
         assert second.steps() == [1, 2, 3, 4, 5]
         alone = unhooked(**told)
         assert f"weights {second.weights()}" in alone
@@ -197,7 +196,6 @@ def test_a_train_after_a_resumed_one_keeps_its_optimizer(volume: Path, answers: 
     )
     with training(script(**told), volume, answers.settings) as second:
         assert second.wait() == 0, second.log()
-        assert "takes over the optimizer" not in second.log()
         assert f"weights {second.weights()}" in unhooked(**told)
 
 

@@ -33,7 +33,7 @@ class _CheckpointHook:
         self._begin()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._start.epoch_begins(kwargs.get("train_dataloader"))
+        self._start.epoch_begins(kwargs.get("train_dataloader"), control)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._start.step_begins()
@@ -44,6 +44,7 @@ class _CheckpointHook:
         self._call.step_ended()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._start.epoch_ends(control)
         self._tail.epoch_ends(control)
         if self._call.monitor.schedule.due_at_epoch_end():
             self._call.request("periodic")

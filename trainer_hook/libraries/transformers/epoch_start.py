@@ -8,6 +8,7 @@ which were then those of another order.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ class EpochStart:
         self._is_resumed = self._is_between = False
         self._unrestored: Path | None = None
         """Checkpoint whose random state Trainer restores before the first step."""
+        self._is_told_to_stop = False
         self._undo = contextlib.ExitStack()
 
     def training_begins(self, choice: Choice | None) -> None:
@@ -40,8 +42,9 @@ class EpochStart:
         self._is_between = choice is not None and has_epoch_ended(choice.meta)
         self._unrestored = self._resumes_from
 
-    def epoch_begins(self, loader: Any) -> None:
+    def epoch_begins(self, loader: Any, control: Any) -> None:
         """The pass over the data is about to begin, after every callback of the script."""
+        self._is_told_to_stop = control.should_training_stop
         folder, self._resumes_from, self._loader = self._resumes_from, None, loader
         is_first_pass = folder is not None and not self._is_between and float(self._trainer.state.epoch or 0) < 1
         if folder is not None:
@@ -57,6 +60,16 @@ class EpochStart:
         """The first batch of the pass has been fetched."""
         self._unrestored = None
         self._undo.close()
+
+    def epoch_ends(self, control: Any) -> None:
+        """The pass has ended, for a run that resumes at its end without a step, which Trainer before 5 does not expect.
+
+        It restores no random state then, and its oldest versions end training for want of data.
+        """
+        if self._unrestored is not None and not hasattr(self._trainer, "_run_epoch"):
+            self._trainer._load_rng_state(str(self._unrestored))
+            self._unrestored = None
+            control.should_training_stop = self._is_told_to_stop
 
     def training_ends(self) -> None:
         """Training has ended. Without a step the random state has not been restored, for what the script does next."""
@@ -139,20 +152,24 @@ class _Batches:
         return len(self._sampler)
 
 
-def epoch_untold() -> contextlib.AbstractContextManager[None]:
-    """Have Trainer skip the used batches of a script's own loader without telling its batch sampler the epoch.
-
-    A loader without ``set_epoch`` never tells it; the loader that skips would, and the order would be another.
-    """
+def used_batches_skipped() -> contextlib.AbstractContextManager[None]:
+    """Have Trainer skip the used batches of an epoch so that the rest and the next epoch are as without a resume."""
+    import transformers
     from transformers import trainer as library
+    from transformers.trainer_utils import has_length
 
     original: Any = library.skip_first_batches
+    # They ask for as many batches as the whole epoch has, and after the last one a sampler may draw.
+    asks_for_more = (4, 49) <= tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 0)
 
-    def skip_first_batches(loader: Any, *args: Any, **kwargs: Any) -> Any:
-        rest = original(loader, *args, **kwargs)
+    def skip_first_batches(loader: Any, used: int, *args: Any, **kwargs: Any) -> Any:
+        rest = original(loader, used, *args, **kwargs)
         skipping: Any = getattr(rest, "batch_sampler", None)
+        # A script's own loader without set_epoch never tells its batch sampler the epoch; the loader that skips would.
         if not hasattr(loader, "set_epoch") and hasattr(getattr(skipping, "batch_sampler", None), "set_epoch"):
             skipping.batch_sampler = _Batches(skipping.batch_sampler)
-        return rest
+        if hasattr(loader, "iteration"):
+            rest.iteration = loader.iteration  # by which accelerate tells the dataset its epoch; 1.0 forgets it
+        return itertools.islice(rest, max(0, len(loader) - used)) if asks_for_more and has_length(loader) else rest
 
     return replaced(library, "skip_first_batches", skip_first_batches)

@@ -1,4 +1,4 @@
-"""A ``train()`` call that finished in an earlier pod: its outcome, and the state for the next call of the Trainer."""
+"""A ``train()`` call that finished in an earlier pod: its outcome, and the state in which it left the Trainer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer_hook.libraries.transformers.callback_states import latest_restored
-from trainer_hook.process.log import info, warn
+from trainer_hook.process.log import warn
 from trainer_hook.resuming.resumer import Choice, Resumer, read_state
-
-_HANDED_OVER = "_checkpoint_hook_handed_over"
 
 
 def training_outcome(state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
@@ -29,46 +27,29 @@ def training_outcome(state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     return loss, {**speed, **rest}
 
 
-def hand_over(trainer: Any, choice: Choice) -> None:
-    """Set the random state and the callbacks; remember the checkpoint's optimizer for a second ``train()`` of this Trainer."""
-    setattr(trainer, _HANDED_OVER, choice)
+def hand_over(trainer: Any, choice: Choice, resumer: Resumer) -> None:
+    """Set what the script finds in the Trainer after ``train()``, and what a second call of it begins with. Collective."""
     trainer.state.stateful_callbacks = read_state(choice.path).get("stateful_callbacks") or {}  # those of final/ are older
     with latest_restored(trainer):
         trainer._load_callback_state()
+    _load_optimizer(trainer, choice, resumer)
     trainer._load_rng_state(str(choice.path))
 
 
-def forget(trainer: Any) -> None:
-    """Drop what ``hand_over`` remembered: a call that resumes has an optimizer of its own, which the next call keeps."""
-    vars(trainer).pop(_HANDED_OVER, None)
-
-
-def take_over(trainer: Any, resumer: Resumer) -> None:
-    """Load the optimizer of an earlier, finished call of this Trainer, as ``hand_over`` remembered it. Collective.
-
-    The uninterrupted script would have kept it, with the moments of Adam.
-    """
-    choice: Choice | None = vars(trainer).pop(_HANDED_OVER, None)
-    if choice is None or trainer.model_init is not None:  # which makes the model and the optimizer anew
-        return
-    if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
-        warn("this train() begins with a fresh optimizer: that of the call before is sharded, and was not loaded")
-        return
-    reason = resumer.fetch(choice.name)
-    if reason is not None:
-        warn(f"this train() begins with a fresh optimizer: {choice.name} of the call before cannot be fetched ({reason})")
-        return
+def _load_optimizer(trainer: Any, choice: Choice, resumer: Resumer) -> None:
+    """Load the optimizer, with the moments of Adam, and the scheduler of the last step."""
     import torch
 
     trainer.create_optimizer()
+    if trainer.lr_scheduler is None:  # unless it is the script's own, for all calls
+        trainer.create_scheduler(trainer.state.max_steps, trainer.optimizer)
+    why = resumer.fetch(choice.name)
     try:
-        optimizer = torch.load(choice.path / "optimizer.pt", map_location="cpu", weights_only=True)
-        trainer.optimizer.load_state_dict(optimizer)
-        if trainer.lr_scheduler is not None:  # the script's own, for all calls
+        if why is None:
+            optimizer = torch.load(choice.path / "optimizer.pt", map_location="cpu", weights_only=True)
+            trainer.optimizer.load_state_dict(optimizer)
             trainer.lr_scheduler.load_state_dict(torch.load(choice.path / "scheduler.pt", weights_only=True))
     except Exception as error:
-        warn(
-            f"this train() begins with a fresh optimizer: that of {choice.name} does not fit ({type(error).__name__}: {error})"
-        )
-    else:
-        info(f"takes over the optimizer from {choice.name}, where the train() before had finished")
+        why = f"{type(error).__name__}: {error}"
+    if why is not None:
+        warn(f"the optimizer is a fresh one, also for a further train(): that of {choice.name} cannot be loaded ({why})")

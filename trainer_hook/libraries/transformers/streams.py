@@ -9,41 +9,85 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer_hook.libraries.transformers.exactness import report
-from trainer_hook.libraries.transformers.step_tail import has_epoch_ended
-from trainer_hook.process.patching import replaced
+from trainer_hook.libraries.transformers.step_tail import STOP, has_epoch_ended, unfinished_of
+from trainer_hook.process.patching import replaced, surrounded
 from trainer_hook.resuming.resumer import Choice, read_state
 
 
-@contextlib.contextmanager
-def pass_continued(trainer: Any, choice: Choice) -> Iterator[None]:
+def pass_continued(trainer: Any, choice: Choice) -> contextlib.AbstractContextManager[None]:
     """Have a run that resumes from ``choice`` continue in its pass, at its batch, or with the next pass."""
     state, has_ended = read_state(choice.path), has_epoch_ended(choice.meta)
     original = getattr(trainer, "_init_training_state", None)
     if original is None:  # before transformers 5
-        if position(state, trainer.args, has_ended=has_ended) is not None and not hasattr(trainer.train_dataset, "__len__"):
-            report(["the dataset has no length and is read several times: the next pass begins now"])
-        yield
-        return
+
+        def found_4(steps: int) -> tuple[int, int] | None:
+            step, (max_steps, epochs) = int(trainer.state.global_step), _limits(state, trainer.args, steps)
+            if STOP in unfinished_of(choice.meta) or step >= max_steps:
+                return sys.maxsize, 0  # after the last epoch: Trainer would train one step more
+            # Otherwise their own count is better: an epoch of the oldest versions may have no whole number of steps.
+            is_needed = has_ended or epochs == sys.maxsize or step <= float(state.get("epoch") or 0) * steps - 1 + 1e-6
+            found = _position(state, trainer.args, steps=steps, max_steps=max_steps, epochs=epochs, has_ended=has_ended)
+            return (found[0], found[1] // trainer.args.gradient_accumulation_steps) if found and is_needed else None
+
+        return surrounded(trainer, "_load_callback_state", after=lambda: _TrainedSteps.tell(trainer, found_4))
 
     def init_training_state(*args: Any, **kwargs: Any) -> Any:
         trained = original(*args, **kwargs)
         told = inspect.signature(original).bind(*args, **kwargs).arguments
-        if told["num_train_epochs"] == sys.maxsize:  # Trainer's number where only max_steps ends training
-            found = position(state, trainer.args, has_ended=has_ended)
-        elif has_same_epochs(state, max_steps=told["max_steps"], epochs=told["num_train_epochs"]):
-            steps = told["num_update_steps_per_epoch"]
-            found = position_in_epochs(state, trainer.args, steps=steps, has_ended=has_ended)
-        else:  # of another number of ranks, or another batch size: Trainer counts steps, and so ends at max_steps
-            found = None
+        steps, max_steps, epochs = (told[name] for name in ("num_update_steps_per_epoch", "max_steps", "num_train_epochs"))
+        found = _position(state, trainer.args, steps=steps, max_steps=max_steps, epochs=epochs, has_ended=has_ended)
         return trained if found is None else found
 
-    with replaced(trainer, "_init_training_state", init_training_state):
-        yield
+    return replaced(trainer, "_init_training_state", init_training_state)
+
+
+class _TrainedSteps(int):
+    """Trainer's count of steps, from which Trainer before 5 calculates the epoch (``//``), and then its used steps (``%``)."""
+
+    _trainer: Any
+    _found: tuple[int, int]
+    _find: Callable[[int], tuple[int, int] | None]
+
+    @classmethod
+    def tell(cls, trainer: Any, find: Callable[[int], tuple[int, int] | None]) -> None:
+        """Have the next calculation give what ``find`` says of the number of steps of an epoch, if it is not ``None``."""
+        steps = cls(trainer.state.global_step)
+        steps._trainer, steps._find = trainer, find
+        trainer.state.global_step = steps
+
+    def __floordiv__(self, steps: int) -> int:
+        self._found = self._find(steps) or divmod(int(self), steps)
+        if self._trainer.args.ignore_data_skip:  # then the used steps are not asked for
+            self._trainer.state.global_step = int(self)
+        return self._found[0]
+
+    def __mod__(self, steps: int) -> int:
+        self._trainer.state.global_step = int(self)
+        return self._found[1]
+
+
+def _limits(state: Mapping[str, Any], args: Any, steps: int) -> tuple[int, int]:
+    """Return the last step and the number of epochs, as Trainer calculates them. ``steps``: of an epoch."""
+    if args.max_steps <= 0:
+        return math.ceil(args.num_train_epochs * steps), math.ceil(args.num_train_epochs)
+    has_no_length = steps == args.max_steps and state.get("num_train_epochs") == sys.maxsize
+    return args.max_steps, sys.maxsize if has_no_length else math.ceil(args.max_steps / steps)
+
+
+def _position(
+    state: Mapping[str, Any], args: Any, *, steps: int, max_steps: int, epochs: int, has_ended: bool
+) -> tuple[int, int] | None:
+    """Return the epoch and its used batches where Trainer's own calculation may not find them."""
+    if epochs == sys.maxsize:  # Trainer's number where only max_steps ends training
+        return position(state, args, has_ended=has_ended)
+    if has_same_epochs(state, max_steps=max_steps, epochs=epochs):
+        return position_in_epochs(state, args, steps=steps, has_ended=has_ended)
+    return None  # of another number of ranks, or another batch size: Trainer counts steps, and so ends at max_steps
 
 
 def position(state: Mapping[str, Any], args: Any, *, has_ended: bool = False) -> tuple[int, int] | None:

@@ -16,9 +16,9 @@ from trainer_hook.libraries.transformers.best_model import BestModel
 from trainer_hook.libraries.transformers.callback import callback_class
 from trainer_hook.libraries.transformers.callback_states import kept_last, latest_restored
 from trainer_hook.libraries.transformers.driver import TrainerDriver
-from trainer_hook.libraries.transformers.epoch_start import EpochStart, epoch_untold
+from trainer_hook.libraries.transformers.epoch_start import EpochStart, used_batches_skipped
 from trainer_hook.libraries.transformers.evaluation_workers import seeded_before
-from trainer_hook.libraries.transformers.finished import forget, hand_over, take_over, training_outcome
+from trainer_hook.libraries.transformers.finished import hand_over, training_outcome
 from trainer_hook.libraries.transformers.script_saves import ScriptSaves, leave_final
 from trainer_hook.libraries.transformers.step_tail import no_second_start, no_step_too_many, unfinished_of
 from trainer_hook.libraries.transformers.streams import pass_continued
@@ -143,10 +143,6 @@ class HookedTrain:
 
     def _train(self, train: Callable[[Any], Any], choice: Choice | None) -> Any:
         trainer, call, tail = self._trainer, self._call, self._driver.tail
-        if choice is None:
-            take_over(trainer, call.resumer)
-        else:
-            forget(trainer)
         script_saves = ScriptSaves(call, trainer, tail)
         callback = callback_class()(call, self._driver, script_saves, self._start, functools.partial(self._on_begin, choice))
         trainer.add_callback(callback)
@@ -163,7 +159,7 @@ class HookedTrain:
                     patches.enter_context(latest_restored(trainer))
                     patches.enter_context(no_second_start(trainer))
                     patches.enter_context(seeded_before(trainer, choice))
-                    patches.enter_context(epoch_untold())
+                    patches.enter_context(used_batches_skipped())
                     patches.enter_context(no_step_too_many(trainer))
                     patches.enter_context(pass_continued(trainer, choice))
                     patches.enter_context(exactness.reported(trainer, choice.step_in_call))
@@ -207,7 +203,7 @@ class HookedTrain:
         ended = final or choice.path
         trainer._load_from_checkpoint(str(ended))
         trainer.state = TrainerState.load_from_json(str(ended / STATE))
-        hand_over(trainer, choice)
+        hand_over(trainer, choice, call.resumer)
         info(f"training had finished at {choice.name}: {ended.name} is loaded, nothing is left to train")
         if final is None:
             self._end_with_best()

@@ -11,6 +11,7 @@ All files are read with ``weights_only=True``: a checkpoint cannot run code.
 
 from __future__ import annotations
 
+import bisect
 import pickle
 import sys
 from collections import Counter, OrderedDict, defaultdict
@@ -37,7 +38,11 @@ def collect(objects: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     replicated, sharded = {}, {}
     for name, thing in objects.items():
         if _is_sharded(thing, objects):
+            has_none = isinstance(thing, torch.optim.Optimizer) and not thing.state
             sharded[name] = _sharded_state(thing, objects)
+            if has_none:  # it has made no step yet: torch has just made one with gradients of zero, which Adam would count
+                thing.state.clear()
+                sharded[name]["state"] = {}
         else:
             replicated[name] = _bare(thing).state_dict()
     return replicated, sharded
@@ -157,15 +162,44 @@ def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
 
     state = {name: _sharded_state(thing, objects) for name, thing in sharded.items()}
+    optimizers = {name: thing for name, thing in sharded.items() if isinstance(thing, torch.optim.Optimizer)}
+    parameters = {name: _parameters_by_name(thing, state[name]) for name, thing in optimizers.items()}
+    fresh: dict[str, dict[str, Any]] = {}
     try:
+        saved = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        for name in optimizers:
+            fresh[name] = _without_state(name, state[name], saved)
+            state[name]["state"] = {key: value for key, value in state[name]["state"].items() if key not in fresh[name]}
         dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=not dist.is_initialized())
     except (Exception, dcp.api.CheckpointException) as error:  # CheckpointException is a BaseException
         raise StateMismatch(f"{folder.parent.name}: {str(error)[:500]}. {_OTHER_RUN}") from error
     for name, thing in sharded.items():
-        if isinstance(thing, torch.optim.Optimizer):
+        if name in optimizers:
+            state[name]["state"] |= fresh[name]  # torch wants a state of each
             set_optimizer_state_dict(_model_of(thing, objects), thing, state[name])
+            for key in fresh[name]:
+                thing.state.pop(parameters[name][key], None)
         else:
             set_model_state_dict(thing, state[name])
+
+
+def _parameters_by_name(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    groups = zip(state["param_groups"], optimizer.param_groups, strict=True)
+    return {name: p for named, own in groups for name, p in zip(named["params"], own["params"], strict=False)}
+
+
+def _without_state(name: str, state: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the initial states of the parameters of which a checkpoint has none: they have had no gradient yet.
+
+    ``state``: of an optimizer, with a state of each. ``saved``: by the keys of the checkpoint.
+    """
+    keys = sorted(saved)
+
+    def has(prefix: str) -> bool:
+        at = bisect.bisect_left(keys, prefix)
+        return at < len(keys) and keys[at].startswith(prefix)
+
+    return {key: value for key, value in state["state"].items() if value and not has(f"{name}.state.{key}.")}
 
 
 def _write_safetensors(content: Any, path: Path) -> bool:

@@ -9,6 +9,7 @@ import contextlib
 import math
 from typing import Any
 
+from trainer_hook.libraries import weights_sample
 from trainer_hook.process.rank_consensus import RankConsensus
 
 UNFINISHED = "validation"
@@ -22,6 +23,9 @@ class Validation:
         self._consensus = consensus
         self._progress: dict[str, Any] = {}
         self._alike = False
+        self._weights: Any = None
+        self._has_weights_of_training: bool | None = None
+        """Whether the validation runs with the weights that are trained; ``None``: not looked yet."""
         self.before: dict[str, Any] | None = None
         """This rank's position and metrics before the running validation; ``None``: none runs."""
 
@@ -38,6 +42,7 @@ class Validation:
         first = self._consensus.from_rank_0(batches)  # also on a rank that does not know its own
         # Only ranks with equal numbers of batches make the same number of collective calls.
         self._alike = self._consensus.all_agree(known and batches == first)
+        self._weights, self._has_weights_of_training = weights_sample.of(self._trainer.lightning_module), None
         self._progress = loop.batch_progress.state_dict()
         self.before = position | {"metrics": _plain(self._trainer._logger_connector._callback_metrics)}
 
@@ -45,13 +50,15 @@ class Validation:
         """The validation has ended."""
         self.before = None
 
-    @property
     def can_stop(self) -> bool:
-        """Whether all ranks may stop here: a step has just ended, and a resumed run would validate again."""
+        """Whether all ranks may stop here: a step has just ended, and a resumed run would validate again. Collective."""
         loop = self._epoch_loop
-        if self.before is None or not self._alike or loop._should_accumulate():
+        if self.before is None or not self._alike or loop._should_accumulate() or 0 < loop.max_steps <= loop.global_step:
             return False
-        return not 0 < loop.max_steps <= loop.global_step
+        if self._has_weights_of_training is None:
+            is_same = weights_sample.is_of(self._trainer.lightning_module, self._weights)
+            self._has_weights_of_training = self._consensus.all_agree(is_same)
+        return self._has_weights_of_training
 
     def take_back(self) -> None:
         """Set Lightning's own state back to before the validation, for the last save of this process."""

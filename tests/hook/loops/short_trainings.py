@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -245,8 +246,10 @@ def lightning_by_its_older_name(stop_at: int | None) -> list[float]:
     return lightning(stop_at, package="pytorch_lightning")
 
 
-def life(training: str, stop_at: int | None, environ: dict[str, str]) -> tuple[int, list[float]]:
-    """Train by the function of this name in a process of its own. Returns its exit code and the weights."""
+def life(
+    training: str | Callable[[int | None], list[float]], stop_at: int | None, environ: dict[str, str]
+) -> tuple[int, list[float]]:
+    """Train by a function, or by that of this name here, in a process of its own. Returns its exit code and the weights."""
     receiving, sending = FORK.Pipe(duplex=False)
 
     def run() -> None:
@@ -255,7 +258,7 @@ def life(training: str, stop_at: int | None, environ: dict[str, str]) -> tuple[i
         torch.set_num_threads(1)
         for seed in (torch.manual_seed, np.random.seed, random.seed):
             seed(3)
-        sending.send(globals()[training](stop_at))
+        sending.send((globals()[training] if isinstance(training, str) else training)(stop_at))
 
     process = FORK.Process(target=run)
     process.start()

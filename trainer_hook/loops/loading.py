@@ -39,12 +39,19 @@ class Pass(Iterator[Any]):
         """Until the first batch is fetched, for which the loader makes its workers."""
         self._at: dict[str, dict[str, Any]] = {}
         """State of the generators at the ``start`` of the pass, and before its ``first`` and ``last`` batch was fetched."""
+        self._fetched = 0
+        self._ahead: list[Any] = []
+        """The batch that the process before had fetched and not used: Lightning looks ahead in streams."""
 
     def __next__(self) -> Any:
+        if self._ahead:
+            return self._ahead.pop()
         self._at["last"] = randomness.read(all_gpus=self._all_gpus)
         self._at.setdefault("first", self._at["last"])
         with self._undo:
-            return next(self._batches)
+            batch = next(self._batches)
+        self._fetched += 1
+        return batch
 
     def begin(self, *, has_workers: bool = False) -> Pass:
         """Begin with the first batch. ``has_workers``: an uninterrupted run has persistent workers from the pass before."""
@@ -80,12 +87,15 @@ class Pass(Iterator[Any]):
                 info(f"this resume is not bit-identical: {LATE_ITERATOR} without use_seedable_sampler")
         self._iterate(has_workers=bool(batch and saved["start"].get("has_workers")))
         if batch:
+            looked_ahead = saved.get("fetched") == batch + 1
             randomness.restore(saved["first"], all_gpus=self._all_gpus)
-            self._drop(batch - 1)
+            self._drop(batch if looked_ahead else batch - 1)
             # The last one separately: a loader that prefetches draws here for the next batch.
             randomness.restore(saved["last"], all_gpus=self._all_gpus)
             with self._undo:
-                next(self._batches, None)
+                last = next(self._batches, self)
+            self._ahead = [last] if looked_ahead and last is not self else []
+        self._fetched = saved.get("fetched", batch)
         self._restore(saved["now"])
         return self
 
@@ -93,13 +103,14 @@ class Pass(Iterator[Any]):
         """Begin with batch number ``batch``, without the random state of an earlier process."""
         self.begin()
         self._drop(batch)
+        self._fetched = batch
         return self
 
     def state(self) -> dict[str, Any]:
         """Return this rank's position in the data, and the generators."""
         position = self._loader.state_dict() if is_stateful(self._loader) else None
         at = {name: randomness.portable(state) for name, state in (self._at | {"now": self._read()}).items()}
-        return at | {"loader": position}
+        return at | {"loader": position, "fetched": self._fetched}
 
     def _drop(self, count: int) -> None:
         began_s = reported_s = time.monotonic()

@@ -79,6 +79,10 @@ def fitted(model: Any, rows: Any = None, **arguments: Any) -> list[float]:
     return trainings.digest(model) + rates
 
 
+def with_a_stream(stop_at: int | None) -> list[float]:
+    return fitted(module(stop_at), trainings.Stream())
+
+
 def averaging(stop_at: int | None) -> list[float]:
     """The validation, in which SIGTERM comes, runs with the average of the weights."""
     from lightning.pytorch.callbacks import EMAWeightAveraging
@@ -89,6 +93,7 @@ def averaging(stop_at: int | None) -> list[float]:
 @pytest.mark.parametrize(
     ("training", "stops"),
     [
+        (with_a_stream, (4, PER_EPOCH + 2)),
         (averaging, (PER_EPOCH,)),
     ],
 )

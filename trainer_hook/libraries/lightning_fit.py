@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from trainer_hook.asynchronous.background import Background
+from trainer_hook.libraries import lightning_state
 from trainer_hook.libraries.lightning_validation import UNFINISHED, Validation
 from trainer_hook.loops import randomness, state_files
 from trainer_hook.loops.loading import Pass, is_stateful, outside_pass
@@ -42,6 +43,8 @@ class Fit(Driver):
         self._ckpt_path: Any = None
         self._unfinished: list[str] = []
         """Unfinished parts of the step: of the just-in-time save, or of the checkpoint that is resumed from."""
+        self._continued = contextlib.ExitStack()
+        """Until the epoch ends in which this run has resumed."""
         self.call = TrainCall(session, self)
         self._world = self.call.consensus.world
         self._validation = Validation(trainer, self.call.consensus)
@@ -125,6 +128,7 @@ class Fit(Driver):
     def before_epoch(self) -> None:
         """An epoch begins, or an interrupted one continues."""
         if self._resumed is not None and not self._batch:
+            lightning_state.restore(self.trainer, self._resumed.get("lightning", {}))
             randomness.restore(self._resumed["now"], all_gpus=self._all_gpus)
 
     def before_pass(self, data_fetcher: Any) -> None:
@@ -139,6 +143,9 @@ class Fit(Driver):
         if resumed is None or not batch:
             return
         self._end_restart()  # Lightning would skip its work after the next batch: schedulers, a validation
+        state = resumed.get("lightning", {})
+        lightning_state.restore(self.trainer, state)
+        self._continued.enter_context(lightning_state.results_continued(self.trainer, state))
         randomness.restore(resumed["now"], all_gpus=self._all_gpus)
         if UNFINISHED in unfinished:
             info("runs the unfinished validation before training continues")
@@ -178,6 +185,7 @@ class Fit(Driver):
 
     def after_epoch(self) -> None:
         """An epoch has ended."""
+        self._continued.close()
         self._step_ended(0, epoch_ends=True)
 
     def _step_ended(self, batch: int, *, epoch_ends: bool) -> None:
@@ -200,7 +208,8 @@ class Fit(Driver):
             (folder / PROGRESS).write_text(json.dumps(position | unfinished | {"world_size": self._world.size}) + "\n")
 
     def _position(self) -> dict[str, Any]:
-        return outside_pass(all_gpus=self._all_gpus) if self._pass is None else self._pass.state()
+        place = outside_pass(all_gpus=self._all_gpus) if self._pass is None else self._pass.state()
+        return place | {"lightning": lightning_state.read(self.trainer)}
 
     def write_final(self, folder: Path) -> None:
         """As ``StepWriter.write_final``: the model's weights."""

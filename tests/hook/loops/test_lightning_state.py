@@ -79,8 +79,34 @@ def fitted(model: Any, rows: Any = None, **arguments: Any) -> list[float]:
     return trainings.digest(model) + rates
 
 
+def by_the_loss_of_the_epoch(stop_at: int | None) -> list[float]:
+    return fitted(module(stop_at))
+
+
+def by_a_metric_of_the_epoch(stop_at: int | None) -> list[float]:
+    return fitted(module(stop_at, monitor="other"))
+
+
 def with_a_stream(stop_at: int | None) -> list[float]:
     return fitted(module(stop_at), trainings.Stream())
+
+
+def reloading(stop_at: int | None) -> list[float]:
+    return fitted(module(stop_at), reload_dataloaders_every_n_epochs=1)
+
+
+def unfreezing(stop_at: int | None) -> list[float]:
+    from lightning.pytorch.callbacks import BaseFinetuning
+
+    class Unfreezing(BaseFinetuning):  # type: ignore[misc]
+        def freeze_before_training(self, pl_module: Any) -> None:
+            self.freeze(pl_module.net[0])
+
+        def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+            if epoch == 1:
+                self.unfreeze_and_add_param_group(pl_module.net[0], optimizer, lr=1e-3)
+
+    return fitted(module(stop_at), callbacks=[Unfreezing()])
 
 
 def averaging(stop_at: int | None) -> list[float]:
@@ -93,7 +119,11 @@ def averaging(stop_at: int | None) -> list[float]:
 @pytest.mark.parametrize(
     ("training", "stops"),
     [
+        (by_the_loss_of_the_epoch, (4, PER_EPOCH + 3)),
+        (by_a_metric_of_the_epoch, (4, PER_EPOCH + 3)),
         (with_a_stream, (4, PER_EPOCH + 2)),
+        (reloading, (PER_EPOCH, PER_EPOCH + 2)),
+        (unfreezing, (PER_EPOCH + 1, 2 * PER_EPOCH + 3)),
         (averaging, (PER_EPOCH,)),
     ],
 )

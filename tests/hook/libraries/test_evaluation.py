@@ -56,12 +56,29 @@ def test_what_an_interrupted_step_has_left_is_done_first(
         assert evaluated_and_saved(first.log()) + evaluated_and_saved(second.log()) == evaluated_and_saved(alone)
 
 
+@pytest.mark.slow
+def test_an_evaluation_with_averaged_weights_is_waited_for(
+    volume: Path, answers: Answers, unhooked: Callable[..., str]
+) -> None:
+    told = {**TOLD, "averages": True}
+    with training(script(**told, eval_sleep_s=0.3), volume, answers.settings) as first:
+        first.said("prediction step\n")
+        assert first.terminate() == 143, first.log()
+        assert "evaluated 4" in first.log()
+        assert finished(volume) == ["checkpoint-5"], "the end of the next step"
+    answers.by_call["POST /v1/resume"] = ready("checkpoint-5", **marker(volume, "checkpoint-5")["meta"])
+    with training(script(**told), volume, answers.settings) as second:
+        assert second.wait() == 0, second.log()
+        assert second.steps() == [6, 7, 8]
+        assert f"weights {second.weights()}" in unhooked(**told)
+
+
 def tail(**control: Any) -> StepTail:
     asked = {"should_evaluate": False, "should_save": False, "should_training_stop": False, "should_epoch_stop": False}
     state = SimpleNamespace(epoch=control.pop("epoch", 0.5))
-    return StepTail(
-        SimpleNamespace(control=SimpleNamespace(**asked | control), state=state, args=SimpleNamespace(world_size=1))
-    )
+    args, model = SimpleNamespace(world_size=1), SimpleNamespace(parameters=list)
+    control_of = SimpleNamespace(**asked | control)
+    return StepTail(SimpleNamespace(control=control_of, state=state, args=args, model=model, optimizer=None))
 
 
 @pytest.mark.parametrize(

@@ -75,11 +75,13 @@ def may_stop_in(consensus: ThreadConsensus, batches: list[float]) -> bool:
     )
     epoch_loop = SimpleNamespace(val_loop=val_loop, _should_accumulate=lambda: False, max_steps=-1, global_step=1)
     trainer = SimpleNamespace(
-        fit_loop=SimpleNamespace(epoch_loop=epoch_loop), _logger_connector=SimpleNamespace(_callback_metrics={})
+        fit_loop=SimpleNamespace(epoch_loop=epoch_loop),
+        lightning_module=SimpleNamespace(parameters=list),
+        _logger_connector=SimpleNamespace(_callback_metrics={}),
     )
     validation = Validation(trainer, consensus)
     validation.begin({})
-    return validation.can_stop
+    return validation.can_stop()
 
 
 @pytest.mark.parametrize(

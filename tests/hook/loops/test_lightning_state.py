@@ -92,7 +92,7 @@ def with_a_stream(stop_at: int | None) -> list[float]:
 
 
 def reloading(stop_at: int | None) -> list[float]:
-    return fitted(module(stop_at), reload_dataloaders_every_n_epochs=1)
+    return fitted(module(stop_at), reload_dataloaders_every_n_epochs=1, limit_val_batches=0)
 
 
 def unfreezing(stop_at: int | None) -> list[float]:

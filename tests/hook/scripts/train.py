@@ -18,6 +18,7 @@ TOLD = {
     "resume": None,
     "calls": 1,
     "subclass": False,
+    "averages": False,
     "quiet": False,
     "width": 16,
     "eval_draws": False,
@@ -103,6 +104,20 @@ class Own(Trainer):
         super().__init__(model=net, args=arguments, train_dataset=rows, eval_dataset=rows, callbacks=[Tells()])
 
 
+class Averages(Trainer):
+    """A subclass that evaluates with other weights than those that it trains."""
+
+    def evaluate(self, *args, **kwargs):
+        trained = [parameter.detach().clone() for parameter in self.model.parameters()]
+        for parameter in self.model.parameters():
+            parameter.data.mul_(0.5)
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            for parameter, value in zip(self.model.parameters(), trained, strict=True):
+                parameter.data.copy_(value)
+
+
 class Batches:
     """A batch sampler that shuffles by its epoch."""
 
@@ -136,7 +151,9 @@ def trainer_of(net, arguments):
         return Own(net, Rows(), arguments)
     tells = TellsSteps() if TOLD["quiet"] else Tells()
     rows = Stream() if TOLD["stream"] else Rows()
-    return Trainer(model=net, args=arguments, train_dataset=rows, eval_dataset=Rows(), callbacks=[tells])
+    return (Averages if TOLD["averages"] else Trainer)(
+        model=net, args=arguments, train_dataset=rows, eval_dataset=Rows(), callbacks=[tells]
+    )
 
 
 def shard_on_cpus():

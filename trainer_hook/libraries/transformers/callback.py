@@ -65,7 +65,7 @@ class _CheckpointHook:
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Inside an evaluation the last finished step is still the point to resume from.
-        if self._trainer.is_in_train:
+        if self._trainer.is_in_train and self._tail.can_stop(self._call.consensus.all_agree):
             due = self._call.monitor.inside("evaluate")
             if due.stop and not self._tail.is_doing:
                 info("a callback evaluates now: the resume will draw other random numbers")

@@ -47,6 +47,9 @@ class StepTail:
         self._control: Any = None
         self._doing: tuple[str, ...] | None = None
         self._random: dict[str, Any] | None = None
+        self._weights: Any = None
+        self._has_weights_of_training: bool | None = None
+        """Whether the evaluation runs with the weights that are trained; ``None``: not looked yet."""
         self._is_epoch_over = False
 
     @property
@@ -110,8 +113,22 @@ class StepTail:
         self._doing = self._requested()
         if EVALUATE in self._doing:
             self._random = random_state.read(self._trainer)
+            self._weights, self._has_weights_of_training = _sample(self._trainer), None
         yield
-        self._doing = self._random = None  # not after an error: SIGTERM may have ended a DataLoader worker
+        self._doing = self._random = self._weights = None  # not after an error: SIGTERM may have ended a DataLoader worker
+
+    def can_stop(self, agree: Callable[[bool], bool]) -> bool:
+        """Whether all ranks may stop inside this evaluation: it runs with the weights that are trained. Collective.
+
+        ``agree``: as ``RankConsensus.all_agree``.
+        """
+        if not self.is_doing:
+            return True
+        if self._has_weights_of_training is None:
+            from trainer_hook.libraries import weights_sample  # imports torch
+
+            self._has_weights_of_training = agree(weights_sample.is_of(self._trainer.model, self._weights))
+        return self._has_weights_of_training
 
     def done(self) -> None:
         """The tail of the step, or of the epoch, is done."""
@@ -173,6 +190,16 @@ class StepTail:
         control, epoch = self._control, self._trainer.state.epoch
         # Trainer ends the epoch, too, when it is told to stop in the middle of one.
         return bool(control.should_training_stop or control.should_epoch_stop or (epoch and float(epoch).is_integer()))
+
+
+def _sample(trainer: Any) -> Any:
+    if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
+        return None  # a parameter has another form inside an evaluation
+    if callable(getattr(getattr(trainer.optimizer, "optimizer", trainer.optimizer), "eval", None)):
+        return None  # a schedule-free optimizer, whose state says in which form the weights are
+    from trainer_hook.libraries import weights_sample  # imports torch
+
+    return weights_sample.of(trainer.model)
 
 
 def script_folder(trainer: Any) -> Path:

@@ -19,6 +19,7 @@ TOLD = {
     "calls": 1,
     "subclass": False,
     "averages": False,
+    "epoch_draws": False,
     "quiet": False,
     "width": 16,
     "eval_draws": False,
@@ -77,6 +78,10 @@ class Net(torch.nn.Module):
 
 class TellsSteps(TrainerCallback):
     """The script's own callback, one that does nothing between two steps."""
+
+    def on_epoch_begin(self, args, state, control, **kwargs):
+        if TOLD["epoch_draws"]:
+            torch.rand(1)
 
     def on_step_end(self, args, state, control, **kwargs):
         tell(f"rank {RANK} step {state.global_step}")

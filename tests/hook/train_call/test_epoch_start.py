@@ -16,12 +16,13 @@ LOADERS: dict[str, dict[str, Any]] = {
     "generator": {"own_loader": "generator"},
     "batches": {"own_loader": "batches"},
     "stream": {"stream": True},
+    "callback": {"epoch_draws": True},
     "workers": {"args": {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}},
 }
 PER_EPOCH = 16
 
 
-ALWAYS, SLOW = ("global", "stream"), ("generator", "batches", "workers")
+ALWAYS, SLOW = ("global", "stream"), ("generator", "batches", "workers", "callback")
 
 
 @pytest.mark.parametrize("kind", [*ALWAYS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW)])

@@ -42,6 +42,17 @@ class EpochStart:
         self._is_between = choice is not None and has_epoch_ended(choice.meta)
         self._unrestored = self._resumes_from
 
+    def restore_between_epochs(self) -> None:
+        """Nothing of the step before is left to do: the script's callbacks may draw random numbers when the epoch begins."""
+        if self._resumes_from is not None and self._is_at_epoch_start:
+            trainer = self._trainer
+            trainer._load_rng_state(str(self._resumes_from))
+            random_state.restore_at_next_load(trainer, random_state.read(trainer))
+
+    @property
+    def _is_at_epoch_start(self) -> bool:
+        return self._is_between or float(self._trainer.state.epoch or 0).is_integer()
+
     def epoch_begins(self, loader: Any, control: Any) -> None:
         """The pass over the data is about to begin, after every callback of the script."""
         self._is_told_to_stop = control.should_training_stop
@@ -78,8 +89,9 @@ class EpochStart:
 
     def _restore(self, folder: Path) -> None:
         saved = self._saved(folder)
-        if self._is_between or float(self._trainer.state.epoch or 0).is_integer():
-            self._load_now(folder)
+        if self._is_at_epoch_start:
+            # Trainer restores the random state after this event and before the pass: to that of now.
+            random_state.restore_at_next_load(self._trainer, random_state.read(self._trainer))
             states = saved.get("generators_now")
         else:
             states = saved.get("generators")
@@ -87,12 +99,6 @@ class EpochStart:
                 random_state.restore(self._trainer, saved["epoch_start"])
         for generator, state in zip(_generators_of(self._loader), states or (), strict=False):
             generator.set_state(state)
-
-    def _load_now(self, folder: Path) -> None:
-        """Between epochs Trainer restores the random state after this event and before the pass: do so already."""
-        trainer = self._trainer
-        trainer._load_rng_state(str(folder))
-        random_state.restore_at_next_load(trainer, random_state.read(trainer))
 
     def _saved(self, folder: Path) -> dict[str, Any]:
         """Return what this rank saved; nothing if another number of ranks did."""

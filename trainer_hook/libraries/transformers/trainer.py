@@ -182,6 +182,7 @@ class HookedTrain:
             return
         self._best.expect_on_volume()
         self._driver.tail.catch_up(choice.meta, choice.path, ignore_keys=self._ignore_keys)
+        self._start.restore_between_epochs()
 
     def _finished_output(self, choice: Choice | None) -> Any:
         """Return the outcome of a run that had finished in an earlier pod; ``None``: there is something left to train."""

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -228,9 +228,15 @@ def _load(text: str) -> Any:
 
 
 def _values(value: Any, counted: dict[int, int]) -> int:
-    """Return the number of values of a document, with those of an alias counted at each place; ``counted``: by object."""
+    """Return the number of values of a document, with those of an alias counted at each place; ``counted``: by object.
+
+    Raises:
+        NotInjectable: A key is a mapping, as in ``{{ .Values.image }}``.
+    """
     if not isinstance(value, MutableMapping | list):
         return 1
+    if isinstance(value, MutableMapping) and any(isinstance(key, Mapping) for key in value):
+        raise NotInjectable("", "has a placeholder ({{ … }}); a template must be rendered first")
     if id(value) not in counted:
         counted[id(value)] = MOST_VALUES  # if it holds itself
         inside = value.values() if isinstance(value, MutableMapping) else value

@@ -291,6 +291,8 @@ def test_text_that_is_no_yaml_is_refused_with_its_line() -> None:
         inject_text("kind: Job\nspec: {{ .Values.spec }}\n  x: [\n", STORE)
     with pytest.raises(NotInjectable, match=r"nothing here has pods of a known kind .* by the label checkpoint-sidecar/inject"):
         inject_text("kind: Service\napiVersion: v1\n", STORE)
+    with pytest.raises(NotInjectable, match=r"has a placeholder \({{ … }}\); a template must be rendered first"):
+        inject_text("kind: Job\napiVersion: batch/v1\nmetadata:\n  name: {{ .Release.Name }}\n", STORE)
 
 
 @pytest.mark.parametrize(("given", "is_said"), [({}, True), ({"pods": "gpu"}, False)])

@@ -162,7 +162,7 @@ def store_findings(facts: StoreFacts) -> Iterator[Finding]:
         step = _folder_step(text) if facts.url.startswith("file:") else _NEXT_STEP[trouble]
         yield failure(trouble.value, text, step, exit_code=codes.get(trouble, EXIT_CONFIGURATION))
         return
-    yield ok("access", f"{facts.url}: credentials and bucket are right")
+    yield ok("access", f"{facts.url}: reached, and access is allowed")
     yield from _tls(facts)
     yield from _permissions(facts)
     yield from _capabilities(facts)

@@ -199,7 +199,7 @@ def _hook(pod: Pod) -> Iterator[InjectWarning]:
 def _pre_stop(pod: Pod) -> Iterator[InjectWarning]:
     there = (pod.trainer.get("lifecycle") or {}).get("preStop")
     if ends_training_at_sigterm(pod.template) and there and there != made.PRE_STOP_OF_TRAINER:
-        text = "stays as it is: the training ends at SIGTERM, so let this wait until it has saved and ended"
+        text = "stays as it is, and the training ends with it or at SIGTERM: without it one is written that waits for the save"
         yield InjectWarning(f"{pod.trainer_path}.lifecycle.preStop", text)
 
 

@@ -107,7 +107,7 @@ def test_a_denied_operation_names_what_is_lost_and_the_permission_of_s3(operatio
 
 
 TEXTS: list[tuple[dict[str, object], str, str, str | None]] = [
-    ({}, "access", "s3://bucket/run: credentials and bucket are right", None),
+    ({}, "access", "s3://bucket/run: reached, and access is allowed", None),
     ({}, "permission:PutObject", "allowed", None),
     ({}, "tls", "https, and the certificate is trusted", None),
     (

@@ -86,7 +86,11 @@ def test_others_get_sigterm_at_once() -> None:
 def test_a_pre_stop_hook_that_is_there_stays_with_a_warning() -> None:
     own = {"preStop": {"exec": {"command": ["ray", "stop"]}}}
     assert lifecycle(ray_pod(lifecycle=own)) == own
-    said = [warning.path for warning in inject(ray_pod(lifecycle=own), STORE).warnings if "ends at SIGTERM" in warning.text]
+    said = [
+        warning.path
+        for warning in inject(ray_pod(lifecycle=own), STORE).warnings
+        if "without it one is written" in warning.text
+    ]
     assert said == ["spec.containers[0].lifecycle.preStop"]
 
 

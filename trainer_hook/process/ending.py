@@ -33,7 +33,7 @@ def wait_until_durable(client: Client, stop: StopSignal, not_saved: Collection[s
     ``not_saved``: names whose save failed, for the log.
     """
     trouble_lasts, others_last = _Patience(DEGRADED_TIMEOUT_S), _Patience(OTHER_NODES_TIMEOUT_S)
-    standstill, lost = _Standstill(), dict[str, str]()
+    standstill, lost, said = _Standstill(), dict[str, str](), ""
     while stop.notice_at_s is None:
         try:
             flushed = client.flush(timeout_s=FLUSH_POLL_S)
@@ -54,7 +54,10 @@ def wait_until_durable(client: Client, stop: StopSignal, not_saved: Collection[s
         if others_last.is_over(bool(missing) and all(m.get("state") == "uploaded" for m in missing)):
             warn(f"ends: its part of {names} is in the store, and those of other nodes are not")
             return f"{names}: parts of other nodes are missing"
-        info(f"waiting until {names} {'is' if len(missing) == 1 else 'are'} durable" + (f": {trouble}" if trouble else ""))
+        text = f"waiting until {names} {'is' if len(missing) == 1 else 'are'} durable" + (f": {trouble}" if trouble else "")
+        if text != said:
+            info(text)
+        said = text
         if trouble:
             time.sleep(1)
     return None

@@ -106,12 +106,15 @@ def told_by(monkeypatch: pytest.MonkeyPatch, answer: Callable[[float], dict[str,
 HELD = {"state": "finished", "reason": "node 0 does not hold the prefix"}
 
 
-def test_what_stands_still_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stands_still_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     told, after_s = told_by(monkeypatch, lambda now_s: HELD)
     assert told == (
         "checkpoint-300: nothing has changed for 10 minutes: checkpoint-300 is finished, node 0 does not hold the prefix"
     )
     assert after_s == pytest.approx(600, abs=10)
+    assert capsys.readouterr().err.count("waiting until checkpoint-300 is durable") == 1
 
 
 def test_retries_that_come_no_further_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

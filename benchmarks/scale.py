@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from sidecar.core.commit.commit import ReadyToCommit, Reupload
+from sidecar.core.commit.commit import ReadyToCommit, Reupload, manifest_of
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry, decode_commit
@@ -29,7 +29,7 @@ from sidecar.errors import StoreUnavailable
 from sidecar.repository import documents
 from sidecar.store.protocol import Stored
 from sidecar.transfer.clock import Clock
-from sidecar.upload.commit.committer import Committer, manifest_of
+from sidecar.upload.commit.committer import Committer
 from tests.simulation.world import Faults, Request, Sleep, Together, World
 from tests.store.memory import MemoryStore
 from trainer_hook.contract import Node

@@ -200,11 +200,10 @@ def trainer(services: Services) -> models.Trainer:
 
 
 def _transfer(tracked: Tracked) -> models.Transfer:
-    size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
     return models.Transfer(
         checkpoint=tracked.name,
         state=tracked.state.value,
         sent_bytes=tracked.sent_bytes,
-        size_bytes=size_bytes,
+        size_bytes=tracked.size_bytes,
         reason=tracked.reason,
     )

@@ -37,6 +37,11 @@ class Tracked:
     marked_at_s: float = 0.0
     """Time of its marker, epoch seconds."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Size of its files; 0 for one that was rejected."""
+        return self.checkpoint.size_bytes if self.checkpoint else 0
+
     def set_sent_bytes(self, sent_bytes: int) -> int:
         """Set the number of its bytes in the store, and return it: at most its size, whatever else its journal counts."""
         size_bytes = self.checkpoint.size_bytes if self.checkpoint else sent_bytes

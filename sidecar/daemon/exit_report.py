@@ -115,7 +115,7 @@ def _given_up(tracked: Tracked) -> dict[str, Any]:
         "step": tracked.checkpoint.step if tracked.checkpoint else None,
         "reason": tracked.reason or "the sidecar ended before it was durable",
         "sent_bytes": tracked.sent_bytes,
-        "size_bytes": tracked.checkpoint.size_bytes if tracked.checkpoint else 0,
+        "size_bytes": tracked.size_bytes,
     }
 
 

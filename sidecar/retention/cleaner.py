@@ -106,7 +106,7 @@ class Cleaner:
     async def clean_volume(self) -> None:
         """Delete the durable local checkpoints that retention does not keep, and keep space for the next save."""
         newest = self._catalog.newest_finished()
-        next_bytes = newest.checkpoint.size_bytes if newest is not None and newest.checkpoint is not None else 0
+        next_bytes = newest.size_bytes if newest is not None else 0
         async with self._cleaning:
             await self._delete_surplus(min_free_bytes=self._settings.min_free, keep_least=1)
             await self._release_pins(max(self._settings.min_free, next_bytes + next_bytes // 10))

@@ -218,10 +218,9 @@ class Pusher:
         check = PostCommitCheck(context.catalog, context.committer, context.deadline)
         job = asyncio.create_task(UploadJob(context, versions, queue, check, active).run())
         dispatching = asyncio.create_task(_dispatch(context, active))
-        size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
         try:
             while not job.done():
-                on_bytes(tracked.name, tracked.sent_bytes, size_bytes)
+                on_bytes(tracked.name, tracked.sent_bytes, tracked.size_bytes)
                 await asyncio.wait({job}, timeout=0.2)
             await job
         finally:

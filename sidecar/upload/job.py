@@ -71,13 +71,12 @@ class UploadJob:
         except CheckpointChanged as error:
             await self._examine_again(str(error))
         except CheckpointRejected as error:
-            if catalog.is_current(tracked):
-                catalog.move(tracked, State.LOST, reason=str(error))
+            self._move(State.LOST, str(error))
         except Fenced as error:
             await self._look_and_give_up(str(error))
         except Outdated as error:
             log.warning("upload_starts_again", checkpoint=tracked.name, error=str(error))
-            self._restart(str(error))
+            self._move(State.FINISHED, str(error))
         except (Unstorable, NeverDurable) as error:
             self.reject(str(error))
         except (StoreError, UnreadableFile, OSError) as error:
@@ -318,7 +317,7 @@ class UploadJob:
         """Give other uploads priority for a while, longer after each failure. During a flush it is retried at once."""
         context, active, tracked = self._context, self._active, self._tracked
         wait_s, reason = context.retry_waits.failed(tracked.name, tracked.version, error)
-        self._restart(reason)
+        self._move(State.FINISHED, reason)
         active.is_sent, active.is_held = False, True
         context.news.set()
         self._queue.wake_waiting()
@@ -327,9 +326,10 @@ class UploadJob:
             if context.deadline.is_set() or not context.catalog.is_current(tracked):
                 break
 
-    def _restart(self, reason: str) -> None:
+    def _move(self, state: State, reason: str) -> None:
+        """Change its state, unless it was replaced or decided meanwhile."""
         if self._context.catalog.is_current(self._tracked):
-            self._context.catalog.move(self._tracked, State.FINISHED, reason=reason)
+            self._context.catalog.move(self._tracked, state, reason=reason)
 
     async def _examine_again(self, reason: str) -> None:
         catalog, tracked, journal = self._context.catalog, self._tracked, await self._versions.journal(self._checkpoint)

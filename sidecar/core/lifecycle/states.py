@@ -54,18 +54,7 @@ _FOLLOWING: dict[State, frozenset[State]] = {
     State.WRITING: frozenset({State.FINISHED, State.REJECTED, State.LOST}),
     State.REJECTED: frozenset({State.FINISHED, State.WRITING}),
     State.FINISHED: frozenset({State.UPLOADING, State.COMMITTED, State.SUPERSEDED, State.REJECTED, State.LOST, State.GIVEN_UP}),
-    State.UPLOADING: frozenset(
-        {
-            State.FINISHED,
-            State.PAUSED,
-            State.UPLOADED,
-            State.COMMITTED,
-            State.SUPERSEDED,
-            State.REJECTED,
-            State.LOST,
-            State.GIVEN_UP,
-        }
-    ),
+    State.UPLOADING: frozenset(State) - {State.WRITING, State.UPLOADING},
     # A second sidecar of the same pod may have committed it while it was paused here.
     State.PAUSED: frozenset({State.FINISHED, State.UPLOADING, State.COMMITTED, State.SUPERSEDED, State.LOST, State.GIVEN_UP}),
     # Rejected: with the parts of all nodes it is more than a reader takes.

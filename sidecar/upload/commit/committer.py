@@ -19,7 +19,6 @@ from sidecar.core.commit.commit import (
     commit_of,
     decide,
     manifest_entry,
-    manifest_of,
     to_reupload,
     waiting_for,
 )
@@ -263,8 +262,7 @@ class Committer(Revocation):
         digests = [keys.digest(name, attempt, group, count) for group in groups(count)]
         missing = [group for group, key in enumerate(digests) if key not in there]
         # A group whose nodes died after their last manifest writes no digest: its manifests are read one by one.
-        patience_s = turn.patience_s(len(groups(count)) if missing else turn.group)
-        if now_s - poll.ready_since_s.setdefault("all", now_s) < patience_s:
+        if not poll.is_our_turn("all", len(groups(count)) if missing else turn.group, now_s):
             first = members(missing[0] if missing else 0, count)
             return Wait(f"waiting for nodes {first[0]} to {first[-1]} of {count}" if missing else "node 0 commits")
         return await self._commit(checkpoint, poll, digests=[key for key in digests if key in there])
@@ -376,6 +374,3 @@ class Committer(Revocation):
 
     def _etags(self, prefix: str) -> dict[str, str]:
         return {o.key: o.etag for o in self._store.list(prefix)}
-
-
-__all__ = ["Committer", "ReadyToCommit", "Reupload", "StoredCommit", "Wait", "manifest_of"]

@@ -206,8 +206,7 @@ class FlushControl:
         return max(0, begun_bytes - self._counted(transfer.name).on_wire_bytes(transfer))
 
     def _load(self, pending: Pending) -> Load:
-        tracked, transfer = pending.tracked, pending.transfer
-        size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
+        tracked, transfer, size_bytes = pending.tracked, pending.transfer, pending.tracked.size_bytes
         sent_bytes = size_bytes if pending.is_sent else tracked.sent_bytes if transfer is None else transfer.sent_bytes()
         left_bytes = max(0, size_bytes - sent_bytes - self._on_wire_bytes(tracked.name, transfer))
         files = len(tracked.checkpoint.files) if tracked.checkpoint else 0

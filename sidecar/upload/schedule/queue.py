@@ -231,7 +231,5 @@ class Queue:
 
 def report_uploading(catalog: Catalog, tracked: Tracked, transfer: FileTransfer) -> None:
     """Record that a checkpoint is being sent, with the bytes that were sent before."""
-    size_bytes = tracked.checkpoint.size_bytes if tracked.checkpoint else 0
-    catalog.move(
-        tracked, State.UPLOADING, size_bytes=size_bytes, already_sent_bytes=tracked.set_sent_bytes(transfer.sent_bytes())
-    )
+    already_sent_bytes = tracked.set_sent_bytes(transfer.sent_bytes())
+    catalog.move(tracked, State.UPLOADING, size_bytes=tracked.size_bytes, already_sent_bytes=already_sent_bytes)

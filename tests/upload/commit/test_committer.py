@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.core.commit.commit import ReadyToCommit, Reupload, Wait
+from sidecar.core.commit.commit import ReadyToCommit, Reupload, Wait, manifest_of
 from sidecar.core.commit.rewrite import AlreadyCommitted, Replace
 from sidecar.core.format import checksum, keys
 from sidecar.core.format import manifest as manifest_module
@@ -23,7 +23,7 @@ from sidecar.store.protocol import Stored
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
-from sidecar.upload.commit.committer import MAX_POLLS, Committer, manifest_of
+from sidecar.upload.commit.committer import MAX_POLLS, Committer
 from sidecar.upload.commit.existing_commit import ExistingCommit
 from sidecar.upload.commit.overwrite_guard import Outdated
 from tests.store.memory import MemoryStore

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.commit.commit import ReadyToCommit
 from sidecar.core.format import keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.daemon import Daemon
 from sidecar.daemon.settings import Settings
-from sidecar.upload.commit.committer import ReadyToCommit
 from tests.store.memory import MemoryStore
 from tests.upload.commit.test_committer import NAME, Pod
 from trainer_hook.contract import Node

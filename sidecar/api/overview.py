@@ -10,7 +10,6 @@ from sidecar.api import models, views
 from sidecar.api.store_history import StoreHistory
 from sidecar.catalog.catalog import Tracked
 from sidecar.core.commit.resume import newest_first
-from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.safety import Facts, safety
 from sidecar.core.lifecycle.states import REPORTED
 from sidecar.core.schedule.flush import Outcome
@@ -18,6 +17,7 @@ from sidecar.daemon.services import Services
 from sidecar.download.request import ResumeState, ResumeStatus
 from sidecar.transfer.executor import StoreExecutor
 from trainer_hook.contract import rfc3339, step_of
+from trainer_hook.contract.plain_text import plain_text
 
 MOST_CHECKPOINTS = 60
 MOST_LISTED = 12

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
-from sidecar.core.format.plain_text import plain_text
+from trainer_hook.contract.plain_text import plain_text
 
 log = structlog.get_logger()
 

@@ -10,12 +10,12 @@ from typing import Any
 from sidecar.catalog.events import Events
 from sidecar.core.format.attempts import goes_after
 from sidecar.core.format.found_checkpoint import Finished
-from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.rejection import Marked, newest_rejected
 from sidecar.core.lifecycle.save_profile import save_profile
 from sidecar.core.lifecycle.states import PENDING, State, may_follow
 from sidecar.core.schedule.order import Waiting
 from trainer_hook.contract import rfc3339, step_of
+from trainer_hook.contract.plain_text import plain_text
 
 _LEVELS = {State.REJECTED: "warning", State.LOST: "error", State.GIVEN_UP: "error"}
 

@@ -20,12 +20,12 @@ from sidecar.cli.options import Json, store_address
 from sidecar.cli.output import print_answer, what_failed
 from sidecar.cli.render import counted, table
 from sidecar.core.format.durations import duration_s
-from sidecar.core.format.plain_text import plain_text
 from sidecar.core.planning.findings import Finding, exit_code_of, failure
 from sidecar.core.planning.grace_diagnosis import grace_findings
 from sidecar.core.planning.store_diagnosis import StoreFacts, store_findings
 from sidecar.core.planning.volume_diagnosis import SpaceNeeds, volume_findings
 from sidecar.errors import ConfigurationError
+from trainer_hook.contract.plain_text import plain_text
 
 if TYPE_CHECKING:
     from sidecar.daemon.settings import Settings

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from sidecar.cli.streams import OutputLost
-from sidecar.core.format.plain_text import plain_text
+from trainer_hook.contract.plain_text import plain_text
 
 PROGRAM = "checkpoint-sidecar"
 COMPLETE = "_CHECKPOINT_SIDECAR_COMPLETE"

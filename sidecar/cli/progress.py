@@ -10,7 +10,7 @@ from typing import Any
 
 from sidecar.cli.output import PROGRAM, what_failed
 from sidecar.cli.render import size_text
-from sidecar.core.format.plain_text import plain_text
+from trainer_hook.contract.plain_text import plain_text
 
 LINE_S = 10.0
 """Interval in seconds of the lines where standard error is no terminal."""

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from shutil import get_terminal_size
 from typing import Any
 
-from sidecar.core.format.plain_text import plain_text
+from trainer_hook.contract.plain_text import plain_text
 
 _LEAST_WRAPPED = 20
 """Narrowest column, in characters, in which sentences are wrapped."""

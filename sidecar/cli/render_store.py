@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sidecar.cli.render import counted, field_lines, size_text, table, text_of
-from sidecar.core.format.plain_text import plain_text
+from trainer_hook.contract.plain_text import plain_text
 
 if TYPE_CHECKING:
     from sidecar.standalone.listing import ListedCheckpoint, ListedRun

@@ -24,9 +24,9 @@ from sidecar.cli.options import (
 from sidecar.cli.output import PROGRAM, print_answer
 from sidecar.cli.render import counted, size_text
 from sidecar.cli.render_store import plan_text, quarantine_text, verification_text
-from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.exit_codes import EXIT_DAMAGED
 from sidecar.errors import ConfigurationError, RequestRefused
+from trainer_hook.contract.plain_text import plain_text
 
 if TYPE_CHECKING:
     from sidecar.lifecycle.idle_prefix import IdlePrefix

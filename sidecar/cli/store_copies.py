@@ -21,9 +21,9 @@ from sidecar.cli.output import fail, print_answer, print_path
 from sidecar.cli.render import counted, size_text
 from sidecar.cli.store_care import ask_holder
 from sidecar.core.format.checkpoint_address import Address, misnamed
-from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.exit_codes import EXIT_DAMAGED, EXIT_FAILED, EXIT_GIVEN_UP, EXIT_NOTHING, EXIT_REFUSED
 from sidecar.errors import ConfigurationError, NothingFound, RequestRefused
+from trainer_hook.contract.plain_text import plain_text
 
 if TYPE_CHECKING:
     from sidecar.standalone.pulling import Pulled

@@ -11,9 +11,9 @@ from typing import Any
 import structlog
 
 from sidecar import __version__
-from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.checkpoint_trace import CheckpointTrace, CheckpointTraces, Span
 from trainer_hook.contract import Node
+from trainer_hook.contract.plain_text import plain_text
 
 log = structlog.get_logger()
 

@@ -13,12 +13,12 @@ import structlog
 
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import Quarantined, decode_quarantined, encode
-from sidecar.core.format.plain_text import plain_text
 from sidecar.errors import AlreadyExists, NotFound, StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.volume.opener import Place
 from trainer_hook.contract import ContractError, Node, is_checkpoint_name, rfc3339
+from trainer_hook.contract.plain_text import plain_text
 
 log = structlog.get_logger()
 

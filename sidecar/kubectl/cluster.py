@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sidecar.core.format.plain_text import plain_text
 from sidecar.core.job.pods import SIDECAR
 from sidecar.errors import ConfigurationError, NothingFound, SidecarError
+from trainer_hook.contract.plain_text import plain_text
 
 CALL_S = 30.0
 """Timeout of one call, in seconds; a command in a sidecar has its own."""

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 from sidecar.cli import streams
 from sidecar.cli.missing_package import not_installed
-from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.exit_codes import EXIT_CONFIGURATION, EXIT_FAILED, EXIT_NOTHING, EXIT_REFUSED, EXIT_UNREACHABLE
 from sidecar.errors import ConfigurationError, NothingFound, RequestRefused, SidecarError
+from trainer_hook.contract.plain_text import plain_text
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

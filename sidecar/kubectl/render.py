@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sidecar.cli.render import size_text, table, text_of
-from sidecar.core.format.plain_text import plain_text
 from sidecar.core.job.status import JobStatus, PodReport
 from sidecar.core.lifecycle.safety import Level
+from trainer_hook.contract.plain_text import plain_text
 
 _STYLES = {Level.SAFE: "green", Level.UNKNOWN: "default", Level.ATTENTION: "yellow", Level.DANGER: "bold red"}
 

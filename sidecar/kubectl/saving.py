@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from sidecar.core.format.plain_text import plain_text
 from sidecar.core.job.pods import JobPod
 from sidecar.core.job.save import JobSave, job_save
 from sidecar.core.job.workloads import suspension
 from sidecar.errors import NothingFound, RequestRefused, SidecarError
 from sidecar.kubectl.cluster import Kubectl
 from sidecar.kubectl.job import Job, at_once, running
+from trainer_hook.contract.plain_text import plain_text
 
 _PREFIX = "checkpoint-sidecar save: "
 

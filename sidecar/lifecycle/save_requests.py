@@ -11,7 +11,6 @@ import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
-from sidecar.core.format.plain_text import plain_text
 from sidecar.core.lifecycle.states import NEVER_DURABLE, State
 from sidecar.daemon.tasks import within
 from sidecar.volume.volume import Volume
@@ -25,6 +24,7 @@ from trainer_hook.contract import (
     parse_answer,
     parse_request,
 )
+from trainer_hook.contract.plain_text import plain_text
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.contract import TOKEN
-from trainer_hook.process.progress import Bar
+from trainer_hook.process.progress_bar import Bar
 
 ABSENT_AFTER_S = 30.0
 """A sidecar that refuses connections for this long is absent."""

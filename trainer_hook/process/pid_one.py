@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from trainer_hook.process.truth import is_off
+from trainer_hook.process.switches import is_off
 
 
 def default_action(number: int, _: object) -> None:

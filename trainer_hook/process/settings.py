@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.contract import DEFAULT_API_PORT, DEFAULT_DIR, PREEMPTED_EXIT_CODE, ContractError, check_settings
-from trainer_hook.process.truth import FALSE, TRUE
+from trainer_hook.process.switches import FALSE, TRUE
 
 
 class SettingError(ValueError):

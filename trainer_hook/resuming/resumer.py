@@ -11,7 +11,7 @@ from typing import Any
 from trainer_hook import contract
 from trainer_hook.process.client import Client, ResumeResult, SidecarAbsent
 from trainer_hook.process.log import info, warn
-from trainer_hook.process.progress import bar
+from trainer_hook.process.progress_bar import bar
 from trainer_hook.process.rank_consensus import RankConsensus
 from trainer_hook.process.settings import Settings
 from trainer_hook.volume import lease

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sidecar.core.format import keys
 from sidecar.core.format.manifest import FileEntry, Path
-from sidecar.core.format.plain_text import plain_text
 from trainer_hook.contract import ContractError, repeated_key
+from trainer_hook.contract.plain_text import plain_text
 
 MAX_LINE_BYTES = 16 << 10
 """Maximum length: enough for a path, a key that repeats it and an upload's id."""

@@ -14,7 +14,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.obstacles import contradiction
-from sidecar.core.format.plain_text import plain_text
 from trainer_hook.contract import (
     FORMAT,
     MARKER,
@@ -31,6 +30,7 @@ from trainer_hook.contract import (
     repeated_key,
     step_of,
 )
+from trainer_hook.contract.plain_text import plain_text
 
 MAX_DOCUMENT_BYTES = 32 << 20
 """Maximum size of a document, for writers and readers: a manifest of 100,000 files, a commit of 99,999 nodes."""

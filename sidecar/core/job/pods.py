@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from sidecar.core.format.plain_text import plain_text
+from trainer_hook.contract.plain_text import plain_text
 
 SIDECAR = "checkpoint-sidecar"
 """Name of the sidecar's container, as the injection calls it."""

@@ -20,12 +20,10 @@ from urllib.parse import urlsplit
 from sidecar.store.http.answer import Connection, OpenAnswer
 from sidecar.store.http.dial import CannotConnect, Dialler
 from sidecar.store.http.exchange import Exchange
-from sidecar.store.http.link import Pulse, Silent
+from sidecar.store.http.link import Pulse
 from sidecar.store.http.proxy import HttpProxy, proxy_at
 from sidecar.store.http.tries import Watcher
 from sidecar.store.slice import BLOCK_BYTES, FileSlice
-
-__all__ = ["AnswerTooLong", "CannotConnect", "Request", "Silent", "WholeAnswer", "Wire", "host_of", "whole"]
 
 TINY_BYTES = 32 << 10
 """Bodies up to this size are sent in one call with their headers."""

@@ -10,7 +10,8 @@ import structlog
 
 from sidecar.errors import StoreUnavailable
 from sidecar.store.http.answer import OpenAnswer
-from sidecar.store.http.wire import Silent, Wire, whole
+from sidecar.store.http.link import Silent
+from sidecar.store.http.wire import Wire, whole
 from sidecar.store.s3.answers import OpenBody, check_object, client_error, etag_of_write, is_success
 from sidecar.store.s3.errors import translated
 from sidecar.store.s3.signing import Signer

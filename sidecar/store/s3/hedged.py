@@ -78,7 +78,7 @@ class HedgedCall:
     def _begin(self, *, is_fresh: bool) -> Attempt:
         attempt = Attempt(is_fresh=is_fresh, most_bytes=self._most_bytes)
         attempt.task = asyncio.create_task(self._transport.try_once(self._request, attempt))
-        attempt.task.add_done_callback(_look_at_error)
+        attempt.task.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may have no reader
         self._waiting.append(attempt)
         self._begun += 1
         self._latest_s = time.monotonic()
@@ -175,9 +175,3 @@ class HedgedCall:
                 self._transport.listen(attempt, self._call.unwanted)
             else:
                 attempt.give_up()
-
-
-def _look_at_error(task: asyncio.Task[Any]) -> None:
-    """Prevent a log line about the error of a try that nobody waits for any more."""
-    if not task.cancelled():
-        task.exception()

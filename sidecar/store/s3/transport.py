@@ -25,7 +25,8 @@ from aiohttp.client_proto import ResponseHandler
 from botocore.exceptions import ConnectionClosedError, ProxyConnectionError
 
 from sidecar.core.schedule import hedging
-from sidecar.store.http.wire import MAX_ERROR_BYTES, AnswerTooLong, CannotConnect, Wire
+from sidecar.store.http.dial import CannotConnect
+from sidecar.store.http.wire import MAX_ERROR_BYTES, AnswerTooLong, Wire
 from sidecar.store.s3.attempt import Attempt, Call, Handler, origin_of
 from sidecar.store.s3.hedged import HedgedCall
 

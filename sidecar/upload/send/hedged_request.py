@@ -114,13 +114,8 @@ async def _settled_result(ended: asyncio.Future[T], other: asyncio.Future[T], it
     if ended.exception() is not None:
         return await other
     if its.cancel():
-        other.add_done_callback(_retrieve_exception)
+        other.add_done_callback(lambda its: its.cancelled() or its.exception())  # nobody waits for its error any more
         return ended.result()
     # The store has the complete body of the other try: it arrives, too, and the store keeps the one that arrives last.
     await asyncio.wait({other})
     return ended.result() if other.exception() is not None else other.result()
-
-
-def _retrieve_exception(ended: asyncio.Future[T]) -> None:
-    if not ended.cancelled():
-        ended.exception()

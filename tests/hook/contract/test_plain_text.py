@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.format.plain_text import MOST_CHARACTERS, plain_text
+from trainer_hook.contract.plain_text import MOST_CHARACTERS, plain_text
 
 anything = st.text(st.characters(exclude_categories=()))
 """Half surrogates, too: ``os.listdir`` makes them of names that are no UTF-8, and JSON may hold them."""

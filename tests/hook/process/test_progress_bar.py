@@ -15,12 +15,12 @@ import pytest
 from tests.hook.job import ROOT, Answers, plain_environ
 from tests.hook.process.test_client import in_turn
 from trainer_hook.process.client import Client
-from trainer_hook.process.progress import Bar, is_watched
+from trainer_hook.process.progress_bar import Bar, is_watched
 
 DOWNLOADS = """
-from trainer_hook.process import progress
+from trainer_hook.process import progress_bar
 {missing}
-bar = progress.bar()
+bar = progress_bar.bar()
 print(bool(bar))
 for done in (0, 500_000_000, 2_000_000_000):
     bar({{"state": "downloading", "checkpoint": "checkpoint-7", "done_bytes": done, "total_bytes": 2_000_000_000}})

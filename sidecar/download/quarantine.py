@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 import structlog
 
 from sidecar.core.format import checksum, keys
-from sidecar.core.format.manifest import Quarantined, decode_quarantined, encode
+from sidecar.core.format.manifest import Quarantined, decode, encode
 from sidecar.errors import AlreadyExists, NotFound, StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
@@ -210,7 +210,7 @@ async def check_not_quarantined(
     if key not in listed:
         return
     try:
-        found = decode_quarantined(await executor.persistently(store.get, key), key=key)
+        found = decode(Quarantined, await executor.persistently(store.get, key), key=key)
     except NotFound:
         return  # released meanwhile
     except ContractError as error:

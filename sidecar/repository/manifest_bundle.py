@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sidecar.core.format import checksum, keys
-from sidecar.core.format.manifest import Commit, decode_digest
+from sidecar.core.format.manifest import Commit, ManifestBundle, decode
 from sidecar.errors import StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
@@ -17,7 +17,7 @@ async def bundled_manifests(commit: Commit, store: Store, executor: StoreExecuto
     """
     key = keys.all_manifests(commit.name, commit.attempt)
     try:
-        digest = decode_digest(await executor.persistently(store.get, key), key=key)
+        digest = decode(ManifestBundle, await executor.persistently(store.get, key), key=key)
     except (StoreError, ContractError):
         return {}
     named = {entry.key: entry.crc64nvme for entry in commit.manifests}

@@ -14,7 +14,7 @@ from sidecar.core.commit.resume import check_manifest, check_node_set, check_pat
 from sidecar.core.commit.summary import StoredState, summaries
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.checkpoint_address import misnamed
-from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_manifest, decode_quarantined
+from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, Quarantined, decode, decode_manifest
 from sidecar.core.schedule.parts import part_ranges, range_bytes
 from sidecar.errors import ArchivedObject, CorruptObject, LaterFormat, NotFound, NothingFound, UnusableNow
 from sidecar.repository.documents import Documents
@@ -183,7 +183,7 @@ class Verifier(Documents):
             return
         found.state, why = StoredState.QUARANTINED, "its record cannot be read"
         try:
-            record = decode_quarantined(await self._executor.persistently(self._store.get, key), key=key)
+            record = decode(Quarantined, await self._executor.persistently(self._store.get, key), key=key)
             why = f"{record.reason}{f' (found at {record.at})' if record.at else ''}"
         except (NotFound, ContractError, UnusableNow):
             pass

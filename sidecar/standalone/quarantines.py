@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sidecar.core.commit.summary import StoredState
 from sidecar.core.format import keys
-from sidecar.core.format.manifest import decode_quarantined
+from sidecar.core.format.manifest import Quarantined, decode
 from sidecar.errors import NotFound, NothingFound, OversizedDocument
 from sidecar.standalone.listing import ListedCheckpoint, Listing
 from sidecar.standalone.session import StoreSession
@@ -42,7 +42,7 @@ async def _record(session: StoreSession, listed: ListedCheckpoint, key: str) -> 
     name, commit = listed.summary.name, listed.commit
     applies = listed.state is StoredState.QUARANTINED and commit is not None and key == keys.quarantined(name, commit.crc64nvme)
     try:
-        found = decode_quarantined(await session.executor.persistently(session.store.get, key), key=key)
+        found = decode(Quarantined, await session.executor.persistently(session.store.get, key), key=key)
     except NotFound:
         return None
     except (ContractError, OversizedDocument) as error:

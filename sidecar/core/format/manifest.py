@@ -69,6 +69,9 @@ class _Document(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
+_D = TypeVar("_D", bound=_Document)
+
+
 class FileEntry(_Document):
     """One file of one node, with its key in the store."""
 
@@ -211,7 +214,7 @@ def decode_reupload_request(raw: bytes, *, key: str, name: str) -> ReuploadReque
         ContractError: It is not one of format 1, or names a key that no such file of checkpoint ``name`` has; the text
             names ``key``.
     """
-    request = _decode(ReuploadRequest, raw, key)
+    request = decode(ReuploadRequest, raw, key=key)
     for node in request.nodes.values():
         for path, target in node.files.items():
             if not keys.is_key_of(target, name, path):
@@ -219,31 +222,29 @@ def decode_reupload_request(raw: bytes, *, key: str, name: str) -> ReuploadReque
     return request
 
 
-def decode_digest(raw: bytes, *, key: str) -> ManifestBundle:
-    """Read a digest.
-
-    Raises:
-        ContractError: It is not a digest of format 1; the text names ``key`` and the field.
-    """
-    return _decode(ManifestBundle, raw, key)
-
-
-def decode_quarantined(raw: bytes, *, key: str) -> Quarantined:
-    """Read a quarantine record.
+def decode(kind: type[_D], raw: bytes, *, key: str) -> _D:
+    """Read a document of which the fields alone decide whether it is valid.
 
     Raises:
         ContractError: It is not one of format 1; the text names ``key`` and the field.
     """
-    return _decode(Quarantined, raw, key)
-
-
-def decode_begun_deletion(raw: bytes, *, key: str) -> BegunDeletion:
-    """Read the record of a deletion.
-
-    Raises:
-        ContractError: It is not one of format 1; the text names ``key`` and the field.
-    """
-    return _decode(BegunDeletion, raw, key)
+    try:
+        document = kind.model_validate_json(raw)
+        twice = repeated_key(raw)
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)
+        version = next((each["input"] for each in wrong if each["loc"] == ("format",)), None)
+        if type(version) is int and version > FORMAT:
+            raise LaterFormatError(version, of=key) from None
+        first = wrong[0]
+        place = ".".join(str(part) for part in first["loc"]) or "document"
+        said = plain_text(f"{place}: {first['msg']}")
+        raise ContractError(f"{key}: {said}") from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits
+        raise ContractError(f"{key}: {str(error)[:200]}") from None
+    if twice is not None:
+        raise ContractError(f"{key}: {plain_text(twice)}")
+    return document
 
 
 def encode(document: Manifest | Commit | ManifestBundle | Quarantined | BegunDeletion | ReuploadRequest) -> bytes:
@@ -257,7 +258,7 @@ def decode_manifest(raw: bytes, *, key: str) -> Manifest:
     Raises:
         ContractError: It is not a manifest of format 1; the text names ``key`` and the field.
     """
-    manifest = _decode(Manifest, raw, key)
+    manifest = decode(Manifest, raw, key=key)
     _check_step(manifest, key)
     _check_marker_fields(manifest, key)
     folder = keys.folder(manifest.name)
@@ -294,7 +295,7 @@ def decode_commit(raw: bytes, *, key: str) -> Commit:
     Raises:
         ContractError: It is not a commit of format 1; the text names ``key`` and the field.
     """
-    commit = _decode(Commit, raw, key)
+    commit = decode(Commit, raw, key=key)
     if key != keys.commit(commit.name):
         raise ContractError(f"{key}: says that it is the commit of {commit.name}")
     _check_step(commit, key)
@@ -352,26 +353,3 @@ def _check_marker_fields(document: Manifest | Commit, key: str) -> None:
 def _check_step(document: Manifest | Commit, key: str) -> None:
     if document.step is not None and step_of(document.name) not in (None, document.step):
         raise ContractError(f"{key}: says step {document.step} of {document.name}")
-
-
-_D = TypeVar("_D", bound=_Document)
-
-
-def _decode(kind: type[_D], raw: bytes, key: str) -> _D:
-    try:
-        document = kind.model_validate_json(raw)
-        twice = repeated_key(raw)
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)
-        version = next((each["input"] for each in wrong if each["loc"] == ("format",)), None)
-        if type(version) is int and version > FORMAT:
-            raise LaterFormatError(version, of=key) from None
-        first = wrong[0]
-        place = ".".join(str(part) for part in first["loc"]) or "document"
-        said = plain_text(f"{place}: {first['msg']}")
-        raise ContractError(f"{key}: {said}") from None
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits
-        raise ContractError(f"{key}: {str(error)[:200]}") from None
-    if twice is not None:
-        raise ContractError(f"{key}: {plain_text(twice)}")
-    return document

@@ -13,7 +13,7 @@ from sidecar.core.format.manifest import (
     ManifestBundle,
     NodeReuploads,
     ReuploadRequest,
-    decode_digest,
+    decode,
     decode_manifest,
     decode_reupload_request,
     encode,
@@ -92,7 +92,7 @@ class ManifestCollector:
 
     async def _take_over(self, key: str) -> None:
         try:
-            digest = decode_digest(await self._executor.persistently(self._store.get, key), key=key)
+            digest = decode(ManifestBundle, await self._executor.persistently(self._store.get, key), key=key)
         except (NotFound, ContractError):
             return
         for gathered in digest.manifests:

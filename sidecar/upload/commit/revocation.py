@@ -8,7 +8,7 @@ from contextlib import suppress
 from sidecar.core.commit.commit import attempt_of
 from sidecar.core.commit.remainder import is_remainder, last_write
 from sidecar.core.format import keys
-from sidecar.core.format.manifest import BegunDeletion, decode_begun_deletion, encode
+from sidecar.core.format.manifest import BegunDeletion, decode, encode
 from sidecar.errors import AccessRefused, AlreadyExists, NotFound, UnusableNow
 from sidecar.lifecycle.lease import Lease, NoLease
 from sidecar.repository.documents import Documents, StoredCommit
@@ -91,7 +91,7 @@ class Revocation(Documents):
         """
         key = keys.deletion(name)
         try:
-            begun = decode_begun_deletion(await self._executor.persistently(self._store.get, key), key=key)
+            begun = decode(BegunDeletion, await self._executor.persistently(self._store.get, key), key=key)
         except (NotFound, ContractError, UnusableNow):
             return False
         await self.lease.require_not_fenced()

@@ -20,12 +20,10 @@ from sidecar.core.format.manifest import (
     Manifest,
     ManifestBundle,
     Quarantined,
+    decode,
     decode_all,
-    decode_begun_deletion,
     decode_commit,
-    decode_digest,
     decode_manifest,
-    decode_quarantined,
     decode_reupload_request,
     encode,
     too_large,
@@ -308,12 +306,12 @@ def test_of_what_is_no_json_object_the_document_is_named() -> None:
 
 @pytest.mark.parametrize("key", ["attempt", "size_bytes"])
 def test_a_document_with_a_key_twice_is_corrupt_because_readers_differ_in_which_they_take(key: str) -> None:
-    for document, decode, place in ((MANIFEST, decode_manifest, "k"), (COMMIT, decode_commit, KEY)):
+    for document, read, place in ((MANIFEST, decode_manifest, "k"), (COMMIT, decode_commit, KEY)):
         raw = json.dumps(document).replace(f'"{key}":', f'"{key}": 2, "{key}":').encode()
         raw = raw.replace(b'"attempt": 2', b'"attempt": "a2"')
         assert json.loads(raw) == document  # Python takes the last one
         with pytest.raises(ContractError, match=f"^{place}: the key '{key}' twice in one object"):
-            decode(raw, key=place)
+            read(raw, key=place)
 
 
 def test_a_number_that_not_every_reader_takes_makes_a_document_corrupt() -> None:
@@ -332,11 +330,11 @@ def test_the_checksum_of_a_file_is_a_number_or_its_text(crc: int, other: int) ->
 
 def test_copies_of_manifests_and_records_are_read_as_they_were_written() -> None:
     bundle = ManifestBundle(name="checkpoint-1", attempt="a", manifests=())
-    assert decode_digest(encode(bundle), key="k") == bundle
+    assert decode(ManifestBundle, encode(bundle), key="k") == bundle
     record = Quarantined(commit_crc64nvme="0" * 16, reason="a flipped bit", node="1", at=None)
-    assert decode_quarantined(encode(record), key="k") == record
+    assert decode(Quarantined, encode(record), key="k") == record
     begun = BegunDeletion(last_write="2026-03-01T12:00:00.000Z")
-    assert decode_begun_deletion(encode(begun), key="k") == begun
-    for decode in (decode_digest, decode_quarantined, decode_begun_deletion):
+    assert decode(BegunDeletion, encode(begun), key="k") == begun
+    for kind in (ManifestBundle, Quarantined, BegunDeletion):
         with pytest.raises(ContractError, match=r"^k: "):
-            decode(b"{}", key="k")
+            decode(kind, b"{}", key="k")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sidecar.core.format.manifest import (
-    decode_begun_deletion,
-    decode_digest,
-    decode_quarantined,
+    BegunDeletion,
+    ManifestBundle,
+    Quarantined,
+    decode,
     decode_reupload_request,
     encode,
 )
@@ -28,22 +30,22 @@ INSTRUMENTED = (
 IS_JSON = True
 NAME = "checkpoint-20"
 DOCUMENTS: tuple[tuple[Callable[..., Any], Callable[..., bytes], dict[str, str]], ...] = (
-    (decode_digest, encode, {"key": "k"}),
-    (decode_quarantined, encode, {"key": "k"}),
-    (decode_begun_deletion, encode, {"key": "k"}),
+    (partial(decode, ManifestBundle), encode, {"key": "k"}),
+    (partial(decode, Quarantined), encode, {"key": "k"}),
+    (partial(decode, BegunDeletion), encode, {"key": "k"}),
     (decode_reupload_request, encode, {"key": "k", "name": NAME}),
     (decode_run, encode_run, {}),
 )
 
 
 def check(raw: bytes) -> None:
-    for decode, to_bytes, options in DOCUMENTS:
+    for read, to_bytes, options in DOCUMENTS:
         try:
-            document = decode(raw, **options)
+            document = read(raw, **options)
         except ContractError as error:
             check_text(error)
             continue
-        assert decode(to_bytes(document), **options) == document
+        assert read(to_bytes(document), **options) == document
     claimed = decode_claim(raw)
     assert claimed.age_s is None or 0 <= claimed.age_s < 1 << 63
     with contextlib.suppress(ContractError):

@@ -11,6 +11,7 @@ from sidecar.core.format.found_checkpoint import FoundFile
 from sidecar.errors import CheckpointChanged, CheckpointRejected, UnreadableFile
 from sidecar.volume.descriptors import opened
 from sidecar.volume.opener import NotRegular, Place
+from trainer_hook.contract import MAX_MARKER_BYTES
 
 PERMANENT_ERRORS = frozenset(
     {
@@ -79,8 +80,8 @@ def opened_as_seen(
         _expect(is_same(os.fstat(fd), seen), seen, whose)
 
 
-def read_regular(place: Place, *, max_bytes: int) -> tuple[bytes, os.stat_result]:
-    """Read the beginning of a regular file, and its status.
+def read_small(place: Place) -> tuple[bytes, os.stat_result]:
+    """Read a regular file, as far as a marker may reach, and its status.
 
     Raises:
         FileNotFoundError: It does not exist.
@@ -88,7 +89,7 @@ def read_regular(place: Place, *, max_bytes: int) -> tuple[bytes, os.stat_result
         OSError: The volume failed, or this user may not read it.
     """
     try:
-        return place.read(max_bytes=max_bytes)
+        return place.read(max_bytes=MAX_MARKER_BYTES + 1)
     except NotRegular as error:
         raise CheckpointRejected(f"{place.name} is not a regular file") from error
     except OSError as error:

@@ -13,12 +13,12 @@ import structlog
 from sidecar.core.format.found_checkpoint import Finished, FoundCheckpoint
 from sidecar.errors import CheckpointChanged, CheckpointRejected
 from sidecar.volume.bulk import statuses
-from sidecar.volume.files import DENIED, PERMANENT_ERRORS, is_as_seen, read_regular
+from sidecar.volume.files import DENIED, PERMANENT_ERRORS, is_as_seen, read_small
 from sidecar.volume.leases import held_leases
 from sidecar.volume.opener import Folder, Place
 from sidecar.volume.pins import Pins, held_as
 from sidecar.volume.walk import examine, newest_mtime, signature
-from trainer_hook.contract import INCOMING, JOURNAL, LEASES, MARKER, MAX_MARKER_BYTES, PINS, SYSTEM_DIR, is_checkpoint_name
+from trainer_hook.contract import INCOMING, JOURNAL, LEASES, MARKER, PINS, SYSTEM_DIR, is_checkpoint_name
 
 log = structlog.get_logger()
 
@@ -299,6 +299,6 @@ def journal_of(file_name: str) -> str:
 
 def _small(place: Place) -> bytes | None:
     try:
-        return read_regular(place, max_bytes=MAX_MARKER_BYTES + 1)[0]
+        return read_small(place)[0]
     except (OSError, CheckpointRejected):
         return None

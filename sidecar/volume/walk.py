@@ -8,10 +8,10 @@ import stat
 
 from sidecar.core.format.found_checkpoint import FoundCheckpoint, FoundFile, FoundMarker
 from sidecar.errors import CheckpointRejected
-from sidecar.volume.files import PERMANENT_ERRORS, read_regular, why_refused
+from sidecar.volume.files import PERMANENT_ERRORS, read_small, why_refused
 from sidecar.volume.opener import Place
 from sidecar.volume.refusals import Refusals
-from trainer_hook.contract import MARKER, MAX_MARKER_BYTES
+from trainer_hook.contract import MARKER
 
 _KINDS = {
     stat.S_IFLNK: "symbolic link",
@@ -40,7 +40,7 @@ def examine(place: Place, name: str) -> FoundCheckpoint:
 
 
 def _examine(place: Place, name: str, refusals: Refusals) -> FoundCheckpoint:
-    content, status = read_regular(place / MARKER, max_bytes=MAX_MARKER_BYTES + 1)
+    content, status = read_small(place / MARKER)
     marker = FoundMarker(content, signature(status), status.st_mtime_ns, status.st_ctime_ns)
     if (kind := refusals.kind_of(status)) is not None:
         raise CheckpointRejected(f"{MARKER} is a {kind}: write a file of its own")

@@ -213,7 +213,7 @@ class _ScriptSave:
             before._over.set()
         self._session.saves[self._name] += 1
         if self._publishes:
-            withdraw(self._folder)
+            remove_published(self._folder)
             self._records.clear(self._name)
 
     def written(self) -> None:
@@ -306,7 +306,7 @@ def _publish_at_exit() -> None:
     atexit.register(publish)  # after the session's own, so it runs before the wait for durability
 
 
-def withdraw(folder: Path) -> None:
+def remove_published(folder: Path) -> None:
     """Delete the marker and the published files of a folder that is about to be written again. Newer files stay.
 
     Writing them in place would change the files that the sidecar holds by hard links.

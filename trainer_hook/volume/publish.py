@@ -144,7 +144,7 @@ def check_writable(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def withdraw(folder: Path) -> None:
+def empty(folder: Path) -> None:
     """Delete the files of a checkpoint, its marker first, whose folder is written anew at once."""
     (folder / contract.MARKER).unlink(missing_ok=True)
     for entry in os.scandir(folder):

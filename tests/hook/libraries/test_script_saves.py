@@ -15,7 +15,7 @@ from tests.hook.story import LONG_S
 from tests.ports import free_port
 from tests.process.sidecar_process import until
 from trainer_hook.contract import MARKER, META_OWNER, SCRIPT_OWNED
-from trainer_hook.libraries.script_saves import hint_for, withdraw
+from trainer_hook.libraries.script_saves import hint_for, remove_published
 from trainer_hook.volume.publish import listed_files
 
 DEEPSPEED = ROOT / ".deepspeed"
@@ -135,7 +135,7 @@ def test_only_what_is_surely_meant_gets_a_hint() -> None:
 
 def test_making_way_keeps_what_is_newer_than_the_marker(tmp_path: Path) -> None:
     (tmp_path / "old").write_text("old")
-    withdraw(tmp_path)
+    remove_published(tmp_path)
     assert (tmp_path / "old").exists(), "nothing was published"
     (tmp_path / MARKER).touch()
 
@@ -144,5 +144,5 @@ def test_making_way_keeps_what_is_newer_than_the_marker(tmp_path: Path) -> None:
         return (tmp_path / "new").stat().st_mtime_ns > (tmp_path / MARKER).stat().st_mtime_ns
 
     until(newer)
-    withdraw(tmp_path)
+    remove_published(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]

@@ -13,7 +13,7 @@ from trainer_hook.libraries.transformers.step_tail import StepTail, script_folde
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import replaced
 from trainer_hook.train_call.train_call import TrainCall
-from trainer_hook.volume.publish import finish, remove, withdraw
+from trainer_hook.volume.publish import empty, finish, remove
 
 
 class ScriptSaves:
@@ -89,7 +89,7 @@ def leave_final(volume: Path, folder: Path) -> None:
     final = volume / FINAL
     if os.path.realpath(folder) == os.path.realpath(final) and (final / MARKER).exists():
         with contextlib.suppress(OSError):
-            withdraw(final)
+            empty(final)
         info(
             "the script saves a model in final/: that one is not published; name its folder otherwise, or write final/.complete"
         )

@@ -17,9 +17,9 @@ from sidecar.core.lifecycle.fencing import (
     Claim,
 )
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, SILENCE_S
-from sidecar.errors import ConfigurationError, Fenced, UnreadableRun
+from sidecar.errors import ConfigurationError, Fenced
 from sidecar.lifecycle.holder_watch import UPLOAD_S
-from sidecar.lifecycle.run_document import UNREADABLE_TRIES, claim, read
+from sidecar.lifecycle.run_document import claim, read
 from sidecar.store.file.store import FileStore
 from sidecar.transfer.executor import StoreExecutor
 from tests.lifecycle.pods import Pod
@@ -95,59 +95,6 @@ async def test_a_pod_that_was_cut_off_before_its_first_claim_does_not_fence_its_
         await again.take_over.settle()
     assert read(store).holder == "later"
     assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, later.lease.holder.id).key]
-
-
-async def test_a_claim_that_only_one_listing_has_fences_nobody(
-    store: FileStore, executor: StoreExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A flipped bit of the store's answer made this pod's claim that of another one, and ended the training."""
-    pod = Pod(store, executor, "pod")
-    await pod.take_over.settle()
-    damaged = [[Claim(3, "0" * 16)], [Claim(7, "0" * 16)]]
-    real = pod.lease.documents.claims
-    monkeypatch.setattr(pod.lease.documents, "claims", lambda: damaged.pop() if damaged else real())
-    await pod.lease.require_not_fenced()
-    assert not damaged
-    await pod.lease.require_not_fenced()
-    store.put(Claim(9, "0" * 16).key, b"{}")
-    with pytest.raises(Fenced):
-        await pod.lease.require_not_fenced()
-
-
-async def test_an_epoch_that_only_one_answer_has_fences_nobody(
-    store: FileStore, executor: StoreExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pod = Pod(store, executor, "pod")
-    await pod.take_over.settle()
-    look, damaged = pod.lease.look, [dataclasses.replace(read(store), epoch=3)]
-    monkeypatch.setattr(pod.lease, "look", lambda: damaged.pop() if damaged else look())
-    await pod.renewal.renew(CHECK_S)
-    assert not damaged
-    assert not pod.lease.fenced.is_set()
-
-
-@pytest.mark.parametrize("is_repaired", [True, False])
-async def test_a_document_that_is_damaged_for_a_moment_does_not_end_the_start(
-    store: FileStore, executor: StoreExecutor, is_repaired: bool
-) -> None:
-    """A flipped bit of one answer ended the sidecar with exit code 2."""
-    earlier, later = Pod(store, executor, "earlier"), Pod(store, executor, "later")
-    await earlier.take_over.settle()
-    before = store.get(keys.RUN)
-    store.put(keys.RUN, before[:-9])
-
-    async def repairs() -> None:
-        if is_repaired:
-            store.put(keys.RUN, before)
-
-    later.on_sleep = repairs
-    if is_repaired:
-        await later.take_over.settle()
-        assert read(store).holder == "later"
-    else:
-        with pytest.raises(UnreadableRun, match=r"run\.json is not this system's"):
-            await later.take_over.settle()
-        assert later.now_s == UNREADABLE_TRIES - 1
 
 
 async def test_a_pod_that_goes_does_not_fence_one_that_started_at_about_the_same_time(

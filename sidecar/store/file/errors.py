@@ -13,7 +13,7 @@ HAS_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EML
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP})
 _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY})
 _NEXT_STEP = {
-    errno.ENOSPC: "free space on the file system of CKPT_STORE, make it larger, or set CKPT_KEEP_STORE",
+    errno.ENOSPC: "free space or inodes on the file system of CKPT_STORE, make it larger, or set CKPT_KEEP_STORE",
     errno.EDQUOT: "raise the quota of the file system of CKPT_STORE, or set CKPT_KEEP_STORE",
     errno.EACCES: "make the folder of CKPT_STORE readable and writable for the sidecar's user or group (fsGroup)",
     errno.EPERM: "make the folder of CKPT_STORE readable and writable for the sidecar's user or group (fsGroup)",

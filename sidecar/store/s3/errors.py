@@ -48,6 +48,7 @@ _REFUSALS = {
     "ExpiredTokenException": "the credentials expired: renew them; mounted secrets are read again",
     "AccountProblem": "the store's owner has to solve a problem of the account",
     "AllAccessDisabled": "access to the bucket is disabled",
+    "UserSuspended": "the store's owner has suspended the user of this access key: have it enabled, or use another key",
     "NotImplemented": "the store does not implement this operation",
     "InvalidArgument": "the store refused an argument",
     "InvalidRequest": "the store refused the request",
@@ -164,7 +165,7 @@ def _no_role(name: str, operation: str, code: str, status: int, message: str) ->
 
 
 def _message(answer: Any) -> str:
-    return " ".join(str(answer.get("Error", {}).get("Message", "")).split())[:200]
+    return " ".join(str(answer.get("Error", {}).get("Message") or "").split())[:200]  # None: Ceph RGW sends an empty one
 
 
 def code_of(error: boto.ClientError) -> str | None:

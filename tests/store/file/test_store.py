@@ -170,7 +170,7 @@ def test_a_volume_that_is_not_mounted_is_not_an_empty_store(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("number", "kind", "said"),
     [
-        (errno.ENOSPC, StoreUnavailable, "free space"),
+        (errno.ENOSPC, StoreUnavailable, "free space or inodes"),
         (errno.EDQUOT, StoreUnavailable, "quota"),
         (errno.EROFS, AccessRefused, "writable"),
         (errno.EACCES, AccessRefused, "fsGroup"),

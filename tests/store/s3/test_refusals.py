@@ -59,6 +59,7 @@ def test_no_credentials_anywhere_are_named(opener: Opener, moto: str) -> None:
         ("ExpiredToken", 400, "expired: renew them"),
         ("InvalidToken", 400, "AWS_SESSION_TOKEN"),
         ("NotImplemented", 501, "does not implement"),
+        ("UserSuspended", 403, "has suspended the user of this access key: have it enabled"),
         ("SomethingNew", 400, "SomethingNew: of a new kind"),
     ],
 )
@@ -70,6 +71,14 @@ def test_a_refusal_says_what_to_change(opener: Opener, code: str, status: int, s
         opener(endpoint).probe()
     assert not caught.value.transient
     assert servers.SECRET_KEY not in str(caught.value)
+
+
+def test_a_refusal_without_a_message_names_the_next_step(opener: Opener) -> None:
+    with (
+        always(s3_error(400, "SomethingNew", message="")).running() as endpoint,  # as Ceph RGW answers
+        pytest.raises(AccessRefused, match=r"SomethingNew: see the log of the store$"),
+    ):
+        opener(endpoint).probe()
 
 
 def test_a_denied_write_names_its_permission(opener: Opener, moto: str) -> None:

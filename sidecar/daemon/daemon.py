@@ -36,6 +36,7 @@ from sidecar.errors import ConfigurationError, SidecarError, Stopped, StoreError
 from sidecar.lifecycle.spot import SpotWatch
 from sidecar.repository.documents import Documents
 from sidecar.store.protocol import Store
+from sidecar.thread_pool import ThreadPool
 from sidecar.volume.lock import hold_volume
 from sidecar.volume.opener import Place
 from sidecar.volume.sockets import listen_unix
@@ -74,6 +75,7 @@ class Daemon:
             ConfigurationError: The volume, the store or the port cannot be used.
         """
         services = self.services
+        asyncio.get_running_loop().set_default_executor(ThreadPool(None, "volume"))
         if not await self._take_volume():
             return exit_report.ended_waiting(services.volume)
         _on_signals(self._on_sigterm)

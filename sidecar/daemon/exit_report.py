@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import structlog
@@ -19,6 +18,7 @@ from sidecar.core.lifecycle.termination_sentence import ALL_DURABLE, durable_ste
 from sidecar.daemon import termination_message
 from sidecar.lifecycle.pod import LAST_REPORT
 from sidecar.lifecycle.termination import Termination
+from sidecar.thread_pool import ThreadPool
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import EXIT_REPORT, rfc3339
 
@@ -85,8 +85,11 @@ def write(volume: Volume, report: dict[str, Any]) -> None:
 async def write_in_time(volume: Volume, report: dict[str, Any]) -> None:
     """Do as ``write``, for at most ``REPORT_S`` seconds: the volume may hang."""
     # An additional thread: all threads of the event loop may be blocked by a volume that hangs.
-    writer = ThreadPoolExecutor(1, thread_name_prefix="report")
-    writing = asyncio.get_running_loop().run_in_executor(writer, write, volume, report)
+    loop, writer = asyncio.get_running_loop(), ThreadPool(1, "report")
+    try:
+        writing = loop.run_in_executor(writer, write, volume, report)
+    except RuntimeError:  # at a limit of processes
+        writing = loop.run_in_executor(None, write, volume, report)
     await asyncio.wait({writing}, timeout=REPORT_S)
     writer.shutdown(wait=False)
 

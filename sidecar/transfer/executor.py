@@ -12,7 +12,6 @@ import random
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
@@ -38,6 +37,7 @@ from sidecar.errors import (
     UnusableNow,
 )
 from sidecar.store.cancellation import Cancellation
+from sidecar.thread_pool import ThreadPool
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate, RetryGate
 
@@ -127,9 +127,9 @@ class StoreExecutor:
         self._hurried = asyncio.Event()
         self._answered = asyncio.Event()
         """Wakes those who wait when a request succeeds; never set for longer."""
-        self._polite = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
-        # A thread cannot raise its priority again, so urgent requests have their own pool. Its threads start on first use.
-        self._urgent = ThreadPoolExecutor(concurrency + SPARE_THREADS, "transfer-urgent")
+        self._polite = ThreadPool(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
+        # A thread cannot raise its priority again, so urgent requests have their own pool.
+        self._urgent = ThreadPool(concurrency + SPARE_THREADS, "transfer-urgent")
 
     async def once(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run a store call in a thread, without retries. If this task is cancelled, so are the call's small requests.

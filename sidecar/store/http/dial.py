@@ -17,6 +17,7 @@ from sidecar.store.http.answer import Connection
 from sidecar.store.http.link import Link, Pulse
 from sidecar.store.http.proxy import HttpProxy
 from sidecar.store.http.tls import TlsConnection
+from sidecar.thread_pool import MORE_THREADS
 
 NOT_SENT_BYTES = 512 << 10
 """Maximum unsent bytes in the kernel's send buffer, per connection."""
@@ -213,7 +214,7 @@ class _Dialling:
         try:
             thread.start()
         except RuntimeError as error:  # the limit of threads is reached
-            self._errors.append(OSError(f"no thread to connect in: {error}"))
+            self._errors.append(OSError(f"no thread to connect in: {error}: {MORE_THREADS}"))
 
     def _try(self, number: int) -> None:
         mine: Link | None = None

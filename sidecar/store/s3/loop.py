@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from sidecar.errors import Stopped, StoreUnavailable
 from sidecar.store.cancellation import is_cancelled, result_of
+from sidecar.thread_pool import MORE_THREADS, ThreadPool
 
 T = TypeVar("T")
 End = Callable[[], Awaitable[object]]
@@ -36,7 +37,7 @@ class LoopThread:
         """Run a coroutine on the loop, and wait for its result.
 
         Raises:
-            StoreUnavailable: The loop was closed.
+            StoreUnavailable: The loop was closed, or has no thread yet.
             Stopped: The call of this thread was cancelled (``cancellation``); so was the coroutine.
         """
         if is_cancelled():  # the loop may send a request before it is told to cancel it
@@ -46,7 +47,12 @@ class LoopThread:
             if self._closed:
                 work.close()
                 raise StoreUnavailable(CLOSED)
-            running = asyncio.run_coroutine_threadsafe(work, self._started())
+            try:
+                loop = self._started()
+            except StoreUnavailable:
+                work.close()
+                raise
+            running = asyncio.run_coroutine_threadsafe(work, loop)
         try:
             return result_of(running)
         except CancelledError:
@@ -74,10 +80,17 @@ class LoopThread:
 
     def _started(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=_run, args=(self._loop,), name="store-requests", daemon=True)
-            self._end = weakref.finalize(self, _stop, self._loop, thread, self._ends)
-            thread.start()
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=_run, args=(loop,), name="store-requests", daemon=True)
+            try:
+                loop.set_default_executor(ThreadPool(None, "resolve"))
+                thread.start()
+            except RuntimeError as error:  # a later request begins anew: a loop without a thread answers none
+                loop.close()
+                raise StoreUnavailable(
+                    f"no thread for requests to the store ({error}): {MORE_THREADS}; it is tried again"
+                ) from None
+            self._loop, self._end = loop, weakref.finalize(self, _stop, loop, thread, self._ends)
         return self._loop
 
 

@@ -33,7 +33,7 @@ WaitS = Annotated[float, Query(ge=0, le=WAIT_MAX_S)]
 Authorization = Annotated[str | None, Header()]
 
 
-def _authorized(services: Running, authorization: Authorization = None) -> None:
+async def _authorized(services: Running, authorization: Authorization = None) -> None:
     is_required = services.settings.api_token == "required"  # noqa: S105 - a mode, not a token
     if not services.token_file.accepts(authorization, is_required=is_required):
         raise Problem(
@@ -41,7 +41,7 @@ def _authorized(services: Running, authorization: Authorization = None) -> None:
         )
 
 
-def _of_this_volume(services: Running, authorization: Authorization = None) -> None:
+async def _of_this_volume(services: Running, authorization: Authorization = None) -> None:
     if not services.token_file.accepts(authorization, is_required=False):
         raise Problem(
             401,

@@ -10,7 +10,7 @@ from sidecar.api.overview import OverviewService
 from sidecar.daemon.services import Services
 
 
-def _services(request: Request) -> Services:
+async def _services(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
 
@@ -18,7 +18,7 @@ def _services(request: Request) -> Services:
 Running = Annotated[Services, Depends(_services)]
 
 
-def _overviews(request: Request) -> OverviewService:
+async def _overviews(request: Request) -> OverviewService:
     service: OverviewService = request.app.state.overviews
     return service
 

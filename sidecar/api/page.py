@@ -46,7 +46,7 @@ _LISTED = ("/v1/status", "/v1/overview", "/v1/checkpoints", "/v1/events", "/v1/l
 page = APIRouter(tags=["page"], responses=responses(403, 421, 422, 503))
 
 
-def _live(request: Request) -> Live:
+async def _live(request: Request) -> Live:
     live: Live = request.app.state.live
     return live
 

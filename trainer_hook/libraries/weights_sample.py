@@ -14,7 +14,7 @@ from trainer_hook.loops import state_files
 
 def of(model: Any) -> torch.Tensor | None:
     """Return the first value of each parameter; ``None``: the model is sharded, so its parameters change their form."""
-    parameters = [parameter.detach() for parameter in model.parameters() if parameter.numel()]
+    parameters = [parameter.detach() for parameter in model.parameters() if parameter.numel() and not parameter.is_meta]
     if state_files.is_sharded({"model": model}) or any(hasattr(p, "ds_id") for p in model.parameters()):
         return None
     first = [parameter[(0,) * parameter.ndim].reshape(1).view(torch.uint8) for parameter in parameters]

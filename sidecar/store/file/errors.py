@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +12,7 @@ from sidecar.errors import AccessRefused, ImpossibleKey, NotFound, StoreError, S
 
 HAS_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """Errors of ``link`` on file systems without hard links."""
+_TEMPORARY = re.compile(r"[/]tmp-[0-9a-f]{32}\Z")
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP})
 _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY})
 _NEXT_STEP = {
@@ -57,7 +60,8 @@ def suppress_unsupported() -> Iterator[None]:
 
 def _meaning(name: str, error: OSError) -> StoreError:
     number = error.errno or 0
-    place = f" ({error.filename})" if error.filename else ""
+    # Without the random name of a temporary file, so that the same error is the same line at each try.
+    place = f" ({_TEMPORARY.sub('', os.fsdecode(error.filename))})" if error.filename else ""
     text = f"{name}: {error.strerror or error}{place}"
     if number in _IN_THE_WAY:
         return AccessRefused(f"{text}: one path cannot be both a folder and an object: remove one of them")

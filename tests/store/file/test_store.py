@@ -192,6 +192,24 @@ def test_what_the_kernel_refuses_names_the_object_and_the_next_step(
     assert names(root / UPLOADS) == []
 
 
+def test_a_write_that_fails_again_is_told_with_the_same_words(
+    folder: FileStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try named another temporary file: the log could not be grouped by its lines."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    errors = []
+    for _ in range(2):
+        with pytest.raises(AccessRefused) as error:
+            folder.put("checkpoint-1/x", b"content")
+        errors.append(str(error.value))
+    assert errors[0] == errors[1]
+    assert f"({root / UPLOADS})" in errors[0]
+
+
 @pytest.mark.slow
 def test_a_full_volume_is_named_and_nothing_half_is_left(tmp_path: Path, plain: Source) -> None:
     with small_volume(tmp_path / "small", "2m") as small:

@@ -77,7 +77,8 @@ class EpochStart:
 
         It restores no random state then, and its oldest versions end training for want of data.
         """
-        if self._unrestored is not None and not hasattr(self._trainer, "_run_epoch"):
+        has_begun = self._resumes_from is None  # else it is the end of the epoch before, caught up with
+        if has_begun and self._unrestored is not None and not hasattr(self._trainer, "_run_epoch"):
             self._trainer._load_rng_state(str(self._unrestored))
             self._unrestored = None
             control.should_training_stop = self._is_told_to_stop

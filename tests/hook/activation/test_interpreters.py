@@ -20,7 +20,8 @@ from tests.hook.job import HOOKED, ROOT, Training, finished, marker, plain_envir
 from tests.hook.train_call.test_plain import SCRIPT
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-NEED_TORCH = {"accelerate", "asynchronous.sharded", "deepspeed", "libraries.lightning_fit", "lightning", "torch"}
+NEED_TORCH = {"accelerate", "asynchronous.sharded", "deepspeed", "lightning", "torch", "libraries.weights_sample"}
+NEED_TORCH |= {f"libraries.lightning_{name}" for name in ("fit", "state", "validation")}
 NEED_TORCH |= {f"loops.{name}" for name in ("loading", "loop", "randomness", "state_files")}
 IMPORTS = """
 import importlib, pathlib, sys

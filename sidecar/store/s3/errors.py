@@ -70,10 +70,11 @@ _OTHER_REGION = frozenset(
 )
 _OF_ROLES = frozenset({"AssumeRoleWithWebIdentity", "AssumeRole", "AssumeRoleWithSAML", "GetRoleCredentials", "CreateToken"})
 """Requests to the services that credentials come from."""
+_READ = "s3:GetObject, and s3:ListBucket, without which an object that is not there counts as denied,"
 _PERMISSIONS = {
     "ListObjectsV2": "s3:ListBucket",
-    "GetObject": "s3:GetObject",
-    "HeadObject": "s3:GetObject",
+    "GetObject": _READ,
+    "HeadObject": _READ,
     "CopyObject": "s3:GetObject and s3:PutObject",
     "UploadPartCopy": "s3:GetObject and s3:PutObject",
     "PutObject": "s3:PutObject",

@@ -52,6 +52,15 @@ def test_no_credentials_anywhere_are_named(opener: Opener, moto: str) -> None:
         opener(moto, credentials_dir=None).probe()
 
 
+def test_a_denied_read_names_the_permission_that_an_absent_object_needs(opener: Opener) -> None:
+    """With s3:ListBucket taken away, the sidecar asked for s3:GetObject, which its credentials had."""
+    with (
+        always(s3_error(403, "AccessDenied")).running() as endpoint,
+        pytest.raises(AccessRefused, match=r"grant s3:GetObject, and s3:ListBucket, without which .* on the bucket"),
+    ):
+        opener(endpoint).get("k")
+
+
 @pytest.mark.parametrize(
     ("code", "status", "said"),
     [

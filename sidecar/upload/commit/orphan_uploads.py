@@ -60,7 +60,11 @@ class OrphanUploads:
                 else:
                     spared += upload.upload_id not in continued
         except StoreError as error:  # orphans cost storage, never a checkpoint
-            log.warning("orphan_uploads_not_aborted", error=str(error), hint="grant s3:ListBucketMultipartUploads")
+            log.warning(
+                "orphan_uploads_not_aborted",
+                error=str(error),
+                hint="the next start tries it again, and a lifecycle rule does it, too",
+            )
         if spared:
             log.info("unfinished_uploads_spared", uploads=spared, reason="another pod may be sending them")
 

@@ -55,6 +55,8 @@ class Validation:
         loop = self._epoch_loop
         if self.before is None or not self._alike or loop._should_accumulate() or 0 < loop.max_steps <= loop.global_step:
             return False
+        if self._trainer.fit_loop._skip_backward:  # the last epoch of stochastic weight averaging, which it cannot resume
+            return False
         if self._has_weights_of_training is None:
             is_same = weights_sample.is_of(self._trainer.lightning_module, self._weights)
             self._has_weights_of_training = self._consensus.all_agree(is_same)

@@ -116,6 +116,13 @@ def averaging(stop_at: int | None) -> list[float]:
     return fitted(module(stop_at, in_validation=True), callbacks=[EMAWeightAveraging(decay=0.5)])
 
 
+def with_a_last_epoch_that_trains_nothing(stop_at: int | None) -> list[float]:
+    """SIGTERM comes in its validation. Lightning cannot resume there: each try had ended with an error."""
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
+
+    return fitted(module(stop_at, in_validation=True), callbacks=[StochasticWeightAveraging(1e-2, swa_epoch_start=1)])
+
+
 @pytest.mark.parametrize(
     ("training", "stops"),
     [
@@ -125,6 +132,7 @@ def averaging(stop_at: int | None) -> list[float]:
         (reloading, (PER_EPOCH, PER_EPOCH + 2)),
         (unfreezing, (PER_EPOCH + 1, 2 * PER_EPOCH + 3)),
         (averaging, (PER_EPOCH,)),
+        (with_a_last_epoch_that_trains_nothing, (3 * PER_EPOCH + 1,)),
     ],
 )
 def test_a_fit_that_is_stopped_anywhere_ends_as_if_it_was_not(

@@ -6,6 +6,7 @@ Then the ranks exchange the positions of all items, or their errors, and rank 0 
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import threading
 from collections.abc import Callable, Mapping
@@ -50,8 +51,14 @@ def _save(state: Mapping[str, Any], group: Any, writer: Any) -> None:
         storage_writer=writer,  # without fsync: only the marker needs it
         planner=DefaultSavePlanner(dedup_save_to_lowest_rank=True),
         process_group=group,
-        no_dist=not (torch.distributed.is_available() and torch.distributed.is_initialized()),
+        **alone_as_told(dcp.save),
     )
+
+
+def alone_as_told(call: Any) -> dict[str, bool]:
+    """Return ``no_dist`` for a call of DCP. The oldest versions have no such argument, and the same rule inside."""
+    is_alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    return {"no_dist": is_alone} if "no_dist" in inspect.signature(call).parameters else {}
 
 
 class Shards(DeferredFile):

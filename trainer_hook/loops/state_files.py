@@ -157,9 +157,10 @@ def _sharded_state(thing: Any, objects: Mapping[str, Any]) -> Any:
 
 
 def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder: Path, group: Any) -> None:
-    import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
+
+    from trainer_hook.asynchronous.sharded import alone_as_told
 
     state = {name: _sharded_state(thing, objects) for name, thing in sharded.items()}
     optimizers = {name: thing for name, thing in sharded.items() if isinstance(thing, torch.optim.Optimizer)}
@@ -170,7 +171,7 @@ def _load_sharded(sharded: Mapping[str, Any], objects: Mapping[str, Any], folder
         for name in optimizers:
             fresh[name] = _without_state(name, state[name], saved)
             state[name]["state"] = {key: value for key, value in state[name]["state"].items() if key not in fresh[name]}
-        dcp.load(state, checkpoint_id=folder, process_group=group, no_dist=not dist.is_initialized())
+        dcp.load(state, checkpoint_id=folder, process_group=group, **alone_as_told(dcp.load))
     except (Exception, dcp.api.CheckpointException) as error:  # CheckpointException is a BaseException
         raise StateMismatch(f"{folder.parent.name}: {str(error)[:500]}. {_OTHER_RUN}") from error
     for name, thing in sharded.items():

@@ -79,7 +79,7 @@ test-python: .tools/.installed  ## the sidecar's tests, but not the hook's, with
 	.venv-other/bin/python -m pytest -n $(PROCESSES) --dist worksteal --ignore tests/hook -m "not slow and not rgw and not minio and $(ELSEWHERE)" $(PYTEST_ARGS)
 
 test-oldest: .venv-$(OLDEST)/.installed  ## the hook with the oldest PyTorch, transformers, … that pyproject.toml names (5 GB; OLDEST=transformers-4, OLDEST_ARGS)
-	.venv-$(OLDEST)/bin/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "not slow" tests/hook $(OLDEST_ARGS)
+	.venv-$(OLDEST)/bin/python -m pytest -n $(PROCESSES_SLOW) --dist worksteal -m "not crowded and $(ELSEWHERE)" tests/hook $(OLDEST_ARGS)
 
 test-slow: $(VENV)/.trainer .deepspeed/.installed  ## long process tests, and everything against Ceph RGW and MinIO (tests/{rgw,minio}/up)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=5 -m "crowded and $(ELSEWHERE)" $(PYTEST_ARGS); crowded=$$?; \

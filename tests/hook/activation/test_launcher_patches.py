@@ -13,6 +13,7 @@ import pytest
 
 from tests.hook.conftest import pod
 from tests.hook.job import Answers, Training, finished, marker, script, trainer_state, training
+from tests.hook.versions import TRAINER_5
 from tests.ports import free_port
 from tests.process.sidecar_process import until
 from tests.processes import of_process, state_of
@@ -66,6 +67,7 @@ def test_a_signal_to_one_rank_stops_all_ranks_at_one_step(stopped: tuple[Trainin
     assert trainer_state(volume)["state"] == "preempted"
 
 
+@TRAINER_5
 @pytest.mark.slow
 def test_two_ranks_resume_bit_for_bit(stopped: tuple[Training, int], tmp_path: Path) -> None:
     running, _ = stopped

@@ -15,9 +15,11 @@ import pytest
 from tests.hook.asynchronous.test_async_saves import writer_of
 from tests.hook.job import ROOT, Answers, finished, plain_environ, training
 from tests.hook.story import example, steps
+from tests.hook.versions import SHARDS_ON_CPU
 from tests.ports import free_port
 
 
+@SHARDS_ON_CPU
 @pytest.mark.slow
 def test_what_goes_wrong_on_one_rank_goes_wrong_on_all_and_nobody_hangs(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_addr=127.0.0.1"]

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.hook.activation.test_launcher_patches import ranks, torchrun
 from tests.hook.conftest import pod
 from tests.hook.job import Answers, Training, finished, marker, script, training
+from tests.hook.versions import TRAINER_5
 from tests.process.sidecar_process import until
 from tests.processes import children_of, of_process, state_of
 from trainer_hook.asynchronous import background
@@ -120,6 +121,7 @@ def test_a_killed_writer_is_one_warning_and_sigterm_waits_for_the_save_and_saves
         assert "Traceback" not in running.log()
 
 
+@TRAINER_5
 @pytest.mark.slow
 def test_with_several_ranks_the_marker_comes_when_the_last_one_has_written(tmp_path: Path, answers: Answers) -> None:
     content = {}

@@ -12,6 +12,7 @@ import pytest
 
 from tests.hook.job import ROOT, SCRIPTS, Answers, finished, marker, trainer_state, training
 from tests.hook.story import LONG_S
+from tests.hook.versions import SAVES_BY_A_PROCESS
 from tests.ports import free_port
 from tests.process.sidecar_process import until
 from trainer_hook.contract import MARKER, META_OWNER, SCRIPT_OWNED
@@ -36,6 +37,7 @@ def expect_published(volume: Path, name: str, *, save_id: str = "1", world_size:
     return {file["path"] for file in told["files"]}
 
 
+@SAVES_BY_A_PROCESS
 @pytest.mark.slow
 def test_saves_of_two_ranks_are_published_when_they_are_whole(volume: Path, answers: Answers) -> None:
     with training(torchrun("on_two_ranks"), volume, answers.settings) as running:
@@ -100,6 +102,7 @@ def test_a_script_that_fails_while_its_first_save_is_being_written_has_failed(vo
     assert trainer_state(volume)["state"] == "failed"
 
 
+@SAVES_BY_A_PROCESS
 @pytest.mark.slow
 def test_a_save_by_another_process_is_published_by_the_one_that_asked(volume: Path, answers: Answers) -> None:
     with training(torchrun("by_a_process"), volume, answers.settings) as running:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.hook.job import ROOT, marker, trainer_state
 from tests.hook.story import Story, deepspeed, example, steps, told, torchrun, weights
+from tests.hook.versions import SHARDS_ON_CPU
 
 pytestmark = pytest.mark.timeout(400)
 LAST = 48
@@ -49,6 +50,8 @@ def case(name: str) -> Any:
     needed = EXAMPLES[name].needs
     there = importlib.util.find_spec(needed) is not None or (DEEPSPEED / needed).is_dir()
     marks = [pytest.mark.skipif(not there, reason=f"{needed} is not installed")]
+    if name == "sharded":
+        marks.append(SHARDS_ON_CPU)
     return pytest.param(name, marks=marks if name == "torch" else [*marks, pytest.mark.slow])
 
 

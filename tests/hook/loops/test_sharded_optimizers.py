@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.hook.versions import SHARDS_ON_CPU
 from tests.lazy import LazyModule
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 else:
     torch, state_files = map(LazyModule, ("torch", "trainer_hook.loops.state_files"))
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, SHARDS_ON_CPU]
 
 
 @pytest.fixture(scope="module")

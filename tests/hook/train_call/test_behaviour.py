@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.hook.job import SCRIPTS, Answers, finished, training
+from tests.hook.versions import TRAINER_5
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, TRAINER_5]
 COMMAND = [sys.executable, str(SCRIPTS / "behaviour.py")]
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.hook.conftest import pod
 from tests.hook.job import Answers, Training, answering, finished, marker, script, trainer_state, training
+from tests.hook.versions import TRAINER_5
 from tests.process.sidecar_process import until
 
 pytestmark = pytest.mark.slow
@@ -204,6 +205,7 @@ def outcomes(log: str) -> list[str]:
     return [line.replace("'total_flos', ", "") for line in re.findall(r"^rank 0 loss .*$", log, re.MULTILINE)]
 
 
+@TRAINER_5
 def test_the_librarys_own_jit_checkpoint_is_replaced_with_a_message(volume: Path, answers: Answers) -> None:
     told = script(args={"enable_jit_checkpoint": True, "max_steps": 100}, sleep_s=0.1)
     with training(told, volume, answers.settings) as running:

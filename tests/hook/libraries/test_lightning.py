@@ -75,7 +75,7 @@ def may_stop_in(consensus: ThreadConsensus, batches: list[float]) -> bool:
     )
     epoch_loop = SimpleNamespace(val_loop=val_loop, _should_accumulate=lambda: False, max_steps=-1, global_step=1)
     trainer = SimpleNamespace(
-        fit_loop=SimpleNamespace(epoch_loop=epoch_loop),
+        fit_loop=SimpleNamespace(epoch_loop=epoch_loop, _skip_backward=False),
         lightning_module=SimpleNamespace(parameters=list),
         _logger_connector=SimpleNamespace(_callback_metrics={}),
     )

@@ -9,7 +9,7 @@ import contextlib
 import math
 from typing import Any
 
-from trainer_hook.libraries import weights_sample
+from trainer_hook.libraries.weights_sample import WeightsSample
 from trainer_hook.process.rank_consensus import RankConsensus
 
 UNFINISHED = "validation"
@@ -23,9 +23,8 @@ class Validation:
         self._consensus = consensus
         self._progress: dict[str, Any] = {}
         self._alike = False
-        self._weights: Any = None
-        self._has_weights_of_training: bool | None = None
-        """Whether the validation runs with the weights that are trained; ``None``: not looked yet."""
+        self._trained: WeightsSample | None = None
+        """Of the weights that are trained, as the last validation began with them."""
         self.before: dict[str, Any] | None = None
         """This rank's position and metrics before the running validation; ``None``: none runs."""
 
@@ -42,7 +41,7 @@ class Validation:
         first = self._consensus.from_rank_0(batches)  # also on a rank that does not know its own
         # Only ranks with equal numbers of batches make the same number of collective calls.
         self._alike = self._consensus.all_agree(known and batches == first)
-        self._weights, self._has_weights_of_training = weights_sample.of(self._trainer.lightning_module), None
+        self._trained = WeightsSample(self._trainer.lightning_module)
         self._progress = loop.batch_progress.state_dict()
         self.before = position | {"metrics": _plain(self._trainer._logger_connector._callback_metrics)}
 
@@ -57,10 +56,7 @@ class Validation:
             return False
         if self._trainer.fit_loop._skip_backward:  # the last epoch of stochastic weight averaging, which it cannot resume
             return False
-        if self._has_weights_of_training is None:
-            is_same = weights_sample.is_of(self._trainer.lightning_module, self._weights)
-            self._has_weights_of_training = self._consensus.all_agree(is_same)
-        return self._has_weights_of_training
+        return self._trained is None or self._trained.is_same(self._consensus.all_agree)
 
     def take_back(self) -> None:
         """Set Lightning's own state back to before the validation, for the last save of this process."""

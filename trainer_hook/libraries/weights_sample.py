@@ -5,6 +5,7 @@ Callbacks that average weights exchange them for an evaluation. A save inside it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,17 +13,30 @@ import torch
 from trainer_hook.loops import state_files
 
 
-def of(model: Any) -> torch.Tensor | None:
-    """Return the first value of each parameter; ``None``: the model is sharded, so its parameters change their form."""
+class WeightsSample:
+    """The first value of each parameter when an evaluation begins."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._values = _first_values(model)
+        self._is_same: bool | None = None
+
+    def is_same(self, agree: Callable[[bool], bool]) -> bool:
+        """Whether the models of all ranks still have these weights, as far as the sample tells; looked up once. Collective.
+
+        ``agree``: as ``RankConsensus.all_agree``.
+        """
+        if self._is_same is None:
+            now = None if self._values is None else _first_values(self._model)
+            self._is_same = agree(self._values is None or now is None or torch.equal(self._values, now))
+        return self._is_same
+
+
+def _first_values(model: Any) -> torch.Tensor | None:
+    """Return them; ``None``: the model is sharded, so its parameters change their form."""
     parameters = [parameter.detach() for parameter in model.parameters() if parameter.numel() and not parameter.is_meta]
     if state_files.is_sharded({"model": model}) or any(hasattr(p, "ds_id") for p in model.parameters()):
         return None
     first = [parameter[(0,) * parameter.ndim].reshape(1).view(torch.uint8) for parameter in parameters]
     devices = {value.device for value in first}
     return torch.cat(first if len(devices) == 1 else [value.cpu() for value in first]).cpu() if first else None
-
-
-def is_of(model: Any, sample: torch.Tensor | None) -> bool:
-    """Whether a model has the weights of a sample that ``of`` returned, as far as it tells."""
-    now = None if sample is None else of(model)
-    return sample is None or now is None or torch.equal(sample, now)

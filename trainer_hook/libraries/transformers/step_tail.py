@@ -14,11 +14,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer_hook.libraries.transformers import random_state
 from trainer_hook.process.log import info
 from trainer_hook.process.patching import replaced
+
+if TYPE_CHECKING:
+    from trainer_hook.libraries.weights_sample import WeightsSample
 
 META_UNFINISHED = "unfinished"
 """Key in ``meta``: the unfinished parts of the step's tail."""
@@ -47,9 +50,8 @@ class StepTail:
         self._control: Any = None
         self._doing: tuple[str, ...] | None = None
         self._random: dict[str, Any] | None = None
-        self._weights: Any = None
-        self._has_weights_of_training: bool | None = None
-        """Whether the evaluation runs with the weights that are trained; ``None``: not looked yet."""
+        self._trained: WeightsSample | None = None
+        """Of the weights that are trained, while an evaluation runs; ``None``: they cannot be compared."""
         self._is_epoch_over = False
 
     @property
@@ -113,22 +115,16 @@ class StepTail:
         self._doing = self._requested()
         if EVALUATE in self._doing:
             self._random = random_state.read(self._trainer)
-            self._weights, self._has_weights_of_training = _sample(self._trainer), None
+            self._trained = _sample(self._trainer)
         yield
-        self._doing = self._random = self._weights = None  # not after an error: SIGTERM may have ended a DataLoader worker
+        self._doing = self._random = self._trained = None  # not after an error: SIGTERM may have ended a DataLoader worker
 
     def can_stop(self, agree: Callable[[bool], bool]) -> bool:
         """Whether all ranks may stop inside this evaluation: it runs with the weights that are trained. Collective.
 
         ``agree``: as ``RankConsensus.all_agree``.
         """
-        if not self.is_doing:
-            return True
-        if self._has_weights_of_training is None:
-            from trainer_hook.libraries import weights_sample  # imports torch
-
-            self._has_weights_of_training = agree(weights_sample.is_of(self._trainer.model, self._weights))
-        return self._has_weights_of_training
+        return not self.is_doing or self._trained is None or self._trained.is_same(agree)
 
     def done(self) -> None:
         """The tail of the step, or of the epoch, is done."""
@@ -192,14 +188,14 @@ class StepTail:
         return bool(control.should_training_stop or control.should_epoch_stop or (epoch and float(epoch).is_integer()))
 
 
-def _sample(trainer: Any) -> Any:
+def _sample(trainer: Any) -> WeightsSample | None:
     if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
         return None  # a parameter has another form inside an evaluation
     if callable(getattr(getattr(trainer.optimizer, "optimizer", trainer.optimizer), "eval", None)):
         return None  # a schedule-free optimizer, whose state says in which form the weights are
-    from trainer_hook.libraries import weights_sample  # imports torch
+    from trainer_hook.libraries.weights_sample import WeightsSample  # imports torch
 
-    return weights_sample.of(trainer.model)
+    return WeightsSample(trainer.model)
 
 
 def script_folder(trainer: Any) -> Path:

@@ -102,7 +102,7 @@ def measured_size_bytes() -> int:
 def check_number(option: str, number: float) -> None:
     """Raise ConfigurationError unless a number of an option is finite and within its limits."""
     if not 0.0 <= number <= 1e9:
-        raise ConfigurationError(f"{option}={number}: must be a number from 0 to 1e+09")
+        raise ConfigurationError(f"{option}={number}: must be a number from 0 to 1,000,000,000")
 
 
 def _value_text(name: str, value: Any) -> str:

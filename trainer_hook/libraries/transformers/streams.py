@@ -25,16 +25,16 @@ def pass_continued(trainer: Any, choice: Choice) -> contextlib.AbstractContextMa
     original = getattr(trainer, "_init_training_state", None)
     if original is None:  # before transformers 5
 
-        def found_4(steps: int) -> tuple[int, int] | None:
+        def before_5(steps: int) -> tuple[int, int] | None:
             step, (max_steps, epochs) = int(trainer.state.global_step), _limits(state, trainer.args, steps)
             if STOP in unfinished_of(choice.meta) or step >= max_steps:
                 return sys.maxsize, 0  # after the last epoch: Trainer would train one step more
-            # Otherwise their own count is better: an epoch of the oldest versions may have no whole number of steps.
+            # Of whole epochs Trainer's own count is right, also in its oldest versions, which round the steps of an epoch down.
             is_needed = has_ended or epochs == sys.maxsize or step <= float(state.get("epoch") or 0) * steps - 1 + 1e-6
             found = _position(state, trainer.args, steps=steps, max_steps=max_steps, epochs=epochs, has_ended=has_ended)
             return (found[0], found[1] // trainer.args.gradient_accumulation_steps) if found and is_needed else None
 
-        return surrounded(trainer, "_load_callback_state", after=lambda: _TrainedSteps.tell(trainer, found_4))
+        return surrounded(trainer, "_load_callback_state", after=lambda: _TrainedSteps.tell(trainer, before_5))
 
     def init_training_state(*args: Any, **kwargs: Any) -> Any:
         trained = original(*args, **kwargs)

@@ -23,6 +23,7 @@ from trainer_hook import contract
 from trainer_hook.process import main_thread
 from trainer_hook.process.log import warn
 from trainer_hook.process.pid_one import default_action
+from trainer_hook.process.system_exit import soon, system_exit
 from trainer_hook.process.trainers_below import ranks_below, wait_for_trainers
 from trainer_hook.volume.publish import publish
 
@@ -133,7 +134,7 @@ class StopSignal:
         """End the process from another thread, where ``SystemExit`` would end only that thread."""
 
         def end() -> None:
-            raise SystemExit(self._exit_code)
+            raise system_exit(self._exit_code, again=self.end_main_thread)
 
         if threading.main_thread().is_alive():
             main_thread.ask(end)
@@ -164,7 +165,10 @@ class StopSignal:
 
     def _unblock(self) -> None:
         if (mask := self._masks.pop(threading.get_ident(), None)) is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            except BaseException:  # of the script's handler, which has just run: Python drops it in a callback
+                soon(_terminate_this_process)
 
     def _uninstall(self) -> None:
         # The child shares the descriptor: its signal must not reach the parent's thread.
@@ -189,7 +193,7 @@ class StopSignal:
             self.wait_for_trainers(tell=True, ranks=is_exiting)
             if is_exiting:  # the interpreter would report an exception, ignore it, and end with the script's exit code
                 self._end_exit()
-            raise SystemExit(self._exit_code)
+            raise system_exit(self._exit_code, again=_terminate_this_process)
 
     def _end_exit(self) -> NoReturn:
         try:
@@ -280,6 +284,10 @@ def _ask_main_thread(then: Callable[[], None]) -> None:
         then()
     else:
         main_thread.ask(then)
+
+
+def _terminate_this_process() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def start_thread(thread: threading.Thread) -> None:

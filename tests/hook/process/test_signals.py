@@ -24,6 +24,7 @@ from trainer_hook.volume import lease
 START = """
 import os, signal, sys, threading, time
 from pathlib import Path
+from trainer_hook.process import signals
 from trainer_hook.process.signals import StopSignal
 volume = Path(sys.argv[1])
 (volume / ".ckpt").mkdir(exist_ok=True)
@@ -112,7 +113,9 @@ def test_many_signals_in_a_row_are_one_notice(volume: Path) -> None:
     assert outcome(code, volume) == (0, "told True\n")
 
 
-@pytest.mark.parametrize("over", ["", "signal.signal(signal.SIGTERM, lambda number, frame: os._exit(5))\n"])
+@pytest.mark.parametrize(
+    "over", ["", *(f"signal.signal(signal.SIGTERM, lambda *_: {name}(5))\n" for name in ("os._exit", "sys.exit"))]
+)
 def test_forked_children_are_ended_by_sigterm_at_any_moment_and_their_parent_is_not_told(over: str, volume: Path) -> None:
     # Python alone drops what a child gets in its first moment, where a handler is set, and the parent waits for ever.
     code = f"""
@@ -135,6 +138,21 @@ with stop.training():
     print('told', stop.noticed())
 """
     assert outcome(code, volume) == (0, "told False\n")
+
+
+IGNORED = {
+    "a destructor": "class Ends:\n    def __del__(self):\n        raise_signal()\nEnds()\n",
+    "a callback of fork": "os.register_at_fork(after_in_parent=raise_signal)\nif os.fork() == 0:\n    os._exit(0)\n",
+}
+
+
+@pytest.mark.parametrize("where", IGNORED)
+def test_a_signal_ends_the_process_where_python_ignores_exceptions(where: str, volume: Path) -> None:
+    """A rank that was just forked has the fork's callbacks still to run in its launcher."""
+    code = "def raise_signal():\n    signal.raise_signal(signal.SIGTERM)\n    time.sleep(0)\nstop.install()\n"
+    code += "signals.ranks_below = lambda: True\n"  # without ranks, a timer ends the process
+    code += IGNORED[where] + "try:\n    time.sleep(20)\n    print('goes on')\nfinally:\n    print('cleans up')\n"
+    assert outcome(code, volume) == (143, "cleans up\n")
 
 
 def test_a_pool_that_is_ended_ends(volume: Path) -> None:

@@ -30,7 +30,7 @@ from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, Commit, Manifest, d
 from sidecar.errors import AlreadyExists, NeverDurable, NotFound, Stopped, Undeclared
 from sidecar.lifecycle.lease import Lease
 from sidecar.repository.documents import StoredCommit, is_of, named_in
-from sidecar.store.protocol import Store
+from sidecar.store.protocol import Store, Stored
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.upload.commit.commit_poll import CommitPoll
@@ -175,9 +175,16 @@ class Committer(Revocation):
             )
         if (after_s := CommitTurn(node).publish_after_s) > 0:
             await self._clock.sleep(after_s)
-        stored = await self._executor.persistently(self._store.put, key, raw)
+        stored = await self._put_manifest(key, raw)
         poll = self._start_poll(manifest.name, manifest.attempt, manifest.save_id, node)
         poll.collector.published(key, Read(stored.etag, raw, manifest))
+
+    async def _put_manifest(self, key: str, raw: bytes) -> Stored:
+        """Write a manifest. A late request of the first one replaces no later one, where the store takes conditions."""
+        try:
+            return await self._executor.persistently(self._store.put, key, raw, only_if_absent=True)
+        except AlreadyExists:
+            return await self._executor.persistently(self._store.put, key, raw)
 
     def _start_poll(self, name: str, attempt: str, save_id: str | None, node: Node) -> CommitPoll:
         collector = ManifestCollector(self._store, self._executor, name=name, attempt=attempt, node=node)

@@ -87,7 +87,7 @@ test-slow: $(VENV)/.trainer .deepspeed/.installed  ## long process tests, and ev
 	&& { [ $$crowded = 0 ] || [ $$crowded = 5 ]; }
 
 test-simulation: $(VENV)/.trainer  ## the long schedules of the simulation alone (make test-slow runs them, too)
-	$(BIN)/python -m pytest -p no:cacheprovider -m slow tests/simulation $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -o cache_dir=.pytest_cache/$@ -m slow tests/simulation $(PYTEST_ARGS)
 
 test-cuda: $(VENV)/.trainer  ## bit-identical resume and saves during training on one GPU (skipped where PyTorch finds none)
 	$(BIN)/python -m pytest -m cuda $(PYTEST_ARGS)
@@ -100,7 +100,7 @@ test-cluster-all: $(VENV)/.trainer  ## start a cluster and run test-cluster on i
 	tests/cluster/run jobset trainer kueue
 
 test-dist: $(VENV)/.trainer  ## wheel and sdist, and each extra in an environment of its own (a package index)
-	$(BIN)/python -m pytest -n 3 --dist worksteal -p no:cacheprovider --durations=5 -m dist tests/dist $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -o cache_dir=.pytest_cache/$@ --durations=5 -m dist tests/dist $(PYTEST_ARGS)
 
 dist: .tools/.installed  ## wheel and sdist in dist/, the same bytes for the same commit
 	rm -rf dist build

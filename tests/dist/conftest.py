@@ -19,7 +19,7 @@ TOOLS = ROOT / ".tools/bin"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
-def run(*command: str | Path, timeout_s: float = 300, **more: object) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, timeout_s: float = 900, **more: object) -> subprocess.CompletedProcess[str]:
     kind = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "errors": "replace"} | more
     return subprocess.run([str(part) for part in command], timeout=timeout_s, check=False, **kind)  # type: ignore[call-overload, no-any-return]
 

@@ -15,7 +15,7 @@ import pytest
 from docs_site import markdown
 from tests.dist.conftest import ROOT, TOOLS, Built, build, done, working_copy
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
 PACKAGES = ("checkpoint_sidecar", "sidecar", "trainer_hook")
 
 
@@ -83,7 +83,7 @@ def test_the_metadata_say_what_a_stranger_needs(built: Built) -> None:
 
 
 def test_the_sbom_names_every_locked_package_with_its_licence(index: None, tmp_path: Path) -> None:
-    made = subprocess.run(["make", "sbom", "DIST=" + str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    made = subprocess.run(["make", "sbom", "DIST=" + str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert made.returncode == 0, made.stdout + made.stderr
     [sbom] = tmp_path.glob("*.cdx.json")
     table = (tmp_path / "licences.md").read_text()

@@ -19,7 +19,7 @@ from tests.dist.conftest import PIP, ROOT, TOOLS, Built, done, run, working_copy
 from tests.hook.job import plain_environ
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.dist, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(1200)]
 JOB = ROOT / "deploy/kubernetes/plain/job.yaml"
 Bin = Callable[[str], Path]
 
@@ -32,7 +32,7 @@ def installed(built: Built, tmp_path: Path) -> Callable[[str], Bin]:
         folder = tmp_path / "venv"
         venv.create(folder, symlinks=True)
         into = [*PIP, "--python", folder / "bin/python", "install", "--no-compile"]
-        done(*into, "--constraint", ROOT / "constraints.txt", f"{built.wheel}{extras}", timeout_s=500)
+        done(*into, "--constraint", ROOT / "constraints.txt", f"{built.wheel}{extras}")
         return lambda name: folder / "bin" / name
 
     return install

@@ -8,6 +8,7 @@ sidecar writes the file.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -21,9 +22,10 @@ from typing import Any, NoReturn
 
 from trainer_hook import contract
 from trainer_hook.process import main_thread
+from trainer_hook.process.fork_mask import ForkMask
 from trainer_hook.process.log import warn
 from trainer_hook.process.pid_one import default_action
-from trainer_hook.process.system_exit import soon, system_exit
+from trainer_hook.process.system_exit import kept, soon, watched
 from trainer_hook.process.trainers_below import ranks_below, wait_for_trainers
 from trainer_hook.volume.publish import publish
 
@@ -61,8 +63,6 @@ class StopSignal:
         self.is_training = False
         """A signal is only recorded, for ``noticed()`` at the end of a step; otherwise it ends the process."""
         self._wakeup_fd = -1
-        self._masks: dict[int, set[int | signal.Signals]] = {}
-        """Signal masks of forking threads before the fork, by thread identity."""
         self._pid = os.getpid()
         self._started_s = process_start_s()
         self._polled_s = 0.0
@@ -82,8 +82,8 @@ class StopSignal:
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         self._sockets = (reader, writer)
-        os.register_at_fork(before=self._block, after_in_parent=self._unblock, after_in_child=self._uninstall)
-        os.register_at_fork(after_in_child=self._unblock)  # also after an error in _uninstall
+        os.register_at_fork(after_in_child=self._uninstall)
+        ForkMask().install()
         if not self._in_main_thread(self._take_signal) or self._wakeup_fd != -1:  # the main thread may still do it
             start_thread(threading.Thread(target=self._read_signals, args=(reader,), name="checkpoint-signal", daemon=True))
 
@@ -134,7 +134,7 @@ class StopSignal:
         """End the process from another thread, where ``SystemExit`` would end only that thread."""
 
         def end() -> None:
-            raise system_exit(self._exit_code, again=self.end_main_thread)
+            raise watched(SystemExit(self._exit_code), dropped=functools.partial(soon, self.end_main_thread))
 
         if threading.main_thread().is_alive():
             main_thread.ask(end)
@@ -159,17 +159,6 @@ class StopSignal:
                     # The main thread may wait in C code for other ranks, where its handler never runs.
                     exit_within(self._exit_code, within_s=_IDLE_EXIT_S)
 
-    def _block(self) -> None:
-        # A signal to a child before _uninstall would be lost, and its sender would wait for ever.
-        self._masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def _unblock(self) -> None:
-        if (mask := self._masks.pop(threading.get_ident(), None)) is not None:
-            try:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            except BaseException:  # of the script's handler, which has just run: Python drops it in a callback
-                soon(_terminate_this_process)
-
     def _uninstall(self) -> None:
         # The child shares the descriptor: its signal must not reach the parent's thread.
         if self._wakeup_fd != -1 and (theirs := signal.set_wakeup_fd(-1)) not in (-1, self._wakeup_fd):
@@ -193,7 +182,7 @@ class StopSignal:
             self.wait_for_trainers(tell=True, ranks=is_exiting)
             if is_exiting:  # the interpreter would report an exception, ignore it, and end with the script's exit code
                 self._end_exit()
-            raise system_exit(self._exit_code, again=_terminate_this_process)
+            raise kept(SystemExit(self._exit_code))
 
     def _end_exit(self) -> NoReturn:
         try:
@@ -284,10 +273,6 @@ def _ask_main_thread(then: Callable[[], None]) -> None:
         then()
     else:
         main_thread.ask(then)
-
-
-def _terminate_this_process() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def start_thread(thread: threading.Thread) -> None:

@@ -1,4 +1,4 @@
-"""``SystemExit`` in a signal handler, made again where Python ignores it.
+"""Exceptions of signal handlers, raised again where Python ignores them.
 
 A handler runs between any two bytecodes of the main thread: also in a destructor or in a callback of ``fork``, whose
 exceptions Python reports (``sys.unraisablehook``) and drops. The script would go on as if no signal had come.
@@ -6,18 +6,22 @@ exceptions Python reports (``sys.unraisablehook``) and drops. The script would g
 
 from __future__ import annotations
 
+import functools
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 _AGAIN_S = 0.02
-"""Time from the exception that was dropped to the next attempt: the destructor or callback has returned by then."""
+"""Time from the exception that was dropped to the next attempt: the destructor or callback has often returned by then."""
 
 
-def system_exit(code: int, *, again: Callable[[], object]) -> SystemExit:
-    """Return the exception to raise in the main thread. ``again``, called in another thread: the exception was dropped."""
-    error, theirs = SystemExit(code), sys.unraisablehook
+def watched(error: BaseException, *, dropped: Callable[[], object]) -> BaseException:
+    """Return the exception to raise in the main thread. ``dropped`` is called there if Python ignores it."""
+    theirs = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
         if unraisable.exc_value is not error:
@@ -25,14 +29,34 @@ def system_exit(code: int, *, again: Callable[[], object]) -> SystemExit:
             return
         if sys.unraisablehook is hook:
             sys.unraisablehook = theirs
-        soon(again)
+        dropped()
 
     sys.unraisablehook = hook
     return error
 
 
+def kept(error: BaseException) -> BaseException:
+    """Return the exception to raise in a handler of SIGTERM. It is raised until Python does not ignore it."""
+    return watched(error, dropped=functools.partial(raise_later, error))
+
+
+def raise_later(error: BaseException) -> None:
+    """Raise an exception of the handler of SIGTERM when the callback that runs now has returned. In the main thread only.
+
+    The handler does not run a second time: it may have saved the script's work.
+    """
+    theirs = signal.getsignal(signal.SIGTERM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, theirs)
+        raise kept(error)
+
+    signal.signal(signal.SIGTERM, handle)
+    soon(functools.partial(os.kill, os.getpid(), signal.SIGTERM))
+
+
 def soon(then: Callable[[], object]) -> None:
-    """Call a function in another thread when the callback that runs in this one has returned.
+    """Call a function in another thread a moment later.
 
     The interpreter's exit waits for it: a script that has nothing left to do does not end with 0.
     """

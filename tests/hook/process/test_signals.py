@@ -118,6 +118,7 @@ def test_many_signals_in_a_row_are_one_notice(volume: Path) -> None:
 )
 def test_forked_children_are_ended_by_sigterm_at_any_moment_and_their_parent_is_not_told(over: str, volume: Path) -> None:
     # Python alone drops what a child gets in its first moment, where a handler is set, and the parent waits for ever.
+    codes = {5, 1} if "sys.exit" in over else {5} if over else {-15}  # 1: multiprocessing's, before it runs the function
     code = f"""
 stop.install()
 {over}
@@ -132,7 +133,7 @@ with stop.training():
         time.sleep(moment_s)
         child.terminate()
         child.join()
-        assert child.exitcode == {5 if over else -15}, child.exitcode
+        assert child.exitcode in {codes}, child.exitcode
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
     time.sleep(0.2)
     print('told', stop.noticed())

@@ -36,5 +36,5 @@ def _write(text: str) -> None:
         return
     try:
         print(f"{PREFIX} {text}", file=sys.stderr, flush=True)  # noqa: T201
-    except (OSError, ValueError):  # a closed stream must not stop training
+    except (OSError, ValueError, RuntimeError):  # a closed stream, or one that a handler has interrupted: training goes on
         return

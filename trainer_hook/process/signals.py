@@ -156,8 +156,10 @@ class StopSignal:
                 self._notice_signal()
                 if not self.is_training and not callable(self._previous) and not ranks_below():
                     self.wait_for_trainers(tell=False)
-                    # The main thread may wait in C code for other ranks, where its handler never runs.
-                    exit_within(self._exit_code, within_s=_IDLE_EXIT_S)
+                    # The main thread may wait in C code for other ranks, where its handler never runs. No timer: since
+                    # Python 3.12 no thread starts at the interpreter's exit.
+                    time.sleep(_IDLE_EXIT_S)
+                    os._exit(self._exit_code)
 
     def _uninstall(self) -> None:
         # The child shares the descriptor: its signal must not reach the parent's thread.
@@ -290,7 +292,7 @@ def exit_within(code: int, *, within_s: float) -> None:
 
 def exit_now(code: int) -> NoReturn:
     """End the process at once, without the interpreter's exit."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
+    with contextlib.suppress(Exception):  # no stream, a closed one, or one that a signal handler has interrupted in a write
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)

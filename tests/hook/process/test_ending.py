@@ -294,6 +294,52 @@ def test_a_signal_during_another_librarys_function_at_exit_ends_the_process_as_p
     assert parse_trainer_state((volume / ".ckpt/trainer.json").read_bytes()).state == "preempted"
 
 
+WRITES_AT_EXIT = """
+import atexit, io, time
+class Terminated(io.RawIOBase):
+    def writable(self):
+        return True
+    def write(self, block):
+        os.kill(os.getpid(), 15)
+        time.sleep(0)
+        return len(block)
+stream = sys.STREAM = io.TextIOWrapper(io.BufferedWriter(Terminated()))
+atexit.register(print, "bye", file=stream, flush=True)
+"""
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_signal_during_a_write_at_exit_ends_the_process_as_preempted(stream: str, volume: Path, answers: Answers) -> None:
+    """Python refuses a flush inside a write: the exception was ignored, and the process ended with 0."""
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
+    command = [sys.executable, "-c", TRAINED + WRITES_AT_EXIT.replace("STREAM", stream)]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (143, "")
+
+
+IN_C_AT_EXIT = """
+import atexit, hashlib, subprocess, threading
+from trainer_hook.process import signals
+signals._IDLE_EXIT_S = 0.2
+def refuse(thread):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+def close():
+    threading.Thread.start = refuse
+    subprocess.Popen(["sh", "-c", f"sleep 0.5; kill {os.getpid()}"])
+    hashlib.pbkdf2_hmac('sha256', b'x', b'y', 500_000_000)
+atexit.register(close)
+"""
+
+
+def test_a_signal_during_c_code_at_exit_ends_the_process_where_python_refuses_new_threads(
+    volume: Path, answers: Answers
+) -> None:
+    """Python 3.12, for example in a library that waits for other ranks: only SIGKILL ended it."""
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
+    command = [sys.executable, "-c", TRAINED + IN_C_AT_EXIT]
+    assert subprocess.run(command, env=environ, timeout=60).returncode == 143
+
+
 RANK_THAT_IS_NOT_JOINED = """
 import multiprocessing, os, signal, threading, time
 from trainer_hook.process.session import current_session

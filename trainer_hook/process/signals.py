@@ -36,6 +36,10 @@ _IDLE_EXIT_S = 5.0
 """After SIGTERM a process that is not training is ended if it has not exited by then."""
 
 
+_listening: set[int] = set()
+"""Processes that have a ``StopSignal`` of their own, this one and those that it was forked from."""
+
+
 def process_start_s() -> float:
     """Return the start time of this process in epoch seconds; the current time without ``/proc``."""
     try:
@@ -82,6 +86,7 @@ class StopSignal:
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         self._sockets = (reader, writer)
+        _listening.add(os.getpid())
         os.register_at_fork(after_in_child=self._uninstall)
         ForkMask().install()
         if not self._in_main_thread(self._take_signal) or self._wakeup_fd != -1:  # the main thread may still do it
@@ -170,6 +175,7 @@ class StopSignal:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
+            self._handle_in_child(number, frame)
             return
         self._notice_signal()
         if self.is_training:
@@ -185,6 +191,16 @@ class StopSignal:
             if is_exiting:  # the interpreter would report an exception, ignore it, and end with the script's exit code
                 self._end_exit()
             raise kept(SystemExit(self._exit_code))
+
+    def _handle_in_child(self, number: int, frame: FrameType | None) -> None:
+        # Called by a handler of the script over this one, which expects of the one below that it ends the process.
+        below = self._previous if self._over is None else self._over[1]
+        if callable(below):
+            below(number, frame)
+        elif os.getpid() in _listening:
+            raise kept(SystemExit(self._exit_code))
+        elif below != signal.SIG_IGN:
+            default_action(number, frame)
 
     def _end_exit(self) -> NoReturn:
         try:

@@ -81,3 +81,45 @@ def test_a_handler_that_interrupts_the_block_leaves_no_process_blocked(before: s
     """The mask before the fork was not known any more: SIGTERM stayed blocked, and ended neither child nor parent."""
     code = "stop.install()\n" + HANDLER + HANDLER_INTERRUPTS_THE_BLOCK.format(before=before) + PARENT
     assert outcome(code, volume) == (5, "theirs\nblocked in the child: False\n")
+
+
+CHAINED = """
+below = signal.getsignal(signal.SIGTERM)
+def theirs(*signalled):
+    print('theirs', flush=True)
+    if callable(below):
+        below(*signalled)
+signal.signal(signal.SIGTERM, theirs)
+"""
+ENDS_A_CHILD = """
+child = os.fork()
+if child == 0:
+    time.sleep(20)
+    os._exit(0)
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("training", ["", "stop.hold()\n"], ids=["outside training", "training"])
+def test_a_child_whose_handler_calls_the_one_below_ends(training: str, volume: Path) -> None:
+    """A pool or loader that ends its workers, and the exit of multiprocessing, had waited for ever."""
+    code = "stop.install()\n" + CHAINED + training + ENDS_A_CHILD
+    assert outcome(code, volume) == (0, "theirs\n-15\n")
+
+
+TRAINS = """
+    own = StopSignal(volume, exit_code=143)
+    own.install()
+    own.hold()
+    ready.set()
+    while not own.noticed():
+        time.sleep(0.01)
+    print('noticed', own.suppressed, flush=True)
+"""
+
+
+def test_so_does_a_child_that_trains_which_saves_first(volume: Path) -> None:
+    code = ENDS_A_CHILD.replace("    time.sleep(20)\n", TRAINS).replace("os.kill", "ready.wait(60)\nos.kill")
+    code = "import multiprocessing\nready = multiprocessing.get_context('fork').Event()\nstop.install()\n" + CHAINED + code
+    assert outcome(code, volume) == (0, "theirs\nnoticed 143\n0\n")

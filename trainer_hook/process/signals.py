@@ -64,6 +64,8 @@ class StopSignal:
         self._calls_theirs = False
         self.suppressed: BaseException | None = None
         """What a handler of the script raised during training, where the save goes first."""
+        self._is_postponed = False
+        """A signal came during training, and the script has no handler."""
         self.is_training = False
         """A signal is only recorded, for ``noticed()`` at the end of a step; otherwise it ends the process."""
         self._wakeup_fd = -1
@@ -106,6 +108,13 @@ class StopSignal:
         self.on_notice = lambda: None
         self.is_training = False
         _ask_main_thread(self._hand_back)
+
+    def catch_up(self) -> None:
+        """Give a signal that came during training the effect that the script chose. After ``release``."""
+        if self.suppressed is not None:
+            _ask_main_thread(functools.partial(_raise, self.suppressed))
+        elif self._is_postponed:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _take_over(self) -> None:
         theirs = signal.getsignal(signal.SIGTERM)
@@ -185,7 +194,9 @@ class StopSignal:
             self._write_notice()
         if callable(self._previous):
             self._call_theirs(number, frame)
-        elif not self.is_training:
+        elif self.is_training:
+            self._is_postponed = True
+        else:
             is_exiting = not threading.main_thread().is_alive()  # waits for threads, or runs atexit functions
             self.wait_for_trainers(tell=True, ranks=is_exiting)
             if is_exiting:  # the interpreter would report an exception, ignore it, and end with the script's exit code
@@ -291,6 +302,10 @@ def _ask_main_thread(then: Callable[[], None]) -> None:
         then()
     else:
         main_thread.ask(then)
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def start_thread(thread: threading.Thread) -> None:

@@ -158,13 +158,14 @@ class TrainCall:
         self.saver.save_final(self._driver.global_step)
 
     def end(self) -> None:
-        """The call returns. Raises ``SystemExit``: a rank was given notice meanwhile."""
+        """The call returns. Raises ``SystemExit``: a rank was given notice meanwhile, or this one after the ranks agreed."""
         session, step = self.session, self._driver.global_step
         if not self.consensus.all_agree(session.stop.notice_at_s is None or not session.settings.jit):
             exit_preempted(session, step)
         self.close()
         session.tell_state("running", session.base_step + step)
         session.call_ended(step)
+        session.stop.catch_up()
 
     def close(self) -> None:
         """Wait for an asynchronous save and free its memory; SIGTERM ends the process at once again. May be repeated."""

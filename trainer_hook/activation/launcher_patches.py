@@ -98,17 +98,27 @@ def _preempted_exit_code() -> int:
 @contextmanager
 def _forwarding() -> Iterator[None]:
     children: list[subprocess.Popen[Any]] = []
+    starting: list[object] = []
+    held: list[int] = []  # signals while a child is started, whose process is not known yet
     original = subprocess.Popen.__init__
 
     def remember(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        children.append(self)
+        starting.append(self)
+        try:
+            original(self, *args, **kwargs)
+            children.append(self)
+        finally:
+            starting.remove(self)
+            if held and not starting:
+                forward(held.pop(), None)
 
     def forward(number: int, frame: FrameType | None) -> None:
         alive = [child for child in children if child.poll() is None]
         for child in alive:
             child.send_signal(number)
-        if not alive:
+        if starting:
+            held[:] = [number]
+        elif not alive:
             raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, forward)

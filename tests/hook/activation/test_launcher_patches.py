@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.hook.conftest import pod
-from tests.hook.job import Answers, Training, finished, marker, script, trainer_state, training
+from tests.hook.job import Answers, Training, finished, marker, plain_environ, script, trainer_state, training
 from tests.hook.versions import TRAINER_5
 from tests.ports import free_port
 from tests.process.sidecar_process import until
@@ -160,3 +160,26 @@ def test_torchrun_ends_as_its_ranks_only_where_all_that_failed_were_preempted(
     environ = {**os.environ, "CKPT_HOOK": "auto", "PYTHONPATH": f"{INJECT}:{ROOT}"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == expected, done.stderr
+
+
+SIGNALLED_AT_THE_START = """
+import os, signal, subprocess, time
+from types import SimpleNamespace
+from trainer_hook.activation.launcher_patches import patch_accelerate
+execute = subprocess.Popen._execute_child
+def execute_child(*arguments):
+    execute(*arguments)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0)
+subprocess.Popen._execute_child = execute_child
+launch = SimpleNamespace(simple_launcher=lambda _: print(subprocess.Popen(["sleep", "20"]).wait()))
+patch_accelerate(launch)
+launch.simple_launcher(None)
+"""
+
+
+def test_a_signal_while_a_launcher_starts_its_trainer_is_passed_on_to_it() -> None:
+    """The launcher ended alone, and left the trainer behind."""
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-c", SIGNALLED_AT_THE_START], env=environ, stdout=subprocess.PIPE, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, b"-15\n")

@@ -40,7 +40,7 @@ def publish(path: Path, content: bytes, *, durable: bool = False, group: int | N
             if durable:
                 os.fsync(fd)
         temporary.replace(path)
-    except OSError:
+    except BaseException:  # SystemExit of a signal, too: the file would count as one of the checkpoint's
         temporary.unlink(missing_ok=True)
         raise
     if durable:

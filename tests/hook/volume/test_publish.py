@@ -50,6 +50,18 @@ def test_a_published_file_replaces_the_older_one_and_leaves_nothing_else(durable
     assert names(volume) == ["file"]
 
 
+def test_a_signal_that_ends_the_process_leaves_no_temporary_file(volume: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(fd: int) -> None:
+        raise SystemExit(143)
+
+    publish(volume / "file", b"one")
+    monkeypatch.setattr(os, "fsync", end)
+    with pytest.raises(SystemExit):
+        publish(volume / "file", b"two", durable=True)
+    assert names(volume) == ["file"]
+    assert (volume / "file").read_bytes() == b"one"
+
+
 def test_readers_see_the_old_or_the_new_content_whole(volume: Path) -> None:
     contents = [bytes([number]) * 100_000 for number in range(2)]
     publish(volume / "file", contents[0])

@@ -49,7 +49,10 @@ def raise_later(error: BaseException) -> None:
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(number, theirs)
-        raise kept(error)
+        if threading.main_thread().is_alive():
+            raise kept(error)
+        if callable(theirs):  # the interpreter exits meanwhile, and would ignore the exception
+            theirs(number, frame)
 
     signal.signal(signal.SIGTERM, handle)
     soon(functools.partial(os.kill, os.getpid(), signal.SIGTERM))

@@ -48,14 +48,9 @@ def invoke(arguments: Sequence[str]) -> int:
     """Parse the arguments, run the command and return its exit code; 2 and one line when they are not valid."""
     if COMPLETE in os.environ:
         return _complete()
-    # Not app(): that would end the process and install an exception hook.
-    group = typer.main.get_command(application(arguments[0] if arguments else ""))
-    arguments = arguments or ["--help"]
+    app = application(arguments[0] if arguments else "")
     try:
-        with group.make_context(PROGRAM, list(arguments)) as context:
-            return int(group.invoke(context) or 0)
-    except typer.Exit as ended:
-        return ended.exit_code
+        return outcome(app, PROGRAM, arguments or ["--help"])
     except TyperException as error:
         command = f" {arguments[0]}" if arguments and arguments[0] in COMMANDS else ""
         of = getattr(error, "ctx", None)
@@ -63,6 +58,21 @@ def invoke(arguments: Sequence[str]) -> int:
         said = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
         see = f"{' See' if said.endswith('?') else ': see'} '{PROGRAM}{path} --help'"
         return fail(f"{command}: {said}{see}", EXIT_CONFIGURATION, as_json="--json" in arguments)
+
+
+def outcome(app: typer.Typer, program: str, arguments: Sequence[str]) -> int:
+    """Run a command of an application and return its exit code.
+
+    Raises:
+        TyperException: The arguments are not valid.
+    """
+    # Not app(): that would end the process and install an exception hook.
+    group = typer.main.get_command(app)
+    try:
+        with group.make_context(program, list(arguments)) as context:
+            return int(group.invoke(context) or 0)
+    except typer.Exit as ended:
+        return ended.exit_code
 
 
 def _complete() -> int:

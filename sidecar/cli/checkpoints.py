@@ -56,8 +56,7 @@ def show(
 
         return show_stored(address, as_json=as_json)
     answer = Client(timeout_s=60).get(f"/v1/checkpoints/{_name(checkpoint)}")
-    print_answer(answer, checkpoint_text, as_json=as_json)
-    return 0
+    return print_answer(answer, checkpoint_text, as_json=as_json)
 
 
 def resume(

@@ -45,14 +45,12 @@ def probe(*, ready: bool = False) -> int:
 def drain(*, as_json: bool = False) -> int:
     """Give a termination notice."""
     answer = Client(timeout_s=3).post("/v1/drain?source=prestop")
-    print_answer(answer, lambda a: f"{a['phase']}; {a['deadline_in_s']} s until the deadline", as_json=as_json)
-    return 0
+    return print_answer(answer, lambda a: f"{a['phase']}; {a['deadline_in_s']} s until the deadline", as_json=as_json)
 
 
 def version() -> int:
     """Print the version."""
-    print_answer(__version__, lambda number: f"{PROGRAM} {number}", as_json=False)
-    return 0
+    return print_answer(__version__, lambda number: f"{PROGRAM} {number}", as_json=False)
 
 
 def status(*, watch: bool = False, as_json: bool = False) -> int:
@@ -60,8 +58,7 @@ def status(*, watch: bool = False, as_json: bool = False) -> int:
     from sidecar.cli.render import status_text
 
     if not watch:
-        print_answer(Client().get("/v1/status"), status_text, as_json=as_json)
-        return 0
+        return print_answer(Client().get("/v1/status"), status_text, as_json=as_json)
     is_redrawn = sys.stdout.isatty() and not as_json
     while True:
         answer = Client().get("/v1/status")
@@ -77,8 +74,7 @@ def list_checkpoints(*, where: str | None = None, as_json: bool = False) -> int:
     from sidecar.cli.render import checkpoints_text
 
     path = f"/v1/checkpoints?where={where}" if where else "/v1/checkpoints"
-    print_answer(Client(timeout_s=60).get(path), checkpoints_text, as_json=as_json)
-    return 0
+    return print_answer(Client(timeout_s=60).get(path), checkpoints_text, as_json=as_json)
 
 
 DIRECT: Mapping[tuple[str, ...], Callable[[], int]] = {

@@ -9,7 +9,7 @@ import typer
 
 from sidecar.amounts import amount_bytes
 from sidecar.cli.client import Client
-from sidecar.cli.output import print_answer, warn
+from sidecar.cli.output import print_answer, say
 from sidecar.cli.render import table
 from sidecar.core.format.durations import duration_s
 from sidecar.errors import ConfigurationError
@@ -27,8 +27,7 @@ Measured = Annotated[bool, typer.Option("--measured", help="take what the runnin
 def print_estimate(formula: str, source: str, inputs: dict[str, Any], results: dict[str, Any], *, as_json: bool) -> int:
     """Print a result with its formula, source and inputs. Returns 0. Names end with the unit of their value."""
     answer = {"formula": formula, "source": source, "inputs": inputs, "results": results}
-    print_answer(answer, estimate_text, as_json=as_json)
-    return 0
+    return print_answer(answer, estimate_text, as_json=as_json)
 
 
 def estimate_text(answer: dict[str, Any]) -> str:
@@ -60,7 +59,7 @@ def parsed_bytes(option: str, text: str) -> int:
     amount = parsed(option, text, size_bytes)
     number = text.strip().removesuffix("/s")
     if amount < 1000 and not number[-1].isalpha():
-        warn(f"{option}={text}: the unit is bytes; did you mean {number}MB or {number}GB?")
+        say(f"{option}={text}: the unit is bytes; did you mean {number}MB or {number}GB?")
     return amount
 
 

@@ -23,5 +23,4 @@ def install_hook(
         return fail(f" install-hook: {error}", EXIT_FAILED, as_json=as_json)
     answer = {"folder": str(done.folder), "version": done.version, "is_new": done.is_new}
     text = f"{done.folder}: {done.version}{'' if done.is_new else ', as before'}; PYTHONPATH={done.folder} CKPT_HOOK=auto"
-    print_answer(answer, lambda _: text, as_json=as_json)
-    return 0
+    return print_answer(answer, lambda _: text, as_json=as_json)

@@ -18,11 +18,12 @@ COMPLETE = "_CHECKPOINT_SIDECAR_COMPLETE"
 _OUTLOOK = re.compile(r"[;:,] it is tried again(, with fewer requests at once)?(?=$|: )")
 
 
-def print_answer(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> None:
-    """Print an answer of the API, for programs or for people. An empty text prints nothing."""
+def print_answer(answer: Any, text: Callable[[Any], str], *, as_json: bool) -> int:
+    """Print an answer of the API, for programs or for people. An empty text prints nothing. Returns 0, the exit code."""
     shown = json.dumps(answer) if as_json else text(answer)
     if shown:
         print(shown, flush=True)
+    return 0
 
 
 def print_path(answer: dict[str, Any], command: str, *, why_not: str, code: int, as_json: bool) -> int:
@@ -41,7 +42,7 @@ def print_path(answer: dict[str, Any], command: str, *, why_not: str, code: int,
         print(answer["path"], flush=True)
     lines = [f"passed over {passed['checkpoint']}: {passed['reason']}" for passed in answer["passed_over"]]
     for line in [*lines, *([why_not] if code else [])]:
-        print(f"{PROGRAM} {command}: {plain_text(line)}", file=sys.stderr, flush=True)
+        say(line, command)
     return code
 
 
@@ -56,16 +57,16 @@ def what_failed(error: str) -> str:
     return _OUTLOOK.sub("", error)
 
 
-def warn(text: str) -> None:
+def say(text: str, command: str = "") -> None:
     """Print one line on standard error; the command goes on."""
-    print(f"{PROGRAM}: {plain_text(text)}", file=sys.stderr, flush=True)
+    print(f"{PROGRAM}{command and f' {command}'}: {plain_text(text)}", file=sys.stderr, flush=True)
 
 
-def fail(text: str, code: int, *, as_json: bool = False) -> int:
+def fail(text: str, code: int, *, as_json: bool = False, program: str = PROGRAM) -> int:
     """Print one line on standard error, for programs also an object with ``error`` on standard output. Returns ``code``."""
     text = what_failed(plain_text(text))  # names in it may come from the store
     if as_json:
         with suppress(OutputLost, BrokenPipeError):  # the line tells it, too
             print(json.dumps({"error": text.strip().removeprefix(": "), "exit_code": code}), flush=True)
-    print(f"{PROGRAM}{text}", file=sys.stderr, flush=True)
+    print(f"{program}{text}", file=sys.stderr, flush=True)
     return code

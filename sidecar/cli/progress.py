@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from sidecar.cli.output import PROGRAM, what_failed
+from sidecar.cli.output import say, what_failed
 from sidecar.cli.render import size_text
 from trainer_hook.contract.plain_text import plain_text
 
@@ -28,8 +28,7 @@ class Note:
     def __call__(self, name: str, **fields: Any) -> None:
         """Say that the store does not answer; that it answers again follows from the progress."""
         if name == "store_degraded":
-            error = what_failed(plain_text(str(fields.get("error", ""))))
-            print(f"{PROGRAM} {self._command}: tried again: {error}", file=sys.stderr, flush=True)
+            say(f"tried again: {what_failed(plain_text(str(fields.get('error', ''))))}", self._command)
 
 
 @contextmanager
@@ -65,8 +64,7 @@ class _Lines:
         rate = (done - self._began_at) / max(1e-3, now_s - self._began_s)
         left = f", {(total - done) / rate:.0f} s left" if rate > 0 and total else ""
         amount = f"{self._text(done)} of {self._text(total)}" if total else self._text(done)
-        line = f"{PROGRAM} {self._command}: {plain_text(what)}: {amount}, {self._text(rate)}/s{left}"
-        print(line, file=sys.stderr, flush=True)
+        say(f"{what}: {amount}, {self._text(rate)}/s{left}", self._command)
 
 
 @contextmanager

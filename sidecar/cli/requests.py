@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -14,7 +13,7 @@ from sidecar.cli import progress
 from sidecar.cli.client import Client, Refused, Unreachable
 from sidecar.cli.estimate import parsed_bytes
 from sidecar.cli.options import Json, TimeoutS
-from sidecar.cli.output import fail, print_answer
+from sidecar.cli.output import fail, print_answer, say
 from sidecar.cli.render import save_text, size_text
 from sidecar.core.lifecycle.exit_codes import EXIT_GIVEN_UP
 
@@ -38,8 +37,7 @@ def flush(timeout_s: TimeoutS = 30.0, as_json: Json = False) -> int:
             raise
         print_answer(error.problem, lambda _: "", as_json=as_json)
         return fail(f" flush: {error}", EXIT_GIVEN_UP)
-    print_answer(answer, lambda a: f"durable: {', '.join(a['durable']) or 'nothing yet'}", as_json=as_json)
-    return 0
+    return print_answer(answer, lambda a: f"durable: {', '.join(a['durable']) or 'nothing yet'}", as_json=as_json)
 
 
 def _show_queue(on_progress: progress.OnProgress) -> None:
@@ -67,7 +65,7 @@ def save(
         answer = client.get(f"/v1/save/{answer['id']}?wait_s={min(2.0, left_s):.3f}")
         if answer["state"] != "durable" and save_text(answer) != said:
             said = save_text(answer)
-            print(f"checkpoint-sidecar save: {said}", file=sys.stderr, flush=True)
+            say(said, "save")
     print_answer(answer, save_text, as_json=as_json)
     return 0 if no_wait or answer["state"] == "durable" else EXIT_GIVEN_UP
 
@@ -77,5 +75,5 @@ def limit(rate: Annotated[str, typer.Argument(metavar="RATE", help="such as 200M
     wanted = None if rate == "none" else parsed_bytes("RATE", rate)
     answer = Client().post("/v1/bandwidth", {"limit": wanted})
     per_s = answer["limit_bytes_per_s"]
-    print_answer(answer, lambda _: f"uploads: {f'at most {size_text(per_s)}/s' if per_s else 'no limit'}", as_json=as_json)
-    return 0
+    text = f"uploads: at most {size_text(per_s)}/s" if per_s else "uploads: no limit"
+    return print_answer(answer, lambda _: text, as_json=as_json)

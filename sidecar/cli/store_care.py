@@ -21,7 +21,7 @@ from sidecar.cli.options import (
     checkpoint_address,
     store_address,
 )
-from sidecar.cli.output import PROGRAM, print_answer
+from sidecar.cli.output import PROGRAM, print_answer, say
 from sidecar.cli.render import counted, size_text
 from sidecar.cli.render_store import plan_text, quarantine_text, verification_text
 from sidecar.core.lifecycle.exit_codes import EXIT_DAMAGED
@@ -78,12 +78,11 @@ def rm(checkpoint: CheckpointAddress, yes: Yes = False, while_live: WhileLive = 
         return await remove(session, name, lease=await _lease("rm", session, while_live=while_live))
 
     removed = run_in_store("rm", store, work)
-    print_answer(
+    return print_answer(
         {"store": store, **asdict(removed)},
         lambda a: f"deleted {plain_text(a['name'])}: {counted(a['objects'], 'file')}, {size_text(a['size_bytes'])}",
         as_json=as_json,
     )
-    return 0
 
 
 def prune(
@@ -119,8 +118,7 @@ def prune(
         return await pruner.carry_out(found, pruning)
 
     pruning = run_in_store("prune", address.store, work, counts=True)
-    print_answer({"store": address.store, **pruning.fields(is_dry=dry_run)}, plan_text, as_json=as_json)
-    return 0
+    return print_answer({"store": address.store, **pruning.fields(is_dry=dry_run)}, plan_text, as_json=as_json)
 
 
 quarantine = typer.Typer(
@@ -139,8 +137,7 @@ def quarantine_ls(store: StoreAddress, as_json: Json = False) -> int:
     address = store_address(store)
     found = run_in_store("quarantine ls", address.store, lambda session, _: quarantines(session, checkpoint=address.checkpoint))
     answer = {"store": address.store, "quarantined": [asdict(record) for record in found]}
-    print_answer(answer, quarantine_text, as_json=as_json)
-    return 0
+    return print_answer(answer, quarantine_text, as_json=as_json)
 
 
 @quarantine.command("release")
@@ -152,8 +149,7 @@ def quarantine_release(checkpoint: CheckpointAddress, as_json: Json = False) -> 
     store, name = checkpoint_address(checkpoint)
     found = run_in_store("quarantine release", store, lambda session, _: release(session, name))
     answer = {"store": store, "released": [asdict(record) for record in found]}
-    print_answer(answer, lambda _: f"released {name}: the next resume tries it again", as_json=as_json)
-    return 0
+    return print_answer(answer, lambda _: f"released {name}: the next resume tries it again", as_json=as_json)
 
 
 async def _lease(command: str, session: StoreSession, *, while_live: bool) -> IdlePrefix | None:
@@ -171,8 +167,7 @@ def ask_holder(command: str) -> Callable[[str, float], None]:
     """Return a function that says that the holder of the prefix is asked for a sign of life."""
 
     def on_wait(holder: str, seconds: float) -> None:
-        line = f"asking pod {plain_text(holder)}, which held the prefix, for a sign of life ({seconds:.0f} s)"
-        print(f"{PROGRAM} {command}: {line}", file=sys.stderr, flush=True)
+        say(f"asking pod {holder}, which held the prefix, for a sign of life ({seconds:.0f} s)", command)
 
     return on_wait
 

@@ -46,8 +46,7 @@ def list_store(address: Address, *, newest: int | None, is_long: bool, as_json: 
         answer = run_in_store("ls", address.store, work, counts=True)
     if not answer.get("checkpoints") and not answer.get("runs"):
         raise NothingFound(f"{answer['store']}: no checkpoints, and no runs below it{misnamed(answer['store'])}")
-    print_answer(answer, runs_text if "runs" in answer else listing_text, as_json=as_json)
-    return 0
+    return print_answer(answer, runs_text if "runs" in answer else listing_text, as_json=as_json)
 
 
 @contextmanager
@@ -70,5 +69,4 @@ def show_stored(address: Address, *, as_json: bool) -> int:
         found = await verifier.examine(name)
         return {"store": session.store.url, **found.fields()}
 
-    print_answer(run_in_store("show", address.store, work), details_text, as_json=as_json)
-    return 0
+    return print_answer(run_in_store("show", address.store, work), details_text, as_json=as_json)

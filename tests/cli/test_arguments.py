@@ -113,7 +113,7 @@ def test_a_command_that_runs_without_typer_is_the_one_that_typer_runs(
     asked: list[Any] = []
     monkeypatch.setattr(Recorder, "asked", asked, raising=False)
     monkeypatch.setattr(direct, "Client", Recorder)
-    monkeypatch.setattr(direct, "print_answer", lambda *_, as_json: asked.append(as_json))
+    monkeypatch.setattr(direct, "print_answer", lambda *_, as_json: asked.append(as_json) or 0)
     monkeypatch.setattr("sidecar.cli.run.run", lambda: asked.append("run") or 0)
     assert DIRECT[spelling]() == 0
     by_itself = asked.copy()

@@ -11,7 +11,7 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from sidecar import __version__
 from sidecar.api import metrics, models, views
-from sidecar.api.dependencies import Overviews, Running
+from sidecar.api.dependencies import EVENT_STREAM, Overviews, Running, event_stream
 from sidecar.api.flush_call import FlushCall
 from sidecar.api.page import watch
 from sidecar.api.problems import Problem, install, responses
@@ -36,9 +36,8 @@ Authorization = Annotated[str | None, Header()]
 async def _authorized(services: Running, authorization: Authorization = None) -> None:
     is_required = services.settings.api_token == "required"  # noqa: S105 - a mode, not a token
     if not services.token_file.accepts(authorization, is_required=is_required):
-        raise Problem(
-            401, "Token required", "send 'Authorization: Bearer' with the content of .ckpt/token on the shared volume"
-        )
+        hint = "send 'Authorization: Bearer' with the content of .ckpt/token on the shared volume"
+        raise Problem(401, "Token required", hint)
 
 
 async def _of_this_volume(services: Running, authorization: Authorization = None) -> None:
@@ -94,7 +93,7 @@ async def prometheus(services: Running) -> Response:
 @calls.get("/v1/status", summary="Status of the sidecar")
 async def status(services: Running, overviews: Overviews) -> models.Status:
     """Phase, queue, transfers, durable step, time at risk, throughput, disk, deadlines."""
-    return views.status(services, overviews.safety())
+    return views.status(services, overviews.overview().safety)
 
 
 @calls.get("/v1/checkpoints", summary="All known checkpoints, newest first", responses=responses(503))
@@ -260,17 +259,10 @@ async def drain(services: Running, source: Literal["prestop", "api"] = "api") ->
     return models.Draining(phase=phase.value, deadline_in_s=round(services.termination.deadline.left_s() or 0.0, 3))
 
 
-@calls.get(
-    "/v1/events",
-    summary="Every state change and progress, live",
-    response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
-)
+@calls.get("/v1/events", summary="Every state change and progress, live", **EVENT_STREAM)
 async def events(services: Running, last_event_id: Annotated[int | None, Header()] = None) -> StreamingResponse:
     """Server-sent events; a client that reconnects with ``Last-Event-ID`` gets the events that it missed."""
-    return StreamingResponse(
-        _event_lines(services, last_event_id), media_type="text/event-stream", headers={"cache-control": "no-store"}
-    )
+    return event_stream(_event_lines(services, last_event_id))
 
 
 async def _event_lines(services: Services, after: int | None) -> AsyncIterator[str]:

@@ -1,10 +1,12 @@
-"""What FastAPI passes to the routes."""
+"""What FastAPI passes to the routes, and what several of them answer with."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
+from fastapi.responses import StreamingResponse
 
 from sidecar.api.overview import OverviewService
 from sidecar.daemon.services import Services
@@ -24,3 +26,14 @@ async def _overviews(request: Request) -> OverviewService:
 
 
 Overviews = Annotated[OverviewService, Depends(_overviews)]
+
+EVENT_STREAM: dict[str, Any] = {
+    "response_class": StreamingResponse,
+    "responses": {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+}
+"""Arguments of the routes that answer with ``event_stream``."""
+
+
+def event_stream(events: AsyncIterator[str]) -> StreamingResponse:
+    """Answer with server-sent events."""
+    return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})

@@ -33,17 +33,14 @@ class FlushCall:
 
     def missing(self) -> list[Missing]:
         """Return the checkpoints that are not durable, or never will be; empty exactly when all finished ones are durable."""
-        queue = [Missing.model_validate(t.model_dump()) for t in views.queue(self._services)]
-        known = {missing.checkpoint for missing in queue}
-        ended = [t for t in self._waited_for.values() if t.name not in known and self._is_missing(t)]
-        queue += [Missing(checkpoint=t.name, state=t.state, reason=t.reason) for t in ended]
-        known |= {missing.checkpoint for missing in queue}
-        rejected = [t for t in self._services.catalog.newest_rejected() if t.name not in known]
-        queue += [Missing(checkpoint=t.name, state=t.state, reason=t.reason) for t in rejected]
+        found = {t.checkpoint: Missing.model_validate(t.model_dump()) for t in views.queue(self._services)}
+        ended = filter(self._is_missing, self._waited_for.values())
+        for tracked in (*ended, *self._services.catalog.newest_rejected()):
+            found.setdefault(tracked.name, Missing(checkpoint=tracked.name, state=tracked.state, reason=tracked.reason))
         unseen = self._services.inventory.unseen()
-        if not queue and unseen is not None:
-            queue = [Missing(checkpoint="the last checkpoints", state=State.WRITING, reason=unseen)]
-        return queue
+        if not found and unseen is not None:
+            return [Missing(checkpoint="the last checkpoints", state=State.WRITING, reason=unseen)]
+        return list(found.values())
 
     def _remember(self) -> None:
         self._waited_for |= {tracked.name: tracked for tracked in self._services.catalog.pending()}

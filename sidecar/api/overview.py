@@ -84,12 +84,6 @@ class OverviewService:
             token_required=settings.api_token == "required",  # noqa: S105 - a mode, not a token
         )
 
-    def safety(self) -> models.Safety:
-        """Return whether training is safe now."""
-        risk, volume = views.at_risk(self._services), views.volume(self._services)
-        trainer, lease = views.trainer(self._services), views.lease(self._services)
-        return self._safety(self._durable(self._checkpoints()), risk, trainer, lease, volume)
-
     def _checkpoints(self) -> list[models.Checkpoint]:
         """Return the newest checkpoints of store and volume, newest first."""
         stored = {checkpoint.name: checkpoint for checkpoint in self.earlier.newest()} | self._left_volume

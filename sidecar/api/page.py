@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from sidecar import __version__
 from sidecar.api import models
-from sidecar.api.dependencies import Overviews
+from sidecar.api.dependencies import EVENT_STREAM, Overviews, event_stream
 from sidecar.api.live import Live
 from sidecar.api.overview import OverviewService
 from sidecar.api.problems import Problem, responses
@@ -85,18 +85,13 @@ async def overview(overviews: Overviews) -> models.Overview:
     return overviews.overview()
 
 
-@page.get(
-    "/v1/live",
-    summary="The overview, whenever it changes",
-    response_class=StreamingResponse,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
-)
+@page.get("/v1/live", summary="The overview, whenever it changes", **EVENT_STREAM)
 async def live(stream: Annotated[Live, Depends(_live)]) -> StreamingResponse:
     """Server-sent events ``overview`` with ``GET /v1/overview`` as data, at most two a second, at least one in five seconds.
 
     ``ended`` is the last event: the sidecar has ended. At most 8 viewers at once.
     """
-    return StreamingResponse(stream.stream(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+    return event_stream(stream.stream())
 
 
 def watch(app: FastAPI, services: Services) -> None:

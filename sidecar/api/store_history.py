@@ -6,13 +6,13 @@ import asyncio
 import time
 from typing import Literal
 
-from sidecar.api import models, views
+from sidecar.api import models
+from sidecar.api.stored import stored_checkpoint
 from sidecar.core.commit.resume import newest_first
 from sidecar.core.lifecycle.phases import Phase
 from sidecar.daemon.services import Services
 from sidecar.download.downloader import Downloader
-from sidecar.errors import StoreError, UnusableNow
-from trainer_hook.contract import ContractError
+from sidecar.errors import StoreError
 
 MOST = 60
 """Number of checkpoints read, the newest. Each costs two small requests, once."""
@@ -79,8 +79,4 @@ class StoreHistory:
 
     async def _read_one(self, reader: Downloader, name: str, places: asyncio.Semaphore) -> None:
         async with places:
-            try:
-                commit = await reader.commit(name)
-            except (ContractError, UnusableNow):
-                commit = None
-        self._known[name] = None if commit is None else views.stored_checkpoint(commit[0])
+            self._known[name] = await stored_checkpoint(reader, name)

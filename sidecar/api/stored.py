@@ -53,13 +53,16 @@ async def _read(
     found: list[models.Checkpoint] = []
     while names and (limit is None or len(found) < limit):
         batch, names = names[:AT_ONCE], names[AT_ONCE:]
-        found += [
-            commit for commit in await asyncio.gather(*(_commit(downloader, name) for name in batch)) if commit is not None
-        ]
+        found += filter(None, await asyncio.gather(*(stored_checkpoint(downloader, name) for name in batch)))
     return found[:limit]
 
 
-async def _commit(downloader: Downloader, name: str) -> models.Checkpoint | None:
+async def stored_checkpoint(downloader: Downloader, name: str) -> models.Checkpoint | None:
+    """Return a committed checkpoint; ``None``: it is not committed, or its commit cannot be used.
+
+    Raises:
+        StoreError: The store does not answer.
+    """
     try:
         commit = await downloader.commit(name)
     except (ContractError, UnusableNow):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 from sidecar import __version__
 from sidecar.api import models
@@ -125,19 +126,9 @@ def termination(services: Services) -> models.Termination | None:
 def local_checkpoint(tracked: Tracked) -> models.Checkpoint:
     """Return one checkpoint of the volume."""
     checkpoint = tracked.checkpoint
-    shown = models.Checkpoint(
-        name=tracked.name,
-        state=tracked.state.value,
-        reason=tracked.reason,
-        sent_bytes=tracked.sent_bytes,
-        on_volume=True,
-        in_store=tracked.state is State.COMMITTED,
-        committed_at=rfc3339(tracked.committed_at_s) if tracked.committed_at_s else None,
-    )
-    if checkpoint is None:
-        return shown
-    return shown.model_copy(
-        update={
+    known: dict[str, Any] = {}
+    if checkpoint is not None:
+        known = {
             "step": checkpoint.step,
             "save_reason": checkpoint.reason,
             "attempt": checkpoint.attempt,
@@ -147,6 +138,15 @@ def local_checkpoint(tracked: Tracked) -> models.Checkpoint:
             "files": len(checkpoint.files),
             "size_bytes": checkpoint.size_bytes,
         }
+    return models.Checkpoint(
+        name=tracked.name,
+        state=tracked.state.value,
+        reason=tracked.reason,
+        sent_bytes=tracked.sent_bytes,
+        on_volume=True,
+        in_store=tracked.state is State.COMMITTED,
+        committed_at=rfc3339(tracked.committed_at_s) if tracked.committed_at_s else None,
+        **known,
     )
 
 
@@ -187,16 +187,8 @@ def store(services: Services) -> models.StoreStatus:
 def trainer(services: Services) -> models.Trainer:
     """Return the state of the trainer."""
     held, trainer = services.volume.held_leases(), services.pod.trainer()
-    return models.Trainer(
-        alive=held > 0,
-        ranks=held,
-        state=trainer.state if trainer else None,
-        step=trainer.step if trainer else None,
-        updated_at=trainer.updated_at if trainer else None,
-        world_size=trainer.world_size if trainer else None,
-        total_steps=trainer.total_steps if trainer else None,
-        loss=trainer.loss if trainer else None,
-    )
+    told = {} if trainer is None else asdict(trainer)
+    return models.Trainer.model_validate({"alive": held > 0, "ranks": held, **told})
 
 
 def _transfer(tracked: Tracked) -> models.Transfer:

@@ -286,15 +286,15 @@ class StoreExecutor:
         cores = len(os.sched_getaffinity(0))
         return Concurrency.begin(most=self.most, cores=cores, now_s=time.monotonic(), round_trip_s=round_trip_s)
 
-    def rate(self, *, roughly: bool = False) -> Rate | None:
-        """Return the expected throughput, or ``None`` before any measurement. ``roughly``: few small requests suffice."""
-        arrived = self.sent.bytes_per_s() if roughly else self.sent.telling_bytes_per_s()
-        return estimated(arrived=arrived, sent=self.sent_rate, limit=self.gate.bytes_per_s)
+    def rate(self) -> Rate | None:
+        """Return the expected throughput, or ``None`` before any measurement."""
+        return estimated(arrived=self.sent.telling_bytes_per_s(), sent=self.sent_rate, limit=self.gate.bytes_per_s)
 
     def usual_bytes_per_s(self, *, roughly: bool = False) -> float | None:
         """Return the throughput of a store that answers, in bytes per second; ``None``: not measured yet.
 
         What is sent while the store refuses requests or does not answer says nothing about that, only what arrived.
+        ``roughly``: few small requests suffice.
         """
         arrived = self.sent.bytes_per_s() if roughly else self.sent.telling_bytes_per_s()
         sent = self.sent_rate if self.health.trouble is None else RateEstimator()

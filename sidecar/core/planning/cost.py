@@ -40,7 +40,6 @@ def lost_work(
     restart_s: float,
     stalls_s: float,
     jit_stalls_s: float = 0.0,
-    jit_lost_s: float = 0.0,
 ) -> LostWork:
     """Return the GPU cost.
 
@@ -51,10 +50,9 @@ def lost_work(
         restart_s: Time from an interruption until training goes on.
         stalls_s: Time per week that periodic saves hold training.
         jit_stalls_s: The same with just-in-time checkpoints, if periodic ones are saved besides.
-        jit_lost_s: Training that an interruption costs in spite of a just-in-time checkpoint.
     """
     periodic_s = interruptions * (lost_s + restart_s) + stalls_s
-    jit_s = interruptions * (jit_lost_s + restart_s) + jit_stalls_s
+    jit_s = interruptions * restart_s + jit_stalls_s
     periodic_usd, jit_usd = (cluster_hour_usd * seconds / 3600 for seconds in (periodic_s, jit_s))
     return LostWork(
         periodic_s=periodic_s,

@@ -38,8 +38,8 @@ def test_a_just_in_time_checkpoint_saves_the_lost_work_and_the_stalls(
 
 
 def test_what_just_in_time_checkpoints_cost_themselves_counts() -> None:
-    work = lost_work(**ARTICLE | {"interruptions": 2.0}, jit_stalls_s=60.0, jit_lost_s=30.0)
-    assert (work.periodic_s, work.jit_s) == (2 * (10_800 + 2400) + 720, 2 * (30 + 2400) + 60)
+    work = lost_work(**ARTICLE | {"interruptions": 2.0}, jit_stalls_s=60.0)
+    assert (work.periodic_s, work.jit_s) == (2 * (10_800 + 2400) + 720, 2 * 2400 + 60)
 
 
 def test_a_month_under_a_policy() -> None:

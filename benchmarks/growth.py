@@ -135,7 +135,7 @@ def filled(settings: Mapping[str, str], count: int) -> float:
 
 def _fill(put: Callable[[str, bytes], str], name: str) -> None:
     key = keys.shared_file(name, "model.bin")
-    crc = checksum.to_text(checksum.checksum(CONTENT))
+    crc = checksum.text_of(CONTENT)
     entry = FileEntry(path="model.bin", key=key, size_bytes=len(CONTENT), crc64nvme=crc, etag=put(key, CONTENT))
     at_s = time.time() - 1e6 + (step_of(name) or 0)
     manifest = manifest_of(Finished(name, "v", step_of(name), None, ATTEMPT, Node(), at_s, 1, (), {}), [entry])

@@ -57,7 +57,7 @@ def main() -> None:
 
 def fill(store: Store, name: str) -> None:
     """Write a small checkpoint, and commit it."""
-    crc, entries = checksum.to_text(checksum.checksum(CONTENT)), []
+    crc, entries = checksum.text_of(CONTENT), []
     for path in FILES:
         stored = store.put(keys.shared_file(name, path), CONTENT)
         entries.append(FileEntry(path=path, key=stored.key, size_bytes=len(CONTENT), crc64nvme=crc, etag=stored.etag))

@@ -162,7 +162,7 @@ async def _opened(services: Services, capabilities: Capabilities) -> None:
 def _holder(services: Services) -> Holder:
     settings = services.settings
     # A UID is one pod's, also if two pods share a volume. A host name is not: its state says which start it is.
-    life = checksum.to_text(checksum.checksum(services.volume.read_state(POD) or services.token_file.token.encode()))
+    life = checksum.text_of(services.volume.read_state(POD) or services.token_file.token.encode())
     return Holder(
         name=settings.pod if settings.pod_is_unique else f"{settings.pod}/{life[:8]}",
         is_unique=settings.pod_is_unique,

@@ -124,7 +124,7 @@ class Downloader:
         except NotFound:
             return None
         try:
-            return decode_commit(raw, key=key), checksum.to_text(checksum.checksum(raw))
+            return decode_commit(raw, key=key), checksum.text_of(raw)
         except LaterFormatError as later:
             raise LaterFormat(later) from None
         except ContractError as error:
@@ -198,7 +198,7 @@ class Downloader:
             again = await self._executor.persistently(self._store.get, key)
         except NotFound:
             return False
-        return checksum.to_text(checksum.checksum(again)) == commit_crc and await self._holds(key, again)
+        return checksum.text_of(again) == commit_crc and await self._holds(key, again)
 
     async def _holds(self, key: str, raw: bytes) -> bool:
         """Whether the store provably holds these bytes under a key."""

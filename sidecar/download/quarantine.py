@@ -186,7 +186,7 @@ class Sharing:
             raw = await self._executor.persistently(self._store.get, keys.commit(name))
         except NotFound:
             return False
-        return checksum.to_text(checksum.checksum(raw)) == crc
+        return checksum.text_of(raw) == crc
 
     async def _write(self, name: str, crc: str, reason: str, at_s: float) -> None:
         node = None if self._node is None else str(self._node.index)

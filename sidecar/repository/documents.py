@@ -66,7 +66,7 @@ class Documents:
             raise LaterFormat(later) from None
         except ContractError:
             commit = None
-        return StoredCommit(commit, checksum.to_text(checksum.checksum(raw)))
+        return StoredCommit(commit, checksum.text_of(raw))
 
     async def own_manifest(self, checkpoint: Finished) -> Manifest | None:
         """Return the manifest that this node wrote for this attempt before; ``None``: missing or malformed."""
@@ -151,7 +151,7 @@ class Documents:
     def _read_named(self, named: ManifestEntry) -> bytes:
         raw = self._store.get(named.key, most_bytes=named.size_bytes)
         if not _matches(named, raw):
-            got = f"crc64nvme {checksum.to_text(checksum.checksum(raw))}"
+            got = f"crc64nvme {checksum.text_of(raw)}"
             raise CorruptObject(named.key, want=f"crc64nvme {named.crc64nvme}", got=got)
         return raw
 
@@ -206,7 +206,7 @@ def named_in(commit: Commit, key: str) -> ManifestEntry | None:
 
 def _matches(named: ManifestEntry, raw: bytes) -> bool:
     """Whether bytes are those of the manifest that a commit names."""
-    return checksum.to_text(checksum.checksum(raw)) == named.crc64nvme
+    return checksum.text_of(raw) == named.crc64nvme
 
 
 def is_of(manifest: Manifest, checkpoint: Finished) -> bool:

@@ -22,4 +22,4 @@ async def bundled_manifests(commit: Commit, store: Store, executor: StoreExecuto
         return {}
     named = {entry.key: entry.crc64nvme for entry in commit.manifests}
     found = {gathered.key: gathered.text.encode() for gathered in digest.manifests}
-    return {key: raw for key, raw in found.items() if named.get(key) == checksum.to_text(checksum.checksum(raw))}
+    return {key: raw for key, raw in found.items() if named.get(key) == checksum.text_of(raw)}

@@ -69,7 +69,7 @@ def commit_steps(folder: Path, steps: range) -> None:
         name, node = f"checkpoint-{step}", Node(0, 1)
         raw = encode(Manifest(name=name, step=step, attempt="a", node=NodeOf(index=0, count=1), files=()))
         key = keys.manifest(name, "a", node)
-        entry = ManifestEntry(key=key, size_bytes=len(raw), crc64nvme=checksum.to_text(checksum.checksum(raw)))
+        entry = ManifestEntry(key=key, size_bytes=len(raw), crc64nvme=checksum.text_of(raw))
         commit = Commit(name=name, step=step, attempt="a", created_at="2026-01-01T00:00:00Z", manifests=(entry,))
         for path, content in ((key, raw), (keys.commit(name), encode(commit))):
             target = folder / path

@@ -56,7 +56,7 @@ def commit_step(store: MemoryStore, step: int, *nodes: Mapping[str, bytes], atte
         for number, (path, content) in enumerate(files.items()):
             # As in the store of S3, where "a" and "a/b" can both be: the key says nothing of the path on the volume.
             stored = store.put(keys.node_file(name, attempt, node, f"{number}"), content)
-            crc = checksum.to_text(checksum.checksum(content))
+            crc = checksum.text_of(content)
             named.append(
                 FileEntry(path=path, key=stored.key, size_bytes=len(content), crc64nvme=crc, etag=stored.etag, part_bytes=0)
             )
@@ -65,7 +65,7 @@ def commit_step(store: MemoryStore, step: int, *nodes: Mapping[str, bytes], atte
         raw = encode(Manifest(name=name, step=step, attempt=attempt, node=of, files=tuple(named)))
         key = keys.manifest(name, attempt, node)
         store.put(key, raw)
-        entries.append(ManifestEntry(key=key, size_bytes=len(raw), crc64nvme=checksum.to_text(checksum.checksum(raw))))
+        entries.append(ManifestEntry(key=key, size_bytes=len(raw), crc64nvme=checksum.text_of(raw)))
     count = sum(len(files) for files in nodes)
     commit = Commit(name=name, step=step, attempt=attempt, files=count, size_bytes=size_bytes, manifests=tuple(entries))
     store.put(keys.commit(name), encode(commit))

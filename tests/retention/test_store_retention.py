@@ -30,10 +30,6 @@ EPOCH_S = 1.8e9
 ATTEMPT = "20270115T120000Z-a"
 
 
-def crc_of(content: bytes) -> str:
-    return checksum.to_text(checksum.checksum(content))
-
-
 class Known(KnownSteps):
     """What a test lets a node know. ``None``: it may be all steps."""
 
@@ -97,7 +93,7 @@ class Kept:
             path="model",
             key=key,
             size_bytes=len(content),
-            crc64nvme=crc_of(content),
+            crc64nvme=checksum.text_of(content),
             etag=self.store.put(key, content).etag,
         )
         created_at = rfc3339(EPOCH_S + (step if created_at_s is None else created_at_s))
@@ -107,7 +103,7 @@ class Kept:
         self.store.put(manifest_entry(manifest, raw).key, raw)
         commit = encode(commit_of([manifest], {0: raw}, committed_at=created_at))
         self.store.put(keys.commit(name), commit)
-        return crc_of(commit)
+        return checksum.text_of(commit)
 
 
 @pytest.fixture

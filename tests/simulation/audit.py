@@ -247,4 +247,4 @@ manifest_in = functools.lru_cache(512)(decode_manifest)
 
 @functools.lru_cache(4096)
 def _crc(content: bytes) -> str:
-    return checksum.to_text(checksum.checksum(content))
+    return checksum.text_of(content)

@@ -326,7 +326,7 @@ class Pod:
 
 @functools.lru_cache(4096)
 def _entry(path: str, key: str, content: bytes, etag: str) -> FileEntry:
-    crc = checksum.to_text(checksum.checksum(content))
+    crc = checksum.text_of(content)
     return FileEntry(path=path, key=key, size_bytes=len(content), crc64nvme=crc, etag=etag)
 
 

@@ -77,7 +77,7 @@ class KeptStore(MemoryStore):
         name = key.partition("/")[0]
         self.world.tell(f"{self.world.acting} put {key}")
         if key == keys.commit(name):
-            self.writings.append(Writing(name, _crc(content), self.world.now_s))
+            self.writings.append(Writing(name, checksum.text_of(content), self.world.now_s))
         self._look_at(name)
         return stored
 
@@ -123,7 +123,7 @@ class KeptStore(MemoryStore):
         commit = decode_commit(self._objects[keys.commit(writing.name)].content, key=keys.commit(writing.name))
         for entry in commit.manifests:
             document = self._objects.get(entry.key)
-            if document is None or _crc(document.content) != entry.crc64nvme:
+            if document is None or checksum.text_of(document.content) != entry.crc64nvme:
                 return False
             for file in decode_manifest(document.content, key=entry.key).files:
                 there = self._objects.get(file.key)
@@ -308,7 +308,7 @@ class RetentionSchedule:
                 path=f"part-{index}",
                 key=key,
                 size_bytes=len(content),
-                crc64nvme=_crc(content),
+                crc64nvme=checksum.text_of(content),
                 etag=store.put(key, content).etag,
             )
             manifest = Manifest(
@@ -351,7 +351,3 @@ class RetentionSchedule:
         if writing.stands:
             document = Quarantined(commit_crc64nvme=writing.crc, reason="its bytes are others")
             self.store.put(keys.quarantined(writing.name, writing.crc), encode(document))
-
-
-def _crc(content: bytes) -> str:
-    return checksum.to_text(checksum.checksum(content))

@@ -47,7 +47,7 @@ def test_every_kind_of_damage_is_named_with_its_object(person: Person, pushed: A
 def test_a_quarantined_step_is_shown_passed_over_and_released(person: Person, pushed: Any, tmp_path: Path) -> None:
     pushed(person, 10, 20)
     with person.store() as store:
-        crc = checksum.to_text(checksum.checksum(store.get("checkpoint-20/.complete")))
+        crc = checksum.text_of(store.get("checkpoint-20/.complete"))
         reason = "model: crc64nvme \x1b[31mred"
         key = keys.quarantined("checkpoint-20", crc)
         store.put(key, encode(Quarantined(commit_crc64nvme=crc, reason=reason, at="2026-03-01T12:00:00Z", node="0")))

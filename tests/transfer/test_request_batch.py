@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.format.checksum import checksum, to_text
+from sidecar.core.format.checksum import text_of
 from sidecar.core.format.manifest import FileEntry
 from sidecar.core.schedule.concurrency import SmallRequests
 from sidecar.download.range_fetcher import RangeFetcher
@@ -224,7 +224,7 @@ def stored(store: MemoryStore, number: int, content: bytes) -> FileEntry:
     """Put a small file into the store, and return what a manifest says of it."""
     key = f"checkpoint-1/file-{number:02}"
     store.put(key, content)
-    crc = to_text(checksum(content))
+    crc = text_of(content)
     return FileEntry(path=key.rpartition("/")[2], key=key, size_bytes=len(content), crc64nvme=crc, etag="e", part_bytes=0)
 
 

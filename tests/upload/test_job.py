@@ -316,7 +316,7 @@ async def test_a_downloaded_one_that_is_deleted_while_its_commit_is_read_stays_l
 ) -> None:
     store = _Interrupted("get", keys.commit(NAME))
     await run(uploads(store, running), Versions(tmp_path))
-    crc = checksum.to_text(checksum.checksum(MemoryStore.get(store, keys.commit(NAME))))
+    crc = checksum.text_of(MemoryStore.get(store, keys.commit(NAME)))
     context = uploads(store, running)
     store.meanwhile = lambda: _moves(context, State.LOST)
     tracked = await run(context, Versions(tmp_path), finished(meta={META_RESTORED: crc}))

@@ -228,7 +228,7 @@ def commit_of(
 
 def manifest_entry(manifest: Manifest, raw: bytes) -> ManifestEntry:
     """Return the commit's entry for a manifest. ``raw``: its stored bytes."""
-    crc64nvme = checksum.to_text(checksum.checksum(raw))
+    crc64nvme = checksum.text_of(raw)
     return ManifestEntry(key=manifest.key, size_bytes=len(raw), crc64nvme=crc64nvme)
 
 

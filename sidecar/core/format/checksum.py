@@ -24,6 +24,11 @@ def combined(pieces: Iterable[tuple[int, int]]) -> int:
     return whole
 
 
+def text_of(content: bytes | memoryview) -> str:
+    """Return the checksum of ``content`` as manifests write it."""
+    return to_text(checksum(content))
+
+
 def to_text(crc: int) -> str:
     """Return the 16 hexadecimal digits used in manifests."""
     return f"{crc:016x}"

@@ -60,7 +60,7 @@ class Holder:
     @property
     def id(self) -> str:
         """16 hexadecimal digits of the name."""
-        return checksum.to_text(checksum.checksum(self.name.encode()))
+        return checksum.text_of(self.name.encode())
 
     def is_of(self, run: Run) -> bool:
         """Whether the pod is known to be of the run that owns the prefix: by the name of its job, or by ``CKPT_RUN_ID``."""

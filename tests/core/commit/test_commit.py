@@ -25,10 +25,6 @@ from trainer_hook.contract import Node
 NAME, ATTEMPT = "checkpoint-20", "a1"
 
 
-def crc(content: bytes) -> str:
-    return checksum.to_text(checksum.checksum(content))
-
-
 def manifest(node: Node, entries: Sequence[FileEntry]) -> Manifest:
     index_of = NodeOf(index=node.index, count=node.count)
     return Manifest(name=NAME, step=20, attempt=ATTEMPT, node=index_of, files=tuple(entries))
@@ -36,7 +32,11 @@ def manifest(node: Node, entries: Sequence[FileEntry]) -> Manifest:
 
 def entry(path: str, content: bytes, *, key: str | None = None, etag: str = "e") -> FileEntry:
     return FileEntry(
-        path=path, key=key or keys.shared_file(NAME, path), size_bytes=len(content), crc64nvme=crc(content), etag=etag
+        path=path,
+        key=key or keys.shared_file(NAME, path),
+        size_bytes=len(content),
+        crc64nvme=checksum.text_of(content),
+        etag=etag,
     )
 
 
@@ -150,7 +150,7 @@ class World:
         return {key: Object(len(content), etag) for key, (content, etag) in self.objects.items()}
 
     def holds(self, manifests: Sequence[Manifest]) -> bool:
-        return all(crc(self.objects[e.key][0]) == e.crc64nvme for m in manifests for e in m.files)
+        return all(checksum.text_of(self.objects[e.key][0]) == e.crc64nvme for m in manifests for e in m.files)
 
 
 class Pod:
@@ -179,7 +179,7 @@ class Pod:
         content = self.files[path]
         self.world.puts += 1
         # An etag is the content's, or the request's as with SSE-KMS.
-        etag = crc(content) if self.world.stable_etags else str(self.world.puts)
+        etag = checksum.text_of(content) if self.world.stable_etags else str(self.world.puts)
         self.world.objects[key] = (content, etag)
         self.entries[path] = entry(path, content, key=key, etag=etag)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting, Replace, rewrite
-from sidecar.core.format.checksum import checksum, to_text
+from sidecar.core.format.checksum import text_of
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, NodeOf
 
 NAME = "checkpoint-20"
@@ -14,7 +14,7 @@ STAMPS = [f"2026-01-0{day}T00:00:00Z" for day in range(1, 6)]
 
 def entry(path: str, content: bytes, key: str = "") -> FileEntry:
     key = key or f"{NAME}/{path}"
-    return FileEntry(path=path, key=key, size_bytes=len(content), crc64nvme=to_text(checksum(content)))
+    return FileEntry(path=path, key=key, size_bytes=len(content), crc64nvme=text_of(content))
 
 
 def part(attempt: str, created_at: str, files: list[FileEntry]) -> Manifest:

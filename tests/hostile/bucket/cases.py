@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.hostile.bucket.forged import Forged, crc, repeated, replacing
+from sidecar.core.format.checksum import text_of
+from tests.hostile.bucket.forged import Forged, repeated, replacing
 
 DEEP = b"[" * 100_000
 MOST_DOCUMENT_BYTES = 32 << 20
@@ -121,7 +122,7 @@ def with_second_manifests(step: Forged, raw: bytes) -> bytes:
 
 
 def with_unreadable_quarantine(step: Forged, raw: bytes) -> bytes:
-    step.extra[f"{step.name}/.ckpt/quarantined-{crc(raw)}.json"] = DEEP
+    step.extra[f"{step.name}/.ckpt/quarantined-{text_of(raw)}.json"] = DEEP
     return raw
 
 

@@ -7,17 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from sidecar.core.format.checksum import checksum, to_text
+from sidecar.core.format.checksum import text_of
 from sidecar.store.protocol import Store
 
 ATTEMPT = "a"
 CREATED_AT = "2026-01-01T00:00:00.000Z"
 Fields = dict[str, Any]
 Raw = Callable[[bytes], bytes]
-
-
-def crc(content: bytes) -> str:
-    return to_text(checksum(content))
 
 
 def same(raw: bytes) -> bytes:
@@ -47,7 +43,7 @@ class Forged:
         content = content_of(self.step)
         self.data = {f"{self.name}/model": content}
         common = {"format": 1, "name": self.name, "step": self.step, "attempt": ATTEMPT, "created_at": CREATED_AT}
-        entry = {"path": "model", "key": f"{self.name}/model", "size_bytes": len(content), "crc64nvme": crc(content)}
+        entry = {"path": "model", "key": f"{self.name}/model", "size_bytes": len(content), "crc64nvme": text_of(content)}
         self.manifest = common | {"node": {"index": 0, "count": 1}, "meta": {}, "files": [entry]}
         self.commit = common | {"meta": {}, "files": 1, "size_bytes": len(content)}
 
@@ -73,13 +69,13 @@ class Forged:
     def add(self, path: str, content: bytes, *, key: str | None = None) -> None:
         """Add a file."""
         key = key or f"{self.name}/{path}"
-        self.manifest["files"].append({"path": path, "key": key, "size_bytes": len(content), "crc64nvme": crc(content)})
+        self.manifest["files"].append({"path": path, "key": key, "size_bytes": len(content), "crc64nvme": text_of(content)})
         self.data[key] = content
 
     def put(self, store: Store) -> None:
         """Write data, manifest, commit."""
         manifest = self.raw_manifest(json.dumps(self.manifest).encode())
-        entry = {"key": self.manifest_key, "size_bytes": len(manifest), "crc64nvme": crc(manifest)}
+        entry = {"key": self.manifest_key, "size_bytes": len(manifest), "crc64nvme": text_of(manifest)}
         commit = self.raw_commit(json.dumps({"manifests": [entry]} | self.commit).encode())
         documents = {self.manifest_key: manifest, f"{self.name}/.complete": commit}
         for key, content in (self.data | documents | self.extra).items():

@@ -22,7 +22,7 @@ def put_part(store: Store, name: str, attempt: str, node: Node, files: dict[str,
     entries = []
     for path, content in files.items():
         key = keys.shared_file(name, path)
-        crc = checksum.to_text(checksum.checksum(content))
+        crc = checksum.text_of(content)
         etag = store.put(key, content).etag
         entries.append(FileEntry(path=path, key=key, size_bytes=len(content), crc64nvme=crc, etag=etag))
     of = NodeOf(index=node.index, count=node.count)

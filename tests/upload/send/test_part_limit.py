@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.core.format.checksum import checksum, to_text
+from sidecar.core.format.checksum import checksum, text_of
 from sidecar.core.schedule.parts import LEAST_PARTS, largest_file_bytes, most_bytes, upload_ranges
 from sidecar.daemon.settings import from_environment
 from sidecar.errors import NotFound, PartRefused, StoreError
@@ -96,7 +96,7 @@ async def test_a_file_that_grew_far_beyond_is_sent_once(size_bytes: int, tmp_pat
     assert store.get("checkpoint-1/model") == content
     assert store.sent_bytes == size_bytes
     entry = journal.entries["model"]
-    assert (entry.part_bytes, entry.crc64nvme) == (PART_BYTES, to_text(checksum(content)))
+    assert (entry.part_bytes, entry.crc64nvme) == (PART_BYTES, text_of(content))
     assert journal.first_crcs["model"] == checksum(content[:PART_BYTES])
     assert not list(store.pending_uploads(""))
 
@@ -123,7 +123,7 @@ async def test_parts_that_are_not_where_their_numbers_belong_are_not_joined(tmp_
         early.journal.close()
         journal = await closed(path, store, running, early)
     assert store.get("checkpoint-1/model") == content
-    assert journal.entries["model"].crc64nvme == to_text(checksum(content))
+    assert journal.entries["model"].crc64nvme == text_of(content)
 
 
 def test_nothing_is_sent_of_a_file_that_no_store_takes(tmp_path: Path) -> None:
@@ -195,4 +195,4 @@ async def test_s3_joins_parts_that_become_larger(s3: Store, tmp_path: Path) -> N
         early = await sent_early(path, content, s3, running, part_bytes=5 * MIB)
         journal = await closed(path, s3, running, early)
     assert s3.get("checkpoint-1/model") == content
-    assert journal.entries["model"].crc64nvme == to_text(checksum(content))
+    assert journal.entries["model"].crc64nvme == text_of(content)

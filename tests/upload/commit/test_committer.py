@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format import manifest as manifest_module
 from sidecar.core.format.found_checkpoint import Finished, FoundFile
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES, FileEntry
-from sidecar.errors import AlreadyExists, NeverDurable, NotFound, StoreUnavailable
+from sidecar.errors import NeverDurable, NotFound, StoreUnavailable
 from sidecar.lifecycle.lease import NoLease
 from sidecar.repository.documents import StoredCommit
 from sidecar.store.protocol import Stored
@@ -260,40 +258,6 @@ async def test_what_a_late_request_hit_after_the_commit_is_found_and_taken_back(
     assert not await pod.committer.is_still_committed(checkpoint, thoroughly=True)
     assert keys.commit(NAME) not in {stored.key for stored in store.list("")}
     assert not await pod.committer.is_still_committed(checkpoint, thoroughly=False)
-
-
-class Repeating(MemoryStore):
-    """A store that gets the first manifest a second time when ``again`` is called: a hedge, or a retry, that arrives late."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._first: Callable[[], Stored] | None = None
-
-    def put(self, key: str, content: bytes, *, only_if_absent: bool = False) -> Stored:
-        if key.startswith(keys.manifests(NAME)) and self._first is None:
-            self._first = partial(super().put, key, content, only_if_absent=only_if_absent)
-        return super().put(key, content, only_if_absent=only_if_absent)
-
-    def again(self) -> None:
-        assert self._first
-        with suppress(AlreadyExists):
-            self._first()
-
-
-async def test_a_late_request_of_a_nodes_first_manifest_does_not_replace_the_one_that_was_committed(
-    executor: StoreExecutor,
-) -> None:
-    """A node's file got another key, since another node used its name: its manifest was rewritten, and the first came back."""
-    store = Repeating()
-    pod = Pod(store, executor, 0, count=1)
-    await pod.publish(b"v1", "a")
-    await pod.publish(b"v1", "a", path="shard-of-its-own")
-    assert isinstance(await pod.committer.try_commit(pod.checkpoint("a")), ReadyToCommit)
-    store.again()
-    there = await pod.committer.stored_commit(NAME)
-    assert there is not None
-    assert there.commit is not None
-    assert not await pod.committer.damaged(there.commit)
 
 
 async def test_a_step_that_somebody_deleted_is_not_sent_again(executor: StoreExecutor) -> None:

@@ -41,5 +41,6 @@ class KnownAttempts:
         return Seen(self._pod.present_attempt(), self._found_in)
 
     def awaits_declaration(self, run: Run, attempt: str, *, claimed_epoch: int = 0) -> str | None:
-        """Do as ``prefix_ownership.awaits_declaration``, with the epoch under which the attempt was declared."""
-        return awaits_declaration(run, claimed_epoch=claimed_epoch, attempt=attempt, known_epoch=self.epochs.get(attempt))
+        """Do as ``prefix_ownership.awaits_declaration``, with what this pod knows of the attempt."""
+        known_epoch, is_left = self.epochs.get(attempt), self.left_for(attempt) is not None
+        return awaits_declaration(run, claimed_epoch=claimed_epoch, attempt=attempt, known_epoch=known_epoch, is_left=is_left)

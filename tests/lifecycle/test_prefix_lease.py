@@ -209,6 +209,24 @@ async def test_a_node_waits_where_a_late_write_hides_its_attempt(
     await one.lease.require_not_fenced(Node(1, 2), "b")
 
 
+async def test_a_node_that_never_saw_its_attempt_declared_waits_after_a_late_write_of_an_earlier_pod(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    """It sent while nothing was declared. The late document looked like a take-over: it gave its checkpoint up for good."""
+    earlier, later = (Pod(store, executor, name, node=Node(0, 2)) for name in ("earlier-0", "later-0"))
+    one = Pod(store, executor, "later-1", node=Node(1, 2))
+    await earlier.take_over.settle()
+    await earlier.lease.reason_not_to_upload(Node(0, 2), "a")
+    late = store.get(keys.RUN)
+    await later.take_over.settle()
+    assert await one.lease.reason_not_to_upload(Node(1, 2), "b") is None
+    store.put(keys.RUN, late)
+    with pytest.raises(Undeclared, match="not declared attempt b"):
+        await one.lease.require_not_fenced(Node(1, 2), "b")
+    await later.lease.reason_not_to_upload(Node(0, 2), "b")
+    await one.lease.require_not_fenced(Node(1, 2), "b")
+
+
 @pytest.mark.parametrize("has_learned", [True, False])
 async def test_a_node_whose_attempt_was_declared_gives_up_after_a_take_over_before_it_sends_anything(
     store: FileStore, executor: StoreExecutor, has_learned: bool

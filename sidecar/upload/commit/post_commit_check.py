@@ -18,6 +18,8 @@ log = structlog.get_logger()
 AFTER_S = ((5.0, True), (10.0, False))
 """Seconds from a commit to its checks, and whether the check is thorough. By then, any other writer of the step has seen the
 commit. The thorough check is the first: if a node revokes the commit, the other nodes notice at the second."""
+LATE_S = ((60.0, True), (65.0, False))
+"""The same for what only late requests damage: a request that was hedged, or given up, may still reach the store by then."""
 MOST_DOUBLINGS = 4
 """Maximum number of doublings of the delay before the checks of a checkpoint: one each time that its commit was gone. So
 another attempt that sends the step can finish it."""
@@ -47,7 +49,7 @@ class PostCommitCheck:
         """Schedule the checks of a checkpoint."""
         now_s, factor = self._clock.monotonic(), 2 ** min(self._gone[tracked.version], MOST_DOUBLINGS)
         self._gone = Counter({tracked.version: self._gone[tracked.version]})
-        self._due += [(now_s + factor * after_s, tracked, thoroughly) for after_s, thoroughly in AFTER_S]
+        self._due += [(now_s + factor * after_s, tracked, thoroughly) for after_s, thoroughly in (*AFTER_S, *LATE_S)]
 
     async def run(self) -> None:
         """Check until cancelled."""

@@ -9,7 +9,7 @@ import pytest
 from sidecar.core.lifecycle.states import State
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import StoreExecutor
-from sidecar.upload.commit.post_commit_check import AFTER_S, REPEATED_S, PostCommitCheck
+from sidecar.upload.commit.post_commit_check import AFTER_S, LATE_S, REPEATED_S, PostCommitCheck
 from tests.store.memory import MemoryStore
 from tests.upload.parts import executor, uploads
 from tests.upload.test_job import finished
@@ -62,8 +62,9 @@ async def test_each_time_that_a_commit_was_gone_the_next_check_comes_later(check
 
 async def test_a_commit_that_is_deleted_long_after_it_was_written_is_noticed(checked: Checked) -> None:
     checked.become_durable()
-    first_s, second_s = AFTER_S[0][0], AFTER_S[1][0] - AFTER_S[0][0]
-    assert [await checked.next_check() for _ in range(4)] == [first_s, second_s, REPEATED_S, REPEATED_S]
+    due_s = [at_s for at_s, _ in (*AFTER_S, *LATE_S)]
+    waits_s = [later_s - before_s for before_s, later_s in zip((0.0, *due_s), due_s, strict=False)]
+    assert [await checked.next_check() for _ in range(6)] == [*waits_s, REPEATED_S, REPEATED_S]
     checked.stands = False
     assert await checked.next_check() == REPEATED_S
     assert checked.tracked.state is State.FINISHED
@@ -72,6 +73,6 @@ async def test_a_commit_that_is_deleted_long_after_it_was_written_is_noticed(che
 async def test_a_checkpoint_that_becomes_durable_again_and_again_is_not_checked_more_often(checked: Checked) -> None:
     for _ in range(3):
         checked.become_durable()
-        checked.now_s += AFTER_S[-1][0]
+        checked.now_s += LATE_S[-1][0]
         await checked.check._check_due()
     assert len(checked.check._due) == 1

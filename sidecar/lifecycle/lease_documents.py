@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import structlog
 
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.fencing import Arrival, Claim, Claimed, Holder, claims_among, decode_claim, seconds_of
 from sidecar.core.lifecycle.prefix_ownership import Run
 from sidecar.core.lifecycle.run_document import encode_run
-from sidecar.errors import LaterRun, NotFound, OversizedDocument, UnreadableRun
+from sidecar.errors import AlreadyExists, LaterRun, NotFound, OversizedDocument, UnreadableRun
 from sidecar.lifecycle.pod import LeasedPod
 from sidecar.lifecycle.run_document import MAX_RUN_BYTES, read
 from sidecar.store.protocol import Store
@@ -72,10 +74,11 @@ class LeaseDocuments:
             return None
 
     def put_claim(self, claim: Claim, holder: Holder, pod: LeasedPod) -> None:
-        """Write this pod's claim, with its present age."""
+        """Write this pod's claim, with its present age. A late request does not write it again: its time has a meaning."""
         job = {"job": holder.job} if holder.job else {}
         fields = {"format": FORMAT, "holder": holder.name, "age_s": round(pod.age_s(), 1)}
-        self._store.put(claim.key, encode_json(fields | job))
+        with suppress(AlreadyExists):  # by an earlier try, whose answer was lost
+            self._store.put(claim.key, encode_json(fields | job), only_if_absent=True)
 
     def delete_claims(self, claims: list[Claim]) -> None:
         """Delete claims."""

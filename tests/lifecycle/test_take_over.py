@@ -97,6 +97,19 @@ async def test_a_pod_that_was_cut_off_before_its_first_claim_does_not_fence_its_
     assert [stored.key for stored in store.list(keys.CLAIMS)] == [Claim(1, later.lease.holder.id).key]
 
 
+async def test_a_claim_that_is_written_again_late_keeps_its_time_and_age(store: FileStore, executor: StoreExecutor) -> None:
+    """Its pod seemed to have started later than it had, and its replacement took itself for the earlier pod."""
+    pod = Pod(store, executor, "pod")
+    await pod.take_over.settle()
+    [before] = store.list(keys.CLAIMS)
+    pod.now_s = 60.0
+    assert pod.lease.claim
+    pod.lease.documents.put_claim(pod.lease.claim, pod.lease.holder, pod)
+    [after] = store.list(keys.CLAIMS)
+    claimed = pod.lease.documents.claimed(pod.lease.claim)
+    assert (after.modified, claimed and claimed.age_s) == (before.modified, 0.0)
+
+
 async def test_a_pod_that_goes_does_not_fence_one_that_started_at_about_the_same_time(
     store: FileStore, executor: StoreExecutor
 ) -> None:

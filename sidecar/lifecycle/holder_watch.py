@@ -16,6 +16,8 @@ log = structlog.get_logger()
 
 TICK_S = 1.0
 """Interval in seconds of looks at ``run.json``."""
+ASK_AGAIN_S = SILENCE_S / 2
+"""Seconds after which a holder that is silent is asked again: its answer to an earlier request may have removed this one."""
 UPLOAD_S = 2.0
 """Seconds that a terminating pod must have left for its upload, once it is known that the holder is silent."""
 
@@ -74,6 +76,7 @@ class HolderWatch:
         """
         first = run = await self.look()
         began_s: float | None = None
+        asks = 0
         while True:
             watched_s = 0.0 if began_s is None else self._clock.monotonic() - began_s
             found = may_hold(first, run, me=self._lease.holder.name, job=job, watched_s=watched_s)
@@ -82,8 +85,9 @@ class HolderWatch:
             if began_s is None:
                 log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
                 self.waits_for = f"whether the pod that held the prefix ({run.holder}) is alive"
-                await self._executor.persistently(self._documents.ask, self._lease.holder.name)
-                began_s = self._clock.monotonic()
+            if watched_s >= asks * ASK_AGAIN_S:
+                await self._ask()
+                asks, began_s = asks + 1, self._clock.monotonic() if began_s is None else began_s
             await self._clock.sleep(TICK_S)
             run = await self.look()
         self.waits_for = None
@@ -103,12 +107,16 @@ class HolderWatch:
             return True
         if self._deadline.is_within(SILENCE_S + UPLOAD_S):
             return False
-        await self._executor.persistently(self._documents.ask, self._lease.holder.name)
-        for _ in range(round(SILENCE_S / TICK_S)):
+        for tick in range(round(SILENCE_S / TICK_S)):
+            if tick % round(ASK_AGAIN_S / TICK_S) == 0:
+                await self._ask()
             await self._clock.sleep(TICK_S)
             if gave_sign(first, await self.look()):
                 return False
         return True
+
+    async def _ask(self) -> None:
+        await self._executor.persistently(self._documents.ask, self._lease.holder.name)
 
     async def look(self) -> Run:
         """Return the run in the store, at the second or third try if the document cannot be read.

@@ -30,6 +30,24 @@ async def test_without_a_name_an_answering_holder_is_another_job_and_a_silent_on
     assert read(store).holder == "second"
 
 
+async def test_a_holder_is_asked_again_where_its_answer_to_an_earlier_request_removes_this_one(
+    store: FileStore, executor: StoreExecutor
+) -> None:
+    """It was taken for dead, and fenced, although it polled for requests all the time."""
+    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
+    await first.take_over.settle()
+
+    async def polls() -> None:
+        if second.now_s == 1.0:
+            first.lease.documents.answered()  # late
+        await first.renewal.renew(round(second.now_s))
+
+    second.on_sleep = polls
+    with pytest.raises(ConfigurationError, match="is being written by another job"):
+        await second.take_over.settle()
+    await first.lease.require_not_fenced()
+
+
 async def test_a_pod_whose_termination_notice_is_withdrawn_takes_over_from_a_silent_holder(
     store: FileStore, executor: StoreExecutor
 ) -> None:

@@ -18,6 +18,8 @@ TICK_S = 1.0
 """Interval in seconds of looks at ``run.json``."""
 ASK_AGAIN_S = SILENCE_S / 2
 """Seconds after which a holder that is silent is asked again: its answer to an earlier request may have removed this one."""
+MOST_ROUND_S = 2 * TICK_S
+"""Most seconds of silence that one look counts, however long the store needed to answer it."""
 UPLOAD_S = 2.0
 """Seconds that a terminating pod must have left for its upload, once it is known that the holder is silent."""
 
@@ -85,11 +87,14 @@ class HolderWatch:
             if began_s is None:
                 log.info("prefix_was_held", holder=run.holder, hint="uploads begin when its holder has been silent for a while")
                 self.waits_for = f"whether the pod that held the prefix ({run.holder}) is alive"
-            if watched_s >= asks * ASK_AGAIN_S:
+            if began_s is None or watched_s >= asks * ASK_AGAIN_S:
                 await self._ask()
-                asks, began_s = asks + 1, self._clock.monotonic() if began_s is None else began_s
+                asks, began_s = asks + 1, self._clock.monotonic() - watched_s
+            round_s = self._clock.monotonic()
             await self._clock.sleep(TICK_S)
             run = await self.look()
+            # While the store answers nobody, a holder cannot give a sign.
+            began_s += max(0.0, self._clock.monotonic() - round_s - MOST_ROUND_S)
         self.waits_for = None
         if began_s is not None and found is Ownership.OURS:
             self._silent = None if run.ending or gave_sign(first, run) else run

@@ -48,6 +48,23 @@ async def test_a_holder_is_asked_again_where_its_answer_to_an_earlier_request_re
     await first.lease.require_not_fenced()
 
 
+async def test_an_outage_of_the_store_is_no_silence_of_the_holder(store: FileStore, executor: StoreExecutor) -> None:
+    """The first look after an outage of 8 s found no sign of life, and a live holder was fenced."""
+    first, second = Pod(store, executor, "first", job=None), Pod(store, executor, "second", job=None)
+    await first.take_over.settle()
+
+    async def polls() -> None:
+        if second.now_s == 1.0:
+            second.now_s += 2 * SILENCE_S  # the store answers neither of them
+        else:
+            await first.renewal.renew(round(second.now_s))
+
+    second.on_sleep = polls
+    with pytest.raises(ConfigurationError, match="is being written by another job"):
+        await second.take_over.settle()
+    await first.lease.require_not_fenced()
+
+
 async def test_a_pod_whose_termination_notice_is_withdrawn_takes_over_from_a_silent_holder(
     store: FileStore, executor: StoreExecutor
 ) -> None:

@@ -12,7 +12,7 @@ from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, 
 from sidecar.store.slice import FileSlice
 from tests.simulation.job.loop import Process
 from tests.simulation.job.store import JobStore
-from tests.simulation.job.world import GIVEN_UP_AFTER_S, SLOWEST_S, Killed, World
+from tests.simulation.job.world import GIVEN_UP_AFTER_S, Killed, World
 from tests.store.memory import _read_all
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class PodStore:
             loop.skew_s += GIVEN_UP_AFTER_S
             raise StoreUnavailable("no answer")
         if writes and luck > 1 - faults.repeated:
-            loop.call_at(loop.now_s + SLOWEST_S * draw(), self._again, call, world.issued_s)
+            loop.call_at(loop.now_s + faults.repeated_s * draw(), self._again, call, world.issued_s)
         if luck >= faults.lost + faults.unanswered:
             return call()
         with suppress(StoreError):

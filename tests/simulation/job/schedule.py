@@ -8,6 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
@@ -32,6 +33,8 @@ from trainer_hook.contract import PINS, Node
 FAULTS_END_S = 30.0
 PATIENCE_S = 240.0
 """How long those are waited for that have everything to come to an end."""
+LATE_S = 40.0
+"""Longest time until a repeated request arrives again, in every tenth schedule: longer than the post-commit checks wait."""
 SMALL = 8
 """Bytes from which a file is large, where the sidecar says MiB: early uploads and copies happen with files of 100 bytes."""
 
@@ -99,7 +102,8 @@ class JobSchedule:
         if luck.random() < 0.2:
             return Faults()
         hidden = luck.random() * 0.3 if luck.random() < 0.15 else 0.0
-        return Faults(luck.random() * 0.08, luck.random() * 0.08, luck.random() * 0.03, luck.random() * 0.1, hidden)
+        faults = Faults(luck.random() * 0.08, luck.random() * 0.08, luck.random() * 0.03, luck.random() * 0.1, hidden)
+        return faults if self.seed % 10 else replace(faults, repeated=0.15, repeated_s=LATE_S)
 
     # What happens.
 

@@ -39,6 +39,8 @@ class Faults(world.Faults):
     hidden: float = 0.0
     """New objects that the store answers with 404, and leaves out of listings, for up to ``hidden_s``."""
     hidden_s: float = 8.0
+    repeated_s: float = SLOWEST_S
+    """Longest time until a repeated request arrives again."""
 
 
 class World:

@@ -17,9 +17,9 @@ async def bundled_manifests(commit: Commit, store: Store, executor: StoreExecuto
     """
     key = keys.all_manifests(commit.name, commit.attempt)
     try:
-        digest = decode(ManifestBundle, await executor.persistently(store.get, key), key=key)
+        bundle = decode(ManifestBundle, await executor.persistently(store.get, key), key=key)
     except (StoreError, ContractError):
         return {}
     named = {entry.key: entry.crc64nvme for entry in commit.manifests}
-    found = {gathered.key: gathered.text.encode() for gathered in digest.manifests}
+    found = {gathered.key: gathered.text.encode() for gathered in bundle.manifests}
     return {key: raw for key, raw in found.items() if named.get(key) == checksum.text_of(raw)}

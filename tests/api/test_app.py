@@ -136,7 +136,7 @@ def test_flush_names_what_is_durable(running: Sidecar) -> None:
 
 
 def test_flush_that_is_not_in_time_names_what_is_missing(tmp_path: Path) -> None:
-    settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_BANDWIDTH_LIMIT": "1MB/s"}
+    settings = {"CKPT_STORE": f"file://{tmp_path / 'store'}", "CKPT_BANDWIDTH_LIMIT": "200000"}
     with sidecar(tmp_path / "volume", settings) as slow:
         slow.ready()
         write_checkpoint(slow.volume, "checkpoint-5", {"m": bytes(10_000_000)}, {})

@@ -2,8 +2,8 @@
 
 All nodes see the same store; none knows which others are alive. The order is therefore by time: the lowest index acts at once,
 each other node later in proportion to its index, and finds the work done unless all nodes before it are dead. In a job of more
-than ``GROUP`` nodes manifests are collected in two stages: one node of each group merges those of its group into one *digest*,
-and one node reads the digests. So the requests of a commit are proportional to the number of nodes.
+than ``GROUP`` nodes manifests are collected in two stages: one node of each group merges those of its group into one *bundle*,
+and one node reads the bundles. So the requests of a commit are proportional to the number of nodes.
 """
 
 from __future__ import annotations

@@ -55,14 +55,14 @@ def manifests_of_group(name: str, attempt: str, group: int) -> str:
     return f"{manifests(name, attempt)}node-{group:03d}"
 
 
-def digests(name: str, attempt: str) -> str:
-    """Prefix of the digests of all groups."""
+def bundles(name: str, attempt: str) -> str:
+    """Prefix of the bundles of all groups."""
     return f"{manifests(name, attempt)}group-"
 
 
-def digest(name: str, attempt: str, group: int, count: int) -> str:
-    """Key of a digest: a copy of the manifests of one group, in a job of ``count`` nodes, which is read instead of them."""
-    return f"{digests(name, attempt)}{group:03d}-of-{count:05d}.json"
+def bundle(name: str, attempt: str, group: int, count: int) -> str:
+    """Key of a bundle: a copy of the manifests of one group, in a job of ``count`` nodes, which is read instead of them."""
+    return f"{bundles(name, attempt)}{group:03d}-of-{count:05d}.json"
 
 
 def all_manifests(name: str, attempt: str) -> str:

@@ -175,7 +175,7 @@ class BegunDeletion(_Document):
 
 
 class Gathered(_Document):
-    """One manifest inside a digest, with the bytes stored under ``key``."""
+    """One manifest inside a bundle, with the bytes stored under ``key``."""
 
     key: str
     etag: str

@@ -19,8 +19,8 @@ class CommitPoll:
     listed_s: float
     ready_since_s: dict[str, float] = field(default_factory=dict)
     """Since when a stage of the commit could be done, by stage: nodes of a lower position act first."""
-    digested: dict[str, str] = field(default_factory=dict)
-    """Etags of the manifests of the digest that this node wrote."""
+    bundled: dict[str, str] = field(default_factory=dict)
+    """Etags of the manifests of the bundle that this node wrote."""
     reads_reuploads: bool = False
     """Whether this poll also reads the reupload requests."""
     last: Decision = Wait("its manifest was published")  # noqa: RUF009 - frozen

@@ -47,8 +47,8 @@ log = structlog.get_logger()
 
 MAX_POLLS = 64
 """Maximum number of checkpoints that wait for their commit, and of the latest commits that this node knows as its own."""
-DIGEST_PATIENCE_S = 30.0
-"""Extra seconds for which the commit is left to a node that has written the digest of the group."""
+BUNDLE_PATIENCE_S = 30.0
+"""Extra seconds for which the commit is left to a node that has written the bundle of the group."""
 
 
 class _NotYet(Stopped):
@@ -254,27 +254,27 @@ class Committer(Revocation):
         return await self._merge_group(checkpoint, poll, listed, now_s)
 
     async def _merge_group(self, checkpoint: Finished, poll: CommitPoll, listed: Mapping[str, str], now_s: float) -> Decision:
-        """Write the digest of our group; commit once all groups have theirs."""
+        """Write the bundle of our group; commit once all groups have theirs."""
         name, attempt, count, turn = checkpoint.name, checkpoint.attempt, checkpoint.node.count, poll.turn
-        own = keys.digest(name, attempt, turn.group, count)
-        is_late = turn.position > 0 and not poll.digested and own not in poll.ready_since_s
+        own = keys.bundle(name, attempt, turn.group, count)
+        is_late = turn.position > 0 and not poll.bundled and own not in poll.ready_since_s
         if is_late and own in await self._executor.persistently(self._etags, own):
-            poll.ready_since_s = {"group": now_s + DIGEST_PATIENCE_S, own: now_s}
+            poll.ready_since_s = {"group": now_s + BUNDLE_PATIENCE_S, own: now_s}
             return Wait("another node has merged the manifests of its group")
-        if poll.digested != listed:
+        if poll.bundled != listed:
             reads = await poll.collector.read(listed, members(turn.group, count))
-            await poll.collector.write_digest(own, reads)
-            poll.digested = dict(listed)
-        there = await self._executor.persistently(self._etags, keys.digests(name, attempt))
-        digests = [keys.digest(name, attempt, group, count) for group in groups(count)]
-        missing = [group for group, key in enumerate(digests) if key not in there]
-        # A group whose nodes died after their last manifest writes no digest: its manifests are read one by one.
+            await poll.collector.write_bundle(own, reads)
+            poll.bundled = dict(listed)
+        there = await self._executor.persistently(self._etags, keys.bundles(name, attempt))
+        bundles = [keys.bundle(name, attempt, group, count) for group in groups(count)]
+        missing = [group for group, key in enumerate(bundles) if key not in there]
+        # A group whose nodes died after their last manifest writes no bundle: its manifests are read one by one.
         if not poll.is_our_turn("all", len(groups(count)) if missing else turn.group, now_s):
             first = members(missing[0] if missing else 0, count)
             return Wait(f"waiting for nodes {first[0]} to {first[-1]} of {count}" if missing else "node 0 commits")
-        return await self._commit(checkpoint, poll, digests=[key for key in digests if key in there])
+        return await self._commit(checkpoint, poll, bundles=[key for key in bundles if key in there])
 
-    async def _commit(self, checkpoint: Finished, poll: CommitPoll, *, digests: Sequence[str] = ()) -> Decision:
+    async def _commit(self, checkpoint: Finished, poll: CommitPoll, *, bundles: Sequence[str] = ()) -> Decision:
         """Compare the listing of the objects with all manifests, and commit if nothing is missing."""
         name, attempt, node, asked_s = checkpoint.name, checkpoint.attempt, checkpoint.node, self._clock.monotonic()
         # At the same time: the question costs no time beside the listing.
@@ -284,8 +284,8 @@ class Committer(Revocation):
             return await self._compare_commit(checkpoint, poll, there)
         if reason is not None:
             return Wait(reason)
-        if digests:
-            await poll.collector.read_digests(digests)
+        if bundles:
+            await poll.collector.read_bundles(bundles)
         etags = {key: there.etag for key, there in listing.items()}
         reads = await poll.collector.read(etags, range(node.count))
         own = next((read for read in reads if read.manifest.node.index == node.index), None)
@@ -300,7 +300,7 @@ class Committer(Revocation):
             return decision
         commit = commit_of(manifests, raw, committed_at=rfc3339(self._clock.epoch()), epoch=self.epoch_of(checkpoint))
         if has_bundle(node.count):
-            await poll.collector.write_digest(keys.all_manifests(name, attempt), reads)
+            await poll.collector.write_bundle(keys.all_manifests(name, attempt), reads)
         try:
             await self._write_commit(commit, node, asked_s, files=sum(len(manifest.files) for manifest in manifests))
         except _NotYet as error:

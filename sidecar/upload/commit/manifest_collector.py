@@ -70,13 +70,13 @@ class ManifestCollector:
         )
         return [self._known[key] for key in wanted if key in there and key in self._known]
 
-    async def read_digests(self, digests: Sequence[str]) -> None:
-        """Read manifests from digests. A digest may be outdated, which its etags show."""
-        await self._executor.together([self._take_over(key) for key in digests])
+    async def read_bundles(self, bundles: Sequence[str]) -> None:
+        """Read manifests from bundles. A bundle may be outdated, which its etags show."""
+        await self._executor.together([self._take_over(key) for key in bundles])
 
-    async def write_digest(self, key: str, reads: Sequence[Read]) -> None:
+    async def write_bundle(self, key: str, reads: Sequence[Read]) -> None:
         """Write manifests as one object."""
-        await self._executor.persistently(self._store.put, key, encode(digest_of(self._name, self._attempt, reads)))
+        await self._executor.persistently(self._store.put, key, encode(bundle_of(self._name, self._attempt, reads)))
 
     def _is_known(self, key: str, etag: str) -> bool:
         known = self._known.get(key)
@@ -92,10 +92,10 @@ class ManifestCollector:
 
     async def _take_over(self, key: str) -> None:
         try:
-            digest = decode(ManifestBundle, await self._executor.persistently(self._store.get, key), key=key)
+            bundle = decode(ManifestBundle, await self._executor.persistently(self._store.get, key), key=key)
         except (NotFound, ContractError):
             return
-        for gathered in digest.manifests:
+        for gathered in bundle.manifests:
             if not self._is_known(gathered.key, gathered.etag):
                 try:
                     manifest = decode_manifest(gathered.text.encode(), key=gathered.key)
@@ -129,7 +129,7 @@ class ManifestCollector:
         return Reupload(files, "the node that commits found it missing, or another node uses its name") if files else None
 
 
-def digest_of(name: str, attempt: str, reads: Iterable[Read]) -> ManifestBundle:
-    """Return manifests as one document, the digest."""
+def bundle_of(name: str, attempt: str, reads: Iterable[Read]) -> ManifestBundle:
+    """Return manifests as one document, the bundle."""
     gathered = (Gathered(key=read.manifest.key, etag=read.etag, text=read.raw.decode()) for read in reads)
     return ManifestBundle(name=name, attempt=attempt, manifests=tuple(gathered))

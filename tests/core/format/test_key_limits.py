@@ -59,7 +59,7 @@ def test_the_longest_prefix_leaves_room_for_every_document() -> None:
     node = Node(99_998, 99_999)
     documents = [
         keys.manifest(LONGEST_NAME, LONGEST_ID, node),
-        keys.digest(LONGEST_NAME, LONGEST_ID, 999, 99_999),
+        keys.bundle(LONGEST_NAME, LONGEST_ID, 999, 99_999),
         keys.all_manifests(LONGEST_NAME, LONGEST_ID),
         keys.mending(LONGEST_NAME, LONGEST_ID),
         keys.quarantined(LONGEST_NAME, "0" * 16),

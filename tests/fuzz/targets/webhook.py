@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import json
 from typing import Any
@@ -18,6 +19,7 @@ INSTRUMENTED = ("sidecar.kubernetes",)
 IS_JSON = True
 APP = create_app(with_given(Options(), {"store": "s3://bucket/runs/{namespace}/{name}"}))
 LOOP = asyncio.new_event_loop()
+atexit.register(LOOP.close)
 SCOPE = {
     "type": "http",
     "http_version": "1.1",

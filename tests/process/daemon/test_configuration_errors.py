@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
@@ -68,7 +69,7 @@ def no_place_for_the_hook(place: Place, tmp_path: Path) -> dict[str, str]:
 
 def port_in_use(place: Place, _: Path) -> dict[str, str]:
     server = socket.create_server(("127.0.0.1", free_port()))
-    KEPT.append(server)
+    atexit.register(server.close)
     return place.settings | {"CKPT_API_PORT": str(server.getsockname()[1])}
 
 
@@ -79,8 +80,6 @@ def unknown_setting(place: Place, _: Path) -> dict[str, str]:
 def wrong_value(place: Place, _: Path) -> dict[str, str]:
     return place.settings | {"CKPT_PART_SIZE": "many"}
 
-
-KEPT: list[socket.socket] = []
 
 CASES: dict[Callable[[Place, Path], dict[str, str]], str] = {
     another_job: "give each run its own prefix in CKPT_STORE",

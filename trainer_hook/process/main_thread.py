@@ -20,6 +20,7 @@ def listen() -> None:
     try:
         if _signal.getsignal(_number()) == _signal.SIG_DFL:
             _signal.signal(_number(), _answer)
+            os.register_at_fork(after_in_child=_asked.clear)  # they are for this process
     except (AttributeError, OSError, ValueError):  # another system, a subinterpreter
         return
 

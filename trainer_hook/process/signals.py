@@ -91,8 +91,8 @@ class StopSignal:
         _listening.add(os.getpid())
         os.register_at_fork(after_in_child=self._uninstall)
         ForkMask().install()
-        if not self._in_main_thread(self._take_signal) or self._wakeup_fd != -1:  # the main thread may still do it
-            start_thread(threading.Thread(target=self._read_signals, args=(reader,), name="checkpoint-signal", daemon=True))
+        self._in_main_thread(self._take_signal)
+        start_thread(threading.Thread(target=self._read_signals, args=(reader,), name="checkpoint-signal", daemon=True))
 
     def install_again(self) -> None:
         """Replace a handler that was installed after this one."""
@@ -117,6 +117,7 @@ class StopSignal:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _take_over(self) -> None:
+        self._take_wakeup()
         theirs = signal.getsignal(signal.SIGTERM)
         if self._sockets is not None and theirs is not None and theirs != self._handle:
             self._over, self._previous = (theirs, self._previous), theirs
@@ -156,13 +157,17 @@ class StopSignal:
     def _take_signal(self) -> None:
         previous = signal.signal(signal.SIGTERM, self._handle)
         self._previous = signal.SIG_DFL if previous is default_action else previous
-        assert self._sockets is not None
-        writer = self._sockets[1]
-        theirs = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        if theirs != -1:  # the script has an event loop: only the plain handler is used
-            signal.set_wakeup_fd(theirs)
+        self._take_wakeup()
+
+    def _take_wakeup(self) -> None:
+        if self._sockets is None:
             return
-        self._wakeup_fd = writer.fileno()
+        ours = self._sockets[1].fileno()
+        theirs = signal.set_wakeup_fd(ours, warn_on_full_buffer=False)
+        if theirs in (-1, ours):  # -1 also after an event loop of the script, which leaves none behind
+            self._wakeup_fd = ours
+        else:  # of an event loop that runs: until it is closed only the plain handler is used
+            signal.set_wakeup_fd(theirs)
 
     def _read_signals(self, reader: socket.socket) -> None:
         while numbers := reader.recv(64):

@@ -1,4 +1,4 @@
-"""SIGTERM at a moment when a process forks, where the script has a handler that raises an exception."""
+"""SIGTERM at a moment when a process forks, or where Python ignores exceptions."""
 
 from __future__ import annotations
 
@@ -123,3 +123,18 @@ def test_so_does_a_child_that_trains_which_saves_first(volume: Path) -> None:
     code = ENDS_A_CHILD.replace("    time.sleep(20)\n", TRAINS).replace("os.kill", "ready.wait(60)\nos.kill")
     code = "import multiprocessing\nready = multiprocessing.get_context('fork').Event()\nstop.install()\n" + CHAINED + code
     assert outcome(code, volume) == (0, "theirs\nnoticed 143\n0\n")
+
+
+IGNORED = {
+    "a destructor": "class Ends:\n    def __del__(self):\n        raise_signal()\nEnds()\n",
+    "a callback of fork": "os.register_at_fork(after_in_parent=raise_signal)\nif os.fork() == 0:\n    os._exit(0)\n",
+}
+
+
+@pytest.mark.parametrize("where", IGNORED)
+def test_a_signal_ends_the_process_where_python_ignores_exceptions(where: str, volume: Path) -> None:
+    """A rank that was just forked has the fork's callbacks still to run in its launcher."""
+    code = "def raise_signal():\n    signal.raise_signal(signal.SIGTERM)\n    time.sleep(0)\nstop.install()\n"
+    code += "signals.ranks_below = lambda: True\n"  # without ranks, a timer ends the process
+    code += IGNORED[where] + "try:\n    time.sleep(20)\n    print('goes on')\nfinally:\n    print('cleans up')\n"
+    assert outcome(code, volume) == (143, "cleans up\n")

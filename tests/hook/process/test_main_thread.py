@@ -91,3 +91,19 @@ def test_a_trainer_in_a_thread_saves_just_in_time_and_exits_143(volume: Path, an
         assert finished(volume) == [f"checkpoint-{running.steps()[-1]}"]
         assert "the main thread went on" not in running.log()
         assert "WARNING" not in running.log()
+
+
+def test_a_forked_child_does_not_run_what_its_parent_was_asked_to(tmp_path: Path) -> None:
+    code = """
+import os, threading
+from trainer_hook.process import main_thread
+main_thread._asked.append(lambda: print("the parent's", flush=True))
+if os.fork() == 0:
+    asking = threading.Thread(target=main_thread.ask, args=(lambda: print("the child's", flush=True),))
+    asking.start()
+    asking.join()
+    os._exit(0)
+os.wait()
+"""
+    with python(code, tmp_path) as process:
+        assert process.communicate(timeout=60)[0] == "the child's\n"

@@ -141,21 +141,6 @@ with stop.training():
     assert outcome(code, volume) == (0, "told False\n")
 
 
-IGNORED = {
-    "a destructor": "class Ends:\n    def __del__(self):\n        raise_signal()\nEnds()\n",
-    "a callback of fork": "os.register_at_fork(after_in_parent=raise_signal)\nif os.fork() == 0:\n    os._exit(0)\n",
-}
-
-
-@pytest.mark.parametrize("where", IGNORED)
-def test_a_signal_ends_the_process_where_python_ignores_exceptions(where: str, volume: Path) -> None:
-    """A rank that was just forked has the fork's callbacks still to run in its launcher."""
-    code = "def raise_signal():\n    signal.raise_signal(signal.SIGTERM)\n    time.sleep(0)\nstop.install()\n"
-    code += "signals.ranks_below = lambda: True\n"  # without ranks, a timer ends the process
-    code += IGNORED[where] + "try:\n    time.sleep(20)\n    print('goes on')\nfinally:\n    print('cleans up')\n"
-    assert outcome(code, volume) == (143, "cleans up\n")
-
-
 def test_a_pool_that_is_ended_ends(volume: Path) -> None:
     code = """
 stop.install()
@@ -170,10 +155,7 @@ with stop.training():
     assert outcome(code, volume) == (0, "told False\n")
 
 
-def test_a_thread_notices_while_the_main_thread_is_deep_in_c(volume: Path) -> None:
-    code = """
-stop.install()
-stop.is_training = True
+DEEP_IN_C = """
 def watch():
     while stop.notice_at_s is None:
         time.sleep(0.01)
@@ -184,9 +166,30 @@ print('up', flush=True)
 import hashlib
 hashlib.pbkdf2_hmac('sha256', b'x', b'y', 50_000_000)
 """
+
+
+def test_a_thread_notices_while_the_main_thread_is_deep_in_c(volume: Path) -> None:
+    code = "stop.install()\nstop.is_training = True\n" + DEEP_IN_C
     began_s = time.monotonic()
     assert outcome(code, volume, signalled=True) == (0, "up\ntold\n")
     assert time.monotonic() - began_s < 10, "the computation needs longer"
+
+
+def test_a_thread_notices_also_after_an_event_loop_of_the_script(volume: Path) -> None:
+    """A loop with signal handlers takes the descriptor, and leaves none when it is closed."""
+    code = """
+stop.install()
+import asyncio
+async def serve():
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, print)
+    loop.remove_signal_handler(signal.SIGUSR1)
+asyncio.run(serve())
+assert signal.set_wakeup_fd(-1) == -1
+stop.hold()
+"""
+    code += DEEP_IN_C
+    assert outcome(code, volume, signalled=True) == (0, "up\ntold\n")
 
 
 def test_an_event_loop_that_came_first_keeps_its_descriptor(volume: Path) -> None:

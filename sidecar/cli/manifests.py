@@ -13,7 +13,7 @@ from sidecar.cli.output import fail
 from sidecar.core.lifecycle.exit_codes import EXIT_FAILED
 from sidecar.kubernetes.inject import command
 from sidecar.kubernetes.inject.options import FLAGS, Flag
-from sidecar.kubernetes.inject.pod_templates import NotInjectable
+from sidecar.kubernetes.inject.reports import NotInjectable
 
 
 def _with_flags(function: Callable[..., int]) -> Callable[..., int]:

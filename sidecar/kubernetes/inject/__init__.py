@@ -5,12 +5,12 @@
   ``identity`` (number and index of nodes), ``recalled`` (options of an earlier injection).
 - Written into a pod: ``containers``, ``resources``, ``environment``, ``volumes``; into its Job or JobSet: ``preemption``; into
   a TrainJob: ``train_job``.
-- Warnings: ``warnings``, ``preemption``, and of shells ``exit_codes`` on top of the parser ``shell``.
+- Refusals and warnings: ``reports``; judged in ``warnings``, ``preemption``, and for shells in ``exit_codes`` and ``shell``.
 """
 
 from sidecar.kubernetes.inject.documents import Injected, inject
 from sidecar.kubernetes.inject.manifests import inject_text
 from sidecar.kubernetes.inject.options import Options
-from sidecar.kubernetes.inject.pod_templates import InjectWarning, NotInjectable
+from sidecar.kubernetes.inject.reports import InjectWarning, NotInjectable
 
 __all__ = ["InjectWarning", "Injected", "NotInjectable", "Options", "inject", "inject_text"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from sidecar.errors import ConfigurationError
 from sidecar.kubernetes.inject.manifests import InjectedText, inject_text
 from sidecar.kubernetes.inject.options import Options, with_given
-from sidecar.kubernetes.inject.pod_templates import NotInjectable
+from sidecar.kubernetes.inject.reports import NotInjectable
 
 
 def run(filenames: Sequence[str], options: Options, *, in_place: bool, diff: bool) -> None:

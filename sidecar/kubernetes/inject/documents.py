@@ -14,21 +14,18 @@ from sidecar.kubernetes.inject.injection import put_in
 from sidecar.kubernetes.inject.options import Options, in_store
 from sidecar.kubernetes.inject.pod_templates import (
     BY_WEBHOOK,
-    UNEXPECTED_TYPE,
-    InjectWarning,
     Kind,
-    NotInjectable,
     PodTemplate,
     group_of,
     kind_of,
     nested,
     pod_somewhere,
     pod_templates_of,
-    unexpected_type,
 )
 from sidecar.kubernetes.inject.pods import Pod, look_at
 from sidecar.kubernetes.inject.preemption import put_failure_policy
 from sidecar.kubernetes.inject.recalled import chosen_pods, has_sidecar, remember_pods
+from sidecar.kubernetes.inject.reports import UNEXPECTED_TYPE, InjectWarning, NotInjectable, unexpected_type
 from sidecar.kubernetes.inject.roles import warning_of_ray_groups, warning_of_ray_head, without_helpers
 from sidecar.kubernetes.inject.trainer import has_trainer
 from sidecar.kubernetes.inject.warnings import warnings_of

@@ -8,8 +8,8 @@ from typing import Any
 from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.fields import growing, metadata_of, named, put_named
 from sidecar.kubernetes.inject.identity import ONE_OR_MORE, told
-from sidecar.kubernetes.inject.pod_templates import NotInjectable
 from sidecar.kubernetes.inject.pods import Pod
+from sidecar.kubernetes.inject.reports import NotInjectable
 from sidecar.kubernetes.inject.workload import RUN_NAMES, VARIABLE, owner_of_pod, run_variables
 from trainer_hook.contract import DEFAULT_API_PORT
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
-from sidecar.kubernetes.inject.pod_templates import NotInjectable
+from sidecar.kubernetes.inject.reports import NotInjectable
 
 Fields = MutableMapping[str, Any]
 
 # A webhook's documents are dicts and lists, which this finds without asking the abstract classes.
 _MAPPING = (dict, MutableMapping)
 _LIST = (list, MutableSequence)
+
+
+def at(document: Any, path: str) -> Any:
+    """Return what is at a path of mappings, or ``None``."""
+    for step in path.split("."):
+        document = document.get(step) if isinstance(document, Mapping) else None
+    return document
 
 
 def put(mapping: Fields, key: str, value: Any, *, after: Sequence[str] = (), before: Sequence[str] = ()) -> None:

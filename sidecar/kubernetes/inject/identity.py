@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sidecar.kubernetes.inject.containers import SIDECAR
-from sidecar.kubernetes.inject.fields import Fields, annotations_of, entries, growing, is_true, labels_of, named, section
-from sidecar.kubernetes.inject.pod_templates import InjectWarning, Kind, PodTemplate, at
+from sidecar.kubernetes.inject.fields import Fields, annotations_of, at, entries, growing, is_true, labels_of, named, section
+from sidecar.kubernetes.inject.pod_templates import Kind, PodTemplate
+from sidecar.kubernetes.inject.reports import InjectWarning
 
 _TOLD = ("JOB_COMPLETION_INDEX", "PET_NNODES", "PET_NODE_RANK")
 """Variables of the trainer's container that the sidecar understands, too."""

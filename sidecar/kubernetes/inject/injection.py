@@ -11,9 +11,9 @@ from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.environment import BEFORE_MOUNTS, put_sidecar_environment, put_trainer_environment
 from sidecar.kubernetes.inject.fields import Fields, containers_of, entries, growing, named, overlay, put, put_named, section
 from sidecar.kubernetes.inject.options import DEFAULT_IMAGE
-from sidecar.kubernetes.inject.pod_templates import NotInjectable
 from sidecar.kubernetes.inject.pods import GRACE, Pod, our_container
 from sidecar.kubernetes.inject.recalled import SKIP_CONTAINERS, remember, store_in
+from sidecar.kubernetes.inject.reports import NotInjectable
 from sidecar.kubernetes.inject.trainer import warning_of_guess
 from sidecar.kubernetes.inject.volumes import put_own_volume, state_directory
 from sidecar.kubernetes.inject.workload import check_store, ends_training_at_sigterm

@@ -18,8 +18,9 @@ from sidecar.kubernetes.inject.fields import metadata_of
 from sidecar.kubernetes.inject.kyaml import kyaml
 from sidecar.kubernetes.inject.merging import merged
 from sidecar.kubernetes.inject.options import Options
-from sidecar.kubernetes.inject.pod_templates import BY_WEBHOOK, UNEXPECTED_TYPE, InjectWarning, NotInjectable, unexpected_type
+from sidecar.kubernetes.inject.pod_templates import BY_WEBHOOK
 from sidecar.kubernetes.inject.recalled import has_sidecar
+from sidecar.kubernetes.inject.reports import UNEXPECTED_TYPE, InjectWarning, NotInjectable, unexpected_type
 from sidecar.kubernetes.inject.workload import JOB, JOBSET
 
 MOST_VALUES = 1_000_000

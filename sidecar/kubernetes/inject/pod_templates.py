@@ -7,46 +7,12 @@ from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence
 from dataclasses import dataclass
 from typing import Any
 
-from sidecar.errors import SidecarError
+from sidecar.kubernetes.inject.fields import Fields, at
 from sidecar.kubernetes.inject.options import LABEL
-from trainer_hook.contract.plain_text import plain_text
-
-Fields = MutableMapping[str, Any]
-
+from sidecar.kubernetes.inject.reports import NotInjectable
 
 BY_WEBHOOK = f"get the sidecar from the webhook, by the label {LABEL}"
 """What works for pods of any kind of workload."""
-UNEXPECTED_TYPE = (AttributeError, TypeError, KeyError, ValueError, IndexError, RecursionError)
-"""What a field of another type than its API gives it causes, wherever it is read: a document has no schema here."""
-
-
-class NotInjectable(SidecarError):
-    """A document of an unknown form, or one that cannot have a sidecar as it is."""
-
-    def __init__(self, path: str, why: str) -> None:
-        path, why = plain_text(path), plain_text(why)
-        super().__init__(f"{path}: {why}" if path else why)
-        self.path = path
-        self.why = why
-
-
-def unexpected_type(path: str, error: Exception) -> NotInjectable:
-    """Return the refusal of a document of which a field has another type than its API gives it (``UNEXPECTED_TYPE``)."""
-    said = f"{type(error).__name__}: {str(error)[:200]}"
-    return NotInjectable(path, f"a field has an unexpected type or value ({said}): kubectl apply --dry-run=server names it")
-
-
-@dataclass(frozen=True, slots=True)
-class InjectWarning:
-    """A problem that will show when the workload runs: its path in the document, the problem, the remedy."""
-
-    path: str
-    text: str
-    unless_injected: str | None = None
-    """Name of a training runtime; no warning where the same file injects into it."""
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +136,6 @@ def _ray_paths(document: Fields, kind: Kind) -> tuple[str, ...]:
     if at(document, selector):
         raise NotInjectable(selector, "the pods are those of a RayCluster that is there already: inject into that one")
     return kind.pods if at(document, f"{prefix}.workerGroupSpecs") else (f"{prefix}.headGroupSpec.template",)
-
-
-def at(document: Any, path: str) -> Any:
-    """Return what is at a path of mappings, or ``None``."""
-    for step in path.split("."):
-        document = document.get(step) if isinstance(document, Mapping) else None
-    return document
 
 
 def _walk(kind: Kind, here: Any, steps: list[str], path: str, above: tuple[Fields, ...], name: str) -> Iterator[PodTemplate]:

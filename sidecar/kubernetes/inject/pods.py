@@ -8,8 +8,9 @@ from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.fields import Fields, containers_of, section
 from sidecar.kubernetes.inject.identity import Nodes
 from sidecar.kubernetes.inject.options import Options
-from sidecar.kubernetes.inject.pod_templates import NotInjectable, PodTemplate
+from sidecar.kubernetes.inject.pod_templates import PodTemplate
 from sidecar.kubernetes.inject.recalled import with_recalled
+from sidecar.kubernetes.inject.reports import NotInjectable
 from sidecar.kubernetes.inject.trainer import trainer_index
 from sidecar.kubernetes.inject.volumes import Shared, shared_volume
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from sidecar.kubernetes.inject.fields import Fields, growing, named, put, section
-from sidecar.kubernetes.inject.pod_templates import InjectWarning, PodTemplate
+from sidecar.kubernetes.inject.pod_templates import PodTemplate
 from sidecar.kubernetes.inject.pods import Pod
+from sidecar.kubernetes.inject.reports import InjectWarning
 
 _PREEMPTED = 143
 _SETTING = "CKPT_PREEMPTED_EXIT_CODE"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sidecar.kubernetes.inject.fields import containers_of
-from sidecar.kubernetes.inject.pod_templates import InjectWarning
 from sidecar.kubernetes.inject.quantity import quantity
+from sidecar.kubernetes.inject.reports import InjectWarning
 
 _COMPARED = ("cpu", "memory")
 

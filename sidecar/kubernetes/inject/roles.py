@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sidecar.kubernetes.inject.fields import is_true
-from sidecar.kubernetes.inject.pod_templates import Fields, InjectWarning, Kind, PodTemplate, at
+from sidecar.kubernetes.inject.fields import Fields, at, is_true
+from sidecar.kubernetes.inject.pod_templates import Kind, PodTemplate
+from sidecar.kubernetes.inject.reports import InjectWarning
 from sidecar.kubernetes.inject.trainer import has_accelerator
 from sidecar.kubernetes.inject.warnings import warnings_of_shell
 

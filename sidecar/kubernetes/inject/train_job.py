@@ -10,8 +10,8 @@ from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.environment import put_variables
 from sidecar.kubernetes.inject.fields import Fields, entries, growing, named, put, put_named, section
 from sidecar.kubernetes.inject.options import Options
-from sidecar.kubernetes.inject.pod_templates import InjectWarning, NotInjectable
 from sidecar.kubernetes.inject.recalled import chosen_pods, remember_pods, sidecars_in, store_in
+from sidecar.kubernetes.inject.reports import InjectWarning, NotInjectable
 from sidecar.kubernetes.inject.warnings import warning_of_name, warnings_of_shell
 from sidecar.kubernetes.inject.workload import check_store, referred_to
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.fields import Fields, annotations_of, containers_of, entries, named, section
 from sidecar.kubernetes.inject.options import ANNOTATION, Options
-from sidecar.kubernetes.inject.pod_templates import InjectWarning, NotInjectable, PodTemplate
+from sidecar.kubernetes.inject.pod_templates import PodTemplate
+from sidecar.kubernetes.inject.reports import InjectWarning, NotInjectable
 
 TRAINER_ANNOTATION = f"{ANNOTATION}trainer-container"
 """On the pod template: the chosen container. The webhook reads it as the flag of that name."""

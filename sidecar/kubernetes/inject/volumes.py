@@ -10,7 +10,8 @@ from typing import Any
 from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.fields import Fields, containers_of, entries, growing, is_true, metadata_of, named, put_named
 from sidecar.kubernetes.inject.options import Options
-from sidecar.kubernetes.inject.pod_templates import InjectWarning, NotInjectable, PodTemplate
+from sidecar.kubernetes.inject.pod_templates import PodTemplate
+from sidecar.kubernetes.inject.reports import InjectWarning, NotInjectable
 from trainer_hook.contract import DEFAULT_DIR
 
 _READ_ONLY = ("configMap", "secret", "downwardAPI", "projected", "image", "gitRepo")

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 
 from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.exit_codes import ends_before_trainer, ends_otherwise, keeps_signals, swallowed
-from sidecar.kubernetes.inject.fields import Fields, is_true, metadata_of, named
+from sidecar.kubernetes.inject.fields import Fields, at, is_true, metadata_of, named
 from sidecar.kubernetes.inject.options import DEFAULT_IMAGE
-from sidecar.kubernetes.inject.pod_templates import InjectWarning, at
 from sidecar.kubernetes.inject.pods import Pod, our_container
 from sidecar.kubernetes.inject.preemption import warnings_of_policies
 from sidecar.kubernetes.inject.recalled import store_in
+from sidecar.kubernetes.inject.reports import InjectWarning
 from sidecar.kubernetes.inject.resources import warning_of_pod_level
 from sidecar.kubernetes.inject.shell import Shell, shell_of
 from sidecar.kubernetes.inject.trainer import warning_of_guess

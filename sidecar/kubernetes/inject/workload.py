@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sidecar.kubernetes.inject.fields import Fields, labels_of, metadata_of
+from sidecar.kubernetes.inject.fields import Fields, at, labels_of, metadata_of
 from sidecar.kubernetes.inject.options import ANY_BUCKET
-from sidecar.kubernetes.inject.pod_templates import Kind, NotInjectable, PodTemplate, at
+from sidecar.kubernetes.inject.pod_templates import Kind, PodTemplate
+from sidecar.kubernetes.inject.reports import NotInjectable
 from sidecar.store_url import shown, store_place
 
 NAMESPACE, JOB, JOBSET = "$(POD_NAMESPACE)", "$(JOB_NAME)", "$(JOBSET_NAME)"

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from sidecar.kubernetes.inject.fields import at
 from sidecar.kubernetes.inject.options import Options
-from sidecar.kubernetes.inject.pod_templates import at
 from sidecar.kubernetes.webhook.limits import BodyLimit, problem
 from sidecar.kubernetes.webhook.review import NotAReview, answer
 

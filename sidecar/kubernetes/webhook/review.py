@@ -13,8 +13,8 @@ from sidecar.errors import ConfigurationError
 from sidecar.kubernetes.inject.documents import inject_in_place
 from sidecar.kubernetes.inject.fields import annotations_of
 from sidecar.kubernetes.inject.options import ANNOTATION, FLAGS, LABEL, Options, from_annotations, in_store
-from sidecar.kubernetes.inject.pod_templates import UNEXPECTED_TYPE, NotInjectable
 from sidecar.kubernetes.inject.recalled import SKIP_CONTAINERS, store_in
+from sidecar.kubernetes.inject.reports import UNEXPECTED_TYPE, NotInjectable
 from sidecar.kubernetes.inject.workload import name_of_pods_run
 from sidecar.kubernetes.webhook.patch import patch_of
 

@@ -154,8 +154,11 @@ def test_torchrun_ends_as_its_ranks_where_the_node_of_the_rendezvous_is_gone_bef
 def test_torchrun_ends_as_its_ranks_only_where_all_that_failed_were_preempted(
     codes: tuple[int, int], expected: int, tmp_path: Path
 ) -> None:
-    end = tmp_path / "end.py"
-    end.write_text(f"import os, sys\nsys.exit({codes}[int(os.environ['RANK'])])\n")
+    end, order = tmp_path / "end.py", tmp_path / "order"
+    # torchrun ends the others of a rank that it sees to have failed: the second one is to fail by itself.
+    first = f"import os, pathlib, time\nrank, order = int(os.environ['RANK']), pathlib.Path({str(order)!r})\n"
+    waits = "while rank == 0 and not order.exists(): time.sleep(0.01)\ntime.sleep(0.3 * (rank == 0))\norder.touch()\n"
+    end.write_text(f"{first}{waits}os._exit({codes}[rank])\n")
     command = [*TORCHRUN, f"--master_port={free_port()}", str(end)]
     environ = {**os.environ, "CKPT_HOOK": "auto", "PYTHONPATH": f"{INJECT}:{ROOT}"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)

@@ -177,7 +177,10 @@ def test_a_state_that_is_not_known_is_not_an_answer(state: Any, answers: Answers
     assert not resume(answers, volume).known
 
 
-def test_a_sidecar_that_starts_late_or_restarts_is_waited_for(answers: Answers, volume: Path) -> None:
+def test_a_sidecar_that_starts_late_or_restarts_is_waited_for(
+    answers: Answers, volume: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "ABSENT_AFTER_S", 5.0)
     refused = (401, {"detail": "bearer token missing"})
     answers.by_call["POST /v1/resume"] = in_turn(refused, b"", (202, {"state": "choosing"}))
     answers.by_call["GET /v1/resume"] = in_turn(b"", (200, {"state": "ready", "checkpoint": "checkpoint-7"}))

@@ -65,7 +65,8 @@ def test_a_checkpoint_with_a_folder_of_another_user_is_not_deleted_in_part(tmp_p
             folder.chmod(0o777)
             (folder / "deep").chmod(0o777 if step > 1 else 0o755)
             running.committed(f"checkpoint-{step}")
-        until(lambda: not (volume / "checkpoint-2").exists())
+        until(lambda: running.events("local_checkpoint_deleted"))
+        assert not (volume / "checkpoint-2").exists()
         told = {e["checkpoint"]: e["event"] for e in running.events() if e["event"].startswith("local_checkpoint_")}
         assert told == {"checkpoint-1": "local_checkpoint_not_deleted", "checkpoint-2": "local_checkpoint_deleted"}
         assert all((volume / "checkpoint-1" / path).exists() for path in ("model", "deep/model", ".complete"))

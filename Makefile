@@ -198,7 +198,7 @@ bench-peers: .venv-peers/.installed  ## install the peers
 
 # In a folder of its own, for its own tests: where it is installed, accelerate imports it into every process.
 .deepspeed/.installed: $(VENV)/.trainer
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --target .deepspeed \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps --upgrade --target .deepspeed \
 		deepspeed einops hjson msgpack ninja psutil py-cpuinfo
 	@touch $@
 

@@ -151,6 +151,10 @@ async def _opened(services: Services, capabilities: Capabilities) -> None:
     services.executor.set_round_trip(capabilities.round_trip_s)
     if capabilities.verification is Verification.OFF:
         log.warning("uploads_are_not_verified", hint="CKPT_VERIFY=off: damage by the store is detected at resume only")
+    if capabilities.ends_with_container:
+        log.warning(
+            "store_ends_with_container", store=services.store.url, hint="mount a volume that lasts there, such as a PVC"
+        )
     await services.inventory.scanned.wait()
     is_remote = capabilities.round_trip_s is not None
     downloader = Downloader(services.store, services.volume, services.executor, is_remote=is_remote)

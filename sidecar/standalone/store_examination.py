@@ -78,6 +78,7 @@ class StoreExamination:
             verification=found.verification.value,
             conditional_put=found.conditional_put,
             round_trip_s=found.round_trip_s,
+            ends_with_container=found.ends_with_container,
         )
         try:
             up, down = await self._rate.measure()

@@ -47,6 +47,8 @@ class Capabilities:
     """The store itself refuses ``put_file(only_if_absent=True)`` for an existing object."""
     round_trip_s: float | None = None
     """Round trip of a small request in seconds, the slower of a read and a write; ``None``: the store is not remote."""
+    ends_with_container: bool = False
+    """It is a folder on the container's own file system, which is deleted with the container."""
 
 
 @dataclass(frozen=True, slots=True)

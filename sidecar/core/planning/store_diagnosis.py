@@ -150,6 +150,8 @@ class StoreFacts:
     """Why the rates could not be measured."""
     is_rate_refused: bool = False
     """The store, or a proxy before it, refuses bodies of the measurement's size: it refuses those of checkpoints, too."""
+    ends_with_container: bool = False
+    """It is a folder on the container's own file system, which is deleted with the container."""
     left_behind: tuple[str, ...] = ()
     """Keys that could not be deleted."""
 
@@ -163,6 +165,9 @@ def store_findings(facts: StoreFacts) -> Iterator[Finding]:
         yield failure(trouble.value, text, step, exit_code=codes.get(trouble, EXIT_CONFIGURATION))
         return
     yield ok("access", f"{facts.url}: reached, and access is allowed")
+    if facts.ends_with_container:
+        text = "the folder is on this container's own file system, which is deleted with the container"
+        yield warning("lasting", text, "mount a volume that lasts there, such as a PVC, or correct CKPT_STORE")
     yield from _tls(facts)
     yield from _permissions(facts)
     yield from _capabilities(facts)

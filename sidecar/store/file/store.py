@@ -15,6 +15,7 @@ from sidecar.core.format.key_limits import KeyLimits
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NoFolder, NotFound, OversizedDocument, StoreError
 from sidecar.store.file.errors import HAS_NO_LINKS, suppress_unsupported, translated, writing
+from sidecar.store.file.pod_disk import ends_with_container
 from sidecar.store.file.uploads import UPLOADS, Uploads, append, write_all
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.store.slice import FileSlice
@@ -54,7 +55,13 @@ class FileStore:
             next(self.list(keys.PROBE))
         finally:
             self.delete([key])
-        return Capabilities(self._verification, conditional_put=self._has_links, min_part_bytes=1, max_parts=10_000)
+        return Capabilities(
+            self._verification,
+            conditional_put=self._has_links,
+            min_part_bytes=1,
+            max_parts=10_000,
+            ends_with_container=ends_with_container(self._root, environ=os.environ),
+        )
 
     def get(self, key: str, *, most_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:  # noqa: D102
         with translated(key), self._opened(key) as (fd, there), os.fdopen(fd, "rb", closefd=False) as file:

@@ -45,6 +45,7 @@ facts = st.builds(
     up_bytes_per_s=st.one_of(st.none(), st.floats(0, 1e11)),
     rate_error=st.one_of(st.none(), st.text(min_size=1)),
     is_rate_refused=st.booleans(),
+    ends_with_container=st.booleans(),
     left_behind=st.lists(st.text(min_size=1), max_size=2).map(tuple),
 )
 
@@ -174,6 +175,12 @@ TEXTS: list[tuple[dict[str, object], str, str, str | None]] = [
         "rate",
         "too large",
         "correct that: larger files do not reach the store",
+    ),
+    (
+        {"ends_with_container": True},
+        "lasting",
+        "the folder is on this container's own file system, which is deleted with the container",
+        "mount a volume that lasts there, such as a PVC, or correct CKPT_STORE",
     ),
     (
         {"left_behind": ("a", "b")},

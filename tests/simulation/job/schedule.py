@@ -35,6 +35,8 @@ PATIENCE_S = 240.0
 """How long those are waited for that have everything to come to an end."""
 LATE_S = 40.0
 """Longest time until a repeated request arrives again, in every tenth schedule: longer than the post-commit checks wait."""
+DISCARDED_WITHIN_S = 2.0
+"""Seconds in which what was decided last is released."""
 SMALL = 8
 """Bytes from which a file is large, where the sidecar says MiB: early uploads and copies happen with files of 100 bytes."""
 
@@ -183,6 +185,7 @@ class JobSchedule:
         while until_s < PATIENCE_S and not (until_s >= FAULTS_END_S + 20 and all(map(self._is_over, self.pods))):
             until_s += 10.0
             world.loop.run(until_s)
+        world.loop.run(until_s + DISCARDED_WITHIN_S)
         self._check_end()
         if self._luck.random() < 0.25:
             self._check_fresh_resume()

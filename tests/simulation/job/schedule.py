@@ -182,10 +182,9 @@ class JobSchedule:
         world.loop.run(FAULTS_END_S)
         world.faults = Faults()
         until_s = FAULTS_END_S
-        while until_s < PATIENCE_S and not (until_s >= FAULTS_END_S + 20 and all(map(self._is_over, self.pods))):
+        while until_s < PATIENCE_S and not (until_s >= FAULTS_END_S + 20 and self._is_settled(until_s)):
             until_s += 10.0
             world.loop.run(until_s)
-        world.loop.run(until_s + DISCARDED_WITHIN_S)
         self._check_end()
         if self._luck.random() < 0.25:
             self._check_fresh_resume()
@@ -195,6 +194,13 @@ class JobSchedule:
             deleted=store.deleted, durable=sum(len(pod.durable) for pod in self.pods), simulated_s=int(world.now_s),
         )  # fmt: skip
         return counts
+
+    def _is_settled(self, now_s: float) -> bool:
+        """Whether all pods are done, and have had the time to release what was decided last."""
+        if not all(map(self._is_over, self.pods)):
+            return False
+        self.world.loop.run(now_s + DISCARDED_WITHIN_S)
+        return all(map(self._is_over, self.pods))
 
     def _is_over(self, pod: Pod) -> bool:
         is_quiet = pod.is_quiet and not (pod.trains and pod.has_saves_left)

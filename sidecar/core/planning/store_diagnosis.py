@@ -167,7 +167,8 @@ def store_findings(facts: StoreFacts) -> Iterator[Finding]:
     yield ok("access", f"{facts.url}: reached, and access is allowed")
     if facts.ends_with_container:
         text = "the folder is on this container's own file system, which is deleted with the container"
-        yield warning("lasting", text, "mount a volume that lasts there, such as a PVC, or correct CKPT_STORE")
+        step = "mount a volume that lasts there, such as a PVC, or correct CKPT_STORE"
+        yield failure("lasting", text, step, exit_code=EXIT_CONFIGURATION)
     yield from _tls(facts)
     yield from _permissions(facts)
     yield from _capabilities(facts)

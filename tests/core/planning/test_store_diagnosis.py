@@ -107,6 +107,11 @@ def test_a_denied_operation_names_what_is_lost_and_the_permission_of_s3(operatio
     )
 
 
+def test_a_store_that_is_deleted_with_its_container_is_a_failure() -> None:
+    found = by_check(replace(SOUND, ends_with_container=True))["lasting"]
+    assert (found.severity, found.exit_code) == (Severity.FAILURE, 2)
+
+
 TEXTS: list[tuple[dict[str, object], str, str, str | None]] = [
     ({}, "access", "s3://bucket/run: reached, and access is allowed", None),
     ({}, "permission:PutObject", "allowed", None),

@@ -46,6 +46,8 @@ def store_place(url: str, *, bucket: str | None = None, volume: Path | None = No
         raise ValueError(
             f"still has {variable[0]}: Kubernetes fills in only variables that stand before CKPT_STORE in the container's env"
         )
+    if not url.isprintable():  # urlsplit leaves tabs and line breaks out
+        raise ValueError("must have no tab, no line break and no other control character")
     try:
         parts = urlsplit(url)
     except ValueError:

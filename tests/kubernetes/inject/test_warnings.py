@@ -262,6 +262,7 @@ def test_what_is_not_understood_is_refused_with_its_place(name: str) -> None:
         ({"store": "s3://bucket/{job}"}, "has braces that are neither {namespace} nor {name}"),
         ({"store": "s3://bucket/../{name}"}, "must have a plain path as its prefix"),
         ({"store": "s3://bucket/x?versionId=1"}, "must have no '?'"),
+        ({"store": "s3://bucket/a\tb/{name}"}, "must have no tab, no line break"),
         ({"store": "s3://me:hunter2@bucket/x"}, "--store='s3://…@bucket/x' must not hold credentials"),
         ({"store": "file://host/x"}, "must be file:///path"),
         ({"kubernetes-version": "new"}, "must be a version such as 1.31"),

@@ -54,6 +54,7 @@ def test_every_plan_is_finite_and_carried_by_the_link(
     assert math.isfinite(plan.interval_s)
     assert plan.interval_s > 0
     assert plan.interval_s >= plan.daly_s
+    assert size_bytes is not None or plan.interval_s == plan.daly_s
     assert plan.is_limited_by_link == (plan.interval_s > plan.daly_s)
     assert plan.interval_s + stall_s >= (plan.upload_s or 0.0) * (1 - 1e-9)
     assert (plan.upload_s is None) == (size_bytes is None)
@@ -67,6 +68,11 @@ def test_a_link_that_is_too_slow_for_the_optimum_sets_the_interval_and_whole_ste
     assert plan.interval_s == 2388
     assert plan.save_steps == 342  # 2394 s; 341 steps were 2387 s
     assert plan.lost_percent > plan.daly_lost_percent
+
+
+def test_without_an_upload_the_optimum_is_the_interval_however_short_it_is() -> None:
+    plan = plan_interval(stall_s=1e-3, mtbf_s=1e-2, restart_s=0.0)
+    assert plan.interval_s == plan.daly_s < 0.1
 
 
 def test_an_upload_that_takes_just_as_long_as_the_optimum_does_not_limit_it() -> None:

@@ -333,3 +333,20 @@ def test_codes_of_credentials_bucket_and_clock_are_told_apart(trouble: Trouble, 
 def test_trouble_with_the_whole_store_has_its_next_step(trouble: Trouble, next_step: str) -> None:
     [finding] = store_findings(replace(SOUND, trouble=(trouble, "why")))
     assert finding.next_step == next_step
+
+
+@pytest.mark.parametrize(
+    ("error", "next_step"),
+    [
+        ("[Errno 28] No space left on device", "free space on the volume of the store, or enlarge it, then run doctor again"),
+        ("[Errno 122] Disk quota exceeded", "free space on the volume of the store, or enlarge it, then run doctor again"),
+        (
+            "Permission denied",
+            "mount the volume of the store, or create its folder, writable for this user, then run doctor again",
+        ),
+    ],
+)
+@pytest.mark.parametrize("trouble", Trouble)
+def test_trouble_with_a_folder_has_the_next_step_of_a_volume(trouble: Trouble, error: str, next_step: str) -> None:
+    [finding] = store_findings(replace(SOUND, url="file:///store/run", trouble=(trouble, error)))
+    assert finding.next_step == next_step

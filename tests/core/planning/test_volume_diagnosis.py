@@ -60,6 +60,12 @@ TEXTS: list[tuple[dict[str, object], str, str, str | None]] = [
         f"not writable: Read-only file system; {WHO}",
         "mount the volume without readOnly, and look for disk errors on its node",
     ),
+    (
+        {"write_error": "No space left on device"},
+        "volume",
+        f"not writable: No space left on device; {WHO}",
+        "free space on the volume, or enlarge it",
+    ),
     ({}, "rename", "directories can be renamed", None),
     (
         {"rename_error": "not supported"},

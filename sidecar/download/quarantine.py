@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import structlog
 
@@ -131,9 +132,9 @@ class Quarantine:
         released, self._released = self._released, set()
         return released
 
-    async def changed(self) -> None:
-        """Wait for the next change."""
-        await self._news.wait()
+    def changed(self) -> Coroutine[Any, Any, object]:
+        """Return what waits for the next change, from this call on, whenever it is awaited."""
+        return self._news.wait()
 
     def _written(self) -> None:
         self._news.set()

@@ -126,7 +126,7 @@ class StoreExecutor:
         self._is_near = False
         self._hurried = asyncio.Event()
         self._answered = asyncio.Event()
-        """Wakes those who wait when a request succeeds; never set for longer."""
+        """Set when the next request succeeds, and replaced then."""
         self._polite = ThreadPool(concurrency + SPARE_THREADS, "transfer", initializer=_lowest_priority)
         # A thread cannot raise its priority again, so urgent requests have their own pool.
         self._urgent = ThreadPool(concurrency + SPARE_THREADS, "transfer-urgent")
@@ -146,7 +146,7 @@ class StoreExecutor:
             raise
         self.health.succeeded()
         self._answered.set()
-        self._answered.clear()
+        self._answered = asyncio.Event()
         return result
 
     async def persistently(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from sidecar.errors import Stopped
 
@@ -178,9 +179,9 @@ class RetryGate:
             self._changed = asyncio.Event()
         self.behind = behind
 
-    async def lost(self) -> None:
-        """Wait until another upload has priority."""
-        await self._changed.wait()
+    def lost(self) -> Coroutine[Any, Any, object]:
+        """Return what waits until another upload gets priority, from this call on, whenever it is awaited."""
+        return self._changed.wait()
 
     def answered(self, *, refused: bool) -> None:
         """Record the store's answer; notify when it differs from the one before."""

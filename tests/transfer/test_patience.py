@@ -11,7 +11,7 @@ import pytest
 from sidecar.errors import AccessRefused, StoreBusy, StoreError, StoreUnavailable
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
-from sidecar.transfer.rate_gate import RateGate
+from sidecar.transfer.rate_gate import RateGate, RetryGate
 
 
 @contextmanager
@@ -96,3 +96,27 @@ async def test_after_an_outage_a_request_does_not_sleep_on_and_one_that_fails_be
         done, _ = await asyncio.wait({waiting}, timeout=1.0)
         assert bool(done) == (failures == 1 and error is StoreUnavailable)
         waiting.cancel()
+
+
+async def test_an_answer_ends_a_pause_that_begins_in_the_same_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request slept on for up to half a minute, beside a store that answered."""
+    with executor(None) as running:
+        pausing = asyncio.create_task(running.pause(30.0, is_outage=True))
+        await asyncio.sleep(0)  # what it waits for has not begun to run
+        loop = asyncio.get_running_loop()
+        (answered := loop.create_future()).set_result(7)
+        monkeypatch.setattr(loop, "run_in_executor", lambda *_: answered)
+        assert await running.once(int) == 7
+        async with asyncio.timeout(5.0):
+            await pausing
+
+
+async def test_an_upload_that_loses_its_priority_when_its_pause_begins_does_not_sleep_on() -> None:
+    """It kept its place among the requests, which the upload of higher priority was to have."""
+    gate = RetryGate(lambda: None)
+    with executor(None) as running:
+        pausing = asyncio.create_task(running.pause(30.0, gate))
+        await asyncio.sleep(0)
+        gate.put(behind=True)
+        async with asyncio.timeout(5.0):
+            await pausing

@@ -251,7 +251,7 @@ class UploadJob:
                 return True
             if not active.is_held:
                 log.warning("upload_waits", checkpoint=checkpoint.name, reason=reason)
-                context.catalog.move(self._tracked, self._tracked.state, reason=reason)
+                self._move(self._tracked.state, reason)
             active.is_held = True
             context.news.set()
             await context.clock.sleep(COMMIT_POLL_S * max(1.0, checkpoint.node.count / 1000))

@@ -321,3 +321,18 @@ async def test_a_downloaded_one_that_is_deleted_while_its_commit_is_read_stays_l
     store.meanwhile = lambda: _moves(context, State.LOST)
     tracked = await run(context, Versions(tmp_path), finished(meta={META_RESTORED: crc}))
     assert tracked.state is State.LOST
+
+
+async def test_a_version_that_is_superseded_while_the_lease_is_read_keeps_that_reason(
+    running: StoreExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was superseded a second time, for the reason why it was not sent."""
+
+    async def reason_not_to_upload(self: LastingPod, node: Node | None, attempt: str, **_: bool) -> str | None:
+        _moves(context, State.SUPERSEDED)
+        return "another job writes here"
+
+    monkeypatch.setattr(LastingPod, "reason_not_to_upload", reason_not_to_upload)
+    context = uploads(MemoryStore(), running)
+    tracked = await run(context, Versions(tmp_path))
+    assert (tracked.state, tracked.reason) == (State.SUPERSEDED, "meanwhile")

@@ -41,6 +41,8 @@ class Termination:
         self._observers: list[Callable[[], object]] = []
         self._void: bytes | None = None
         """A void notice on the volume that could not be deleted."""
+        self._taken: bytes | None = None
+        """The notice on the volume that was taken, or is this process's own."""
         self._absent_s = float("-inf")
         """When the volume was last seen without a notice (monotonic seconds)."""
 
@@ -86,9 +88,10 @@ class Termination:
         place = self._volume / TERMINATING
         try:
             try:
-                place.publish(encode_notice(notice))
+                place.publish(written := encode_notice(notice))
             except OSError:  # such as a full volume: an empty file needs no space, and is a notice, too
-                place.publish(b"")
+                place.publish(written := b"")
+            self._taken = written
         except OSError as error:  # the trainer gets its own signal
             log.warning("notice_not_written", error=error.strerror)
 
@@ -111,6 +114,7 @@ class Termination:
         self.sigterms += 1
         if self.sigterms == 1 and self.deadline.is_within(0.0):
             self._drop()  # an old notice must not shorten the time of this one
+        self.poll_notice()  # this process may have been too slow to see it: the clock runs since then
         self._take("sigterm", at_s=None, ends_in_s=None, tell_trainer=tell_trainer)
         self._notify()
 
@@ -125,13 +129,13 @@ class Termination:
             (self._volume / TERMINATING).remove()
 
     def poll_notice(self) -> bool:
-        """Check for the hook's ``terminating`` file. Returns whether it is a new notice."""
+        """Check for the hook's ``terminating`` file, also after another notice. Returns whether it is the first notice."""
         raw = self._volume.read_small(TERMINATING)
         if raw is None:
-            self._absent_s, self._void = time.monotonic(), None
-        if raw is None or raw == self._void or self.current_notice is not None:
+            self._absent_s, self._void, self._taken = time.monotonic(), None, None
+        if raw is None or raw in (self._void, self._taken):
             return False
-        notice = parse_notice(raw)
+        self._taken, notice = raw, parse_notice(raw)
         return self.notice(notice.source or "sigterm", at_s=epoch_seconds(notice.at) if notice.at else None)
 
     def clear_stale(self, *, is_first_life: bool, ended_at_s: float | None = None) -> None:

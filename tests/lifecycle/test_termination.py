@@ -1,0 +1,56 @@
+"""Notices of several sources, and which of them counts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from sidecar.core.lifecycle.phases import margin_s
+from sidecar.volume.volume import Volume
+from tests.lifecycle.beginning import begin
+from trainer_hook.contract import TERMINATING, Notice, encode_notice, rfc3339
+
+GRACE_S = 60.0
+
+
+def _hook_says(volume: Volume, *, before_s: float) -> None:
+    (volume / TERMINATING).publish(encode_notice(Notice(rfc3339(time.time() - before_s), "sigterm")))
+
+
+@pytest.mark.parametrize("told", ["sigterm", "prestop"])
+def test_the_hooks_notice_counts_although_it_is_seen_after_another_one(told: str, tmp_path: Path) -> None:
+    """A sidecar without CPU time got both at once; its flush was planned beyond SIGKILL, without a report."""
+    volume = Volume(tmp_path)
+    volume.prepare()
+    _, termination = begin(volume, grace_s=GRACE_S)
+    _hook_says(volume, before_s=20.0)
+    if told == "sigterm":
+        termination.sigterm()
+    else:
+        termination.notice(told)
+        assert not termination.poll_notice()
+    assert termination.deadline.left_s() == pytest.approx(GRACE_S - 20.0 - margin_s(GRACE_S), abs=5.0)
+
+
+def test_its_own_notice_on_the_volume_shortens_no_deadline(tmp_path: Path) -> None:
+    volume = Volume(tmp_path)
+    volume.prepare()
+    _, termination = begin(volume, grace_s=GRACE_S)
+    assert not termination.poll_notice()
+    assert termination.notice("spot", ends_in_s=120.0)
+    assert (volume / TERMINATING).status()
+    assert not termination.poll_notice()
+    assert termination.deadline.left_s() == pytest.approx(120.0 - margin_s(GRACE_S), abs=5.0)
+
+
+def test_an_empty_notice_counts_again_after_one_that_was_void(tmp_path: Path) -> None:
+    volume = Volume(tmp_path)
+    volume.prepare()
+    _, termination = begin(volume, grace_s=0.1)
+    for _ in range(2):
+        assert not termination.poll_notice()
+        (volume / TERMINATING).publish(b"")
+        assert termination.poll_notice()
+        assert termination.expire()

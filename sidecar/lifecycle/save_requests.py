@@ -138,6 +138,7 @@ class SaveRequests:
 
     def _read_answer(self, save: SaveRequest) -> None:
         follower = self._saves.get(save.followed_by or "")
+        is_alive = self._volume.held_leases()  # read first: a trainer may answer and end meanwhile
         answer = self._answer()
         if follower is not None and follower.state != "asked":
             save.state, save.checkpoint, save.detail = follower.state, follower.checkpoint, follower.detail
@@ -146,7 +147,7 @@ class SaveRequests:
             save.checkpoint, save.detail = answer.checkpoint, answer.reason and plain_text(answer.reason)
         elif (made := self._made_since(save)) is not None:
             save.state, save.checkpoint = "saved", made.name
-        elif not self._volume.held_leases():
+        elif not is_alive:
             save.state, save.detail = "failed", "the trainer ended without an answer"
         else:
             save.detail = self._unanswered(time.monotonic() - save.asked_s)

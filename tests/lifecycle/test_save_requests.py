@@ -37,3 +37,19 @@ def test_a_save_that_is_deleted_as_soon_as_it_is_durable_was_durable(tmp_path: P
         assert (asked.state, asked.checkpoint, asked.detail) == ("durable", "checkpoint-290", None)
 
     asyncio.run(scenario())
+
+
+async def test_a_trainer_that_answers_and_ends_while_it_is_looked_at_has_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sidecar without CPU time between its two looks said that the trainer had ended without an answer."""
+    services = new_life(tmp_path / "volume")
+    asked = services.save_requests.ask(stop=True)
+
+    def ends_now() -> int:
+        (services.volume / ANSWER).publish(encode_answer(AnswerFile(asked.id, "saved", "checkpoint-10")))
+        return 0
+
+    monkeypatch.setattr(services.volume, "held_leases", ends_now)
+    services.save_requests.update()
+    assert (asked.state, asked.checkpoint) == ("saved", "checkpoint-10")

@@ -128,13 +128,19 @@ class SaveRequests:
         if save.state == "asked":
             self._read_answer(save)
         if save.state == "saved" and save.checkpoint is not None:
-            tracked = self._catalog.get(save.checkpoint)
+            tracked = self._known(save.checkpoint)
             if tracked is not None and tracked.state is State.COMMITTED:
                 save.state, save.detail = "durable", None
             elif tracked is not None and tracked.state in NEVER_DURABLE:
                 save.state, save.detail = "failed", f"{tracked.name} is {tracked.state.value}: {tracked.reason}"
             else:
                 save.detail = "it is on its way to the store"
+
+    def _known(self, name: str) -> Tracked | None:
+        """Return a checkpoint in the version that is on the volume; ``None``: it was not examined yet."""
+        tracked = self._catalog.get(name)
+        is_present = tracked is not None and self._volume.marker_signature(name) in (None, tracked.version)
+        return tracked if is_present else None
 
     def _read_answer(self, save: SaveRequest) -> None:
         follower = self._saves.get(save.followed_by or "")

@@ -53,3 +53,23 @@ async def test_a_trainer_that_answers_and_ends_while_it_is_looked_at_has_saved(
     monkeypatch.setattr(services.volume, "held_leases", ends_now)
     services.save_requests.update()
     assert (asked.state, asked.checkpoint) == ("saved", "checkpoint-10")
+
+
+async def test_a_step_that_is_saved_again_is_not_durable_by_its_earlier_version(tmp_path: Path) -> None:
+    """The answer is there before the next scan; the request had the state of the version that was written over."""
+    services = new_life(tmp_path / "volume")
+    write_checkpoint(tmp_path / "volume", "checkpoint-10", {"m": b"x"}, {"reason": "periodic"})
+    await services.scanner.scan()
+    earlier = services.catalog.get("checkpoint-10")
+    assert earlier is not None
+    services.catalog.durable(earlier, at_s=time.time())
+    asked = services.save_requests.ask(stop=False)
+    write_checkpoint(tmp_path / "volume", "checkpoint-10", {"m": b"other"}, {"reason": "manual"})
+    (services.volume / ANSWER).publish(encode_answer(AnswerFile(asked.id, "saved", "checkpoint-10")))
+    services.save_requests.update()
+    assert (asked.state, asked.detail) == ("saved", "it is on its way to the store")
+    await services.scanner.scan()
+    again = services.catalog.get("checkpoint-10")
+    assert again is not None
+    services.catalog.durable(again, at_s=time.time())
+    assert asked.state == "durable"

@@ -52,7 +52,7 @@ def write_credentials(folder: Path, *, access_key: str = ACCESS_KEY, secret_key:
 
 def create_bucket(endpoint: str, bucket: str) -> None:
     """Create a bucket, unless another process of the test run did."""
-    client = _client(endpoint)
+    client = s3_client(endpoint)
     with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
         client.create_bucket(Bucket=bucket)
     client.close()
@@ -60,12 +60,13 @@ def create_bucket(endpoint: str, bucket: str) -> None:
 
 def archive(endpoint: str, bucket: str, key: str) -> None:
     """Move an object to another storage class, as a lifecycle rule does: it is there, and is not given out."""
-    client = _client(endpoint)
+    client = s3_client(endpoint)
     client.copy_object(Bucket=bucket, Key=key, CopySource={"Bucket": bucket, "Key": key}, StorageClass="GLACIER")
     client.close()
 
 
-def _client(endpoint: str) -> Any:
+def s3_client(endpoint: str) -> Any:
+    """Return boto3's client of a server, with the keys of its owner."""
     import boto3
 
     return boto3.client(
@@ -95,6 +96,13 @@ def moto() -> Iterator[str]:
 def rgw() -> str:
     """Return the endpoint of the Ceph RGW of this test run."""
     return _shared(RGW, timeout_s=100)
+
+
+def create_rgw_user(name: str, *, secret_key: str) -> None:
+    """Create a user of the Ceph RGW of this test run, who may do nothing yet; the access key is the name."""
+    command = ["radosgw-admin", "user", "create", f"--uid={name}", f"--display-name={name}", f"--access-key={name}"]
+    environ = {**os.environ, "CEPH_CONF": str(Path(os.environ[SHARED]) / RGW.name / "ceph.conf")}
+    subprocess.run([*command, f"--secret-key={secret_key}"], check=True, capture_output=True, env=environ, timeout=60)
 
 
 def minio() -> str:

@@ -72,9 +72,9 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
         yield Cloud(endpoint, tmp_path_factory.mktemp("secret"))
 
 
-def everything(cloud: Cloud, prefix: str) -> None:
+def everything(endpoint: str, secret: Path, prefix: str) -> None:
     """Every kind of request that the sidecar makes of a store, once."""
-    store = S3Store(S3Options(bucket=BUCKET, prefix=prefix, endpoint_url=cloud.endpoint, credentials_dir=cloud.secret))
+    store = S3Store(S3Options(bucket=BUCKET, prefix=prefix, endpoint_url=endpoint, credentials_dir=secret))
     with tempfile.TemporaryFile() as file:
         file.write(b"x" * 1000)
         file.flush()
@@ -94,9 +94,9 @@ def everything(cloud: Cloud, prefix: str) -> None:
 
 
 def test_it_is_enough_below_its_prefix_and_nothing_elsewhere(cloud: Cloud) -> None:
-    everything(cloud, f"runs/{uuid.uuid4().hex}")
+    everything(cloud.endpoint, cloud.secret, f"runs/{uuid.uuid4().hex}")
     with pytest.raises(AccessRefused):
-        everything(cloud, f"other/{uuid.uuid4().hex}")
+        everything(cloud.endpoint, cloud.secret, f"other/{uuid.uuid4().hex}")
 
 
 def test_only_listing_depends_on_the_prefix_because_aws_knows_it_nowhere_else() -> None:
@@ -111,9 +111,9 @@ def test_only_listing_depends_on_the_prefix_because_aws_knows_it_nowhere_else() 
 def test_the_policy_with_a_listing_of_the_whole_bucket_is_enough_too(cloud: Cloud) -> None:
     cloud.allow(WHOLE_LISTING)
     try:
-        everything(cloud, f"runs/{uuid.uuid4().hex}")
+        everything(cloud.endpoint, cloud.secret, f"runs/{uuid.uuid4().hex}")
         with pytest.raises(AccessRefused):
-            everything(cloud, f"other/{uuid.uuid4().hex}")
+            everything(cloud.endpoint, cloud.secret, f"other/{uuid.uuid4().hex}")
     finally:
         cloud.allow(POLICY)
 
@@ -127,6 +127,25 @@ def test_without_any_one_of_its_actions_the_store_refuses(cloud: Cloud, missing:
     cloud.allow(less)
     try:
         with pytest.raises(AccessRefused):
-            everything(cloud, f"runs/{uuid.uuid4().hex}")
+            everything(cloud.endpoint, cloud.secret, f"runs/{uuid.uuid4().hex}")
     finally:
         cloud.allow(POLICY)
+
+
+@pytest.mark.rgw
+def test_it_is_enough_as_a_bucket_policy_of_ceph_rgw(rgw_endpoint: str, tmp_path: Path) -> None:
+    """RGW wants s3:DeleteObject on the bucket itself for DeleteObjects, and the policy does not grant that."""
+    servers.create_rgw_user("sidecar", secret_key="of-the-sidecar")
+    servers.create_bucket(rgw_endpoint, BUCKET)
+    whom = {"Principal": {"AWS": ["arn:aws:iam:::user/sidecar"]}}
+    policy = WHOLE_LISTING | {"Statement": [statement | whom for statement in WHOLE_LISTING["Statement"]]}
+    client = servers.s3_client(rgw_endpoint)
+    client.put_bucket_policy(Bucket=BUCKET, Policy=json.dumps(policy))
+    try:
+        secret = servers.write_credentials(tmp_path, access_key="sidecar", secret_key="of-the-sidecar")
+        everything(rgw_endpoint, secret, f"runs/{uuid.uuid4().hex}")
+        with pytest.raises(AccessRefused):
+            everything(rgw_endpoint, secret, f"other/{uuid.uuid4().hex}")
+    finally:
+        client.delete_bucket_policy(Bucket=BUCKET)
+        client.close()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, unquote_plus
 
+from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 from botocore.utils import parse_timestamp
 
@@ -24,6 +25,7 @@ from sidecar.store.http.wire import AnswerTooLong, WholeAnswer
 from sidecar.store.protocol import Part, PendingUpload, Stored
 from sidecar.store.s3.answers import IncompleteDocument, OtherDocument, check_document, check_object
 from sidecar.store.s3.attempt import Call
+from sidecar.store.s3.errors import code_of
 from sidecar.store.s3.hedged import OPERATION
 from sidecar.store.s3.transport import limits
 
@@ -31,6 +33,8 @@ COPY_BYTES = 5 << 30
 """Maximum size of a copy in one request. Source: S3 API reference, "CopyObject"."""
 COPY_PART_BYTES = 512 << 20
 COPIES_AT_ONCE = 4
+DELETES_AT_ONCE = 16
+"""Requests in flight where each object is deleted by its own."""
 _ALONE = re.compile(
     "[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]"  # no document can name it (XML 1.0, section 2.2)
     "|(?:^|/)[.]{0,2}(?:/|$)"  # MinIO shortens such a path in a document, and deletes the object there
@@ -109,13 +113,27 @@ class Control:
 
     async def delete(self, keys: Sequence[str]) -> list[tuple[str, str]]:
         """Delete up to 1,000 objects; return the keys of those that were not deleted, each with the store's code."""
-        for key in filter(_ALONE.search, keys):
-            await self._ask("delete_object", Key=key)
+        await self._delete_each([key for key in keys if _ALONE.search(key)])
         if not (named_keys := [key for key in keys if not _ALONE.search(key)]):
             return []
         named = {"Objects": [{"Key": key} for key in named_keys], "Quiet": True}
-        failed = (await self._ask("delete_objects", Delete=named)).get("Errors", ())
+        try:
+            failed = (await self._ask("delete_objects", Delete=named)).get("Errors", ())
+        except ClientError as error:
+            if code_of(error) != "AccessDenied":
+                raise
+            # Ceph RGW wants s3:DeleteObject on the bucket itself for this request. On the objects it may be granted.
+            await self._delete_each(named_keys)
+            return []
         return [(error.get("Key", ""), error.get("Code", "")) for error in failed if error.get("Code") != "NoSuchKey"]
+
+    async def _delete_each(self, keys: Sequence[str]) -> None:
+        """Delete objects by a request for each. Raises the first error once no request is in flight."""
+        for first in range(0, len(keys), DELETES_AT_ONCE):
+            asked = [self._ask("delete_object", Key=key) for key in keys[first : first + DELETES_AT_ONCE]]
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(answer, BaseException):
+                    raise answer
 
     async def copy(self, source: str, target: str, *, etag: str, size_bytes: int) -> str:
         """Copy an object inside the store, if it has this etag, and return the etag of the copy.

@@ -13,7 +13,7 @@ from sidecar.core.format import keys
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Manifest, decode_manifest
 from sidecar.core.lifecycle.orphan_uploads import is_abandoned, quiet_s
-from sidecar.errors import LaterFormat, NotFound, StoreError
+from sidecar.errors import AccessRefused, LaterFormat, NotFound, StoreError
 from sidecar.store.protocol import Store
 from sidecar.transfer.executor import StoreExecutor
 from trainer_hook.contract import ContractError, LaterFormatError
@@ -28,6 +28,8 @@ class Sweeper:
         self._store = store
         self._executor = executor
         self._unswept: dict[tuple[str, str, str | None], tuple[Sequence[Manifest], Mapping[str, Object]]] = {}
+        self._is_refused = False
+        """The store denies what is needed to abort uploads."""
 
     def committed(self, checkpoint: Finished, manifests: Sequence[Manifest], before: Mapping[str, Object]) -> None:
         """Record the manifests that this node committed, and the objects of the step just ``before``."""
@@ -41,11 +43,23 @@ class Sweeper:
             return
         try:
             await self._remove_unnamed(name, attempt, manifests, before)
-            await self._executor.once(self._abort_unfinished, name)
         except StoreError as error:
             log.warning(
                 "unnamed_objects_not_deleted", checkpoint=name, error=str(error), hint="they are deleted with the checkpoint"
             )
+        try:
+            await self._executor.once(self._abort_unfinished, name)
+        except StoreError as error:
+            self._note_unfinished(name, error)
+
+    def _note_unfinished(self, name: str, error: StoreError) -> None:
+        """Log that uploads were not aborted; a refusal once, since each further commit meets it again."""
+        if isinstance(error, AccessRefused):
+            if self._is_refused:
+                return
+            self._is_refused = True
+        hint = "a later start tries it again, and a lifecycle rule does it, too"
+        log.warning("unfinished_upload_not_aborted", checkpoint=name, error=str(error), hint=hint)
 
     async def _remove_unnamed(
         self, name: str, attempt: str, manifests: Sequence[Manifest], before: Mapping[str, Object]

@@ -24,7 +24,7 @@ from sidecar.store.protocol import Store
 from sidecar.transfer.clock import Clock
 from sidecar.transfer.executor import SPARE_THREADS, StoreExecutor
 from sidecar.upload.commit.post_commit_check import AFTER_S, POLL_S
-from sidecar.upload.commit.revocation import Revocation
+from sidecar.upload.commit.revocation import Justified, Revocation
 from trainer_hook.contract import step_of
 
 log = structlog.get_logger()
@@ -33,6 +33,8 @@ SETTLED_S = AFTER_S[-1][0] + 2 * POLL_S
 """Seconds from a commit's first sight until it counts: its post-commit checks have ended then, by this node's clock."""
 WHOLE_FOR_S = 300.0
 """Seconds for which a verification of a commit is valid. Before a deletion, commits are always verified again."""
+COMPARED_FOR_S = 5.0
+"""Seconds for which a verification of the commits that count is good enough for a deletion."""
 MANY = 1000
 """Number of commits from which they are ordered and judged in a thread: the event loop has to answer probes meanwhile."""
 READ_AT_ONCE = 500
@@ -205,11 +207,26 @@ class StoreRetention:
         """
         if not await self._are_still_committed(found.whole):
             return []
-        planned, deleted = found.plan.deletions, list[Deletion]()
+        planned, deleted, still = found.plan.deletions, list[Deletion](), self._justified(found)
         for some in _groups(planned, DELETE_AT_ONCE):
-            done = await self._executor.together([self._delete(each, found.committed[each.name]) for each in some])
+            done = await self._executor.together([self._delete(each, found.committed[each.name], still) for each in some])
             deleted += itertools.compress(some, done)
         return deleted
+
+    def _justified(self, found: RetentionPlan) -> Justified:
+        """Return a check that the commits for which others are deleted are still whole; they were a moment ago."""
+        compared_s = self._clock.monotonic()
+
+        async def still() -> bool:
+            nonlocal compared_s
+            if (now_s := self._clock.monotonic()) - compared_s > COMPARED_FOR_S:
+                for name in found.whole:
+                    if not await self._is_whole(found.committed[name], now_s):
+                        return False
+                compared_s = now_s
+            return True
+
+        return still
 
     async def _finish(self, uncommitted: Sequence[str]) -> None:
         """Finish the deletions that a process began and did not end."""
@@ -331,13 +348,13 @@ class StoreRetention:
         there = await self._executor.together([self._revocation.stored_commit(name) for name in whole])
         return [found and found.crc64nvme for found in there] == list(whole.values())
 
-    async def _delete(self, deletion: Deletion, commit: Committed) -> bool:
+    async def _delete(self, deletion: Deletion, commit: Committed, still: Justified) -> bool:
         async with self._under_way.one() as may_begin:
             there = await self._revocation.stored_commit(deletion.name) if may_begin else None
             is_judged = there is not None and there.crc64nvme == commit.crc64nvme
             if not is_judged or deletion.name in self._known.in_use():  # changed since the plan was made
                 return False
-            if not await self._revocation.remove(deletion.name, judged=there):
+            if not await self._revocation.remove(deletion.name, judged=there, still=still):
                 return False
             self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
             return True

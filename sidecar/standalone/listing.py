@@ -47,8 +47,9 @@ class Listing(Documents):
     """Lists what a prefix has."""
 
     async def folders(self, below: str = "") -> list[str]:
-        """Return the names of the folders at the top, or below another one, in any order."""
-        return await self._executor.persistently(lambda: list(self._store.list_folders(below)))
+        """Return the names of the folders at the top, or below another one, in any order; what a probe left is none."""
+        found = await self._executor.persistently(lambda: list(self._store.list_folders(below)))
+        return [name for name in found if keys.folder(name) != keys.PROBE]
 
     async def run(self, folder: str = "", folders: Sequence[str] | None = None) -> ListedRun | None:
         """Return the run that a prefix holds; ``None``: neither checkpoints nor the document of a run are there.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.core.format import keys
 from sidecar.standalone.listing import FEW_OBJECTS
 from tests.standalone.conftest import Person
 
@@ -27,3 +28,10 @@ def test_every_checkpoint_is_listed_once_however_many_there_are(local: Person, c
     assert [found["name"] for found in local.json("ls", local.url, "--newest", "2")["checkpoints"]] == (
         [found["name"] for found in listed[:2]]
     )
+
+
+def test_what_a_probe_left_is_no_run(local: Person) -> None:
+    with local.store() as store:
+        store.put("llama/checkpoint-1/.complete", b"{}")
+        store.put(f"{keys.PROBE}left", b"by a probe that may not delete")
+    assert [run["name"] for run in local.json("ls", local.url)["runs"]] == ["llama"]

@@ -106,6 +106,9 @@ def verification_text(answer: dict[str, Any]) -> str:
         if not checked["problems"]:
             lines.append(f"{name}: verified, {how}: {counted(checked['files'], 'file')}, {size_text(checked['size_bytes'])}")
         lines += [f"{name}: {plain_text(problem['problem'])}" for problem in checked["problems"]]
+        if checked["problems"] and all(problem["kind"] == "quarantined" for problem in checked["problems"]):
+            release = "`checkpoint-sidecar quarantine release` lets a resume try it again"
+            lines.append(f"{name}: nothing else is wrong now ({how}): {release}")
     return "\n".join(lines)
 
 

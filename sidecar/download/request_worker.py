@@ -326,9 +326,8 @@ class RequestWorker:
             self._pass_over(request, name, f"{error}; its commit was revoked or replaced meanwhile", may_be_whole=True)
             return
         self._quarantine.add(name, crc or UNREADABLE, str(error))
-        self._events.happened(
-            "checkpoint_quarantined", level="error", checkpoint=name, reason=str(error), hint="the next older one is tried"
-        )
+        hint = "the next older one is tried; once this one is repaired: checkpoint-sidecar quarantine release"
+        self._events.happened("checkpoint_quarantined", level="error", checkpoint=name, reason=str(error), hint=hint)
         self._pass_over(request, name, str(error))
 
     async def _committed_crc(self, name: str) -> str | None:

@@ -62,6 +62,8 @@ def test_a_quarantined_step_is_shown_passed_over_and_released(person: Person, pu
     assert pulled["checkpoint"] == "checkpoint-10"
     assert [p["checkpoint"] for p in pulled["passed_over"]] == ["checkpoint-20"]
     assert person.run("pull", person.at("checkpoint-20"), str(tmp_path / "named")) == 8
+    assert person.run("verify", person.at("checkpoint-20")) == 8
+    assert "nothing else is wrong now (every byte): `checkpoint-sidecar quarantine release`" in person.out
     assert person.run("quarantine", "release", person.at("checkpoint-20")) == 0
     assert person.run("quarantine", "release", person.at("checkpoint-20")) == 5
     assert person.run("verify", person.at("checkpoint-20")) == 0

@@ -99,14 +99,27 @@ def _round_trip_s(store: Probed, key: str) -> float:
 
 
 def _is_conditional(store: Probed, key: str) -> bool:
+    """Whether the store refuses a conditional write over an object, and takes one where an object was deleted.
+
+    Ceph RGW 16 refuses the latter for ever in a bucket with suspended versioning: no step that was revoked could be committed.
+    """
     try:
         store.put(key, CONTENT[:-1], only_if_absent=True)  # equal content would count as our own earlier write
     except AlreadyExists:
-        return True
+        return _takes_after_deletion(store, key)
     except AccessRefused as refused:  # "NotImplemented": unconditional writes were accepted before
         if refused.code is None:
             raise
     return False
+
+
+def _takes_after_deletion(store: Probed, key: str) -> bool:
+    store.delete([key])
+    try:
+        store.put(key, CONTENT, only_if_absent=True)
+    except AlreadyExists:
+        return False
+    return True
 
 
 def _found(store: Probed, key: str, verify: str) -> Verification:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer_hook.contract import step_of
 from trainer_hook.process.log import info
 from trainer_hook.process.session import session_from_environment
 from trainer_hook.resuming.resumer import Resumer
@@ -45,6 +46,8 @@ def latest() -> Path | None:
         info("no checkpoint to resume from")
         return None
     session.continues_from(choice.name, attempt=choice.attempt)
+    session.last_step = step_of(choice.name) or 0
+    session.outcome = "succeeded"  # as after a save: a script that finds nothing left to train has ended its training, too
     info(f"resumes from {choice.name}")
     return choice.path
 
@@ -90,6 +93,7 @@ def stopping() -> bool:
     if monitor is None:
         monitor = _monitors[session.pid] = StepMonitor(session)
         session.stop.is_training = True
+        session.outcome = "succeeded"  # as after a save: also of a loop that ends before its next one
         monitor.begin(session.last_step)
     if session.pid not in _stopping and monitor.inside("train").stop:
         _stopping.add(session.pid)

@@ -54,6 +54,24 @@ def test_a_script_of_its_own_kind_saves_stops_and_continues(tmp_path: Path) -> N
         assert trainer_state(second.volume)["state"] == "succeeded"
 
 
+RESUMES = "from trainer_hook.plain import latest, save, stopping; assert latest()"
+
+
+@pytest.mark.parametrize("code", [RESUMES, f"{RESUMES}; stopping()", "from trainer_hook.plain import stopping; stopping()"])
+def test_a_training_that_ends_without_a_further_save_has_succeeded(code: str, tmp_path: Path) -> None:
+    saves = "from trainer_hook.plain import save; save(7, lambda folder: (folder / 'state').write_text('7'))"
+    with pod(tmp_path / "first", tmp_path / "store") as (sidecar, found):
+        with training([sys.executable, "-c", saves], tmp_path / "first", found) as running:
+            assert running.wait() == 0, running.log()
+        assert sidecar.terminate() == 0
+    with pod(tmp_path / "second", tmp_path / "store") as (_, found):
+        with training([sys.executable, "-c", code], tmp_path / "second", found) as running:
+            assert running.wait() == 0, running.log()
+        assert trainer_state(running.volume)["state"] == "succeeded", "else a classic sidecar would never end"
+        assert trainer_state(running.volume)["step"] == (7 if "latest" in code else 0)
+        assert "nothing was saved" not in running.log()
+
+
 def test_a_file_that_cannot_be_written_leaves_nothing_and_training_goes_on(tmp_path: Path) -> None:
     script = "from trainer_hook.plain import save\nprint(save(3, lambda folder: (folder / 'no' / 'where').touch()))"
     with (

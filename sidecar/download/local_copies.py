@@ -16,6 +16,7 @@ from sidecar.core.commit.resume import (
     may_replace_beside_trainer,
     was_downloaded_in,
 )
+from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit
 from sidecar.core.lifecycle.states import PENDING, State
 from sidecar.download.store_reader import StoreReader
@@ -69,8 +70,8 @@ class LocalCopies:
         usable = [
             t
             for t in self._catalog.all()
-            if (t.state in PENDING or t.state is State.COMMITTED)
-            and t.checkpoint is not None
+            if t.checkpoint is not None
+            and (t.state in PENDING or t.state is State.COMMITTED or _lost_its_commit(t.state, t.checkpoint))
             and t.checkpoint.resume_step is not None
             and t.checkpoint.node.count == 1
             and not t.checkpoint.is_partial
@@ -126,3 +127,8 @@ class LocalCopies:
 def step_of_local(tracked: Tracked) -> int:
     """Return the step of a checkpoint on the volume; -1: it has none."""
     return tracked.checkpoint.step if tracked.checkpoint and tracked.checkpoint.step is not None else -1
+
+
+def _lost_its_commit(state: State, checkpoint: Finished) -> bool:
+    """Whether it was downloaded, and the commit is no longer in the store: its files are what they were."""
+    return state is State.SUPERSEDED and checkpoint.restored_from is not None

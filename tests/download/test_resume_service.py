@@ -291,6 +291,17 @@ def store(tmp_path: Path) -> dict[str, str]:
     return {"CKPT_STORE": f"file://{tmp_path / 'store'}"}
 
 
+def test_what_was_downloaded_before_is_used_also_once_its_commit_is_known_to_be_gone(
+    store: dict[str, str], tmp_path: Path
+) -> None:
+    marker = {"attempt": "a", "meta": {"restored": "0123456789abcdef", "restored_boot": boot_id()}}
+    write_checkpoint(tmp_path / "volume", "checkpoint-20", WHOLE, marker)
+    with sidecar(tmp_path / "volume", store | {"CKPT_RESUME": "on-demand"}) as running:
+        until(lambda: running.ready().call("GET", "/v1/checkpoints/checkpoint-20")["state"] == "superseded")
+        answer = running.resume()
+        assert (answer["state"], answer["source"]) == ("ready", "local"), answer
+
+
 @pytest.mark.parametrize("torn_by", ["a deletion", "a rewriting"])
 def test_a_local_checkpoint_whose_files_changed_is_not_offered(torn_by: str, store: dict[str, str], tmp_path: Path) -> None:
     with sidecar(tmp_path / "volume", store) as running:

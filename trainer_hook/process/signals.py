@@ -68,6 +68,8 @@ class StopSignal:
         """A signal came during training, and the script has no handler."""
         self.is_training = False
         """A signal is only recorded, for ``noticed()`` at the end of a step; otherwise it ends the process."""
+        self._has_handled = False
+        """The handler has run outside training."""
         self._wakeup_fd = -1
         self._pid = os.getpid()
         self._started_s = process_start_s()
@@ -174,11 +176,25 @@ class StopSignal:
             if signal.SIGTERM in numbers:
                 self._notice_signal()
                 if not self.is_training and not callable(self._previous) and not ranks_below():
-                    self.wait_for_trainers(tell=False)
-                    # The main thread may wait in C code for other ranks, where its handler never runs. No timer: since
-                    # Python 3.12 no thread starts at the interpreter's exit.
-                    time.sleep(_IDLE_EXIT_S)
-                    os._exit(self._exit_code)
+                    self._end_soon()
+
+    def _end_soon(self) -> None:
+        self.wait_for_trainers(tell=False)
+        # The main thread may wait in C code for other ranks, where its handler never runs. No timer: since Python 3.12 no
+        # thread starts at the interpreter's exit.
+        time.sleep(_IDLE_EXIT_S / 2)
+        handled: list[bool] = []
+        main_thread.ask(lambda: handled.append(self._has_handled))
+        time.sleep(_IDLE_EXIT_S / 2)
+        if not self._script_decides(handled):
+            os._exit(self._exit_code)
+
+    def _script_decides(self, handled: list[bool]) -> bool:
+        """Whether the signal was for a handler that the script has installed over this one.
+
+        ``handled``: whether this one had run when the main thread ran Python code again; empty: it did not.
+        """
+        return not self._has_handled and (False in handled or signal.getsignal(signal.SIGTERM) != self._handle)
 
     def _uninstall(self) -> None:
         # The child shares the descriptor: its signal must not reach the parent's thread.
@@ -196,6 +212,7 @@ class StopSignal:
             # DataLoader workers get the signal to the group, too; their end must not raise an exception during a save.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         else:
+            self._has_handled = True
             self._write_notice()
         if callable(self._previous):
             self._call_theirs(number, frame)

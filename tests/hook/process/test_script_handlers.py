@@ -40,3 +40,27 @@ def test_a_handler_over_ours_may_call_the_one_that_it_replaced(volume: Path) -> 
 def test_a_signal_that_the_script_resets_after_the_import_counts_during_training(action: str, volume: Path) -> None:
     code = f"stop.install()\nsignal.signal(signal.SIGTERM, signal.{action})\n"
     assert outcome(code + HELD, volume, signalled=True) == (0, "up\ntold True\n")
+
+
+IMPATIENT = "signals.main_thread.listen()\nsignals._IDLE_EXIT_S = 1\nstop.install()\n"
+
+
+@pytest.mark.parametrize("first", ["", "signal.signal(signal.SIGTERM, below)"], ids=["stays", "handles one signal"])
+def test_a_handler_over_ours_has_the_time_that_it_takes_outside_training(first: str, volume: Path) -> None:
+    """One that saved the state of a loop of the script's own was cut off after five seconds."""
+    theirs = f"def theirs(*_):\n    {first}\n    time.sleep(2)\n    print('saved')\n    sys.exit(0)\n"
+    theirs += "below = signal.signal(signal.SIGTERM, theirs)\n"
+    code = IMPATIENT + theirs + "print('up', flush=True)\nwhile True:\n    time.sleep(0.001)\n"
+    assert outcome(code, volume, signalled=True) == (0, "up\nsaved\n")
+
+
+def test_a_signal_that_the_script_ignores_after_the_import_does_not_end_it(volume: Path) -> None:
+    code = IMPATIENT + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    code += "print('up', flush=True)\ntime.sleep(2)\nprint('done')\n"
+    assert outcome(code, volume, signalled=True) == (0, "up\ndone\n")
+
+
+def test_a_main_thread_that_stays_in_c_code_ends_all_the_same(volume: Path) -> None:
+    code = "import ctypes\nlibc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)\nlibc.pthread_mutex_lock(mutex)\n"
+    code += IMPATIENT + "print('up', flush=True)\nlibc.pthread_mutex_lock(mutex)\n"
+    assert outcome(code, volume, signalled=True) == (143, "up\n")

@@ -75,7 +75,7 @@ from trainer_hook.contract.small_files import parse_answer as parse_answer
 from trainer_hook.contract.small_files import parse_notice as parse_notice
 from trainer_hook.contract.small_files import parse_request as parse_request
 from trainer_hook.contract.small_files import parse_trainer_state as parse_trainer_state
+from trainer_hook.contract.typed_json import ambiguity as ambiguity
 from trainer_hook.contract.typed_json import encode_json as encode_json
 from trainer_hook.contract.typed_json import epoch_seconds as epoch_seconds
-from trainer_hook.contract.typed_json import repeated_key as repeated_key
 from trainer_hook.contract.typed_json import rfc3339 as rfc3339

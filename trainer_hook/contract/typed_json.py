@@ -54,15 +54,16 @@ def json_object(raw: bytes, *, what: str) -> dict[str, Any]:
     return value
 
 
-def repeated_key(raw: bytes) -> str | None:
-    """Return a key that an object in a JSON document has twice, as text for an error; ``None``: there is none.
+def ambiguity(raw: bytes) -> str | None:
+    """Return why parsers differ about a JSON document that one has taken, as text for an error; ``None``: they do not.
 
-    Parsers differ in which of the two values they take. Nothing is built of the document, so this costs little.
+    An object has a key twice, an integer has thousands of digits, or arrays are nested too deeply. Nothing is built of the
+    document, so this costs little.
     """
     try:
         json.loads(raw, object_pairs_hook=_checked)
-    except _RepeatedKeyError as error:
-        return str(error)
+    except (ValueError, RecursionError) as error:
+        return str(error)[:200]
     return None
 
 

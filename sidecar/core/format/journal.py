@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from sidecar.core.format import keys
 from sidecar.core.format.manifest import FileEntry, Path
-from trainer_hook.contract import ContractError, repeated_key
+from trainer_hook.contract import ContractError, ambiguity
 from trainer_hook.contract.plain_text import plain_text
 
 MAX_LINE_BYTES = 16 << 10
@@ -95,15 +95,13 @@ def decode_line(raw: bytes, *, name: str) -> Line:
     if len(raw) > MAX_LINE_BYTES:
         raise ContractError(f"a line of {len(raw)} bytes is longer than {MAX_LINE_BYTES}")
     try:
-        line, twice = _LINES.validate_json(raw), repeated_key(raw)
+        line, unclear = _LINES.validate_json(raw), ambiguity(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "line"
         raise ContractError(plain_text(f"{place}: {first['msg']}")) from None
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, or deep nesting, in an unknown field
-        raise ContractError(plain_text(str(error)[:200])) from None
-    if twice is not None:
-        raise ContractError(plain_text(twice))
+    if unclear is not None:
+        raise ContractError(plain_text(unclear))
     if isinstance(line, Begun):
         _check_key(line.key, name, line.path)
     elif isinstance(line, FileStored):

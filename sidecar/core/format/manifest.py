@@ -22,12 +22,12 @@ from trainer_hook.contract import (
     LaterFormatError,
     Marker,
     Node,
+    ambiguity,
     check_id,
     check_path,
     encode_marker,
     is_checkpoint_name,
     parse_marker,
-    repeated_key,
     step_of,
 )
 from trainer_hook.contract.plain_text import plain_text
@@ -230,7 +230,7 @@ def decode(kind: type[_D], raw: bytes, *, key: str) -> _D:
     """
     try:
         document = kind.model_validate_json(raw)
-        twice = repeated_key(raw)
+        unclear = ambiguity(raw)
     except ValidationError as error:
         wrong = error.errors(include_url=False)
         version = next((each["input"] for each in wrong if each["loc"] == ("format",)), None)
@@ -240,10 +240,8 @@ def decode(kind: type[_D], raw: bytes, *, key: str) -> _D:
         place = ".".join(str(part) for part in first["loc"]) or "document"
         said = plain_text(f"{place}: {first['msg']}")
         raise ContractError(f"{key}: {said}") from None
-    except (ValueError, RecursionError) as error:  # an integer of thousands of digits
-        raise ContractError(f"{key}: {str(error)[:200]}") from None
-    if twice is not None:
-        raise ContractError(f"{key}: {plain_text(twice)}")
+    if unclear is not None:
+        raise ContractError(f"{key}: {plain_text(unclear)}")
     return document
 
 

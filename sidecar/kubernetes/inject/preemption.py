@@ -25,6 +25,9 @@ _FAILS = ("FailJob", "FailIndex")
 _DEFAULT_BACKOFF_LIMIT = 6
 _MANY_RETRIES = 100
 """A ``backoffLimit`` from which preemptions may count."""
+_PAUSE_S, _LONGEST_PAUSE_S = 10, 600
+"""Pause of the Job controller before it replaces pods, after the first pod that ended, and its maximum. Source: Kubernetes,
+``pkg/controller/job``, ``DefaultJobPodFailureBackOff`` and ``MaxJobPodFailureBackOff``."""
 
 
 def _disrupted() -> list[dict[str, str]]:
@@ -149,6 +152,7 @@ def warnings_of_policies(pod: Pod) -> Iterator[InjectWarning]:
         yield InjectWarning(f"{pod.trainer_path}.env", text)
     if job is None:
         return
+    yield from _of_pauses(pod, job)
     rules = (job.get("podFailurePolicy") or {}).get("rules") or []
     failing = dict(_failing_rules(pod, rules, code))
     for index, rule in enumerate(rules):
@@ -159,6 +163,23 @@ def warnings_of_policies(pod: Pod) -> Iterator[InjectWarning]:
             yield InjectWarning(where, failing[index])
     if code != 0 and not failing:
         yield from _of_limits(pod, job, rules)
+
+
+def _of_pauses(pod: Pod, job: Fields) -> Iterator[InjectWarning]:
+    """Yield a warning about the pause before a preempted job of many pods begins again. No policy changes it.
+
+    Of indices with limits of their own each pauses for itself.
+    """
+    pods = job.get("parallelism")
+    is_indexed = pod.template.kind.has_replicated_jobs or job.get("completionMode") == "Indexed"
+    if not isinstance(pods, int) or pods < 2 or not is_indexed or "backoffLimitPerIndex" in job or _restarts_as_a_whole(pod):
+        return
+    pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S << min(pods - 1, 10))
+    text = (
+        f"{pods}: Kubernetes may wait {pause_s} s before it makes the pods of a preempted job again, and longer each time, up "
+        f"to {_LONGEST_PAUSE_S} s, as each pod that ended doubles the pause; a JobSet with backoffLimit: 0 begins at once"
+    )
+    yield InjectWarning(f"{pod.template.job_path}.parallelism", text)
 
 
 def _failing_rules(pod: Pod, rules: list[Fields], code: int) -> Iterator[tuple[int, str]]:

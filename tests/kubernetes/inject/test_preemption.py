@@ -379,3 +379,18 @@ def test_an_operator_that_counts_preemptions_must_not_stop_at_the_first() -> Non
     assert "spec.runPolicy.backoffLimit" in [warning.path for warning in inject(document, asked(**GIVEN)).warnings]
     document["spec"]["runPolicy"]["backoffLimit"] = 3
     assert "spec.runPolicy.backoffLimit" not in [warning.path for warning in inject(document, asked(**GIVEN)).warnings]
+
+
+@pytest.mark.parametrize(
+    ("document", "pause"),
+    [
+        (never(completionMode="Indexed", completions=2, parallelism=2), "2: Kubernetes may wait 20 s before"),
+        (jobset(parallelism=64), "64: Kubernetes may wait 600 s before"),
+        (jobset(parallelism=64, backoffLimit=0), None),
+        (never(completionMode="Indexed", parallelism=8, backoffLimitPerIndex=9), None),
+        (never(completionMode="Indexed", parallelism=1), None),
+    ],
+)
+def test_the_pause_before_pods_of_a_preempted_job_come_again_is_told(document: dict[str, Any], pause: str | None) -> None:
+    lines = [str(line) for line in inject(document, asked(**GIVEN)).warnings if "pause" in str(line)]
+    assert [f"parallelism: {pause}" in line for line in lines] == ([] if pause is None else [True])

@@ -76,8 +76,7 @@ class Pod:
         foreign: frozenset[str] = frozenset() if run is None else volume_record.begin(volume, run)
         record, is_first_life = pod_record.begin(volume, settings.pod, now_s=self.since_s)
         ended_s, in_order = end_of(volume.read_state(LAST_REPORT))
-        # The name of a machine, which is not unique, is that of all its jobs.
-        self._termination.clear_stale(is_first_life=is_first_life, ended_at_s=None if settings.pod_is_unique else ended_s)
+        self._termination.clear_stale(is_first_life=is_first_life, ended_at_s=ended_s)
         self._trainer_before = volume.read_small(TRAINER_STATE)
         self._trainer_of_earlier_pod = self._trainer_before if is_first_life else None
         self._ended_in_order_at_s = ended_s if in_order else None

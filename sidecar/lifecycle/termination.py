@@ -142,15 +142,17 @@ class Termination:
         """Delete a notice that an earlier process or an earlier pod left: a starting container is not terminating.
 
         This pod's notice still counts until its time is over: the sidecar was restarted in the middle of a flush. A notice that
-        the first process of a pod finds was given to the pod before it, whose grace period does not apply here. So was, outside
-        Kubernetes, one from before ``ended_at_s`` (epoch seconds), when the process before this one had ended in order.
+        the first process of a pod finds was given to the pod before it, whose grace period does not apply here. One from before
+        ``ended_at_s`` (epoch seconds), when the process before this one had ended in order, was followed: no container starts
+        in a pod that goes. Of a fencing the trainer is told until it has stopped.
         """
         raw = self._volume.read_small(TERMINATING)
         if raw is None:
             return
         notice = parse_notice(raw)
         at_s = None if notice.at is None else epoch_seconds(notice.at)
-        is_followed = at_s is not None and ended_at_s is not None and at_s <= ended_at_s
+        has_ended = at_s is not None and ended_at_s is not None and at_s <= ended_at_s
+        is_followed = has_ended and notice.source != "fenced"
         if is_first_life or is_followed or at_s is None or at_s < self._started_at_s - self._grace_s:
             self._void = raw
             self._unlink_notice()

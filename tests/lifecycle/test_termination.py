@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
 from sidecar.core.lifecycle.phases import margin_s
+from sidecar.lifecycle.pod import LAST_REPORT
 from sidecar.volume.volume import Volume
 from tests.lifecycle.beginning import begin
 from trainer_hook.contract import TERMINATING, Notice, encode_notice, rfc3339
@@ -54,3 +56,21 @@ def test_an_empty_notice_counts_again_after_one_that_was_void(tmp_path: Path) ->
         (volume / TERMINATING).publish(b"")
         assert termination.poll_notice()
         assert termination.expire()
+
+
+@pytest.mark.parametrize("is_unique", [False, True], ids=["machine", "pod"])
+@pytest.mark.parametrize(
+    ("source", "written_after_s", "counts"), [("sigterm", 5, False), ("sigterm", -5, True), ("fenced", 5, True)]
+)
+def test_a_notice_is_over_when_the_process_that_got_it_has_ended_in_order(
+    source: str, written_after_s: float, counts: bool, is_unique: bool, tmp_path: Path
+) -> None:
+    volume, at_s = Volume(tmp_path), time.time() - 20.0
+    volume.prepare()
+    volume.prepare_state()
+    begin(volume, "machine", grace_s=60.0, is_unique=is_unique)
+    (tmp_path / ".ckpt/terminating").write_text(json.dumps({"at": rfc3339(at_s), "source": source}))
+    report = {"exit_code": 3, "written_at": rfc3339(at_s + written_after_s)}
+    (volume.state / LAST_REPORT).publish(json.dumps(report).encode())
+    _, termination = begin(volume, "machine", grace_s=60.0, is_unique=is_unique)
+    assert termination.poll_notice() is counts

@@ -133,7 +133,9 @@ def test_a_node_of_a_known_job_does_not_wait_for_the_first_declaration_of_node_0
     st.lists(st.sampled_from("abc"), max_size=3, unique=True),
     st.booleans(),
 )
-@example(epoch=1, claimed=0, known=2, attempts=["b"], is_left=False)  # a late write
+@example(epoch=1, claimed=0, known=2, attempts=["b"], is_left=False)
+@example(epoch=1, claimed=0, known=None, attempts=["b"], is_left=False)
+@example(epoch=1, claimed=0, known=None, attempts=["b"], is_left=True)
 def test_a_node_commits_an_attempt_once_the_present_holder_has_declared_it_or_others(
     epoch: int, claimed: int, known: int | None, attempts: list[str], is_left: bool
 ) -> None:

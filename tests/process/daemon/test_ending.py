@@ -20,7 +20,6 @@ from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.lifecycle.phases import margin_s
 from sidecar.daemon import exit_report, tasks, termination_message
-from sidecar.lifecycle.pod import LAST_REPORT
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume
@@ -283,23 +282,9 @@ def test_a_notice_counts_for_the_pod_that_got_it_and_not_for_the_next_one_on_the
     assert termination.deadline.left_s() == pytest.approx((left_s or 60.0) - margin_s(60.0), abs=5.0)
 
 
-@pytest.mark.parametrize(("is_unique", "written_after_s", "counts"), [(False, 5, False), (False, -5, True), (True, 5, True)])
-def test_outside_kubernetes_a_notice_is_over_when_the_process_that_got_it_has_ended_in_order(
-    is_unique: bool, written_after_s: float, counts: bool, tmp_path: Path
-) -> None:
-    volume, at_s = Volume(tmp_path), time.time() - 20.0
-    volume.prepare()
-    volume.prepare_state()
-    begin(volume, "machine", grace_s=60.0, is_unique=is_unique)
-    (tmp_path / ".ckpt/terminating").write_text(json.dumps({"at": rfc3339(at_s), "source": "sigterm"}))
-    report = {"exit_code": 3, "written_at": rfc3339(at_s + written_after_s)}
-    (volume.state / LAST_REPORT).publish(json.dumps(report).encode())
-    _, termination = begin(volume, "machine", grace_s=60.0, is_unique=is_unique)
-    assert termination.poll_notice() is counts
-
-
-def test_a_sidecar_that_is_started_again_on_a_machine_after_its_end_is_not_terminating(tmp_path: Path) -> None:
-    settings = file_store(tmp_path) | {"CKPT_GRACE_SECONDS": "100", "CKPT_MODE": "classic"}
+@pytest.mark.parametrize("pod", [{}, {"POD_UID": "one"}], ids=["machine", "pod"])
+def test_a_sidecar_that_is_started_again_after_its_end_is_not_terminating(pod: dict[str, str], tmp_path: Path) -> None:
+    settings = file_store(tmp_path) | pod | {"CKPT_GRACE_SECONDS": "100", "CKPT_MODE": "classic"}
     for step in (1, 2):
         with sidecar(tmp_path / "volume", settings) as running:
             running.ready()

@@ -191,6 +191,20 @@ def test_a_trial_of_a_hyperparameter_search_is_left_alone(args: tuple[Any, ...],
     assert _is_search(args, kwargs) is search
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_call_in_an_objective_of_optuna_is_a_trial(threads: int) -> None:
+    optuna = pytest.importorskip("optuna")
+    found: list[bool] = []
+
+    def objective(trial: Any) -> float:
+        found.append(_is_search((), {}))
+        return float(trial.number)
+
+    optuna.create_study().optimize(objective, n_trials=2, n_jobs=threads)
+    assert found == [True, True]
+    assert not _is_search((), {})
+
+
 def test_a_rank_says_whose_notice_it_follows() -> None:
     assert stop_reason(has_notice=True, is_preempted=True) == "termination notice"
     assert stop_reason(has_notice=False, is_preempted=True) == "termination notice of another rank"

@@ -95,7 +95,17 @@ def _session_for(find_session: Callable[[], Session]) -> Session | None:
 
 def _is_search(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether this is a trial of a hyperparameter search: trials are separate runs, which the hook does not save."""
-    return kwargs.get("trial") is not None or bool(args and args[0] is not None)
+    return kwargs.get("trial") is not None or bool(args and args[0] is not None) or _is_in_objective()
+
+
+def _is_in_objective() -> bool:
+    """Whether a study of Optuna calls this: in another pod the call of the same number may have other hyperparameters."""
+    frame = sys._getframe() if "optuna" in sys.modules else None
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("optuna.study."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 @functools.cache

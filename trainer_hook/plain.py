@@ -46,8 +46,8 @@ def latest() -> Path | None:
         info("no checkpoint to resume from")
         return None
     session.continues_from(choice.name, attempt=choice.attempt)
-    session.last_step = step_of(choice.name) or 0
-    session.outcome = "succeeded"  # as after a save: a script that finds nothing left to train has ended its training, too
+    # No success yet: a helper of a shell script may only ask for the folder, and a classic sidecar would end with it.
+    session.tell_state("running", step_of(choice.name) or 0)
     info(f"resumes from {choice.name}")
     return choice.path
 

@@ -57,8 +57,19 @@ def test_a_script_of_its_own_kind_saves_stops_and_continues(tmp_path: Path) -> N
 RESUMES = "from trainer_hook.plain import latest, save, stopping; assert latest()"
 
 
-@pytest.mark.parametrize("code", [RESUMES, f"{RESUMES}; stopping()", "from trainer_hook.plain import stopping; stopping()"])
-def test_a_training_that_ends_without_a_further_save_has_succeeded(code: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        (RESUMES, "running"),
+        (f"{RESUMES}; save(7, print)", "succeeded"),
+        (f"{RESUMES}; stopping()", "succeeded"),
+        ("from trainer_hook.plain import stopping; stopping()", "succeeded"),
+    ],
+    ids=["asks", "saves", "loops", "begins"],
+)
+def test_a_loop_that_ends_without_a_further_save_has_succeeded_and_who_only_asks_has_not(
+    code: str, state: str, tmp_path: Path
+) -> None:
     saves = "from trainer_hook.plain import save; save(7, lambda folder: (folder / 'state').write_text('7'))"
     with pod(tmp_path / "first", tmp_path / "store") as (sidecar, found):
         with training([sys.executable, "-c", saves], tmp_path / "first", found) as running:
@@ -67,7 +78,7 @@ def test_a_training_that_ends_without_a_further_save_has_succeeded(code: str, tm
     with pod(tmp_path / "second", tmp_path / "store") as (_, found):
         with training([sys.executable, "-c", code], tmp_path / "second", found) as running:
             assert running.wait() == 0, running.log()
-        assert trainer_state(running.volume)["state"] == "succeeded", "else a classic sidecar would never end"
+        assert trainer_state(running.volume)["state"] == state, "a classic sidecar ends after a success, and not before"
         assert trainer_state(running.volume)["step"] == (7 if "latest" in code else 0)
         assert "nothing was saved" not in running.log()
 

@@ -137,7 +137,7 @@ def _ended_by_sigterm() -> Iterator[None]:
 def _of_volume(settings: Settings, planned: _Run) -> Iterator[Finding]:
     from sidecar.volume.examination import examine_volume
 
-    needs = SpaceNeeds(planned.checkpoint_bytes, settings.keep_local, settings.min_free)
+    needs = SpaceNeeds(planned.checkpoint_bytes, settings.local_copies, settings.min_free)
     return volume_findings(examine_volume(settings.dir, state=settings.state_dir), needs)
 
 

@@ -122,7 +122,8 @@ class Settings(BaseSettings):
     """URL of that service; for aws also ``AWS_EC2_METADATA_SERVICE_ENDPOINT``. None: the cloud's own address."""
 
     keep_local: Annotated[int, Field(ge=1)] = 2
-    """Durable checkpoints kept on the volume, newest first; checkpoints that the script rotates itself do not count."""
+    """Durable checkpoints kept on the volume, newest first; checkpoints that the script rotates itself do not count. If it is
+    not set, no more than ``CKPT_KEEP_STORE``."""
     keep_store: Annotated[int, Field(ge=1)] | None = None
     """Committed checkpoints kept in the store; only steps of the present training line that were seen whole count.
     None: all."""
@@ -167,6 +168,12 @@ class Settings(BaseSettings):
     """Restart attempt and UID of the JobSet (``JOBSET_RESTART_ATTEMPT``, ``JOBSET_UID`` of the downward API). None: unknown."""
     job: str | None = None
     """``POD_NAMESPACE/JOBSET_NAME``, else ``POD_NAMESPACE/JOB_NAME`` (downward API): pods of one job replace each other."""
+
+    @property
+    def local_copies(self) -> int:
+        """Durable checkpoints kept on the volume: after a restart a copy that the store keeps no more is uploaded again."""
+        is_chosen = "keep_local" in self.model_fields_set or self.keep_store is None
+        return self.keep_local if is_chosen else min(self.keep_local, self.keep_store or 1)
 
     @model_validator(mode="after")
     def _together(self) -> Settings:

@@ -132,7 +132,7 @@ class Cleaner:
             versions = {t.name: t.version for t in durable if t.name not in deleted}
             plan = plan_local_deletion(
                 [self._kept(t, refused) for t in durable if t.name in versions],
-                keep_newest=self._settings.keep_local,
+                keep_newest=self._settings.local_copies,
                 free_bytes=self._volume.free_bytes(),
                 min_free_bytes=min_free_bytes,
                 keep_least=keep_least,

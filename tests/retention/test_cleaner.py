@@ -39,12 +39,22 @@ def on_volume(services: Services) -> set[str]:
     return set(services.volume.names())
 
 
-def test_what_is_durable_and_not_to_be_kept_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"CKPT_KEEP_LOCAL": "2"}, {"checkpoint-20", "checkpoint-30"}),
+        ({}, {"checkpoint-20", "checkpoint-30"}),
+        ({"CKPT_KEEP_STORE": "1"}, {"checkpoint-30"}),
+        ({"CKPT_KEEP_STORE": "9"}, {"checkpoint-20", "checkpoint-30"}),
+        ({"CKPT_KEEP_STORE": "1", "CKPT_KEEP_LOCAL": "2"}, {"checkpoint-20", "checkpoint-30"}),
+    ],
+)
+def test_what_is_durable_and_not_to_be_kept_goes(settings: dict[str, str], kept: set[str], tmp_path: Path) -> None:
     async def scenario() -> None:
-        services = new_life(tmp_path / "volume", CKPT_KEEP_LOCAL="2")
+        services = new_life(tmp_path / "volume", **settings)
         await durable(services, 10, 20, 30)
         await services.cleaner.clean_volume()
-        assert on_volume(services) == {"checkpoint-20", "checkpoint-30"}
+        assert on_volume(services) == kept
 
     asyncio.run(scenario())
 

@@ -187,7 +187,7 @@ def of_operation(request: Request) -> Operation | None:
     if method == "PUT":
         names = {name.lower() for name in request.headers}
         return Operation.COPY if "x-amz-copy-source" in names else Operation.PUT
-    return Operation.GET if method == "GET" else None
+    return {"GET": Operation.GET, "DELETE": Operation.DELETE}.get(method)
 
 
 @pytest.mark.parametrize("denied", Operation)

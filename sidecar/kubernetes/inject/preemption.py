@@ -176,8 +176,8 @@ def _of_pauses(pod: Pod, job: Fields) -> Iterator[InjectWarning]:
         return
     pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S << min(pods - 1, 10))
     text = (
-        f"{pods}: Kubernetes may wait {pause_s} s before it makes the pods of a preempted job again, and longer each time, up "
-        f"to {_LONGEST_PAUSE_S} s, as each pod that ended doubles the pause; a JobSet with backoffLimit: 0 begins at once"
+        f"{pods}: Kubernetes may wait {pause_s} s before it makes the pods of a preempted job again: each pod that ended "
+        f"doubles the pause, up to {_LONGEST_PAUSE_S} s; a JobSet with backoffLimit: 0 begins at once"
     )
     yield InjectWarning(f"{pod.template.job_path}.parallelism", text)
 

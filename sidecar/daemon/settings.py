@@ -172,8 +172,9 @@ class Settings(BaseSettings):
     @property
     def local_copies(self) -> int:
         """Durable checkpoints kept on the volume: after a restart a copy that the store keeps no more is uploaded again."""
-        is_chosen = "keep_local" in self.model_fields_set or self.keep_store is None
-        return self.keep_local if is_chosen else min(self.keep_local, self.keep_store or 1)
+        if self.keep_store is None or "keep_local" in self.model_fields_set:
+            return self.keep_local
+        return min(self.keep_local, self.keep_store)
 
     @model_validator(mode="after")
     def _together(self) -> Settings:

@@ -207,9 +207,11 @@ class StoreRetention:
         """
         if not await self._are_still_committed(found.whole):
             return []
-        planned, deleted, still = found.plan.deletions, list[Deletion](), self._justified(found)
+        planned, deleted, is_justified = found.plan.deletions, list[Deletion](), self._justified(found)
         for some in _groups(planned, DELETE_AT_ONCE):
-            done = await self._executor.together([self._delete(each, found.committed[each.name], still) for each in some])
+            done = await self._executor.together(
+                [self._delete(each, found.committed[each.name], is_justified) for each in some]
+            )
             deleted += itertools.compress(some, done)
         return deleted
 
@@ -217,7 +219,7 @@ class StoreRetention:
         """Return a check that the commits for which others are deleted are still whole; they were a moment ago."""
         compared_s = self._clock.monotonic()
 
-        async def still() -> bool:
+        async def are_whole() -> bool:
             nonlocal compared_s
             if (now_s := self._clock.monotonic()) - compared_s > COMPARED_FOR_S:
                 for name in found.whole:
@@ -226,7 +228,7 @@ class StoreRetention:
                 compared_s = now_s
             return True
 
-        return still
+        return are_whole
 
     async def _finish(self, uncommitted: Sequence[str]) -> None:
         """Finish the deletions that a process began and did not end."""
@@ -348,13 +350,13 @@ class StoreRetention:
         there = await self._executor.together([self._revocation.stored_commit(name) for name in whole])
         return [found and found.crc64nvme for found in there] == list(whole.values())
 
-    async def _delete(self, deletion: Deletion, commit: Committed, still: Justified) -> bool:
+    async def _delete(self, deletion: Deletion, commit: Committed, is_justified: Justified) -> bool:
         async with self._under_way.one() as may_begin:
             there = await self._revocation.stored_commit(deletion.name) if may_begin else None
             is_judged = there is not None and there.crc64nvme == commit.crc64nvme
             if not is_judged or deletion.name in self._known.in_use():  # changed since the plan was made
                 return False
-            if not await self._revocation.remove(deletion.name, judged=there, still=still):
+            if not await self._revocation.remove(deletion.name, judged=there, is_justified=is_justified):
                 return False
             self._events.happened("store_checkpoint_deleted", checkpoint=deletion.name, reason=deletion.reason)
             return True

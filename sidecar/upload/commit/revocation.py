@@ -28,13 +28,15 @@ class Revocation(Documents):
         super().__init__(store, executor)
         self.lease = lease or NoLease()
 
-    async def revoke_commit(self, name: str, *, judged: StoredCommit | None = None, still: Justified | None = None) -> bool:
+    async def revoke_commit(
+        self, name: str, *, judged: StoredCommit | None = None, is_justified: Justified | None = None
+    ) -> bool:
         """Revoke a commit, so that the step can be written again: delete the commit, then the manifests it names (I4).
 
         Other manifests stay: other nodes of our attempt may be publishing theirs.
 
         ``judged``: the commit to revoke. If another one has replaced it meanwhile, that one stays. ``None``: any.
-        ``still``: awaited before each try; the commit stays if it returns false.
+        ``is_justified``: awaited before each try; the commit stays if it returns false.
 
         Returns:
             Whether there is no commit now.
@@ -48,14 +50,14 @@ class Revocation(Documents):
             return True
         if judged is not None and judged.crc64nvme != there.crc64nvme:
             return False
-        if still is not None and not await still():
+        if is_justified is not None and not await is_justified():
             return False
 
         async def check() -> None:  # an earlier try may have succeeded, and another node may have committed since
             await self.lease.require_not_fenced()
             now = await self.stored_commit(name)
             is_other = now is not None and now.crc64nvme != there.crc64nvme
-            if is_other or (still is not None and not await still()):
+            if is_other or (is_justified is not None and not await is_justified()):
                 raise AlreadyExists(keys.commit(name))
 
         try:
@@ -68,10 +70,10 @@ class Revocation(Documents):
         await self.delete_while_uncommitted(name, named)
         return True
 
-    async def remove(self, name: str, *, judged: StoredCommit | None = None, still: Justified | None = None) -> bool:
+    async def remove(self, name: str, *, judged: StoredCommit | None = None, is_justified: Justified | None = None) -> bool:
         """Delete a checkpoint with all its objects, in the order of I4. Objects that others delete meanwhile are no error.
 
-        ``judged``, ``still``: as of ``revoke_commit``.
+        ``judged``, ``is_justified``: as of ``revoke_commit``.
 
         Returns:
             Whether it was deleted.
@@ -81,7 +83,7 @@ class Revocation(Documents):
             AlreadyExists: The step was committed again meanwhile.
         """
         await self._announce_deletion(name)
-        if not await self.revoke_commit(name, judged=judged, still=still):
+        if not await self.revoke_commit(name, judged=judged, is_justified=is_justified):
             return False
         await self._delete_objects(name, await self._executor.persistently(self._modified, name))
         return True

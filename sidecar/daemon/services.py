@@ -75,7 +75,7 @@ class Services:
         self.store_reader: Final = StoreReader(self.health)
         self.quarantine: Final = Quarantine(self.volume.journal / "quarantine.json")
         # Of a checkpoint that was committed again, the finding no longer holds.
-        self.catalog.observe(lambda t: self.quarantine.release(t.name, committed_at_s=t.committed_at_s))
+        self.catalog.observe(lambda t: self.quarantine.committed(t.name, committed_at_s=t.committed_at_s))
         worker = self._request_worker()
         self.resume_service: Final = ResumeService(worker, self.store_reader, enabled=settings.resume != "off")
         self.cleaner: Final = self._cleaner(worker.local)

@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 
 from sidecar.core.commit.commit_roster import has_bundle
 from sidecar.core.commit.damage import FULL_PATIENCE_S, SHORT_PATIENCE_S, is_content_of
-from sidecar.core.commit.resume import check_listing, check_manifest, check_node_set, check_paths, files_for, unlike_listing
+from sidecar.core.commit.resume import (
+    MissingObject,
+    check_listing,
+    check_manifest,
+    check_node_set,
+    check_paths,
+    files_for,
+    unlike_listing,
+)
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_all, decode_commit
 from sidecar.core.format.obstacles import same_but_for_case, unstorable
@@ -22,7 +30,7 @@ from sidecar.daemon.tasks import first_error
 from sidecar.download.incoming import PARTIAL, drop_others, give_space_back, require_space
 from sidecar.download.partial_file import holds
 from sidecar.download.patience import Patience
-from sidecar.download.quarantine import check_not_quarantined
+from sidecar.download.quarantine import has_obsolete_record
 from sidecar.download.range_fetcher import RangeFetcher
 from sidecar.errors import CorruptObject, LaterFormat, NotFound, OversizedDocument, Stopped, StoreError
 from sidecar.repository.manifest_bundle import bundled_manifests
@@ -67,6 +75,8 @@ class Offer:
     manifests: tuple[Manifest, ...]
     share: Share | None = None
     """The ranks that it is for; ``None``: all files are wanted."""
+    has_quarantine_record: bool = False
+    """An obsolete record in the store names it: what was missing is there."""
 
     def files(self, node: Node) -> list[FileEntry]:
         """Return the files that a node downloads."""
@@ -151,11 +161,11 @@ class Downloader:
             raise Unproven(
                 f"{commit.name}: the store lists more than {MOST_OBJECTS} objects below it: delete what is not its own"
             )
-        await check_not_quarantined(commit.name, commit_crc, sizes, self._store, self._executor)
+        has_record = await has_obsolete_record(commit.name, commit_crc, sizes, self._store, self._executor)
         try:
             for entry, read in zip(commit.manifests, raw, strict=True):
                 if read is None:
-                    raise ContractError(f"{entry.key}: missing in the store")
+                    raise MissingObject(entry.key)
                 check_manifest(entry, read)
             manifests = decode_all((entry.key, r or b"") for r, entry in zip(raw, commit.manifests, strict=True))
             check_node_set(commit, manifests)
@@ -167,7 +177,7 @@ class Downloader:
                 raise
             raise Unproven(str(error)) from None
         await self._check_listing(manifests, sizes)
-        return Offer(commit, commit_crc, tuple(manifests), share)
+        return Offer(commit, commit_crc, tuple(manifests), share, has_record)
 
     async def _check_listing(self, manifests: Sequence[Manifest], sizes: Mapping[str, int]) -> None:
         try:

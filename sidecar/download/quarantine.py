@@ -42,6 +42,8 @@ class _Entry:
     """When the damage was found, epoch seconds."""
     shared: bool = False
     """Whether the record is in the store. From then on, the store decides whether it still holds."""
+    missing: str | None = None
+    """Key of the object that was missing; ``None``: the damage is another one."""
 
 
 def decode_cache(raw: bytes) -> dict[str, _Entry]:
@@ -74,9 +76,12 @@ class Quarantine:
             self._known = decode_cache(place.read(max_bytes=MAX_BYTES)[0])
 
     def reason(self, name: str, crc: str) -> str | None:
-        """Return why a commit is quarantined, from findings that are not in the store yet; ``None``: there is none."""
+        """Return why a commit is quarantined, from findings that are not in the store yet; ``None``: there is none.
+
+        A finding that an object was missing says nothing about a later listing.
+        """
         known = self._known.get(name)
-        return known.reason if known and known.crc == crc and not known.shared else None
+        return known.reason if known and known.crc == crc and not known.shared and known.missing is None else None
 
     @property
     def quarantined(self) -> dict[str, str]:
@@ -88,9 +93,9 @@ class Quarantine:
         known = self._known.get(name)
         return known is not None and known.crc == crc
 
-    def add(self, name: str, crc: str, reason: str) -> None:
-        """Quarantine a commit that failed verification."""
-        self._known[name] = _Entry(crc, reason, time.time())
+    def add(self, name: str, crc: str, reason: str, *, missing: str | None = None) -> None:
+        """Quarantine a commit that failed verification. ``missing``: key of the object that was missing."""
+        self._known[name] = _Entry(crc, reason, time.time(), missing=missing)
         self._written()
 
     def learned(self, name: str, crc: str, reason: str) -> None:
@@ -98,24 +103,34 @@ class Quarantine:
         self._known[name] = _Entry(crc, reason, time.time(), shared=True)
         self._written()
 
-    def release(self, name: str, *, committed_at_s: float | None = None) -> None:
-        """Release a checkpoint from quarantine.
+    def committed(self, name: str, *, committed_at_s: float | None) -> None:
+        """Release a checkpoint whose commit was replaced.
 
-        ``committed_at_s``: when its present commit was written, epoch seconds: a commit older than the finding is the
-        quarantined one, which stays. ``None``: the commit was verified just now.
+        ``committed_at_s``: when the present one was written, epoch seconds: one that is older than the finding is the
+        quarantined one, which stays. ``None``: not known, so it is later.
         """
         known = self._known.get(name)
         if known is not None and (committed_at_s is None or committed_at_s > known.at_s):
-            del self._known[name]
-            self._released.add(keys.quarantined(name, known.crc))
+            self.verified(name, known.crc, has_record=True)
+
+    def verified(self, name: str, crc: str, *, has_record: bool) -> None:
+        """Release a checkpoint whose present commit was verified. ``has_record``: the store has a record of that commit."""
+        known = self._known.pop(name, None)
+        gone = {known.crc} if known is not None else set()
+        if has_record:
+            gone.add(crc)
+        if gone:
+            self._released.update(keys.quarantined(name, each) for each in gone)
             self._written()
 
     # Read by the task that publishes findings to the store.
 
-    def unshared(self) -> Mapping[str, tuple[str, str, float]]:
-        """Return the findings that are not in the store yet, by name: checksum, reason, and time (epoch seconds)."""
+    def unshared(self, node: str | None) -> dict[str, Quarantined]:
+        """Return the findings of a node that are not in the store yet, as records, by name."""
         return {
-            name: (known.crc, known.reason, known.at_s)
+            name: Quarantined(
+                commit_crc64nvme=known.crc, reason=known.reason, node=node, at=rfc3339(known.at_s), missing=known.missing
+            )
             for name, known in self._known.items()
             if not known.shared and known.crc != UNREADABLE
         }
@@ -152,7 +167,7 @@ class Sharing:
         self._quarantine = quarantine
         self._store = store
         self._executor = executor
-        self._node = node
+        self._node = None if node is None else str(node.index)
 
     async def run(self) -> None:
         """Share until cancelled."""
@@ -175,12 +190,12 @@ class Sharing:
         """
         if released := self._quarantine.take_released():
             await self._executor.persistently(self._store.delete, released)
-        for name, (crc, reason, at_s) in self._quarantine.unshared().items():
+        for name, record in self._quarantine.unshared(self._node).items():
             # Not if the commit was replaced or deleted: nothing would ever delete the record.
-            if await self._stands(name, crc):
-                await self._write(name, crc, reason, at_s)
-            self._quarantine.shared(name, crc)
-        return not self._quarantine.unshared()
+            if await self._stands(name, record.commit_crc64nvme):
+                await self._write(name, record)
+            self._quarantine.shared(name, record.commit_crc64nvme)
+        return not self._quarantine.unshared(self._node)
 
     async def _stands(self, name: str, crc: str) -> bool:
         try:
@@ -189,32 +204,32 @@ class Sharing:
             return False
         return checksum.text_of(raw) == crc
 
-    async def _write(self, name: str, crc: str, reason: str, at_s: float) -> None:
-        node = None if self._node is None else str(self._node.index)
-        document = Quarantined(commit_crc64nvme=crc, reason=reason, node=node, at=rfc3339(at_s))
-        with contextlib.suppress(AlreadyExists):  # another node has recorded it
-            await self._executor.persistently(
-                self._store.put, keys.quarantined(name, crc), encode(document), only_if_absent=True
-            )
+    async def _write(self, name: str, record: Quarantined) -> None:
+        key, is_passing = keys.quarantined(name, record.commit_crc64nvme), record.missing is not None
+        with contextlib.suppress(AlreadyExists):  # a record that may hold longer is not replaced
+            await self._executor.persistently(self._store.put, key, encode(record), only_if_absent=is_passing)
 
 
-async def check_not_quarantined(
-    name: str, crc: str, listed: Mapping[str, object], store: Store, executor: StoreExecutor
-) -> None:
-    """Check that a commit has no quarantine record among the checkpoint's keys.
+async def has_obsolete_record(name: str, crc: str, listed: Mapping[str, object], store: Store, executor: StoreExecutor) -> bool:
+    """Whether a quarantine record among the checkpoint's keys names this commit, and no longer holds.
+
+    That is so when the store has the object that was missing: objects of a replicated or copied bucket arrive in any order,
+    and a deleted one may have been restored.
 
     Raises:
-        KnownBad: It has one.
+        KnownBad: A record holds.
         StoreError: The record cannot be read now.
     """
     key = keys.quarantined(name, crc)
     if key not in listed:
-        return
+        return False
     try:
         found = decode(Quarantined, await executor.persistently(store.get, key), key=key)
     except NotFound:
-        return  # released meanwhile
+        return False  # released meanwhile
     except ContractError as error:
         raise KnownBad(f"{name} is quarantined, and its record cannot be read: {error}") from None
+    if found.missing in listed:
+        return True
     by = f"node {found.node}" if found.node is not None else "a node"
     raise KnownBad(f"{found.reason} (found by {by}{f' at {found.at}' if found.at else ''})")

@@ -12,7 +12,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
 from sidecar.catalog.inventory import SettledVolume
-from sidecar.core.commit.resume import PassedOver, matches_train_call, newest_first, next_to_try
+from sidecar.core.commit.resume import MissingObject, PassedOver, matches_train_call, newest_first, next_to_try
 from sidecar.core.format import obstacles
 from sidecar.download import pending_commit
 from sidecar.download.downloader import Downloader, Offer, Unproven
@@ -219,7 +219,7 @@ class RequestWorker:
             reason = f"the volume cannot hold its files: {error.strerror or error}"
             self._pass_over(request, name, reason, may_be_whole=True)
         else:
-            self._quarantine.release(name)
+            self._quarantine.verified(name, offer.commit_crc, has_record=offer.has_quarantine_record)
             self._unreadable.discard(name)
             return True
         return False
@@ -325,8 +325,10 @@ class RequestWorker:
         if crc is not None and await self._committed_crc(name) != crc:
             self._pass_over(request, name, f"{error}; its commit was revoked or replaced meanwhile", may_be_whole=True)
             return
-        self._quarantine.add(name, crc or UNREADABLE, str(error))
-        hint = "the next older one is tried; once this one is repaired: checkpoint-sidecar quarantine release"
+        missing = error.key if isinstance(error, MissingObject) else None
+        self._quarantine.add(name, crc or UNREADABLE, str(error), missing=missing)
+        repaired = "checkpoint-sidecar quarantine release" if missing is None else "the next resume tries it"
+        hint = f"the next older one is tried; once this one is repaired: {repaired}"
         self._events.happened("checkpoint_quarantined", level="error", checkpoint=name, reason=str(error), hint=hint)
         self._pass_over(request, name, str(error))
 

@@ -16,6 +16,14 @@ from sidecar.core.format.rank_layout import Share, left_out, private_files
 from trainer_hook.contract import FINAL, META_RESTORED_BOOT, ContractError, Node, rfc3339, step_of
 
 
+class MissingObject(ContractError):
+    """The store does not have an object that a commit or manifest names."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{key}: missing in the store")
+        self.key = key
+
+
 @dataclass(frozen=True, slots=True)
 class PassedOver:
     """A checkpoint that was not used, with the reason."""
@@ -104,11 +112,12 @@ def check_listing(manifests: Iterable[Manifest], sizes: Mapping[str, int]) -> No
     """Compare the listing of the store with the manifests before anything is downloaded.
 
     Raises:
-        ContractError: An object is missing or of another size.
+        MissingObject: An object is missing.
+        ContractError: An object has another size.
     """
     for entry in unlike_listing(manifests, sizes):
         if entry.key not in sizes:
-            raise ContractError(f"{entry.key}: missing in the store")
+            raise MissingObject(entry.key)
         raise ContractError(f"{entry.key}: {sizes[entry.key]} bytes in the store, its writer recorded {entry.size_bytes}")
 
 

@@ -164,6 +164,8 @@ class Quarantined(_Document):
     node: str | None = None
     """The node that found the damage; ``None``: not recorded."""
     at: str | None = None
+    missing: str | None = None
+    """Key of an object that the store did not have: the record holds only until it has one. ``None``: it holds."""
 
 
 class BegunDeletion(_Document):

@@ -175,7 +175,7 @@ def current_session() -> Session:
 
     Raises:
         SettingError: A variable is invalid.
-        OSError: The volume is not mounted.
+        FileNotFoundError: The volume is not mounted.
     """
     global _current
     if _current is None:
@@ -198,7 +198,6 @@ def session_of_saves() -> Session | None:
 
     Raises:
         SettingError: A variable is invalid.
-        OSError: The volume is not writable.
     """
     global _current
     if _current is None and (settings := from_environment(os.environ)).dir.is_dir():
@@ -232,8 +231,16 @@ def _say_that_nothing_is_saved(folder: Path) -> None:
 
 
 def open_session(settings: Settings) -> Session:
-    """Open a session, and register what runs at exit."""
-    make_system_folders(settings.dir)
+    """Open a session, and register what runs at exit.
+
+    Raises ``FileNotFoundError``: the volume is not mounted.
+    """
+    try:
+        make_system_folders(settings.dir)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # it may pass; a rank that trains without the hook leaves all others waiting
+        warn(f"{settings.dir} cannot be written to now ({error}): training goes on, and each save tries again")
     if (said := ignored_setting(os.environ)) is not None:
         info(said)
     stop = StopSignal(settings.dir, exit_code=settings.preempted_exit_code, grace_s=settings.grace_seconds)

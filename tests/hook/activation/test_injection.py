@@ -135,6 +135,15 @@ def test_the_library_is_hooked_when_it_is_imported(tmp_path: Path) -> None:
     assert (ended.stdout, ended.stderr) == ("True\n", "")
 
 
+def test_a_volume_that_fails_at_the_start_leaves_the_hook_on(tmp_path: Path) -> None:
+    """Where one rank trained without the hook, the others waited for it for half an hour: training stood still."""
+    (tmp_path / ".ckpt").write_text("no directory now")
+    ended = python(USES_IT, path=(INJECT, fake_transformers(tmp_path)), CKPT_DIR=str(tmp_path))
+    assert ended.stdout == "True\n"
+    assert "cannot be written to now" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("environ", "said"),
     [

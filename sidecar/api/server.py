@@ -68,10 +68,10 @@ def listen(host: str, port: int, *, setting: str) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(128)  # fails, too, if the port is in use: sockets that do not listen yet may share it
     except OSError as error:
         listening.close()
         raise ConfigurationError(
             f"{setting}: cannot listen on {host}:{port}: {error.strerror}: is another sidecar running, or hostNetwork in use?"
         ) from None
-    listening.listen(128)
     return listening

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.requests import Request
 
 from sidecar.api import guard
 from sidecar.api.server import Server, listen
+from sidecar.errors import ConfigurationError
 from sidecar.serving import Connection
 
 HOST = b"Host: 127.0.0.1\r\n"
@@ -41,6 +43,17 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
     yield listening.getsockname()[1]
     server.stop()
     await serving
+
+
+def test_a_port_that_another_sidecar_listens_on_is_a_setting_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that start at the same time can both bind it; the second one fails when it listens."""
+
+    def in_use(*_: object) -> None:
+        raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    monkeypatch.setattr(socket.socket, "listen", in_use)
+    with pytest.raises(ConfigurationError, match=r"CKPT_API_PORT: cannot listen on 127\.0\.0\.1:0: Address already in use"):
+        listen("127.0.0.1", 0, setting="CKPT_API_PORT")
 
 
 async def connect(port: int, sends: bytes, **more: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

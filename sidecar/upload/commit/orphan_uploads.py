@@ -45,10 +45,10 @@ class OrphanUploads:
 
     async def scan(self) -> None:
         """Abort the present orphans."""
-        # Journals are read before the listing: an upload that begins in between is too young to be an orphan.
-        continued, given_up = await asyncio.to_thread(_known, self._volume)
         spared = 0
         try:
+            # Journals are read before the listing: an upload that begins in between is too young to be an orphan.
+            continued, given_up = await asyncio.to_thread(_known, self._volume)
             for upload in await self._executor.once(lambda: list(self._store.pending_uploads(""))):
                 silent_s = quiet_s(listed_at_s=upload.listed_at_s, begun_at_s=upload.begun_at_s)
                 # Parts are listed only if they can change the decision.
@@ -59,7 +59,7 @@ class OrphanUploads:
                     log.info("orphan_upload_aborted", key=upload.key, quiet_s=silent_s and round(silent_s))
                 else:
                     spared += upload.upload_id not in continued
-        except StoreError as error:  # orphans cost storage, never a checkpoint
+        except (StoreError, OSError) as error:  # orphans cost storage, never a checkpoint
             log.warning(
                 "orphan_uploads_not_aborted",
                 error=str(error),

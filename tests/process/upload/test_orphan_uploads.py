@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -120,6 +121,22 @@ async def test_what_was_quiet_for_longer_than_any_grace_period_is_removed(tmp_pa
     kept = {"checkpoint-3/young", "checkpoint-4/sends-yet", "weights/of-somebody-else", "checkpoint-5/continued"}
     await uploads.run(lambda: uploads.left() == kept)
     journal.close()
+
+
+async def test_journals_that_cannot_be_read_now_end_no_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A volume that fails at the start was a traceback each second; without journals nothing is known to be an orphan."""
+    uploads, looks = Uploads(tmp_path), 0
+    uploads.begin("checkpoint-1/orphan", age_s=ORPHAN_AFTER_S + 60)
+
+    def fails(_: Volume) -> None:
+        nonlocal looks
+        looks += 1
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(orphan_uploads, "SCAN_INTERVAL_S", 0.01)
+    monkeypatch.setattr(Volume, "journals", fails)
+    await uploads.run(lambda: looks > 1)
+    assert uploads.left() == {"checkpoint-1/orphan"}
 
 
 async def test_what_was_spared_at_the_start_is_removed_by_a_later_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,24 +87,33 @@ class Scanner:
         """Attempts of checkpoints that were finished on this volume, as ``Seen.found_in``."""
         self._unreadable = _TransientErrors()
         self._pins_left: list[Place] = []
-        """Pins of an earlier process that could not be read yet."""
+        """Pins of an earlier process that were not taken over yet."""
         self._unpinnable = _TransientErrors()
 
-    async def take_over_pins(self) -> None:
-        """Continue with the checkpoints that an earlier sidecar process pinned, also if the trainer has deleted them since."""
+    async def take_over_pins(self) -> bool:
+        """Continue with the checkpoints that an earlier sidecar process pinned, also if the trainer has deleted them since.
+
+        Returns:
+            False if the pins cannot be listed now.
+        """
         async with self._one_at_a_time:
-            self._pins_left = await asyncio.to_thread(self._volume.pins.left)
+            try:
+                self._pins_left = await asyncio.to_thread(self._volume.pins.left)
+            except OSError as error:
+                self._cannot_read(error)
+                return False
             await self._take_pins()
         with contextlib.suppress(OSError):  # they are small
             await asyncio.to_thread(self._volume.drop_stray_journals)
+        return True
 
     async def _take_pins(self) -> None:
-        places, self._pins_left = self._pins_left, []
-        found = [(place, pinned) for place in places if (pinned := await self._examine_pin(place)) is not None]
+        found = [(place, pinned) for place in self._pins_left[:] if (pinned := await self._examine_pin(place)) is not None]
         names = newest_first({pinned.name for _, pinned in found}, and_final=True)
         for place, pinned in sorted(found, key=lambda pair: (names.index(pair[1].name), -pair[1].marker.mtime_s)):
             try:
                 await self._take_or_drop_pin(place, pinned)
+                self._pins_left.remove(place)  # not before: an error or a cancellation would leave it untaken
                 self._unpinnable.clear(place.name)
             except OSError as error:
                 self._try_pin_again(place, error)
@@ -129,14 +138,15 @@ class Scanner:
             return await asyncio.to_thread(self._volume.pins.examine, place)
         except FileNotFoundError:
             await asyncio.to_thread(self._volume.pins.drop, place)
+            self._pins_left.remove(place)
         except CheckpointRejected as error:  # left as it is: it may be the only copy
+            self._pins_left.remove(place)
             log.error("pin_not_readable", pin=place.name, error=str(error), hint="make its files readable and start again")
         except OSError as error:
             self._try_pin_again(place, error)
         return None
 
     def _try_pin_again(self, place: Place, error: OSError) -> None:
-        self._pins_left.append(place)
         self._unpinnable.add(place.name, error)
         if not self._unpinnable.is_fresh(place.name):
             self._show_unreadable(place.name.partition("@")[0], f"its links cannot be read: {_why_later(error)}")
@@ -174,16 +184,12 @@ class Scanner:
         try:
             names = set(self._volume.names())
         except OSError as error:
-            if self.unreadable is None:
-                log.error("volume_not_readable", error=str(error), hint="is the volume still mounted?")
-            self.unreadable = str(error)
+            self._cannot_read(error)
             return
         self.unreadable = None
         self._scans += 1
         if self._scans == 1:
             self._there_before |= names
-        if self._pins_left:
-            await self._take_pins()
         signatures = self._signatures(names)
         for name in newest_first(names, and_final=True):
             signature = signatures.get(name)
@@ -195,6 +201,13 @@ class Scanner:
                     self._examining = False
         for name in [n for n in self._examined() if n not in names or signatures.get(n, "") is None]:
             self._disappeared(name)
+        if self._pins_left:  # last: an error there keeps no new checkpoint waiting
+            await self._take_pins()
+
+    def _cannot_read(self, error: OSError) -> None:
+        if self.unreadable is None:
+            log.error("volume_not_readable", error=str(error), hint="is the volume still mounted?")
+        self.unreadable = str(error)
 
     def _signatures(self, names: set[str]) -> dict[str, str | None]:
         """Return the version of each marker, ``None``: there is none. Left out: those of other runs, and unreadable ones."""

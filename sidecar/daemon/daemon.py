@@ -191,8 +191,8 @@ class Daemon:
     async def _watch(self) -> None:
         """Scan at each hint, and every ``SCAN_S`` without one."""
         services = self.services
-        if not services.inventory.scanned.is_set():
-            await services.scanner.take_over_pins()
+        while not services.inventory.scanned.is_set() and not await services.scanner.take_over_pins():
+            await services.hints.wait(timeout_s=SCAN_S)
         while True:
             await services.scanner.scan()
             services.inventory.scanned.set()

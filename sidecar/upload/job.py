@@ -172,8 +172,10 @@ class UploadJob:
     async def discard(self) -> None:
         """Abort the multipart uploads of a checkpoint that will not be sent, and release its files."""
         if not self._has_let_go:
-            await self._abort_uploads(await self._versions.journal(self._checkpoint))
-            self._let_go()
+            try:
+                await self._abort_uploads(await self._versions.journal(self._checkpoint))
+            finally:  # also after a cancellation, or where no thread can be started: nothing else releases them
+                self._let_go()
 
     def give_up(self, reason: str) -> None:
         """Stop sending and committing the checkpoint; sent parts stay for a later process."""
@@ -299,10 +301,12 @@ class UploadJob:
             retries=context.executor.retries,
             **self._upload_duration(),
         )
-        journal = await self._versions.journal(checkpoint)
-        context.deduplicator.committed(list(journal.entries.values()), journal.first_crcs)
-        await self._abort_uploads(journal)
-        self._let_go()
+        try:
+            journal = await self._versions.journal(checkpoint)
+            context.deduplicator.committed(list(journal.entries.values()), journal.first_crcs)
+            await self._abort_uploads(journal)
+        finally:  # as in ``discard``
+            self._let_go()
 
     def _recognize_download(self, restored_from: str, there: StoredCommit | None) -> None:
         if not self._context.catalog.is_current(self._tracked):  # deleted from the volume meanwhile

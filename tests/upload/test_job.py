@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -111,6 +112,23 @@ async def test_what_meets_no_trouble_is_committed_and_let_go(running: StoreExecu
     tracked = await run(uploads(store, running), versions)
     assert tracked.state is State.COMMITTED
     assert store.get(keys.commit(NAME))
+    assert versions.let_go_of == ["v1"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), asyncio.CancelledError()])
+async def test_what_is_durable_is_let_go_whatever_happens_then(
+    error: BaseException, running: StoreExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its links held the space of a checkpoint that the trainer had deleted, until the sidecar ended."""
+    context, versions = uploads(MemoryStore(), running), Versions(tmp_path)
+
+    async def journal(checkpoint: Finished) -> Journal:
+        raise error
+
+    monkeypatch.setattr(versions, "journal", journal)
+    with suppress(RuntimeError, asyncio.CancelledError):
+        await run(context, versions)
+    assert [tracked.state for tracked in context.catalog.all()] == [State.COMMITTED]
     assert versions.let_go_of == ["v1"]
 
 

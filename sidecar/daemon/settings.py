@@ -93,7 +93,8 @@ class Settings(BaseSettings):
     verify_tls: bool = True
     """Whether the server's certificate is verified."""
     ca_bundle: Path | None = None
-    """File with the certificates of the authorities to trust instead of the system's, PEM. None: the system's."""
+    """File with the certificates of the authorities to trust instead of the system's, PEM; also for the service of a role,
+    unless ``AWS_CA_BUNDLE`` names another one. None: the system's."""
     verify_access: bool = True
     """Whether a store that denies access at start ends the process with exit code 2. false: it is retried for ever."""
     verify: Literal["auto", "md5", "read-back", "off"] = "auto"

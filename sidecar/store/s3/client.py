@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
-from botocore.credentials import ReadOnlyCredentials
-from botocore.exceptions import NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import BotoCoreError
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 
@@ -29,9 +28,9 @@ from sidecar.store.http.wire import Wire
 from sidecar.store.s3.attempt import origin_of
 from sidecar.store.s3.bodies import BodyRequests, WireRequests
 from sidecar.store.s3.control import Control
-from sidecar.store.s3.errors import translated
+from sidecar.store.s3.credentials import Frozen, fetch_credentials, new_session, read_secrets
+from sidecar.store.s3.errors import UnusableSettings, translated
 from sidecar.store.s3.loop import CLOSED, LoopThread
-from sidecar.store.s3.service_data import shared_loader
 from sidecar.store.s3.signing import Signer
 from sidecar.store.s3.transport import Transport
 
@@ -40,14 +39,6 @@ T = TypeVar("T")
 
 Addressing = Literal["path", "virtual", "auto"]
 SECRET_POLL_S = 5.0
-FETCHING_CREDENTIALS: dict[str, Any] = {
-    "connect_timeout": 2,
-    "read_timeout": 2,
-    "retries": {"total_max_attempts": 5, "mode": "standard"},
-}
-"""For botocore's STS client (web identity roles), which would wait for a minute by default. The metadata services of EC2 and of
-containers have timeouts of their own, 1 and 2 s."""
-_SECRETS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +165,7 @@ class Clients:
     def _renewed(self) -> Access:
         """Return the access by the present credentials. The service that gives them may be silent: no lock is held."""
         while True:
-            secrets = _read_secrets(self._options.credentials_dir)
+            secrets = read_secrets(self._options.credentials_dir)
             with self._lock:
                 if self._made is not None and secrets == self._secrets:
                     return self._made
@@ -224,7 +215,7 @@ class Clients:
         options, tls = self._options, _tls(self._options)
         wire = Wire(tls=tls, connect_timeout_s=options.connect_timeout_s, stall_s=options.read_timeout_s, proxy_of=_proxy_of)
         transport = Transport.of(wire, tls=tls, connect_timeout_s=options.connect_timeout_s)
-        session = _session(secrets)
+        session = new_session(secrets, ca_bundle=options.ca_bundle)
         client, presigned = self._loop.run(_client(session, options, transport, self._addressing))
         control = Control(client, bucket=options.bucket, encryption=_encryption(options))
         # Its requests hold it: once it is gone, nobody uses the client.
@@ -249,63 +240,27 @@ class Clients:
         )
 
 
-class Frozen:
-    """Current credentials for threads. Only those that expire need the event loop."""
-
-    def __init__(self, session: AioSession, loop: LoopThread) -> None:
-        self._session = session
-        self._loop = loop
-        self._known: ReadOnlyCredentials | None = None
-
-    def credentials(self) -> ReadOnlyCredentials:
-        """Return the credentials, refreshed if they are about to expire.
-
-        Raises:
-            NoCredentialsError: There are none.
-            BotoCoreError: They cannot be refreshed.
-        """
-        is_stale = getattr(self._session._credentials, "refresh_needed", bool)
-        if self._known is None or is_stale():
-            self._known = self._loop.run(self._fetched())
-        return self._known
-
-    async def _fetched(self) -> ReadOnlyCredentials:
-        found = await self._session.get_credentials()
-        if found is None:
-            raise NoCredentialsError
-        frozen: ReadOnlyCredentials = await found.get_frozen_credentials()
-        return frozen
-
-
-def _session(secrets: Sequence[str | None]) -> AioSession:
-    session = AioSession()
-    session.register_component("data_loader", shared_loader())
-    session.set_default_client_config(AioConfig(**FETCHING_CREDENTIALS))
-    # Times stay text: parsing them takes longer than all else about a listed object.
-    session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=str)
-    if any(secrets):
-        if not (secrets[0] and secrets[1]):
-            raise PartialCredentialsError(provider="CKPT_CREDENTIALS_DIR", cred_var=_SECRETS[bool(secrets[0])])
-        session.set_credentials(*secrets)
-    return session
-
-
 async def _client(
     session: AioSession, options: S3Options, transport: type[Transport], addressing: Addressing
 ) -> tuple[Any, str]:
     """Return a client, and its presigned URL for an object ``k``."""
+    await fetch_credentials(session)
     creating = session.create_client(
         "s3",
         endpoint_url=options.endpoint_url,
         region_name=options.region or ("us-east-1" if options.endpoint_url else None),
         config=AioConfig(http_session_cls=transport, **client_config(options, addressing, signs_payload=True)),
     )
-    client = await creating.__aenter__()
-    return client, await client.generate_presigned_url("get_object", Params={"Bucket": options.bucket, "Key": "k"})
+    try:  # no request is made: what fails is a setting, also of a profile
+        client = await creating.__aenter__()
+        return client, await client.generate_presigned_url("get_object", Params={"Bucket": options.bucket, "Key": "k"})
+    except (BotoCoreError, ValueError) as error:
+        raise UnusableSettings(error=error) from error
 
 
 def client_config(options: S3Options, addressing: Addressing, *, signs_payload: bool) -> dict[str, Any]:
-    """Return the settings of a botocore client. The caller decides about retries."""
+    """Return the settings of a botocore client. The caller decides about retries. ``auto`` leaves it to the profile."""
+    style = {} if addressing == "auto" else {"addressing_style": addressing}
     return {
         "connect_timeout": options.connect_timeout_s,
         "read_timeout": options.read_timeout_s,
@@ -314,7 +269,7 @@ def client_config(options: S3Options, addressing: Addressing, *, signs_payload: 
         "request_checksum_calculation": "when_required",
         "response_checksum_validation": "when_required",
         "user_agent_extra": "checkpoint-sidecar",
-        "s3": {"payload_signing_enabled": signs_payload, "addressing_style": addressing},
+        "s3": {"payload_signing_enabled": signs_payload, **style},
     }
 
 
@@ -355,11 +310,3 @@ def _trusted(options: S3Options) -> bool | str | None:
     if not options.verify_tls:
         return False
     return str(options.ca_bundle) if options.ca_bundle else None  # None: AWS_CA_BUNDLE, else the system's
-
-
-def _read_secrets(folder: Path | None) -> tuple[str | None, ...]:
-    if folder is None:
-        return ()
-    # What is no text is no key of the store, which says so.
-    files = [folder / name for name in _SECRETS]
-    return tuple(file.read_text(errors="replace").strip() or None if file.is_file() else None for file in files)

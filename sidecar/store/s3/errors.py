@@ -38,6 +38,25 @@ from sidecar.errors import (
 )
 from sidecar.store.s3.answers import IncompleteDocument
 
+
+class UnusableCredentials(boto.BotoCoreError):
+    """What gives credentials answered with something else. ``error``: what was raised."""
+
+    fmt = "{error}"
+
+
+class NoAnswerOfCredentials(boto.BotoCoreError):
+    """What gives credentials does not answer. ``error``: what was raised."""
+
+    fmt = "{error}"
+
+
+class UnusableSettings(boto.BotoCoreError):
+    """No client can be made of the settings. ``error``: what was raised."""
+
+    fmt = "{error}"
+
+
 _REFUSALS = {
     "NoSuchBucket": "the bucket does not exist: create it, or correct its name or AWS_S3_ENDPOINT",
     "InvalidAccessKeyId": "the store does not know this access key: correct AWS_ACCESS_KEY_ID or AWS_S3_ENDPOINT",
@@ -102,6 +121,13 @@ _TRANSIENT = frozenset(
 )
 
 
+_OF_CREDENTIALS = (
+    UnusableCredentials
+    | NoAnswerOfCredentials
+    | boto.NoCredentialsError
+    | boto.PartialCredentialsError
+    | boto.CredentialRetrievalError
+)
 _OF_PROXIES = {
     "403": "the proxy refuses this address: have it allowed there, or name the store in NO_PROXY",
     "407": "the proxy wants a user and a password: set them in HTTPS_PROXY or HTTP_PROXY",
@@ -236,12 +262,9 @@ def from_transport(name: str, error: Exception) -> StoreError:
     """Return the error that a failure of credentials, network, TLS or parsing means."""
     cause = _root(error)
     is_of_file = isinstance(error, OSError) and error.filename is not None  # a mounted secret, or the token of a role
-    if is_of_file or isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
-        return NoCredentials(
-            f"{name}: no credentials ({_short(error)}): set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-            "mount them (CKPT_CREDENTIALS_DIR) or give the pod a role"
-        )
-    if isinstance(error, boto.ProfileNotFound | boto.ParamValidationError | boto.NoRegionError):
+    if is_of_file or isinstance(error, _OF_CREDENTIALS):
+        return _no_credentials(name, error)
+    if isinstance(error, UnusableSettings | boto.ParamValidationError):
         return AccessRefused(f"{name}: {' '.join(str(error).split())[:300]}: correct CKPT_STORE or the AWS_ settings")
     if isinstance(cause, ssl.SSLCertVerificationError) and cause.verify_code in _NOT_AT_THIS_TIME:
         return StoreUnavailable(
@@ -272,10 +295,31 @@ def from_transport(name: str, error: Exception) -> StoreError:
     return StoreUnavailable(f"{name}: the store does not answer ({why}){_of_tunnel(why)}; it is tried again")
 
 
+def _no_credentials(name: str, error: Exception) -> StoreError:
+    """Return the error for credentials that are not there, or that a file, a program or a service did not give."""
+    cause = error.kwargs["error"] if isinstance(error, UnusableCredentials | NoAnswerOfCredentials) else error
+    text = f"{name}: no credentials ({_short(cause)})"
+    if isinstance(error, NoAnswerOfCredentials) and not isinstance(cause, boto.SSLError):
+        return StoreUnavailable(
+            f"{text}: does what gives them answer? check its address (AWS_ENDPOINT_URL_STS), DNS, the network and the proxy; "
+            "it is tried again"
+        )
+    if isinstance(cause, boto.SSLError):
+        return NoCredentials(
+            f"{text}: name the authority of that service's certificate in CKPT_CA_BUNDLE, or correct its https"
+        )
+    if isinstance(cause, RuntimeError):  # they have expired when they arrive
+        return NoCredentials(f"{text}: set this machine's clock by NTP, or that of the service that gives them")
+    return NoCredentials(
+        f"{text}: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, mount them (CKPT_CREDENTIALS_DIR) or give the pod a role"
+    )
+
+
 def _of_tunnel(why: str) -> str:
-    """Return what to do where a proxy refused the tunnel of an https store, or an empty text."""
-    status = _TUNNEL.search(why)
-    return f": {_OF_PROXIES[status[1]]}" if status else ""
+    """Return what to do where a proxy does not answer, or refused the tunnel of an https store; else an empty text."""
+    if status := _TUNNEL.search(why):
+        return f": {_OF_PROXIES[status[1]]}"
+    return ": correct HTTPS_PROXY or HTTP_PROXY, or name the store in NO_PROXY" if "CannotConnect: the proxy " in why else ""
 
 
 def _origin(error: boto.EndpointConnectionError) -> str:

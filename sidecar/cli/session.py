@@ -30,6 +30,6 @@ def run_in_store(
     """
     # Errors are raised, and waits are shown as progress: the log's lines are for a daemon.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # an interrupted command leaves requests in flight
+    logging.getLogger().addHandler(logging.NullHandler())  # those of libraries, too, which Python prints otherwise
     with progress.shown(command, counts=counts) as on_progress:
         return run(store, lambda session: work(session, on_progress), happened=progress.Note(command))

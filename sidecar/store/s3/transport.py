@@ -22,7 +22,7 @@ import aiohttp
 from aiobotocore.awsrequest import AioAWSResponse
 from aiobotocore.httpsession import AIOHTTPSession
 from aiohttp.client_proto import ResponseHandler
-from botocore.exceptions import ConnectionClosedError, ProxyConnectionError
+from botocore.exceptions import ConnectionClosedError, EndpointConnectionError, ProxyConnectionError
 
 from sidecar.core.schedule import hedging
 from sidecar.store.http.dial import CannotConnect
@@ -155,10 +155,10 @@ class Transport(AIOHTTPSession):  # type: ignore[misc]  # aiobotocore has no typ
             mine.headers = {**dict(request.headers.items()), **proxy.headers}
         try:
             answer = await super().send(mine)
-        except ProxyConnectionError as error:
-            raise CannotConnect(
-                f"the proxy {proxy.host}:{proxy.port}: {error.kwargs['error']}" if proxy else "a proxy"
-            ) from None
+        except (EndpointConnectionError, ProxyConnectionError) as error:
+            if proxy is None:
+                raise
+            raise CannotConnect(f"the proxy {proxy.host}:{proxy.port}: {error.kwargs['error']}") from None
         _acknowledge(answer)
         try:
             answer._content = await _content(answer, attempt.most_bytes)

@@ -159,3 +159,13 @@ def test_a_url_that_cannot_be_read_makes_the_store_unavailable(credentials_dir: 
     with pytest.raises(StoreUnavailable, match="percent-encode") as caught:
         store.get("k")
     assert "hunt" not in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["http://store.test", "https://store.test"])
+def test_a_proxy_that_is_away_is_named_and_not_the_store(
+    endpoint: str, credentials_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = through(endpoint, "http://127.0.0.1:1", credentials_dir, monkeypatch)
+    with pytest.raises(StoreUnavailable, match=r"the proxy 127\.0\.0\.1:1: .*correct HTTPS_PROXY or HTTP_PROXY"):
+        store.get("k")
+    store.close()

@@ -95,6 +95,7 @@ _TROUBLE_OF_CODE = {
     "InvalidAccessKeyId": Trouble.CREDENTIALS,
     "SignatureDoesNotMatch": Trouble.CREDENTIALS,
     "InvalidToken": Trouble.CREDENTIALS,
+    "InvalidTokenId": Trouble.CREDENTIALS,
     "InvalidClientTokenId": Trouble.CREDENTIALS,
     "ExpiredToken": Trouble.CREDENTIALS,
     "ExpiredTokenException": Trouble.CREDENTIALS,

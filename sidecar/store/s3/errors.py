@@ -60,9 +60,11 @@ class UnusableSettings(boto.BotoCoreError):
 _REFUSALS = {
     "NoSuchBucket": "the bucket does not exist: create it, or correct its name or AWS_S3_ENDPOINT",
     "InvalidAccessKeyId": "the store does not know this access key: correct AWS_ACCESS_KEY_ID or AWS_S3_ENDPOINT",
-    "SignatureDoesNotMatch": "the secret key is wrong: correct AWS_SECRET_ACCESS_KEY",
+    "SignatureDoesNotMatch": "the secret key is wrong, or a proxy before the store changes the Host header or the path: "
+    "correct AWS_SECRET_ACCESS_KEY or the proxy",
     "InvalidBucketName": "the bucket's name is not valid: correct CKPT_STORE",
     "InvalidToken": "the session token is not valid: renew AWS_SESSION_TOKEN",
+    "InvalidTokenId": "the session token is not valid: renew AWS_SESSION_TOKEN",  # of MinIO
     "ExpiredToken": "the credentials expired: renew them; mounted secrets are read again",
     "ExpiredTokenException": "the credentials expired: renew them; mounted secrets are read again",
     "AccountProblem": "the store's owner has to solve a problem of the account",
@@ -75,6 +77,8 @@ _REFUSALS = {
     "KMS.DisabledException": "the KMS key is disabled: enable it, or change CKPT_SSE_KMS_KEY_ID",
     "KMS.NotFoundException": "the KMS key does not exist: correct CKPT_SSE_KMS_KEY_ID",
 }
+_VAGUE = frozenset({"NotImplemented", "InvalidArgument", "InvalidRequest"})
+"""Codes of which only the message says something, where the store sends one."""
 _FULL = {
     "QuotaExceeded": "the quota of the bucket is used up: raise it, or set CKPT_KEEP_STORE",
     "XMinioAdminBucketQuotaExceeded": "the quota of the bucket is used up: raise it, or set CKPT_KEEP_STORE",
@@ -254,7 +258,11 @@ def _refusal(operation: str, code: str, answer: Any) -> str:
     if code in ("AccessDenied", "Forbidden"):
         permission = _PERMISSIONS.get(operation, f"s3:{operation}")
         return f"{operation} was denied: grant {permission} on the bucket and prefix to these credentials"
-    advice = _REFUSALS.get(code, _message(answer))
+    advice, message = _REFUSALS.get(code, _message(answer)), _message(answer)
+    if code in _VAGUE and message:
+        advice = f"{advice} ({message})"
+    if code in _VAGUE and operation in _NAMING:
+        advice += ": if CKPT_SSE is set, unset it or set up encryption in the store (a KMS; Ceph RGW wants https for it, too)"
     return f"{code}: {advice}" if advice else ""
 
 

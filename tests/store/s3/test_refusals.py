@@ -67,6 +67,8 @@ def test_a_denied_read_names_the_permission_that_an_absent_object_needs(opener: 
         ("AccessDenied", 403, "ListObjectsV2 was denied: grant s3:ListBucket"),
         ("ExpiredToken", 400, "expired: renew them"),
         ("InvalidToken", 400, "AWS_SESSION_TOKEN"),
+        ("InvalidTokenId", 403, "AWS_SESSION_TOKEN"),  # of MinIO
+        ("SignatureDoesNotMatch", 403, "changes the Host header or the path"),
         ("NotImplemented", 501, "does not implement"),
         ("UserSuspended", 403, "has suspended the user of this access key: have it enabled"),
         ("SomethingNew", 400, "SomethingNew: of a new kind"),
@@ -88,6 +90,18 @@ def test_a_refusal_without_a_message_names_the_next_step(opener: Opener) -> None
         pytest.raises(AccessRefused, match=r"SomethingNew: see the log of the store$"),
     ):
         opener(endpoint).probe()
+
+
+@pytest.mark.parametrize("code", ["InvalidRequest", "NotImplemented"])  # of Ceph RGW without https, of MinIO without a KMS
+def test_a_write_that_the_store_cannot_encrypt_names_the_setting(opener: Opener, moto: str, code: str) -> None:
+    def rule(request: Request) -> ProxyAnswer | None:
+        return s3_error(400, code, message="no KMS is configured") if request.method == "PUT" else None
+
+    with (
+        Proxy(moto, rule).running() as endpoint,
+        pytest.raises(AccessRefused, match=rf"{code}: .*\(no KMS is configured\): if CKPT_SSE is set, unset it"),
+    ):
+        opener(endpoint, sse="AES256").probe()
 
 
 def test_a_denied_write_names_its_permission(opener: Opener, moto: str) -> None:

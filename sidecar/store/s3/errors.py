@@ -306,7 +306,7 @@ def from_transport(name: str, error: Exception) -> StoreError:
 def _no_credentials(name: str, error: Exception) -> StoreError:
     """Return the error for credentials that are not there, or that a file, a program or a service did not give."""
     cause = error.kwargs["error"] if isinstance(error, UnusableCredentials | NoAnswerOfCredentials) else error
-    text = f"{name}: no credentials ({_short(cause)})"
+    text = f"{name}: no credentials ({_short(cause, most=400)})"
     if isinstance(error, NoAnswerOfCredentials) and not isinstance(cause, boto.SSLError):
         return StoreUnavailable(
             f"{text}: does what gives them answer? check its address (AWS_ENDPOINT_URL_STS), DNS, the network and the proxy; "
@@ -350,8 +350,8 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def _short(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+def _short(error: BaseException, *, most: int = 160) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:most]}"
 
 
 def _skew(answer: Any) -> str:

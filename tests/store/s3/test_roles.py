@@ -202,3 +202,18 @@ def test_a_profile_has_its_own_address_and_form_of_addresses(
             store.get("k")
         store.close()
     assert service.seen[0].path.startswith(f"/{BUCKET}/")
+
+
+def test_a_service_of_containers_that_refuses_says_why(opener: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = tmp_path / "token"
+    token.write_text("the token of a service account")
+    reason = b'{"code": "AccessDenied", "message": "Unauthorized Exception! EKS does not have permissions to assume the role"}'
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with always((400, {"Content-Type": "application/json"}, reason)).running() as service:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", f"{service}/v1/credentials")
+        monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", str(token))
+        store = opener(NO_STORE, credentials_dir=None)
+        with pytest.raises(NoCredentials, match="EKS does not have permissions to assume the role"):
+            store.get("k")
+        store.close()

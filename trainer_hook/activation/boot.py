@@ -30,6 +30,7 @@ _PATCHES = {
     "lightning.pytorch": ("lightning", "activate"),
     "pytorch_lightning": ("lightning", "activate"),
     "torch.distributed.checkpoint": ("libraries.patched_saves", "patch_dcp"),
+    "accelerate.accelerator": ("libraries.patched_saves", "patch_accelerate"),
     "deepspeed.runtime.engine": ("libraries.patched_saves", "patch_deepspeed"),
 }
 """By imported module: the module below ``trainer_hook`` and its function, which is called with the imported module."""

@@ -1,4 +1,4 @@
-"""Watches the calls by which scripts save with ``torch.distributed.checkpoint`` and DeepSpeed.
+"""Watches the calls by which scripts save with ``torch.distributed.checkpoint``, DeepSpeed and Accelerate.
 
 The calls do what they did. A session is opened at the first save to the volume.
 """
@@ -9,11 +9,12 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer_hook.libraries.script_saves import SaveCall, expected, published, published_elsewhere
+from trainer_hook.saving.async_save import WHOLE_STATE_ON_ONE_RANK
 
 COMPLETE_ON_RETURN = frozenset({"TorchCheckpointEngine", "FastCheckpointEngine"})
 """DeepSpeed's synchronous writers: ``save_checkpoint`` returns when all is written."""
@@ -78,12 +79,51 @@ def patch_deepspeed(engine_module: Any) -> None:
     def save_checkpoint(self: Any, save_dir: Any, tag: Any = None, *args: Any, **kwargs: Any) -> Any:
         def call() -> SaveCall:
             folder = Path(save_dir, str(tag) if tag is not None else f"global_step{self.global_steps}")
-            writer = type(self.checkpoint_engine).__name__
-            unknown = "" if writer in COMPLETE_ON_RETURN else f"{writer} may still write when save_checkpoint returns"
-            return SaveCall(folder, lambda: _ranks(None, alone=False), unknown)
+            return SaveCall(folder, lambda: _ranks(None, alone=False), _still_writing([self]))
 
         with published(call):
             return original(self, save_dir, tag, *args, **kwargs)
 
     if not hasattr(original, "__wrapped__"):
         engine.save_checkpoint = save_checkpoint
+
+
+def _still_writing(engines: Sequence[Any]) -> str:
+    """Return why a save of DeepSpeed's engines may not be over when the call returns; empty: it is."""
+    writers = [type(engine.checkpoint_engine).__name__ for engine in engines]
+    late = next((writer for writer in writers if writer not in COMPLETE_ON_RETURN), None)
+    return f"{late} may still write when save_checkpoint returns" if late else ""
+
+
+def patch_accelerate(accelerator_module: Any) -> None:
+    """Watch ``save_state`` of an imported ``accelerate.accelerator``. What it calls to save its parts publishes nothing."""
+    accelerator = accelerator_module.Accelerator
+    original = accelerator.save_state
+
+    @functools.wraps(original)
+    def save_state(self: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def call() -> SaveCall:
+            return _accelerate_call(self, output_dir)
+
+        with published(call), published_elsewhere(call):
+            return original(self, output_dir, *args, **kwargs)
+
+    if not hasattr(original, "__wrapped__"):
+        accelerator.save_state = save_state
+
+
+def _accelerate_call(accelerator: Any, folder: Any) -> SaveCall:
+    """Describe a call of ``save_state``.
+
+    Where one process has the whole state, scripts call it in that one or in all: the others add at most their random state,
+    so the main process publishes. Where the state is in parts, all ranks make the call.
+    """
+    if accelerator.project_configuration.automatic_checkpoint_naming:
+        folder = Path(accelerator.project_dir, "checkpoints", f"checkpoint_{accelerator.save_iteration}")
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    if kind in WHOLE_STATE_ON_ONE_RANK:
+        return SaveCall(folder if accelerator.is_main_process else None, lambda: _ranks(None, alone=True))
+    if kind == "DEEPSPEED":
+        return SaveCall(folder, lambda: _ranks(None, alone=False), _still_writing(accelerator._models))
+    unknown = "" if kind == "FSDP" else f"the end of a save with {kind} is not known"
+    return SaveCall(folder, lambda: _ranks(None, alone=False), unknown)

@@ -129,11 +129,26 @@ def test_the_tag_of_deepspeed_is_the_name_of_a_checkpoint(volume: Path, answers:
     assert "[checkpoint] WARNING" not in log
 
 
+@pytest.mark.slow
+def test_what_accelerate_saves_is_published_whether_one_rank_saves_it_or_all(volume: Path, answers: Answers) -> None:
+    with training(torchrun("with_accelerate"), volume, answers.settings) as running:
+        assert running.wait(timeout_s=LONG_S) == 0, running.log()
+        log = running.log()
+    assert finished(volume) == ["checkpoint-1", "checkpoint-2"], log
+    assert expect_published(volume, "checkpoint-1") == {"model.safetensors", "optimizer.bin", "random_states_0.pkl"}
+    assert "random_states_1.pkl" in expect_published(volume, "checkpoint-2")
+    assert log.count("runs/checkpoint-1 is not published: a checkpoint must be directly in $CKPT_DIR") == 1
+    assert log.count("is not published") == 1
+    assert "[checkpoint] WARNING" not in log
+    assert (trainer_state(volume)["state"], trainer_state(volume)["step"]) == ("succeeded", 2)
+
+
 def test_only_what_is_surely_meant_gets_a_hint() -> None:
     assert "checkpoint-<step>" in str(hint_for(()))
     assert "checkpoint-<step>" in str(hint_for(("checkpoint-007",)))
     assert "checkpoint-7/.complete" in str(hint_for(("checkpoint-7", "model")))
-    assert hint_for(("runs", "checkpoint-7")) is None
+    assert "directly in $CKPT_DIR" in str(hint_for(("runs", "checkpoint-7")))
+    assert hint_for(("runs", "model")) is None
 
 
 def test_making_way_keeps_what_is_newer_than_the_marker(tmp_path: Path) -> None:

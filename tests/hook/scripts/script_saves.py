@@ -122,6 +122,23 @@ def with_deepspeed() -> None:
     dist.destroy_process_group()
 
 
+def with_accelerate() -> None:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(4, 4)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
+    for step in (1, 2):
+        accelerator.backward(model(torch.ones(1, 4)).sum())
+        optimizer.step()
+        if step == 2 or accelerator.is_main_process:  # both are usual in scripts
+            accelerator.save_state(f"{VOLUME}/checkpoint-{step}")
+            accelerator.save_state(f"{VOLUME}/runs/checkpoint-{step}")
+        accelerator.wait_for_everyone()
+    accelerator.save_state(VOLUME.parent / "elsewhere/checkpoint-3")
+    accelerator.end_training()
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -239,6 +239,7 @@ class Daemon:
             quarantined=services.quarantine.quarantined,
             unseen=services.inventory.unseen(),
             unfinished=services.inventory.unfinished(trainer_alive=services.pod.trainer_alive()),
+            had_hook=services.pod.trainer() is not None,
         )
         services.state.ended.set()
         services.resume_service.close()

@@ -25,6 +25,7 @@ from trainer_hook.contract import EXIT_REPORT, rfc3339
 log = structlog.get_logger()
 
 MOST_NAMED = 8
+NOTHING_SAVED = "no training process in this pod used the hook, and no checkpoint was written: nothing was saved"
 _IF_ANY = ("newest_rejected", "unfinished", "unseen", "fenced")
 _LOGGED = ("exit_code", "newest_durable_step", "durable", "given_up", *_IF_ANY, "grace_used_s")
 
@@ -36,6 +37,7 @@ def exit_report(
     quarantined: dict[str, str],
     unseen: str | None = None,
     unfinished: dict[str, str],
+    had_hook: bool = True,
 ) -> dict[str, Any]:
     """Return the report as it is written to ``.ckpt/exit-report.json``.
 
@@ -44,6 +46,7 @@ def exit_report(
         termination: The termination notice, with its time.
         quarantined: Reasons of committed checkpoints that failed verification, by name.
         unfinished: Reasons of checkpoints that the trainer did not finish, by name.
+        had_hook: Whether a training process on this volume has used the hook.
         unseen: Why a finished checkpoint may be unknown; ``None``: all are known.
     """
     durable = sorted((t for t in catalog.all() if t.state is State.COMMITTED), key=lambda t: t.name)
@@ -64,6 +67,7 @@ def exit_report(
         "newest_rejected": newest_rejected,
         "unseen": unseen,
         "unfinished": unfinished,
+        "nothing_saved": not (had_hook or unfinished or unseen or catalog.all()),
         "rejected": {t.name: t.reason for t in catalog.all() if t.state is State.REJECTED},
         "quarantined": quarantined,
     }
@@ -72,6 +76,8 @@ def exit_report(
 def write(volume: Volume, report: dict[str, Any]) -> None:
     """Write the log line, the termination message and the file; the file last, because its volume may be full or hang."""
     level = log.info if report["exit_code"] == EXIT_DONE else log.error
+    if report["nothing_saved"]:
+        log.warning("nothing_was_saved", reason=NOTHING_SAVED, hint="a loop of your own needs a few lines: docs/trainers.md")
     level("exit_report", **{key: report[key] for key in _LOGGED if key not in _IF_ANY or report[key]})
     termination_message.write(_sentence(report))
     content = json.dumps(report, indent=1).encode() + b"\n"
@@ -140,7 +146,7 @@ def _sentence(report: dict[str, Any]) -> str:
         return f"{'. '.join(lost)}. {durable}{advice}"
     if report["unseen"]:
         return f"not everything finished is known to be durable: {report['unseen']}; {durable}"
-    return f"{ALL_DURABLE}; {durable}"
+    return f"{ALL_DURABLE}; {durable}" + (f"; {NOTHING_SAVED}" if report["nothing_saved"] else "")
 
 
 def _why(name: str, reason: str) -> str:

@@ -32,6 +32,7 @@ _PATCHES = {
     "torch.distributed.checkpoint": ("libraries.patched_saves", "patch_dcp"),
     "accelerate.accelerator": ("libraries.patched_saves", "patch_accelerate"),
     "deepspeed.runtime.engine": ("libraries.patched_saves", "patch_deepspeed"),
+    "torch.optim.optimizer": ("activation.unused", "watch_training"),
 }
 """By imported module: the module below ``trainer_hook`` and its function, which is called with the imported module."""
 

@@ -20,11 +20,7 @@ LEAST_S = 0.5
 """Least time between two looks, in seconds."""
 HEARTBEAT_S = 5.0
 """Seconds after which an unchanged overview is sent again: a viewer takes silence for a lost connection."""
-_CHANGES_ALWAYS: dict[str, bool | set[str]] = {
-    "at": True,
-    "at_risk": {"seconds_at_risk"},
-    "termination": {"deadline_in_s"},
-}
+_CHANGES_ALWAYS: dict[str, bool | set[str]] = {"at": True, "at_risk": {"seconds_at_risk"}, "termination": {"deadline_in_s"}}
 """Fields that the viewer counts on by itself."""
 
 

@@ -20,14 +20,7 @@ class RiskMonitor:
     """Computes the risk from the catalog, the trainer's step and the measured throughput."""
 
     def __init__(
-        self,
-        volume: Volume,
-        catalog: Catalog,
-        events: Events,
-        executor: StoreExecutor,
-        pod: Pod,
-        *,
-        grace_s: float,
+        self, volume: Volume, catalog: Catalog, events: Events, executor: StoreExecutor, pod: Pod, *, grace_s: float
     ) -> None:
         self._volume = volume
         self._catalog = catalog

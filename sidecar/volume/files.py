@@ -14,16 +14,7 @@ from sidecar.volume.opener import NotRegular, Place
 from trainer_hook.contract import MAX_MARKER_BYTES
 
 PERMANENT_ERRORS = frozenset(
-    {
-        errno.ENOENT,
-        errno.ELOOP,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.ENAMETOOLONG,
-        errno.ENXIO,
-        errno.ENODEV,
-        errno.EXDEV,
-    }
+    {errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ENXIO, errno.ENODEV, errno.EXDEV}
 )
 """Errors that are a property of the file, such as a link or a socket. Every other error, such as too many open files or a
 stale handle, is transient: it says nothing about the checkpoint, which is examined again."""

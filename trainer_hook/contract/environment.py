@@ -56,7 +56,7 @@ KNOWN_SETTINGS = HOOK_SETTINGS | SIDECAR_SETTINGS
 """A pod template may set the variables of both containers in each."""
 REMOVED_SETTINGS = {
     "CKPT_RESUME_FOREIGN": "bring a checkpoint of another system to a new prefix once, as OPERATIONS.md says "
-    "(From the Kubeflow SDK's S3 checkpoints)",
+    "(From the Kubeflow SDK's S3 checkpoints)"
 }
 """Variables of earlier versions, with a replacement. Set to "off", they are ignored."""
 

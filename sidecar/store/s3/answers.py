@@ -27,11 +27,7 @@ _ROOTS = {
     "DeleteObjects": "Delete",
 }
 """First letters of the root element's name, by operation; some stores end it differently."""
-_SUCCESS = {
-    "GetObject": frozenset({200, 206}),
-    "AbortMultipartUpload": frozenset({200, 204}),
-    "DeleteObject": frozenset({204}),
-}
+_SUCCESS = {"GetObject": frozenset({200, 206}), "AbortMultipartUpload": frozenset({200, 204}), "DeleteObject": frozenset({204})}
 _USUAL_SUCCESS = frozenset({200})
 _UNCHANGED = frozenset({"", "identity", "aws-chunked"})
 """Content-Encoding values that leave the stored bytes unchanged. Some stores repeat the one of the upload."""

@@ -137,10 +137,7 @@ class HedgedCall:
         if self._held is not None or now_s < self._decide_s() or self._call.within_s is not None:
             return
         place = self._pulse.place_of_hedge(
-            self._waiting,
-            at_once=hedging.at_once(is_costly=self._is_costly),
-            waiting_since_s=self._latest_s,
-            now_s=now_s,
+            self._waiting, at_once=hedging.at_once(is_costly=self._is_costly), waiting_since_s=self._latest_s, now_s=now_s
         )
         if place is None:
             return

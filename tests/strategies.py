@@ -89,7 +89,7 @@ def markers(step: st.SearchStrategy[int | None] | None = None) -> st.SearchStrat
 
 trainer_states = st.builds(
     TrainerState,
-    state=st.sampled_from(sorted(contract.TRAINER_STATES)),
+    state=st.sampled_from(sorted(contract.names.TRAINER_STATES)),
     attempt=st.none() | ids,
     step=st.none() | steps,
     world_size=st.none() | st.integers(1, 2**40),

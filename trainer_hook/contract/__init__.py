@@ -7,7 +7,6 @@ into values and back. FORMAT.md is its prose.
 from trainer_hook.contract.environment import HOOK_SETTINGS as HOOK_SETTINGS
 from trainer_hook.contract.environment import KNOWN_SETTINGS as KNOWN_SETTINGS
 from trainer_hook.contract.environment import REMOVED_SETTINGS as REMOVED_SETTINGS
-from trainer_hook.contract.environment import SHARED_SETTINGS as SHARED_SETTINGS
 from trainer_hook.contract.environment import SIDECAR_SETTINGS as SIDECAR_SETTINGS
 from trainer_hook.contract.environment import check_settings as check_settings
 from trainer_hook.contract.environment import node_from_environment as node_from_environment
@@ -18,7 +17,6 @@ from trainer_hook.contract.marker import Marker as Marker
 from trainer_hook.contract.marker import Node as Node
 from trainer_hook.contract.marker import encode_marker as encode_marker
 from trainer_hook.contract.marker import parse_marker as parse_marker
-from trainer_hook.contract.names import ACTIONS as ACTIONS
 from trainer_hook.contract.names import ANSWER as ANSWER
 from trainer_hook.contract.names import API_SOCKET as API_SOCKET
 from trainer_hook.contract.names import DEFAULT_API_PORT as DEFAULT_API_PORT
@@ -32,10 +30,6 @@ from trainer_hook.contract.names import LEASES as LEASES
 from trainer_hook.contract.names import LOCK as LOCK
 from trainer_hook.contract.names import MARKER as MARKER
 from trainer_hook.contract.names import MAX_MARKER_BYTES as MAX_MARKER_BYTES
-from trainer_hook.contract.names import MAX_META_BYTES as MAX_META_BYTES
-from trainer_hook.contract.names import MAX_META_DEPTH as MAX_META_DEPTH
-from trainer_hook.contract.names import MAX_NODES as MAX_NODES
-from trainer_hook.contract.names import MAX_PATH_BYTES as MAX_PATH_BYTES
 from trainer_hook.contract.names import META_OF_DOWNLOAD as META_OF_DOWNLOAD
 from trainer_hook.contract.names import META_OWN_SHARDS as META_OWN_SHARDS
 from trainer_hook.contract.names import META_OWNER as META_OWNER
@@ -44,7 +38,6 @@ from trainer_hook.contract.names import META_RESTORED as META_RESTORED
 from trainer_hook.contract.names import META_RESTORED_BOOT as META_RESTORED_BOOT
 from trainer_hook.contract.names import META_RESUMED_FROM as META_RESUMED_FROM
 from trainer_hook.contract.names import META_TRAIN_CALL as META_TRAIN_CALL
-from trainer_hook.contract.names import NOTICE_SOURCES as NOTICE_SOURCES
 from trainer_hook.contract.names import PINS as PINS
 from trainer_hook.contract.names import PREEMPTED_EXIT_CODE as PREEMPTED_EXIT_CODE
 from trainer_hook.contract.names import REASONS as REASONS
@@ -55,7 +48,6 @@ from trainer_hook.contract.names import SYSTEM_DIR as SYSTEM_DIR
 from trainer_hook.contract.names import TERMINATING as TERMINATING
 from trainer_hook.contract.names import TOKEN as TOKEN
 from trainer_hook.contract.names import TRAINER_STATE as TRAINER_STATE
-from trainer_hook.contract.names import TRAINER_STATES as TRAINER_STATES
 from trainer_hook.contract.names import ContractError as ContractError
 from trainer_hook.contract.names import LaterFormatError as LaterFormatError
 from trainer_hook.contract.names import check_id as check_id

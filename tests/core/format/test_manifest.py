@@ -30,16 +30,8 @@ from sidecar.core.format.manifest import (
 )
 from tests import strategies
 from tests.outcome import outcome
-from trainer_hook.contract import (
-    MAX_META_DEPTH,
-    MAX_NODES,
-    ContractError,
-    LaterFormatError,
-    Marker,
-    check_path,
-    encode_marker,
-    parse_marker,
-)
+from trainer_hook.contract import ContractError, LaterFormatError, Marker, check_path, encode_marker, parse_marker
+from trainer_hook.contract.names import MAX_META_DEPTH, MAX_NODES
 
 KEY = "checkpoint-20/.complete"
 MANIFESTS = "checkpoint-20/.ckpt/a1/"

@@ -104,7 +104,7 @@ def test_a_place_that_cannot_be_names_its_variables(environ: dict[str, str], nam
         node_from_environment(environ)
 
 
-@pytest.mark.parametrize(("index", "count"), [(-1, 1), (1, 1), (0, 0), (0, -1), (0, contract.MAX_NODES + 1)])
+@pytest.mark.parametrize(("index", "count"), [(-1, 1), (1, 1), (0, 0), (0, -1), (0, contract.names.MAX_NODES + 1)])
 def test_a_node_that_does_not_exist_cannot_be_made(index: int, count: int) -> None:
     with pytest.raises(ContractError):
         Node(index, count)
@@ -127,7 +127,7 @@ def test_outside_kubernetes_there_is_no_uid(mountinfo: str) -> None:
 
 
 def test_each_side_knows_the_settings_of_the_other_and_shares_some() -> None:
-    assert contract.HOOK_SETTINGS & contract.SIDECAR_SETTINGS == contract.SHARED_SETTINGS
+    assert contract.HOOK_SETTINGS & contract.SIDECAR_SETTINGS == contract.environment.SHARED_SETTINGS
     assert contract.KNOWN_SETTINGS == contract.HOOK_SETTINGS | contract.SIDECAR_SETTINGS
     assert all(re.fullmatch(r"CKPT_[A-Z0-9_]+", name) for name in contract.KNOWN_SETTINGS)
     assert not contract.REMOVED_SETTINGS.keys() & contract.KNOWN_SETTINGS

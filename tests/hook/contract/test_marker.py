@@ -11,9 +11,6 @@ from tests import strategies
 from tests.outcome import outcome
 from trainer_hook.contract import (
     MAX_MARKER_BYTES,
-    MAX_META_BYTES,
-    MAX_META_DEPTH,
-    MAX_NODES,
     META_PARTIAL,
     META_RESTORED,
     REASONS,
@@ -24,6 +21,7 @@ from trainer_hook.contract import (
     encode_marker,
     parse_marker,
 )
+from trainer_hook.contract.names import MAX_META_BYTES, MAX_META_DEPTH, MAX_NODES
 
 NAME = "checkpoint-20"
 

@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 from tests import strategies
 from tests.outcome import outcome
 from trainer_hook import contract
-from trainer_hook.contract import (
-    MAX_PATH_BYTES,
-    ContractError,
-    check_id,
-    check_path,
-    checkpoint_name,
-    is_checkpoint_name,
-    step_of,
-)
+from trainer_hook.contract import ContractError, check_id, check_path, checkpoint_name, is_checkpoint_name, step_of
+from trainer_hook.contract.names import MAX_PATH_BYTES
 
 
 @given(strategies.steps)

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from tests import strategies
 from tests.outcome import outcome
 from trainer_hook.contract import (
-    ACTIONS,
-    NOTICE_SOURCES,
     AnswerFile,
     ContractError,
     Notice,
@@ -26,6 +24,7 @@ from trainer_hook.contract import (
     parse_request,
     parse_trainer_state,
 )
+from trainer_hook.contract.names import ACTIONS, NOTICE_SOURCES
 
 requests = st.builds(RequestFile, id=st.text(st.characters(codec="utf-8"), min_size=1), action=st.sampled_from(sorted(ACTIONS)))
 identifiers = st.text(st.characters(codec="utf-8"), min_size=1)

@@ -16,7 +16,7 @@ from sidecar.core.lifecycle.exit_codes import EXIT_CONFIGURATION
 
 COMMANDS = {
     "run": "container",
-    "status": "status",
+    "status": "container",
     "ls": "checkpoints",
     "show": "checkpoints",
     "verify": "store_care",

@@ -1,4 +1,4 @@
-"""``run``, ``probe``, ``drain``: what Kubernetes starts in the sidecar's container."""
+"""``run``, ``probe``, ``drain``, ``status``: the commands of ``direct``, with all of their options."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def probe(ready: Annotated[bool, typer.Option("--ready", help="also ask whether 
 def drain(as_json: Json = False) -> int:
     """Give a termination notice; for preStop, returns at once."""
     return direct.drain(as_json=as_json)
+
+
+def status(watch: Annotated[bool, typer.Option("--watch", help="redraw every second")] = False, as_json: Json = False) -> int:
+    """Show what is durable, what is on its way, what is at risk."""
+    return direct.status(watch=watch, as_json=as_json)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
 
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.durations import Durations
 from sidecar.catalog.events import Events
 from sidecar.catalog.inventory import Inventory
 from sidecar.catalog.scanner import Scanner
+from sidecar.core.lifecycle.phases import Phase
 from sidecar.daemon.settings import Settings
-from sidecar.daemon.state import DaemonState
 from sidecar.download.local_copies import LocalCopies
 from sidecar.download.quarantine import Quarantine
 from sidecar.download.request_worker import RequestWorker
@@ -27,7 +29,7 @@ from sidecar.lifecycle.termination import Termination
 from sidecar.retention.cleaner import Cleaner
 from sidecar.retention.known_steps import KnownSteps
 from sidecar.retention.store_retention import StoreRetention
-from sidecar.store.protocol import Store
+from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
 from sidecar.transfer.rate_gate import RateGate
@@ -36,6 +38,31 @@ from sidecar.volume.token_file import TokenFile
 from sidecar.volume.volume import Volume
 from sidecar.volume.watch import Hints
 from trainer_hook.contract import TOKEN
+
+T = TypeVar("T")
+
+
+class DaemonState:
+    """Phase, capabilities of the store, and the end. Only the daemon writes it; the API reads it."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.STARTING
+        self.capabilities: Capabilities | None = None
+        """Capabilities of the store; ``None`` until it was reached."""
+        self.store_opened = asyncio.Event()
+        """The store was reached, and uploads and downloads may begin."""
+        self.ended = asyncio.Event()
+        """The exit code is decided: calls of the API that still wait are answered."""
+
+    async def unless_ended(self, waiting: Coroutine[Any, Any, T]) -> T | None:
+        """Return the result of ``waiting``, or ``None`` if the sidecar ends first."""
+        task, end = asyncio.create_task(waiting), asyncio.create_task(self.ended.wait())
+        try:
+            await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            end.cancel()
 
 
 class Services:

@@ -6,7 +6,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from sidecar.core.format.key_limits import KeyLimits
 from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from sidecar.errors import AccessRefused, AlreadyExists, CorruptObject, NoFolder, NotFound, OversizedDocument, StoreError
 from sidecar.store.file.errors import HAS_NO_LINKS, suppress_unsupported, translated, writing
-from sidecar.store.file.pod_disk import ends_with_container
 from sidecar.store.file.uploads import UPLOADS, Uploads, append, write_all
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
 from sidecar.store.slice import FileSlice
@@ -24,6 +23,8 @@ STALE_S = 86_400.0
 """Age in seconds from which a temporary file is an orphan: no living process writes it."""
 PLACE_TRIES = 10
 """Attempts to place an object: other processes remove empty folders, also the one that the object is about to enter."""
+IN_A_POD = "KUBERNETES_SERVICE_HOST"
+"""The kubelet sets it in each container, and deletes the container's own file system with it."""
 
 
 class FileStore:
@@ -329,6 +330,11 @@ def _unless_gone(error: OSError) -> None:
     # An unreadable folder must not look empty: objects missing from a listing count as deleted.
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
+
+
+def ends_with_container(folder: Path, *, environ: Mapping[str, str], root: Path = Path("/")) -> bool:
+    """Whether a folder lies on the container's own file system, not on a volume that is mounted there. Outside pods: false."""
+    return bool(environ.get(IN_A_POD)) and folder.stat().st_dev == root.stat().st_dev
 
 
 def sync_directory(path: Path) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sidecar.store.file.pod_disk import IN_A_POD, ends_with_container
-from sidecar.store.file.store import FileStore
+from sidecar.store.file.store import IN_A_POD, FileStore, ends_with_container
 from tests.mounts import small_volume
 from tests.process.sidecar_process import sidecar
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import http.client
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -23,12 +24,8 @@ from sidecar.store.http.answer import Connection, HeadReader, OpenAnswer
 from sidecar.store.http.dial import NotNeeded
 from sidecar.store.http.link import TICK_S, Place, Silent
 from sidecar.store.http.tries import AnswerGate, HedgeState, Try, Watcher, any_is_answered
+from sidecar.store.http.wire import Request, Wire
 from sidecar.store.slice import FileSlice
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from sidecar.store.http.wire import Request, Wire
 
 log = structlog.get_logger()
 
@@ -304,6 +301,20 @@ class Exchange:
 
     def _waiting(self) -> list[Try]:
         return [attempt for attempt in self._tries if not attempt.is_answered and attempt.sent_s]
+
+
+@contextmanager
+def sent(wire: Wire, request: Request) -> Iterator[Callable[[], OpenAnswer]]:
+    """Send a request with its body; the function yielded waits for the answer. Other requests can be sent meanwhile.
+
+    A connection whose answer was not read to its end is closed.
+    """
+    exchange = Exchange(wire, request)
+    try:
+        exchange.send()
+        yield exchange.answer
+    finally:
+        exchange.end()
 
 
 def _checksum(body: FileSlice | bytes | None) -> int | None:

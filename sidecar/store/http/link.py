@@ -74,10 +74,6 @@ class Pulse:
         self._body_hedges = 0
         """The same of bodies that were sent as a whole."""
 
-    def heard(self) -> None:
-        """Record that bytes moved on a connection."""
-        self.quiet.heard_s = time.monotonic()
-
     def late_s(self, kind: str) -> float:
         """Return after how many seconds a request of this kind is late."""
         return self.latencies.late_s(kind, hurried=self.hurried)

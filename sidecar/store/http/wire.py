@@ -11,6 +11,7 @@ import functools
 import http.client
 import ssl
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from urllib.parse import urlsplit
 
 from sidecar.store.http.answer import Connection, OpenAnswer
 from sidecar.store.http.dial import CannotConnect, Dialler
-from sidecar.store.http.exchange import Exchange
 from sidecar.store.http.link import Pulse
 from sidecar.store.http.proxy import HttpProxy, proxy_at
 from sidecar.store.http.tries import Watcher
@@ -118,23 +118,6 @@ class Wire:
         weakref.finalize(self, _close_idle, self._idle)
         self._buffers: list[memoryview] = []
 
-    @contextmanager
-    def sent(self, request: Request) -> Iterator[Callable[[], OpenAnswer]]:
-        """Send a request with its body; the function yielded waits for the answer. Other requests can be sent meanwhile.
-
-        A connection whose answer was not read to its end is closed.
-        """
-        exchange = Exchange(self, request)
-        try:
-            exchange.send()
-            yield exchange.answer
-        finally:
-            exchange.end()
-
-    def hurry(self, hurried: bool) -> None:
-        """Hedge sooner after a termination notice (``True``), or as usual once the notice is withdrawn (``False``)."""
-        self.pulse.hurried = hurried
-
     def retire(self) -> None:
         """Close the idle connections and keep none from now on. Requests in flight continue."""
         with self._lock:
@@ -168,7 +151,7 @@ class Wire:
             while count := body.readinto(buffer):
                 if unwatched_bytes >= WATCHED_BYTES:
                     unwatched_bytes = 0
-                    self.pulse.heard()
+                    self.pulse.quiet.heard_s = time.monotonic()
                     if answers.early():
                         raise ConnectionResetError("answered before all was sent")
                 connection.sendall(buffer[:count])

@@ -10,6 +10,7 @@ import structlog
 
 from sidecar.errors import StoreUnavailable
 from sidecar.store.http.answer import OpenAnswer
+from sidecar.store.http.exchange import sent
 from sidecar.store.http.link import Silent
 from sidecar.store.http.wire import Wire, whole
 from sidecar.store.s3.answers import OpenBody, check_object, client_error, etag_of_write, is_success
@@ -60,13 +61,13 @@ class WireRequests:
     ) -> Iterator[Callable[[], str]]:
         operation = "UploadPart" if query else "PutObject"
         request = self._signer.request("PUT", key, query=query, headers=headers, body=body, sha256=sha256, kind=operation)
-        with self._wire.sent(request) as answered:
+        with sent(self._wire, request) as answered:
             yield lambda: _etag(answered(), operation)
 
     @contextmanager
     def getting(self, key: str, headers: Fields, *, silences: int = 0) -> Iterator[Callable[[], OpenBody]]:  # noqa: D102
         request = self._signer.request("GET", key, headers=headers, kind="GetObject", silences=silences)
-        with self._wire.sent(request) as answered:
+        with sent(self._wire, request) as answered:
             yield lambda: _object(answered(), key)
 
     def close(self) -> None:  # noqa: D102

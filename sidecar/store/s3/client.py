@@ -177,7 +177,7 @@ class Clients:
                     continue
                 self._made, self._secrets = made, secrets
                 self._wires.add(made.wire)
-                made.wire.hurry(self._hurried)
+                made.wire.pulse.hurried = self._hurried
                 if self._closed:
                     made.wire.close()
                 return made
@@ -187,7 +187,7 @@ class Clients:
         with self._lock:
             self._hurried = hurried
             for wire in self._wires:
-                wire.hurry(hurried)
+                wire.pulse.hurried = hurried
 
     def forget(self) -> None:
         """Read credentials and certificates again before the next request. Requests in flight keep theirs."""

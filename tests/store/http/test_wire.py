@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.store.http.answer import OpenAnswer
+from sidecar.store.http.exchange import sent
 from sidecar.store.http.link import Silent
 from sidecar.store.http.wire import Request, WholeAnswer, Wire, whole
 from sidecar.store.slice import FileSlice, OpenGate
@@ -34,7 +35,7 @@ def exchange(wire: Wire, request: Request) -> WholeAnswer:
     """Send a request and return its whole answer; after an answer that stopped midway, once more."""
     while True:
         try:
-            with wire.sent(request) as answered:
+            with sent(wire, request) as answered:
                 return whole(answered())
         except Silent:
             request = replace(request, silences=request.silences + 1)
@@ -99,7 +100,7 @@ def wire(secure: tuple[ssl.SSLContext, Path]) -> Iterator[Wire]:
 
 @contextmanager
 def fetched(wire: Wire, url: str) -> Iterator[OpenAnswer]:
-    with wire.sent(Request("GET", url, {})) as answered:
+    with sent(wire, Request("GET", url, {})) as answered:
         yield answered()
 
 
@@ -240,8 +241,8 @@ def test_several_requests_are_under_way_on_connections_of_their_own(wire: Wire, 
         server(first, second) as url,
         body_of(b"1st") as one,
         body_of(b"2nd") as other,
-        wire.sent(Request("PUT", url, {}, one)) as one_answered,
-        wire.sent(Request("PUT", url, {}, other)) as other_answered,
+        sent(wire, Request("PUT", url, {}, one)) as one_answered,
+        sent(wire, Request("PUT", url, {}, other)) as other_answered,
     ):
         assert whole(one_answered()).content == b"1s"
         assert whole(other_answered()).content == b"2n"
@@ -254,7 +255,7 @@ def test_a_connection_whose_answer_nobody_waited_for_is_not_used_again(wire: Wir
         assert connection.recv(1000) == b""
 
     with server(answers, answers) as url:
-        with wire.sent(Request("GET", url, {})):
+        with sent(wire, Request("GET", url, {})):
             pass
         assert exchange(wire, Request("GET", url, {})).content == b"ok"
         wire.close()
@@ -276,7 +277,7 @@ def test_a_kept_connection_that_ends_instead_of_an_answer_is_replaced_and_the_bo
 
     with server(ends, answers) as url, body_of(b"body") as body:
         assert exchange(wire, Request("PUT", url, {}, body)).content == b"ok"
-        with wire.sent(Request("PUT", url, {}, body)) as answered:
+        with sent(wire, Request("PUT", url, {}, body)) as answered:
             assert whole(answered()).content == b"ok"
     assert came == [b"body"] * 3
 
@@ -343,7 +344,7 @@ def test_a_body_that_does_not_come_is_given_up_after_the_stall(wire: Wire, serve
 def test_it_is_whoever_waits_for_an_answer_that_is_told_that_it_does_not_come(wire: Wire, server: Server) -> None:
     with (
         server(lambda connection: time.sleep(4)) as url,
-        wire.sent(Request("GET", url, {})) as answered,
+        sent(wire, Request("GET", url, {})) as answered,
         pytest.raises(TimeoutError),
     ):
         answered()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -52,7 +53,7 @@ def status(job: JobName, namespace: Namespace = None, context: Context = None, a
     found = jobs.find(cluster, job)
     answer = jobs.status_of(cluster, found)
     if as_json:
-        print(json.dumps({"job": found.name, "kind": found.kind.kind} | answer.fields()))
+        print(json.dumps({"job": found.name, "kind": found.kind.kind} | asdict(answer)))
     else:
         show_status(found.title, answer)
     return 0 if answer.pods_answering else EXIT_UNREACHABLE

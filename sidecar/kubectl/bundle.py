@@ -8,6 +8,7 @@ import os
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def _collected(cluster: Kubectl, job: Job, *, trainer_logs: bool) -> tuple[Files
         else pod_report(pod, None)
         for pod in job.pods
     ]
-    files["status.json"] = _json(job_status(reports, without_pods=why_no_pods(job.workload)).fields())
+    files["status.json"] = _json(asdict(job_status(reports, without_pods=why_no_pods(job.workload))))
     files["workload.json"] = _json(scrubbed_object(job.workload))
     if owner_of(job.workload) is not None:
         _take("owner.json", partial(_owner, cluster, job), files, missing)

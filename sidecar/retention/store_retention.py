@@ -14,7 +14,7 @@ import structlog
 
 from sidecar.catalog.events import Events
 from sidecar.core.commit.resume import newest_first
-from sidecar.core.commit.retention import Deletion, StorePlan, is_surplus, plan_store_deletion
+from sidecar.core.commit.retention import Deletion, StorePlan, plan_store_deletion, surplus_steps
 from sidecar.core.commit.training_line import Committed, origin_of, present_line, train_call_of
 from sidecar.core.format import keys
 from sidecar.errors import UnusableNow
@@ -184,7 +184,7 @@ class StoreRetention:
         uncommitted = [name for name in names if name not in committed]
         self._forget_all_but({(commit.name, commit.crc64nvme) for commit in committed.values()})
         steps = [commit.step for commit in committed.values()]
-        if not is_surplus(steps, keep_newest=self._keep_newest, keep_every_steps=self._keep_every_steps):
+        if not surplus_steps(steps, keep_newest=self._keep_newest, keep_every_steps=self._keep_every_steps):
             retained = (await self._plan(committed, {}, [])).retained
             return RetentionPlan(StorePlan([], [], retained), committed, {}, None, uncommitted)
         line = await _beside(functools.partial(present_line, list(committed.values())), of=len(committed))

@@ -143,7 +143,7 @@ MUTANTS: dict[str, Mutant] = {
     "does not look at the objects": Mutant("retention", _set(Documents, "why_not_whole", _finds_nothing)),
     "knows no quarantine of others": Mutant("retention", _set(Documents, "why_not_whole", _knows_no_quarantine)),
     "never finishes a deletion": Mutant("retention", _set(Revocation, "finish_removal", _finishes_nothing)),
-    "deletes nothing": Mutant("retention", _set(store_retention, "is_surplus", lambda *_, **__: False)),
+    "deletes nothing": Mutant("retention", _set(store_retention, "surplus_steps", lambda *_, **__: [])),
     "does not look again after the commit": Mutant("step", _set(PostCommitCheck, "_check", _looks_at_nothing_again), 600),
     "no version is ever replaced": Mutant("step", _set(Catalog, "is_replaced", lambda *_: False)),
     "an earlier pod takes over": Mutant("job", _set(take_over, "started_later", lambda *_, **__: False), 1700, is_rare=True),

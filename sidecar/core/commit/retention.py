@@ -101,11 +101,6 @@ def plan_release(pending: Iterable[PendingCopy], *, free_bytes: int, wanted_byte
     return [] if missing_bytes > 0 else plan
 
 
-def is_surplus(steps: Iterable[int], *, keep_newest: int, keep_every_steps: int | None) -> bool:
-    """Whether any step in the store could be deleted, judged by the steps alone."""
-    return bool(surplus_steps(steps, keep_newest=keep_newest, keep_every_steps=keep_every_steps))
-
-
 def surplus_steps(steps: Iterable[int], *, keep_newest: int, keep_every_steps: int | None) -> list[int]:
     """Return the steps in the store that could be deleted, judged by the steps alone, newest first."""
     older = sorted(steps, reverse=True)[keep_newest:]

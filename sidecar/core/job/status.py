@@ -7,7 +7,7 @@ whether a save fits the grace period, is decided by the worst pod.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -75,10 +75,6 @@ class JobStatus:
     sent_bytes: int
     pending_bytes: int
     pods: tuple[PodReport, ...]
-
-    def fields(self) -> dict[str, Any]:
-        """Return it as JSON shows it."""
-        return asdict(self)
 
 
 def pod_report(pod: JobPod, answer: Mapping[str, Any] | None, error: str | None = None) -> PodReport:

@@ -11,9 +11,9 @@ from sidecar.core.commit.retention import (
     Deletion,
     Kept,
     StorePlan,
-    is_surplus,
     plan_local_deletion,
     plan_store_deletion,
+    surplus_steps,
     turn_after_s,
 )
 from sidecar.core.commit.training_line import Committed, present_line
@@ -144,7 +144,8 @@ def test_what_stays_although_its_step_is_old_has_a_reason(
     counted = [commit.name for commit in present_line(given[0]) if commit.name in given[1]][:keep_newest]
     assert names(plan.deletions) | names(plan.kept) == surplus - set(counted)
     assert not names(plan.deletions) & names(plan.kept)
-    assert bool(surplus) == is_surplus(steps, keep_newest=keep_newest, keep_every_steps=every)
+    found = surplus_steps(steps, keep_newest=keep_newest, keep_every_steps=every)
+    assert surplus == {f"checkpoint-{step}" for step in found}
 
 
 @given(stores(), counts, strides)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -94,7 +94,7 @@ def test_every_pod_that_needs_attention_is_named(pods: list[PodReport]) -> None:
     for pod in pods:
         if pod.state is not Answered.YES:
             assert pod.pod in said
-    json.dumps(found.fields())
+    json.dumps(asdict(found))
 
 
 @given(st.dictionaries(st.sampled_from(["safety", "phase", "node_index", "newest_durable_step", "other"]), st.none()))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.commit.retention import is_surplus, surplus_steps
+from sidecar.core.commit.retention import surplus_steps
 from sidecar.core.planning import cost
 from sidecar.core.planning.cost import Policy, Prices, lost_work, put_requests, store_cost
 
@@ -91,4 +91,3 @@ def test_surplus_steps_are_old_and_not_kept_for_ever(steps: list[int], keep: int
     surplus = surplus_steps(steps, keep_newest=keep, keep_every_steps=every)
     newest = sorted(steps)[-keep:]
     assert set(surplus) == {step for step in steps if step not in newest and not (every and step % every == 0)}
-    assert is_surplus(steps, keep_newest=keep, keep_every_steps=every) == bool(surplus)

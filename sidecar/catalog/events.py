@@ -39,7 +39,8 @@ class Events:
 
     def __init__(self) -> None:
         self._kept: deque[Event] = deque(maxlen=KEPT)
-        self._number = 0
+        self.newest = 0
+        """Number of the latest event, 0 before the first."""
         self._news = asyncio.Event()
         self._observers: list[Callable[[str, dict[str, Any]], object]] = []
 
@@ -51,17 +52,12 @@ class Events:
         """Record an event. ``quiet``: do not log it (progress)."""
         if not quiet:
             getattr(log, level)(name, **fields)
-        self._number += 1
-        self._kept.append(Event(self._number, name, fields))
+        self.newest += 1
+        self._kept.append(Event(self.newest, name, fields))
         for happened in self._observers:
             happened(name, fields)
         self._news.set()
         self._news = asyncio.Event()
-
-    @property
-    def newest(self) -> int:
-        """Number of the latest event, 0 before the first."""
-        return self._number
 
     def after(self, number: int) -> list[Event]:
         """Return the kept events with a higher number."""
@@ -73,7 +69,7 @@ class Events:
 
     async def stream(self, after: int | None = None) -> AsyncIterator[Event | None]:
         """Yield events from now on, or those after a number; ``None`` is a heartbeat."""
-        seen = self._number if after is None or after > self._number else after
+        seen = self.newest if after is None or after > self.newest else after
         while True:
             for event in self.after(seen):
                 seen = event.number

@@ -24,7 +24,8 @@ class RateGate:
 
     def __init__(self, bytes_per_s: int | None) -> None:
         self._condition = threading.Condition()
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
+        """The limit, which ``limit`` changes; ``None``: unlimited."""
         self._closed = False
         self._free_at_s = 0.0
         self._changes = 0
@@ -37,15 +38,10 @@ class RateGate:
         """Bytes sent so far, with and without a limit."""
         return sum(counter.passed_bytes for counter in self._counters)
 
-    @property
-    def bytes_per_s(self) -> int | None:
-        """The limit; ``None``: unlimited."""
-        return self._bytes_per_s
-
     def limit(self, bytes_per_s: int | None) -> None:
         """Change the limit; ``None`` lifts it."""
         with self._condition:
-            self._bytes_per_s = bytes_per_s
+            self.bytes_per_s = bytes_per_s
             self._free_at_s = 0.0
             self._changes += 1
             self._condition.notify_all()
@@ -71,18 +67,18 @@ class RateGate:
         Raises:
             Stopped: The gate is closed.
         """
-        if self._bytes_per_s is not None:  # without a limit, threads do not contend for the lock
+        if self.bytes_per_s is not None:  # without a limit, threads do not contend for the lock
             self._wait_for_rate(size_bytes)
         self.check()
         self._count(size_bytes)
 
     def _wait_for_rate(self, size_bytes: int) -> None:
         with self._condition:
-            while self._bytes_per_s is not None and not self._closed:
+            while self.bytes_per_s is not None and not self._closed:
                 # Idle time earns no credit, so that a pause is not followed by a burst.
                 self._free_at_s = max(self._free_at_s, time.monotonic())
                 mine_s, changes = self._free_at_s, self._changes
-                self._free_at_s += size_bytes / self._bytes_per_s
+                self._free_at_s += size_bytes / self.bytes_per_s
                 while (left_s := mine_s - time.monotonic()) > 0 and (self._changes, self._closed) == (changes, False):
                     self._condition.wait(left_s)
                 if changes == self._changes:  # else: the next turn is counted by the new limit
@@ -121,24 +117,20 @@ class PauseGate:
     def __init__(self, gate: RateGate) -> None:
         self._gate = gate
         self._counting = threading.Lock()
-        self._held = False
+        self.is_held = False
+        """The checkpoint's bytes are paused."""
         self._exempt = 0
         self._exempt_threads: set[int] = set()
         """Ids of the threads that are exempt from the pause."""
         self.passed_bytes = 0
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the checkpoint's bytes are paused."""
-        return self._held
 
     def hold(self, held: bool, *, exempt: int = 0) -> None:
         """Pause the checkpoint's bytes, or let them pass again. Bytes that the kernel has taken are sent nevertheless.
 
         ``exempt``: number of in-flight requests allowed to finish, because other uploads wait for their connections.
         """
-        if (held, exempt) != (self._held, self._exempt):
-            self._held, self._exempt = held, exempt
+        if (held, exempt) != (self.is_held, self._exempt):
+            self.is_held, self._exempt = held, exempt
             self._exempt_threads = self._exempt_threads if held else set()
             self._gate.wake()
 
@@ -148,16 +140,16 @@ class PauseGate:
         Raises:
             Stopped: The gate is closed.
         """
-        self._gate.wait_while(self._is_held)
+        self._gate.wait_while(self._holds_thread)
         self._gate.pass_through(size_bytes)
         with self._counting:
             self.passed_bytes += size_bytes
 
-    def _is_held(self) -> bool:
+    def _holds_thread(self) -> bool:
         thread, exempt_threads = threading.get_ident(), self._exempt_threads
-        if self._held and len(exempt_threads) < self._exempt:
+        if self.is_held and len(exempt_threads) < self._exempt:
             exempt_threads.add(thread)
-        return self._held and thread not in exempt_threads
+        return self.is_held and thread not in exempt_threads
 
 
 class RetryGate:

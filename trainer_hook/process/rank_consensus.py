@@ -141,7 +141,8 @@ class RankConsensus:
         ``timeout_s``: longest wait for another rank, if the script's own process group does not wait longer.
         """
         self.world = World()
-        self._group: Any = None
+        self.group: Any = None
+        """The gloo group of all ranks; ``None``: a single process."""
         self._tick = self._next_tick = 0
         self._kind = ""
         self._last: tuple[int, float] | None = None
@@ -150,14 +151,9 @@ class RankConsensus:
         self._timeout_s = max(MIN_TIMEOUT_S, timeout_s)
         self._join()
 
-    @property
-    def group(self) -> Any:
-        """The gloo group of all ranks; ``None``: a single process."""
-        return self._group
-
     def new_group(self) -> Any:
         """Return another gloo group of all ranks, for use in a thread; ``None``: a single process. Collective."""
-        if self._group is None:
+        if self.group is None:
             return None
         import torch.distributed as dist
 
@@ -176,7 +172,7 @@ class RankConsensus:
         try:
             if (arrive := _barrier_of_script()) is not None:
                 arrive(timeout, wait_all_ranks=False)
-            self._group = dist.new_group(backend="gloo", timeout=timeout)
+            self.group = dist.new_group(backend="gloo", timeout=timeout)
         except RuntimeError as error:
             raise _unreachable(error) from error
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -184,7 +180,7 @@ class RankConsensus:
         world = place_by_launcher(os.environ, rank, size) if os.environ.get("LOCAL_WORLD_SIZE") else None
         if world is None or world.local_size == 1:  # mpirun, srun and the like
             places: list[Any] = [None] * size
-            dist.all_gather_object(places, (socket.gethostname(), os.environ.get("LOCAL_RANK", "0")), group=self._group)
+            dist.all_gather_object(places, (socket.gethostname(), os.environ.get("LOCAL_RANK", "0")), group=self.group)
             # On CPUs accelerate sets LOCAL_WORLD_SIZE=1 where the launcher says nothing.
             if world is None or any(local_rank != "0" for _, local_rank in places):
                 world = place_among([host for host, _ in places], rank)
@@ -199,7 +195,7 @@ class RankConsensus:
 
         Raises ``RanksUnreachable``: training without saves would go on to its end, and fail there.
         """
-        if self._group is None:
+        if self.group is None:
             return mine()
         self._tick += 1
         if kind == self._kind and self._tick < self._next_tick:
@@ -224,16 +220,16 @@ class RankConsensus:
 
     def all_agree(self, yes: bool) -> bool:
         """Whether every rank passes true. A barrier."""
-        return yes if self._group is None else self._reduce([float(not yes)])[0] == 0
+        return yes if self.group is None else self._reduce([float(not yes)])[0] == 0
 
     def from_rank_0(self, value: Any) -> Any:
         """Return rank 0's value on every rank."""
-        if self._group is None:
+        if self.group is None:
             return value
         import torch.distributed as dist
 
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._group, device="cpu")
+        dist.broadcast_object_list(box, src=0, group=self.group, device="cpu")
         return box[0]
 
     def _reduce(self, values: list[float]) -> list[float]:
@@ -243,7 +239,7 @@ class RankConsensus:
         tensor = torch.tensor(values, dtype=torch.float64)
         self.waits_since_s = time.monotonic()
         try:
-            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.group)
         finally:
             self.waits_since_s = None
         reduced: list[float] = tensor.tolist()

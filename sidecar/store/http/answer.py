@@ -58,7 +58,8 @@ class OpenAnswer:
         self._left = self._length(method)
         """Bytes left of the body, or of the current chunk of a chunked body; ``None``: until the connection is closed."""
         self._in_chunk = False
-        self._ended = self._left == 0 and not self.is_chunked
+        self.is_whole = self._left == 0 and not self.is_chunked
+        """The body was read to its end. Without a length and without chunks, a closed connection counts as the end."""
         self.body_bytes = None if self.is_chunked else self._left
         """Length of the body by its head; ``None``: the head does not give it."""
 
@@ -90,14 +91,9 @@ class OpenAnswer:
         return int(length)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the body was read to its end. Without a length and without chunks, a closed connection counts as the end."""
-        return self._ended
-
-    @property
     def leaves_connection_usable(self) -> bool:
         """Whether the body was read to its end and the connection can be reused."""
-        return self._ended and self._stays and not self._rest
+        return self.is_whole and self._stays and not self._rest
 
     def end_connection(self) -> None:
         """Rule out that the connection is reused, whatever the head says."""
@@ -105,17 +101,17 @@ class OpenAnswer:
 
     def readinto(self, buffer: memoryview, /) -> int:
         """Fill the beginning of ``buffer`` and return the count; 0 at EOF, also a premature one (see ``is_whole``)."""
-        if not self._ended and self._left == 0:
+        if not self.is_whole and self._left == 0:
             self._begin_chunk()
-        if self._ended or not len(buffer):
+        if self.is_whole or not len(buffer):
             return 0
         room = buffer if self._left is None else buffer[: self._left]
         count = self._take(room)
         if self._left is None:
-            self._ended, self._stays = count == 0, False
+            self.is_whole, self._stays = count == 0, False
         else:
             self._left -= count
-            self._ended = self._left == 0 and not self.is_chunked
+            self.is_whole = self._left == 0 and not self.is_chunked
         return count
 
     def read(self, most: int | None = None) -> bytes:
@@ -128,7 +124,7 @@ class OpenAnswer:
         while most is None or len(content) < most:
             count = self.readinto(buffer if most is None else buffer[: most - len(content)])
             if not count:
-                if not self._ended:
+                if not self.is_whole:
                     raise IncompleteRead(bytes(content))
                 break
             content += buffer[:count]
@@ -151,7 +147,7 @@ class OpenAnswer:
         self._left, self._in_chunk = int(size[1], 16), True
         if self._left == 0:
             self._pass_over_trailers()
-            self._ended = True
+            self.is_whole = True
 
     def _pass_over_trailers(self) -> None:
         passed_bytes = 0

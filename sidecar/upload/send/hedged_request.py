@@ -23,17 +23,13 @@ class SendTry:
         self._body: FileSlice | None = None
         self._changing = threading.Lock()
         self._is_through = False
-        self._given_up = False
+        self.is_cancelled = False
+        """Another try arrived first, so that the outcome of this one is ignored."""
 
     @property
     def left_bytes(self) -> int | None:
         """Bytes not sent yet; ``None`` before the start."""
         return None if self._body is None else self._body.size_bytes - self._body.tell()
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether another try arrived first, so that the outcome of this one is ignored."""
-        return self._given_up
 
     def carries(self, body: FileSlice) -> FileSlice:
         """Set the body, also of a retry, and return it."""
@@ -53,14 +49,14 @@ class SendTry:
         """
         self._gate.pass_through(size_bytes)
         with self._changing:
-            if self._given_up:
+            if self.is_cancelled:
                 raise Stopped("another try arrived first")
             self._is_through = self.left_bytes is not None and size_bytes >= self.left_bytes
 
     def cancel(self) -> bool:
         """Let nothing more pass. Returns True if the body is incomplete, so that the store will not keep it."""
         with self._changing:
-            self._given_up = True
+            self.is_cancelled = True
             return not self._is_through
 
 

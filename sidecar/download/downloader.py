@@ -11,7 +11,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sidecar.core.commit.commit_roster import has_bundle
 from sidecar.core.commit.damage import FULL_PATIENCE_S, SHORT_PATIENCE_S, is_content_of
 from sidecar.core.commit.resume import (
     MissingObject,
@@ -226,9 +225,7 @@ class Downloader:
 
         For a large job they are read from one bundle.
         """
-        gathered: dict[str, bytes] = {}
-        if has_bundle(len(commit.manifests)):
-            gathered = await bundled_manifests(commit, self._store, self._executor)
+        gathered = await bundled_manifests(commit, self._store, self._executor)
         missing = [entry for entry in commit.manifests if entry.key not in gathered]
         read = await self._executor.together(map(self._manifest, missing))
         found: dict[str, bytes | None] = {**gathered, **{entry.key: raw for entry, raw in zip(missing, read, strict=True)}}

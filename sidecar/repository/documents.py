@@ -129,8 +129,7 @@ class Documents:
     async def _compare(self, commit: Commit, listing: Mapping[str, Object]) -> tuple[list[FileEntry], list[str]]:
         """Return the files that the listing does not prove, and the keys of manifests that do not match the commit."""
         check, wrong = ListingCheck(listing), []
-        is_bundled = has_bundle(len(commit.manifests))
-        gathered = await bundled_manifests(commit, self._store, self._executor) if is_bundled else {}
+        gathered = await bundled_manifests(commit, self._store, self._executor)
         for named in commit.manifests:
             manifest = await self._manifest(named, gathered.pop(named.key, None))
             if manifest is None:

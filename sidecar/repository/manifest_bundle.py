@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sidecar.core.commit.commit_roster import has_bundle
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import Commit, ManifestBundle, decode
 from sidecar.errors import StoreError
@@ -11,10 +12,12 @@ from trainer_hook.contract import ContractError
 
 
 async def bundled_manifests(commit: Commit, store: Store, executor: StoreExecutor) -> dict[str, bytes]:
-    """Return the manifests in a commit's bundle, by key; empty: there is none.
+    """Return the manifests in a commit's bundle, by key; empty: there is none, as for every small job.
 
     Manifests whose checksum does not match the commit are left out.
     """
+    if not has_bundle(len(commit.manifests)):
+        return {}
     key = keys.all_manifests(commit.name, commit.attempt)
     try:
         bundle = decode(ManifestBundle, await executor.persistently(store.get, key), key=key)

@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import Any
 
 from sidecar.core.commit.commit import Object
-from sidecar.core.commit.commit_roster import has_bundle
 from sidecar.core.commit.resume import check_manifest, check_node_set, check_paths, newest_first, unlike_listing
 from sidecar.core.commit.summary import StoredState, summaries
 from sidecar.core.format import checksum, keys
@@ -190,7 +189,7 @@ class Verifier(Documents):
         found.problems.append(Problem(key, ProblemKind.QUARANTINED, f"quarantined: {why}"))
 
     async def _read_manifests(self, found: Examined, commit: Commit) -> None:
-        bundle = await bundled_manifests(commit, self._store, self._executor) if has_bundle(len(commit.manifests)) else {}
+        bundle = await bundled_manifests(commit, self._store, self._executor)
         read = await self._executor.together([self._read_manifest(entry, bundle.get(entry.key)) for entry in commit.manifests])
         found.manifests = [manifest for manifest in read if isinstance(manifest, Manifest)]
         found.problems += [problem for problem in read if isinstance(problem, Problem)]

@@ -48,7 +48,7 @@ class PartialFile:
             partial._create()
         with partial.opened() as fd:
             # A recorded range counts only if its bytes have the recorded checksum.
-            partial.there = {offset: (n, crc) for offset, (n, crc) in known.items() if _crc_of(fd, offset, n) == crc}
+            partial.there = {offset: (n, crc) for offset, (n, crc) in known.items() if crc_of(fd, offset, n) == crc}
         return partial
 
     @property
@@ -139,7 +139,7 @@ def holds(place: Place, entry: FileEntry) -> bool:
     except OSError:
         return False
     with opened(fd):
-        return os.fstat(fd).st_size == entry.size_bytes and _crc_of(fd, 0, entry.size_bytes) == entry.crc
+        return os.fstat(fd).st_size == entry.size_bytes and crc_of(fd, 0, entry.size_bytes) == entry.crc
 
 
 def write_at(fd: int, block: memoryview, offset: int) -> None:
@@ -187,7 +187,8 @@ def _is_memory(fd: int) -> bool:
     return False
 
 
-def _crc_of(fd: int, offset: int, length: int) -> int | None:
+def crc_of(fd: int, offset: int, length: int) -> int | None:
+    """Return the CRC64NVME of a range of a file; ``None``: the file ends before it."""
     crc, done, buffer = 0, 0, memoryview(bytearray(BLOCK_BYTES))
     while done < length:
         count = os.preadv(fd, [buffer[: min(BLOCK_BYTES, length - done)]], offset + done)

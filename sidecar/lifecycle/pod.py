@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any, Protocol
 
-from sidecar.core.format.attempts import Restart, of_pod
+from sidecar.core.format.attempts import Restart, of_pod, seconds
 from sidecar.core.format.found_checkpoint import Identity
 from sidecar.core.lifecycle.phases import is_success_of_this_pod
 from sidecar.core.lifecycle.volume_runs import VolumeRun
@@ -14,7 +14,7 @@ from sidecar.daemon.settings import Settings
 from sidecar.lifecycle import pod_record, volume_record
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.volume import Volume
-from trainer_hook.contract import EXIT_REPORT, TRAINER_STATE, ContractError, TrainerState, epoch_seconds, parse_trainer_state
+from trainer_hook.contract import EXIT_REPORT, TRAINER_STATE, ContractError, TrainerState, parse_trainer_state
 
 LAST_REPORT = EXIT_REPORT.rpartition("/")[2]
 """File in the state directory: the trusted copy of the exit report for the next sidecar process."""
@@ -148,7 +148,4 @@ def end_of(report: bytes | None) -> tuple[float | None, bool]:
 
 
 def _epoch_s(text: Any) -> float | None:
-    try:
-        return epoch_seconds(text) if isinstance(text, str) else None
-    except ContractError:
-        return None
+    return seconds(text) if isinstance(text, str) else None

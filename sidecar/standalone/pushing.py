@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +11,10 @@ from pathlib import Path
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
 from sidecar.core.commit.summary import StoredState
-from sidecar.core.format import checksum
 from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import FileEntry
 from sidecar.core.lifecycle.states import State
+from sidecar.download.partial_file import crc_of
 from sidecar.errors import CheckpointChanged, CheckpointRejected, NothingFound, RequestRefused
 from sidecar.lifecycle.deadline import Deadline
 from sidecar.lifecycle.idle_prefix import IdlePrefix
@@ -234,15 +233,11 @@ def _is_equal(source: SourceDirectory, checkpoint: Finished, there: Examined) ->
     files = {entry.path: entry for _, entry in there.files()}
     if {file.path: file.size_bytes for file in checkpoint.files} != {e.path: e.size_bytes for e in files.values()}:
         return False
-    return all(_crc_of(source, path) == entry.crc for path, entry in files.items())
-
-
-def _crc_of(source: SourceDirectory, path: str) -> int:
-    crc = 0
-    with source.open(path) as fd:
-        while block := os.read(fd, 1 << 20):
-            crc = checksum.checksum(block, crc)
-    return crc
+    for path, entry in files.items():
+        with source.open(path) as fd:
+            if crc_of(fd, 0, entry.size_bytes) != entry.crc:
+                return False
+    return True
 
 
 def _raise_failure(tracked: Tracked, versions: _DirectoryVersions, last: _LastError) -> None:

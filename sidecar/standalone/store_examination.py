@@ -7,10 +7,10 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from typing import TypeVar
 
 from sidecar.core.format import keys
+from sidecar.core.lifecycle.fencing import seconds_of
 from sidecar.core.planning.store_diagnosis import DENIED_CODES, NEEDS, Operation, StoreFacts, Tried, Trouble, trouble_of_code
 from sidecar.errors import (
     AccessRefused,
@@ -233,9 +233,7 @@ def _trouble(error: StoreError) -> Trouble:
 
 def _skew_s(stored: Stored, began_s: float, ended_s: float) -> float | None:
     """Return this clock minus the store's, from the time of a write; 0 within its uncertainty, the request and a second."""
-    try:
-        at_s = datetime.fromisoformat(stored.modified).timestamp()
-    except ValueError:
+    if (at_s := seconds_of(stored.modified)) is None:
         return None
     if at_s < began_s - 1:
         return began_s - 1 - at_s

@@ -12,6 +12,7 @@ from sidecar.core.commit.commit import GiveWay, ReadyToCommit, Reupload, Wait, m
 from sidecar.core.commit.commit_roster import POLL_S
 from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting
 from sidecar.core.format import keys
+from sidecar.core.format.attempts import seconds
 from sidecar.core.format.manifest import Manifest
 from sidecar.core.lifecycle.states import DISCARDED, State
 from sidecar.core.schedule.parts import largest_file_bytes
@@ -33,7 +34,6 @@ from sidecar.upload.context import UploadContext
 from sidecar.upload.schedule.queue import Active, Queue, Wake
 from sidecar.upload.send.journal import Journal
 from sidecar.upload.versions import Held, Versions
-from trainer_hook.contract import ContractError, epoch_seconds
 
 log = structlog.get_logger()
 
@@ -99,7 +99,8 @@ class UploadJob:
         # A downloaded checkpoint is not written: its attempt is an earlier one, which must not be declared this pod's own.
         if checkpoint.restored_from is None and not await self._wait_for_permission():
             return
-        guard = self._overwrite_guard()
+        name, attempt, save_id = checkpoint.name, checkpoint.attempt, checkpoint.save_id
+        guard = OverwriteGuard(committer, name, attempt, save_id, node=checkpoint.node, clock=context.clock)
         there, before = await self._stored_before(guard)
         if checkpoint.restored_from is not None:
             self._recognize_download(checkpoint.restored_from, there)
@@ -205,17 +206,6 @@ class UploadJob:
         catalog.move(tracked, State.REJECTED, reason=reason)
 
     # Permission to write.
-
-    def _overwrite_guard(self) -> OverwriteGuard:
-        checkpoint = self._checkpoint
-        return OverwriteGuard(
-            self._context.committer,
-            checkpoint.name,
-            checkpoint.attempt,
-            checkpoint.save_id,
-            node=checkpoint.node,
-            clock=self._context.clock,
-        )
 
     async def _stored_before(self, guard: OverwriteGuard) -> tuple[StoredCommit | None, Manifest | None]:
         """Return the commit of the step, and this node's earlier manifest of it."""
@@ -369,7 +359,5 @@ class UploadJob:
 
     def _committed_at_s(self, there: StoredCommit) -> float:
         stamp = there.commit.committed_at if there.commit else None
-        try:
-            return epoch_seconds(stamp) if stamp else self._context.clock.epoch()
-        except ContractError:
-            return self._context.clock.epoch()
+        at_s = seconds(stamp or "")
+        return self._context.clock.epoch() if at_s is None else at_s

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer_hook.contract import ContractError, epoch_seconds
+from sidecar.core.format.attempts import seconds
 
 MOST_KNOWN = 1000
 """Number of checkpoints whose end is waited for; those that were finished first are forgotten beyond it."""
@@ -103,12 +103,9 @@ class CheckpointTraces:
 
 
 def _found(checkpoint: str, fields: Mapping[str, Any], at_s: float) -> _Way:
-    try:
-        saved_s = min(at_s, epoch_seconds(str(fields.get("created_at"))))
-    except ContractError:
-        saved_s = at_s
-    if saved_s < 0:  # of a clock that was not set; a span cannot begin before 1970
-        saved_s = at_s
+    created_s = seconds(str(fields.get("created_at")))
+    # Below 0: of a clock that was not set; a span cannot begin before 1970.
+    saved_s = at_s if created_s is None or created_s < 0 else min(at_s, created_s)
     return _Way(saved_s, max(0.0, float(fields.get("save_s") or 0.0)), at_s, {"checkpoint.name": checkpoint})
 
 

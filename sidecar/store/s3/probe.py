@@ -7,11 +7,11 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
 from typing import Literal, Protocol
 
 from sidecar.core.format import keys
 from sidecar.core.format.checksum import checksum
+from sidecar.core.lifecycle.fencing import seconds_of
 from sidecar.core.schedule.parts import MAX_PARTS, MIN_PART_BYTES
 from sidecar.errors import AccessRefused, AlreadyExists, ConfigurationError, CorruptObject, NotFound, StoreError
 from sidecar.store.protocol import Capabilities, Part, Store, Stored, Verification
@@ -21,8 +21,8 @@ CONTENT = b"checkpoint-sidecar probe\n"
 WRONG_CRC = checksum(CONTENT) ^ 1
 TRIES, NEAR_S = 3, 0.01
 """Round trips below ``NEAR_S`` seconds are measured up to ``TRIES`` times: the first run of our own code takes longer."""
-ABANDONED_AFTER = timedelta(hours=1)
-"""Age from which an object of another probe counts as left by one that was killed."""
+ABANDONED_S = 3600.0
+"""Age in seconds from which an object of another probe counts as left by one that was killed."""
 CHOSEN = {"read-back": Verification.READ_BACK, "off": Verification.OFF}
 
 
@@ -70,15 +70,8 @@ def probe(store: Probed, verify: Literal["auto", "md5", "read-back", "off"]) -> 
 def _delete_older_probes(store: Probed, found: Sequence[Stored], key: str) -> None:
     """Delete what killed probes left: the objects ``found`` that are an hour older than ``key``, by the store's clock."""
     if found:
-        now = next((_time_of(there) for there in store.list(key)), None)
-        store.delete([old.key for old in found if now and (at := _time_of(old)) and now - at > ABANDONED_AFTER])
-
-
-def _time_of(stored: Stored) -> datetime | None:
-    try:
-        return datetime.fromisoformat(stored.modified)
-    except ValueError:
-        return None
+        now_s = next((seconds_of(there.modified) for there in store.list(key)), None)
+        store.delete([old.key for old in found if now_s and (at_s := seconds_of(old.modified)) and now_s - at_s > ABANDONED_S])
 
 
 def _round_trip_s(store: Probed, key: str) -> float:

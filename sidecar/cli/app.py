@@ -42,6 +42,7 @@ COMMANDS = {
 """The module in this package that has a command, as the function or group of its name."""
 
 _NAMES = {"help_option_names": ["-h", "--help"]}
+"""Groups of commands take them over from the program."""
 
 
 def invoke(arguments: Sequence[str]) -> int:

@@ -38,11 +38,7 @@ from sidecar.core.planning.storage import (
 )
 from sidecar.errors import ConfigurationError
 
-plan = typer.Typer(
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Calculate storage, save interval, grace period or cost.",
-)
+plan = typer.Typer(rich_markup_mode=None, help="Calculate storage, save interval, grace period or cost.")
 
 GUIDE = (
     "results of the guide to checkpointing on OpenShift AI (DDP 8B 275 GB, FSDP 7B 200 GB, ZeRO-3 70B LoRA 168 GB); "

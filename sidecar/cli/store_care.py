@@ -121,11 +121,7 @@ def prune(
     return print_answer({"store": address.store, **pruning.fields(is_dry=dry_run)}, plan_text, as_json=as_json)
 
 
-quarantine = typer.Typer(
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="List or release checkpoints that failed verification.",
-)
+quarantine = typer.Typer(rich_markup_mode=None, help="List or release checkpoints that failed verification.")
 
 
 @quarantine.command("ls")

@@ -26,7 +26,7 @@ from sidecar.errors import (
     UnreadableRun,
 )
 from sidecar.lifecycle.pod_record import POD
-from sidecar.lifecycle.run_document import claim
+from sidecar.lifecycle.run_document import claim, owner
 from sidecar.store.protocol import Capabilities, Verification
 from sidecar.transfer.executor import awaited
 from sidecar.upload.commit.committer import Committer
@@ -114,11 +114,35 @@ async def _open_store(services: Services) -> tuple[Capabilities, Run]:
             if settings.verify_access and not error.transient and not _passes_by_itself(error):
                 raise ConfigurationError(str(error)) from None
             services.health.failed(error, store)
+            if isinstance(error, StoreFull) and services.store_reader.downloader is None:
+                await _resume_from_full_store(services)
             await asyncio.sleep(REACH_RETRY_S)
         else:
             services.health.ended(store)
             log.info("store_opened", run_id=run.run_id, verification=capabilities.verification.value)
             return capabilities, run
+
+
+async def _resume_from_full_store(services: Services) -> None:
+    """Let the training resume from a store that takes no byte: reading needs no lease of the prefix.
+
+    The prefix is taken over once it has space. If an earlier pod that is cut off gets space first, it may commit until then:
+    this run does not resume from such a checkpoint, and its own later commits replace it.
+
+    Raises:
+        ConfigurationError: Another job holds the prefix.
+    """
+    settings, store = services.settings, services.store
+    try:
+        run = await services.executor.once(owner, store, run_id=settings.run_id, job=settings.job)
+    except StoreError as error:
+        log.warning("full_store_not_read", error=str(error), hint="it is tried again")
+        return
+    log.warning("store_is_full", store=store.url, hint="it is read, so that the training can resume; uploads wait for space")
+    if run is not None and settings.is_first:
+        services.lease.begin(run, _holder(services))
+        await _despite_damage(services.holder_watch.wait_for_ending)
+    await _begin_resumes(services, is_remote=store.url.startswith("s3:"))
 
 
 async def _despite_damage(work: Callable[[], Awaitable[None]]) -> None:
@@ -155,8 +179,12 @@ async def _opened(services: Services, capabilities: Capabilities) -> None:
         log.warning(
             "store_ends_with_container", store=services.store.url, hint="mount a volume that lasts there, such as a PVC"
         )
+    if services.store_reader.downloader is None:
+        await _begin_resumes(services, is_remote=capabilities.round_trip_s is not None)
+
+
+async def _begin_resumes(services: Services, *, is_remote: bool) -> None:
     await services.inventory.scanned.wait()
-    is_remote = capabilities.round_trip_s is not None
     downloader = Downloader(services.store, services.volume, services.executor, is_remote=is_remote)
     services.store_reader.opened(downloader)
     if services.settings.resume == "eager" and not services.volume.held_leases():

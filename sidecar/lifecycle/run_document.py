@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
+from collections.abc import Callable
 
 from sidecar.core.format import keys
 from sidecar.core.lifecycle.prefix_ownership import Ownership, Run, belongs
@@ -30,12 +31,28 @@ def claim(store: Store, *, run_id: str | None, job: str | None = None) -> Run:
     Raises:
         ConfigurationError: The prefix belongs to another run or job, or its ``run.json`` cannot be read.
     """
+    return _checked(store, _patiently(lambda: _read_or_create(store, run_id, job)), run_id, job)
+
+
+def owner(store: Store, *, run_id: str | None, job: str | None = None) -> Run | None:
+    """Return the run that owns the prefix as ``claim`` does, or ``None`` if there is none: nothing is written. Blocks.
+
+    Raises:
+        ConfigurationError: As ``claim``.
+    """
+    try:
+        return _checked(store, _patiently(lambda: read(store)), run_id, job)
+    except NotFound:
+        return None
+
+
+def _patiently(read_run: Callable[[], Run]) -> Run:
     try:
         for _ in range(UNREADABLE_TRIES - 1):
             with contextlib.suppress(UnreadableRun):  # perhaps damaged in transit, or about to be removed by its writer
-                return _checked(store, _read_or_create(store, run_id, job), run_id, job)
+                return read_run()
             time.sleep(UNREADABLE_PAUSE_S)
-        return _checked(store, _read_or_create(store, run_id, job), run_id, job)
+        return read_run()
     except UnreadableRun as error:
         raise ConfigurationError(str(error)) from None
 

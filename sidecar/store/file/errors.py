@@ -8,12 +8,13 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sidecar.errors import AccessRefused, ImpossibleKey, NotFound, StoreError, StoreUnavailable, TooLarge
+from sidecar.errors import AccessRefused, ImpossibleKey, NotFound, StoreError, StoreFull, StoreUnavailable, TooLarge
 
 HAS_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """Errors of ``link`` on file systems without hard links."""
 _TEMPORARY = re.compile(r"[/]tmp-[0-9a-f]{32}\Z")
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP})
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY})
 _NEXT_STEP = {
     errno.ENOSPC: "free space or inodes on the file system of CKPT_STORE, make it larger, or set CKPT_KEEP_STORE",
@@ -69,5 +70,5 @@ def _meaning(name: str, error: OSError) -> StoreError:
         return ImpossibleKey(name, text.removeprefix(f"{name}: "))
     if number == errno.EFBIG:
         return TooLarge(name, "the file system of CKPT_STORE takes no file of that size")
-    kind = AccessRefused if number in _REFUSED else StoreUnavailable
+    kind = AccessRefused if number in _REFUSED else StoreFull if number in _FULL else StoreUnavailable
     return kind(f"{text}: {_NEXT_STEP.get(number, 'it is tried again')}")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sidecar.core.format.checksum import checksum
-from sidecar.errors import AccessRefused, ImpossibleKey, NotFound, StoreError, StoreUnavailable, TooLarge
+from sidecar.errors import AccessRefused, ImpossibleKey, NotFound, StoreError, StoreFull, StoreUnavailable, TooLarge
 from sidecar.store.file.store import FileStore
 from sidecar.store.file.uploads import UPLOADS
 from sidecar.store.protocol import Verification
@@ -170,8 +170,8 @@ def test_a_volume_that_is_not_mounted_is_not_an_empty_store(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("number", "kind", "said"),
     [
-        (errno.ENOSPC, StoreUnavailable, "free space or inodes"),
-        (errno.EDQUOT, StoreUnavailable, "quota"),
+        (errno.ENOSPC, StoreFull, "free space or inodes"),
+        (errno.EDQUOT, StoreFull, "quota"),
         (errno.EROFS, AccessRefused, "writable"),
         (errno.EACCES, AccessRefused, "fsGroup"),
         (errno.ESTALE, StoreUnavailable, "tried again"),
@@ -215,7 +215,7 @@ def test_a_full_volume_is_named_and_nothing_half_is_left(tmp_path: Path, plain: 
     with small_volume(tmp_path / "small", "2m") as small:
         store = FileStore(small / "run")
         store.probe()
-        with pytest.raises(StoreUnavailable, match="free space"):
+        with pytest.raises(StoreFull, match="free space"):
             plain.put(store, "checkpoint-1/x", b"x" * (3 << 20))
         assert list(store.list("")) == []
         plain.put(store, "checkpoint-1/x", b"x" * (1 << 20))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -99,11 +100,11 @@ class ResumeRequest:
     def begin(self) -> None:
         """Start work on it, or start again after a preemption."""
         self.is_interrupted = False
-        self._show(replace(self.status, state=ResumeState.CHOOSING, passed_over=(), done_bytes=0, total_bytes=0))
+        self._show(replace(self.status, state=ResumeState.CHOOSING, passed_over=(), done_bytes=0, total_bytes=0, meta={}))
 
-    def trying(self, checkpoint: str, step: int | None, size_bytes: int) -> None:
+    def trying(self, checkpoint: str, step: int | None, size_bytes: int, meta: Mapping[str, Any]) -> None:
         """Record the checkpoint being tried."""
-        self._show(replace(self.status, checkpoint=checkpoint, step=step, total_bytes=size_bytes, done_bytes=0))
+        self._show(replace(self.status, checkpoint=checkpoint, step=step, total_bytes=size_bytes, done_bytes=0, meta={**meta}))
 
     def downloading(self) -> None:
         """Record that its files are being downloaded."""
@@ -119,7 +120,13 @@ class ResumeRequest:
         known = [p for p in self.status.passed_over if p.checkpoint != passed.checkpoint]
         self._show(
             replace(
-                self.status, state=ResumeState.CHOOSING, passed_over=(*known, passed), checkpoint=None, step=None, done_bytes=0
+                self.status,
+                state=ResumeState.CHOOSING,
+                passed_over=(*known, passed),
+                checkpoint=None,
+                step=None,
+                done_bytes=0,
+                meta={},
             )
         )
 

@@ -252,7 +252,7 @@ class RequestWorker:
             OSError: The volume cannot hold it.
         """
         name, commit, reader = offer.name, offer.commit, await self._reader.once_open()
-        request.trying(name, commit.step, commit.size_bytes)
+        request.trying(name, commit.step, commit.size_bytes, commit.meta)
         await self.local.deletion_ended(name)  # one that began before the request was known; none begins now
         self._warn_if_elastic(offer)
         known = self._catalog.get(name)

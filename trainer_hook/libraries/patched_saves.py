@@ -11,9 +11,12 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from trainer_hook.libraries.script_saves import SaveCall, expected, published, published_elsewhere
+from trainer_hook.process.log import warn
+from trainer_hook.resuming.script_resume import await_download
 from trainer_hook.saving.async_save import WHOLE_STATE_ON_ONE_RANK
 
 COMPLETE_ON_RETURN = frozenset({"TorchCheckpointEngine", "FastCheckpointEngine"})
@@ -96,9 +99,12 @@ def _still_writing(engines: Sequence[Any]) -> str:
 
 
 def patch_accelerate(accelerator_module: Any) -> None:
-    """Watch ``save_state`` of an imported ``accelerate.accelerator``. What it calls to save its parts publishes nothing."""
+    """Watch ``save_state`` of an imported ``accelerate.accelerator``. What it calls to save its parts publishes nothing.
+
+    A loop of the script's own looks for its checkpoint after it made an ``Accelerator``, which waits for the download.
+    """
     accelerator = accelerator_module.Accelerator
-    original = accelerator.save_state
+    original, initialize = accelerator.save_state, accelerator.__init__
 
     @functools.wraps(original)
     def save_state(self: Any, output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -108,8 +114,27 @@ def patch_accelerate(accelerator_module: Any) -> None:
         with published(call), published_elsewhere(call):
             return original(self, output_dir, *args, **kwargs)
 
+    @functools.wraps(initialize)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not _is_resumed_by_a_driver():
+            try:
+                await_download()
+            except Exception as error:
+                warn(f"the download of a checkpoint is not waited for: {type(error).__name__}: {error}")
+        initialize(self, *args, **kwargs)
+
     if not hasattr(original, "__wrapped__"):
-        accelerator.save_state = save_state
+        accelerator.save_state, accelerator.__init__ = save_state, init
+
+
+def _is_resumed_by_a_driver() -> bool:
+    """Whether the hook resumes the training of this call: a Trainer's, or a loop's that uses ``trainer_hook.accelerate``."""
+    if "trainer_hook.accelerate" in sys.modules:
+        return True
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not str(frame.f_globals.get("__name__")).startswith("transformers."):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _accelerate_call(accelerator: Any, folder: Any) -> SaveCall:

@@ -76,13 +76,15 @@ class Client:
         bar: Bar | None = None,
         share: dict[str, Any] | None = None,
         is_awaited: Callable[[], bool] = lambda: False,
+        is_wanted: Callable[[dict[str, Any]], bool] = lambda _: True,
     ) -> ResumeResult:
         """Request a checkpoint and wait until it is on the volume.
 
         ``checkpoint``: ``latest`` or a name. ``train_call``: only checkpoints of this call; ``None``: any. ``timeout_s``:
         longest wait. ``bar`` draws the progress; where it cannot, ``tell`` is called with a line every five seconds.
         ``share``: ``world_size`` and ``ranks`` of this node; ``None``: the files of all ranks are needed.
-        ``is_awaited``: whether a sidecar that does not answer is about to start.
+        ``is_awaited``: whether a sidecar that does not answer is about to start. ``is_wanted``: whether to go on waiting, by
+        the request's progress; if not, the result has no checkpoint, and is known.
 
         Raises ``SidecarAbsent``: no answer within ``ABSENT_AFTER_S``, or within ``timeout_s`` while it is awaited.
         """
@@ -93,6 +95,9 @@ class Client:
         progress = ask()
         reported_s = time.monotonic()
         while progress.get("state") in ("choosing", "downloading", "idle") and time.monotonic() < until_s:
+            if not is_wanted(progress):
+                progress = {"state": "none"}
+                break
             drawn = bar is not None and bar(progress)
             if not drawn and time.monotonic() - reported_s > 5:
                 reported_s = time.monotonic()

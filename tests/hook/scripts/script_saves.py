@@ -139,6 +139,13 @@ def with_accelerate() -> None:
     accelerator.end_training()
 
 
+def looks_for_its_checkpoint() -> None:
+    from accelerate import Accelerator
+
+    Accelerator(cpu=True)
+    info(f"sees {[path.name for path in VOLUME.glob('checkpoint-*')]}")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     globals()[sys.argv[1]](*sys.argv[2:])

@@ -57,7 +57,8 @@ async def test_the_exit_report_is_written(tmp_path: Path, monkeypatch: pytest.Mo
     nothing = {"exit_code": 0, "newest_durable_step": 20, "durable": ["checkpoint-20"], "given_up": [], "newest_rejected": {}}
     with monkeypatch.context() as patch:
         refuse_threads(patch)
-        await write_in_time(volume, nothing | {"unfinished": {}, "unseen": None, "fenced": None, "grace_used_s": None})
+        more = {"unfinished": {}, "unseen": None, "fenced": None, "grace_used_s": None, "nothing_saved": False}
+        await write_in_time(volume, nothing | more)
     assert json.loads((tmp_path / ".ckpt/exit-report.json").read_text())["newest_durable_step"] == 20
 
 

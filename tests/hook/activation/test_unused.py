@@ -47,6 +47,7 @@ def test_a_script_that_failed_has_other_troubles(code: str, tmp_path: Path) -> N
     assert run(code, tmp_path) == ""
 
 
+@pytest.mark.slow
 def test_without_the_prefix_only_a_script_with_an_optimizer_is_told_so(tmp_path: Path) -> None:
     injected = {"PYTHONPATH": str(INJECT), "CKPT_HOOK": "auto"}
     assert "nothing was saved" in run(OWN_LOOP, tmp_path, (), **injected)

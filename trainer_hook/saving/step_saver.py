@@ -141,6 +141,19 @@ class StepSaver:
         self._lost = not (wrote and self._finish(save))
         return not self._lost
 
+    def save_just_in_time(self, global_step: int, meta: Mapping[str, Any] | None = None) -> bool:
+        """Save the last step of this process as ``save`` does; once more if a rank could not write it and a save still fits.
+
+        A fault of the volume may pass, and nothing else saves this step.
+        """
+        began_s = time.monotonic()
+        saved = self.save(global_step, "jit", meta)
+        took_s, left_s = time.monotonic() - began_s, self._session.stop.left_s()
+        is_lost = self._lost and self._tried == self.name(global_step)
+        if self._consensus.all_agree(not (is_lost and fits(expected_s=took_s, left_s=left_s))):
+            return saved
+        return self.save(global_step, "jit", meta)
+
     def settle(self) -> None:
         """Wait until no asynchronous save is in flight."""
         self._waited, in_flight, self._in_flight = False, self._in_flight, False

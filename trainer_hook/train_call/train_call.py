@@ -145,7 +145,7 @@ class TrainCall:
         meta = self._driver.interrupt()
         self.saver.free_space()
         self.saver.step_seconds = self.monitor.step_seconds
-        return self.saver.save(self._driver.global_step, "jit", meta)
+        return self.saver.save_just_in_time(self._driver.global_step, meta)
 
     def was_worker_killed(self, error: RuntimeError) -> bool:
         """Whether fetching a batch failed because a SIGTERM to the process group ended a DataLoader worker."""

@@ -29,10 +29,13 @@ class Writer(StepWriter):
 
     def __init__(self) -> None:
         self.fails = False
+        self.tries = 0
+        self.failing_tries: set[int] = set()
         self.written: list[str] = []
 
     def write(self, folder: Path) -> None:
-        if self.fails:
+        self.tries += 1
+        if self.fails or self.tries in self.failing_tries:
             raise OSError("no space left on device")
         folder.mkdir()
         (folder / "model").write_bytes(b"weights")
@@ -98,6 +101,27 @@ def test_a_step_is_saved_once(tmp_path: Path, writer: Writer) -> None:
     saver = saver_on(tmp_path, writer)
     assert all(saver.save(5, reason) for reason in ("periodic", "manual", "jit"))
     assert writer.written == ["checkpoint-5"]
+
+
+@pytest.mark.parametrize(("left_s", "tries"), [(25.0, 2), (0.1, 1)])
+def test_a_just_in_time_save_that_failed_is_tried_once_more_if_there_is_time(
+    tmp_path: Path, writer: Writer, left_s: float, tries: int
+) -> None:
+    saver = saver_on(tmp_path, writer)
+    saver._session.stop.notice_at_s = time.monotonic() - (30.0 - left_s)
+    writer.failing_tries = {1}
+    assert saver.save_just_in_time(5) == (tries == 2)
+    assert writer.tries == tries
+    assert len(finished(tmp_path)) == tries - 1
+    assert list(saver._session.not_saved) == ["checkpoint-5"] * (2 - tries)
+
+
+def test_a_just_in_time_save_that_fails_twice_is_given_up(tmp_path: Path, writer: Writer) -> None:
+    saver = saver_on(tmp_path, writer)
+    saver._session.stop.notice_at_s = time.monotonic()
+    writer.fails = True
+    assert not saver.save_just_in_time(5)
+    assert writer.tries == 2
 
 
 @pytest.mark.parametrize("again", ["periodic", "manual", "jit"])

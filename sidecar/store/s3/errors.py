@@ -242,7 +242,8 @@ def _redirected(answer: Any) -> str:
 def refused_deletion(url: str, failed: Sequence[tuple[str, str]]) -> StoreError:
     """Return the error for objects that ``DeleteObjects`` did not delete. ``failed``: their keys and the store's codes."""
     key, code = failed[0]
-    text = f"{url}: {len(failed)} objects were not deleted, the first is {key}: {code or 'no reason given'}"
+    more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+    text = f"{url}: not deleted: {key}{more}: {code or 'no reason given'}"
     if code == "AccessDenied":
         return AccessRefused(f"{text}: grant s3:DeleteObject on the bucket and prefix to these credentials", code=code)
     return StoreUnavailable(f"{text}; it is tried again")

@@ -37,7 +37,7 @@ def exit_report(
     quarantined: dict[str, str],
     unseen: str | None = None,
     unfinished: dict[str, str],
-    had_hook: bool = True,
+    had_hook: bool,
 ) -> dict[str, Any]:
     """Return the report as it is written to ``.ckpt/exit-report.json``.
 

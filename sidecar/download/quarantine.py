@@ -12,6 +12,7 @@ from typing import Any
 
 import structlog
 
+from sidecar.core.commit.damage import is_record_in_force
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import Quarantined, decode, encode
 from sidecar.errors import AlreadyExists, NotFound, StoreError
@@ -206,18 +207,15 @@ class Sharing:
 
     async def _write(self, name: str, record: Quarantined) -> None:
         key, is_passing = keys.quarantined(name, record.commit_crc64nvme), record.missing is not None
-        with contextlib.suppress(AlreadyExists):  # a record that may hold longer is not replaced
+        with contextlib.suppress(AlreadyExists):  # of a record of other damage, which does not end by itself
             await self._executor.persistently(self._store.put, key, encode(record), only_if_absent=is_passing)
 
 
 async def has_obsolete_record(name: str, crc: str, listed: Mapping[str, object], store: Store, executor: StoreExecutor) -> bool:
-    """Whether a quarantine record among the checkpoint's keys names this commit, and no longer holds.
-
-    That is so when the store has the object that was missing: objects of a replicated or copied bucket arrive in any order,
-    and a deleted one may have been restored.
+    """Whether a quarantine record among the checkpoint's keys names this commit, and is not in force.
 
     Raises:
-        KnownBad: A record holds.
+        KnownBad: A record is in force.
         StoreError: The record cannot be read now.
     """
     key = keys.quarantined(name, crc)
@@ -229,7 +227,7 @@ async def has_obsolete_record(name: str, crc: str, listed: Mapping[str, object],
         return False  # released meanwhile
     except ContractError as error:
         raise KnownBad(f"{name} is quarantined, and its record cannot be read: {error}") from None
-    if found.missing in listed:
+    if not is_record_in_force(found.missing, listed):
         return True
     by = f"node {found.node}" if found.node is not None else "a node"
     raise KnownBad(f"{found.reason} (found by {by}{f' at {found.at}' if found.at else ''})")

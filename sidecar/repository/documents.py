@@ -7,11 +7,20 @@ from dataclasses import dataclass
 
 from sidecar.core.commit.commit import ListingCheck, Object, attempt_of
 from sidecar.core.commit.commit_roster import has_bundle
-from sidecar.core.commit.damage import is_known_bad
+from sidecar.core.commit.damage import is_known_bad, is_record_in_force
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.found_checkpoint import Finished
-from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_commit, decode_manifest
-from sidecar.errors import CorruptObject, LaterFormat, NotFound, OversizedDocument
+from sidecar.core.format.manifest import (
+    Commit,
+    FileEntry,
+    Manifest,
+    ManifestEntry,
+    Quarantined,
+    decode,
+    decode_commit,
+    decode_manifest,
+)
+from sidecar.errors import CorruptObject, LaterFormat, NotFound, OversizedDocument, UnusableNow
 from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store
 from sidecar.store.slice import BLOCK_BYTES
@@ -114,12 +123,25 @@ class Documents:
     async def why_not_whole(self, commit: Commit, crc64nvme: str) -> str | None:
         """Return why a commit is incomplete or damaged; ``None``: it is whole. Reads documents and one listing, no data."""
         listing = await self._executor.persistently(self._listing, commit.name)
-        if keys.quarantined(commit.name, crc64nvme) in listing:
+        if await self.quarantine_reason(commit.name, crc64nvme, listing) is not None:
             return "it is quarantined"
         unproven, wrong = await self._compare(commit, listing)
         if wrong or unproven:
             return f"{(wrong or [unproven[0].key])[0]} is missing, or not what was recorded"
         return None
+
+    async def quarantine_reason(self, name: str, crc64nvme: str, listing: Mapping[str, Object]) -> str | None:
+        """Return why a record in a checkpoint's listing keeps this commit from a resume; ``None``: none does."""
+        key = keys.quarantined(name, crc64nvme)
+        if key not in listing:
+            return None
+        try:
+            record = decode(Quarantined, await self._executor.persistently(self._store.get, key), key=key)
+        except (NotFound, ContractError, UnusableNow):
+            return "its record cannot be read"
+        if not is_record_in_force(record.missing, listing):
+            return None
+        return f"{record.reason}{f' (found at {record.at})' if record.at else ''}"
 
     async def is_quarantined(self, name: str, crc64nvme: str) -> bool:
         """Whether any node has quarantined this commit of a checkpoint."""

@@ -13,9 +13,9 @@ from sidecar.core.commit.resume import check_manifest, check_node_set, check_pat
 from sidecar.core.commit.summary import StoredState, summaries
 from sidecar.core.format import checksum, keys
 from sidecar.core.format.checkpoint_address import misnamed
-from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, Quarantined, decode, decode_manifest
+from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_manifest
 from sidecar.core.schedule.parts import part_ranges, range_bytes
-from sidecar.errors import ArchivedObject, CorruptObject, LaterFormat, NotFound, NothingFound, UnusableNow
+from sidecar.errors import ArchivedObject, CorruptObject, LaterFormat, NotFound, NothingFound
 from sidecar.repository.documents import Documents
 from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store
@@ -177,16 +177,11 @@ class Verifier(Documents):
         return found
 
     async def _read_quarantine(self, found: Examined, listing: Mapping[str, Object]) -> None:
-        key = keys.quarantined(found.name, found.crc64nvme)
-        if key not in listing:
-            return
-        found.state, why = StoredState.QUARANTINED, "its record cannot be read"
-        try:
-            record = decode(Quarantined, await self._executor.persistently(self._store.get, key), key=key)
-            why = f"{record.reason}{f' (found at {record.at})' if record.at else ''}"
-        except (NotFound, ContractError, UnusableNow):
-            pass
-        found.problems.append(Problem(key, ProblemKind.QUARANTINED, f"quarantined: {why}"))
+        why = await self.quarantine_reason(found.name, found.crc64nvme, listing)
+        if why is not None:
+            found.state = StoredState.QUARANTINED
+            key = keys.quarantined(found.name, found.crc64nvme)
+            found.problems.append(Problem(key, ProblemKind.QUARANTINED, f"quarantined: {why}"))
 
     async def _read_manifests(self, found: Examined, commit: Commit) -> None:
         bundle = await bundled_manifests(commit, self._store, self._executor)

@@ -69,6 +69,20 @@ def test_a_quarantined_step_is_shown_passed_over_and_released(person: Person, pu
     assert person.run("verify", person.at("checkpoint-20")) == 0
 
 
+def test_a_quarantine_for_a_missing_object_is_over_when_the_object_is_there(person: Person, pushed: Any) -> None:
+    pushed(person, 20)
+    with person.store() as store:
+        crc = checksum.text_of(store.get("checkpoint-20/.complete"))
+        record = Quarantined(commit_crc64nvme=crc, reason="missing in the store", missing="checkpoint-20/sub/optimizer.pt")
+        store.put(keys.quarantined("checkpoint-20", crc), encode(record))
+    assert person.json("show", person.at("checkpoint-20"))["state"] == "committed"
+    assert person.run("verify", person.at("checkpoint-20")) == 0
+    with person.store() as store:
+        store.delete(["checkpoint-20/sub/optimizer.pt"])
+    assert person.json("show", person.at("checkpoint-20"))["state"] == "quarantined"
+    assert [kind for kind, _ in problems(person, person.at("checkpoint-20"))] == ["quarantined", "missing"]
+
+
 def test_an_archived_object_is_named_and_counts_as_no_damage_of_the_store(person_of: Any, pushed: Any, tmp_path: Path) -> None:
     person = pushed(person_of("moto"), 10, 20)
     bucket, _, prefix = person.url.removeprefix("s3://").partition("/")

@@ -1,6 +1,7 @@
 """Watches the calls by which scripts save with ``torch.distributed.checkpoint``, DeepSpeed and Accelerate.
 
-The calls do what they did. A session is opened at the first save to the volume.
+The calls do what they did. A session is opened at the first save to the volume. ``Accelerator()`` also waits for the checkpoint
+that the script looks for next.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import inspect
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from trainer_hook.libraries.callers import is_called_from
 from trainer_hook.libraries.script_saves import SaveCall, expected, published, published_elsewhere
 from trainer_hook.process.log import warn
 from trainer_hook.resuming.script_resume import await_download
@@ -129,12 +130,7 @@ def patch_accelerate(accelerator_module: Any) -> None:
 
 def _is_resumed_by_a_driver() -> bool:
     """Whether the hook resumes the training of this call: a Trainer's, or a loop's that uses ``trainer_hook.accelerate``."""
-    if "trainer_hook.accelerate" in sys.modules:
-        return True
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and not str(frame.f_globals.get("__name__")).startswith("transformers."):
-        frame = frame.f_back
-    return frame is not None
+    return "trainer_hook.accelerate" in sys.modules or is_called_from("transformers.")
 
 
 def _accelerate_call(accelerator: Any, folder: Any) -> SaveCall:

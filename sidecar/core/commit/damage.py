@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 
 FULL_PATIENCE_S = 90.0
 """Seconds for which the first step that arrives damaged is read again before an older one is tried. A resume from an older step
@@ -53,6 +53,15 @@ def is_known_bad(*, size_bytes: int, etags: Collection[str] | None, there: tuple
     recorded = [etag for etag in etags or () if etag]
     has_other_etag = bool(recorded) and bool(there[1]) and there[1] not in recorded
     return (has_other_etag or etags is None) and len(came) >= 2 and came[-1] == came[-2]
+
+
+def is_record_in_force(missing: str | None, listed: Container[str]) -> bool:
+    """Whether a quarantine record still keeps its commit from a resume.
+
+    ``missing``: the object that the store did not have, if that was the reason. ``listed``: the checkpoint's keys now. Objects
+    of a replicated or copied bucket arrive in any order, and a deleted one may have been restored.
+    """
+    return missing is None or missing not in listed
 
 
 def is_content_of(raw: bytes, *, size_bytes: int, etag: str) -> bool:

@@ -17,6 +17,7 @@ from sidecar.core.commit.damage import (
     is_content_of,
     is_known_bad,
     is_patience_over,
+    is_record_in_force,
     pause_s,
 )
 
@@ -106,3 +107,9 @@ def test_content_of_another_length_is_not_the_recorded_one() -> None:
     etag = hashlib.md5(b"x", usedforsecurity=False).hexdigest()
     assert is_content_of(b"x", size_bytes=1, etag=etag)
     assert not is_content_of(b"x", size_bytes=2, etag=etag)
+
+
+def test_a_record_of_a_missing_object_is_in_force_until_the_object_is_there() -> None:
+    assert is_record_in_force(None, {"a", "b"}), "other damage does not end by itself"
+    assert is_record_in_force("a", {"b"})
+    assert not is_record_in_force("a", {"a", "b"})

@@ -78,7 +78,7 @@ def test_a_training_resumes_from_a_full_volume_of_a_folder_store(tmp_path: Path)
         filler = store / "filler"
         with pytest.raises(OSError, match="No space"):
             filler.write_bytes(bytes(100 << 20))
-        for number in range(100):  # what is left of the last page
+        for number in range(100):  # small files may take the pages that the large one left
             with pytest.raises(OSError, match="No space"):
                 (store / f"filler-{number}").write_bytes(bytes(4096))
         with sidecar(tmp_path / "volume", settings) as running:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer_hook.libraries.callers import is_called_from
 from trainer_hook.libraries.transformers import exactness
 from trainer_hook.libraries.transformers.best_model import BestModel
 from trainer_hook.libraries.transformers.callback import callback_class
@@ -100,12 +101,7 @@ def _is_search(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _is_in_objective() -> bool:
     """Whether a study of Optuna calls this: in another pod the call of the same number may have other hyperparameters."""
-    frame = sys._getframe() if "optuna" in sys.modules else None
-    while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith("optuna.study."):
-            return True
-        frame = frame.f_back
-    return False
+    return "optuna" in sys.modules and is_called_from("optuna.study.")
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sidecar.errors import StoreError
+from sidecar.errors import StoreError, StoreFull
 
 
 class Health:
@@ -32,7 +32,8 @@ class Health:
     def failed(self, error: StoreError, request: object) -> None:
         """Record that a request has failed in the store or on the network, and is tried again."""
         before = self.trouble
-        if self._failed.get(request, self.answers) != self.answers:
+        is_answered = isinstance(error, StoreFull)  # reads succeed beside it, which ends nothing
+        if is_answered or self._failed.get(request, self.answers) != self.answers:
             self._lasting[request] = str(error)  # others were answered since its last try: the store is there
         else:
             self.unreachable = str(error)

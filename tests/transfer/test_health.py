@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.errors import AccessRefused, StoreUnavailable
+from sidecar.errors import AccessRefused, StoreFull, StoreUnavailable
 from sidecar.transfer.health import Health
 
 REFUSED, AWAY = AccessRefused("checkpoint-1/model: refused"), StoreUnavailable("away")
@@ -29,6 +29,16 @@ def test_one_request_that_fails_for_good_is_told_until_it_ends_though_others_suc
     health.ended("upload")
     assert health.trouble is None
     assert told[-1] == "store_reached_again"
+
+
+def test_a_read_beside_a_full_store_does_not_end_its_trouble() -> None:
+    health = Health((told := Told()).happened)
+    health.failed(StoreFull("no space"), "probe")
+    health.succeeded()
+    assert (health.trouble, health.unreachable) == ("no space", None)
+    assert told == ["store_degraded"]
+    health.ended("probe")
+    assert told == ["store_degraded", "store_reached_again"]
 
 
 def test_a_request_that_is_refused_again_and_again_does_not_make_a_store_that_answers_others_unreachable() -> None:

@@ -307,7 +307,8 @@ def from_transport(name: str, error: Exception) -> StoreError:
 def _no_credentials(name: str, error: Exception) -> StoreError:
     """Return the error for credentials that are not there, or that a file, a program or a service did not give."""
     cause = error.kwargs["error"] if isinstance(error, UnusableCredentials | NoAnswerOfCredentials) else error
-    text = f"{name}: no credentials ({_short(cause, most=400)})"
+    asked = "from a credential_process or the service of a role: "
+    text = f"{name}: no credentials ({asked if isinstance(error, UnusableCredentials) else ''}{_short(cause, most=400)})"
     if isinstance(error, NoAnswerOfCredentials) and not isinstance(cause, boto.SSLError):
         return StoreUnavailable(
             f"{text}: does what gives them answer? check its address (AWS_ENDPOINT_URL_STS), DNS, the network and the proxy; "

@@ -10,7 +10,7 @@ import pytest
 
 from tests.dist.conftest import PIP, ROOT, done, run
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(900)]
 
 
 @pytest.mark.usefixtures("index")

@@ -6,9 +6,11 @@ import contextlib
 import functools
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +82,15 @@ def fetch_wheels(folder: Path, *, trainer: bool = True) -> None:
     wanted = [["--require-hashes", *locks]]
     wanted += [["--constraint", str(ROOT / "constraints.txt"), "torch", "transformers", "accelerate"]] if trainer else []
     for arguments in wanted:
-        subprocess.run([*command, *arguments], check=True, stdin=subprocess.DEVNULL, timeout=900)
+        _done_in_the_end([*command, *arguments])
+
+
+def _done_in_the_end(command: list[str], tries: int = 3) -> None:
+    """Run a command that needs the network: pip keeps what arrived whole, and gives up on a file whose transfer broke."""
+    while subprocess.call(command, stdin=subprocess.DEVNULL) != 0:
+        tries -= 1
+        if not tries:
+            raise Failed(f"{shlex.join(command)} failed again and again")
 
 
 @contextlib.contextmanager
@@ -104,3 +114,8 @@ def serve(folder: Path) -> Iterator[str]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+if __name__ == "__main__":  # fills pip's cache, without the time limit of a test
+    with tempfile.TemporaryDirectory() as wheels:
+        fetch_wheels(Path(wheels))

@@ -79,6 +79,7 @@ class StoreExamination:
             conditional_put=found.conditional_put,
             round_trip_s=found.round_trip_s,
             ends_with_container=found.ends_with_container,
+            is_encrypted=found.is_encrypted,
         )
         try:
             up, down = await self._rate.measure()

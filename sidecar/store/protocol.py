@@ -49,6 +49,8 @@ class Capabilities:
     """Round trip of a small request in seconds, the slower of a read and a write; ``None``: the store is not remote."""
     ends_with_container: bool = False
     """It is a folder on the container's own file system, which is deleted with the container."""
+    is_encrypted: bool | None = None
+    """It is reached by https; ``None``: it is not remote."""
 
 
 @dataclass(frozen=True, slots=True)

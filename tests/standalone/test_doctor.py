@@ -113,6 +113,16 @@ def test_no_credentials_at_all_are_told(person_of: Callable[[str], Person], monk
     assert list(by_check(person.json("doctor", person.url, code=2))) == ["credentials"]
 
 
+def test_an_endpoint_of_a_profile_is_judged_as_one_of_the_settings(
+    person_of: Callable[[str], Person], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    person = person_of("moto")
+    monkeypatch.delenv("AWS_S3_ENDPOINT")
+    (tmp_path / "config").write_text(f"[default]\nendpoint_url = {person.endpoint}\ns3 =\n  addressing_style = path\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    assert by_check(person.json("doctor", person.url))["tls"]["severity"] == "warning"
+
+
 @pytest.mark.parametrize("kind", ["moto", *servers.REAL_STORES])
 def test_a_bucket_that_is_not_there_is_told(person_of: Callable[[str], Person], kind: str) -> None:
     person = person_of(kind)

@@ -70,8 +70,10 @@ class S3Store:
     def probe(self) -> Capabilities:  # noqa: D102
         self._takes_conditions = True
         capabilities = self._probe_both_addresses()
+        with self._clients.translated(self.url):
+            endpoint = self._clients.current().client.meta.endpoint_url  # of the settings, or of a profile
         self.verification, self._takes_conditions = capabilities.verification, capabilities.conditional_put
-        return capabilities
+        return replace(capabilities, is_encrypted=endpoint.startswith("https:"))
 
     def _probe_both_addresses(self) -> Capabilities:
         try:

@@ -322,7 +322,12 @@ def _stored(key: str, status: os.stat_result) -> Stored:
 def _make_folder(folder: Path) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir()
+        except FileExistsError:  # made by another process, and perhaps removed again: the next attempt tells
+            with suppress(FileNotFoundError):
+                if not stat.S_ISDIR(folder.lstat().st_mode):
+                    raise
         sync_directory(folder.parent)
 
 

@@ -146,6 +146,22 @@ def test_writing_beside_a_deletion_of_the_same_folder_never_fails(root: Path, fo
         thread.join()
 
 
+def test_a_folder_that_another_process_made_and_removed_is_not_in_the_way(
+    folder: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, lost = os.mkdir, iter([True])
+
+    def mkdir(path: Path, *arguments: int) -> None:
+        if Path(path).name == "checkpoint-1" and next(lost, False):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        make(path, *arguments)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    folder.put("checkpoint-1/x", b"there")
+    assert next(lost, None) is None
+    assert folder.get("checkpoint-1/x") == b"there"
+
+
 def test_an_object_where_a_folder_is_says_so(folder: FileStore) -> None:
     folder.put("a/b", b"")
     with pytest.raises(AccessRefused, match="remove one of them"):

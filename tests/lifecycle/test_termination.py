@@ -60,10 +60,11 @@ def test_an_empty_notice_counts_again_after_one_that_was_void(tmp_path: Path) ->
 
 @pytest.mark.parametrize("is_unique", [False, True], ids=["machine", "pod"])
 @pytest.mark.parametrize(
-    ("source", "written_after_s", "counts"), [("sigterm", 5, False), ("sigterm", -5, True), ("fenced", 5, True)]
+    ("source", "written_after_s", "counts", "stays"),
+    [("sigterm", 5, False, False), ("sigterm", -5, True, True), ("fenced", 5, False, True), ("fenced", -5, True, True)],
 )
 def test_a_notice_is_over_when_the_process_that_got_it_has_ended_in_order(
-    source: str, written_after_s: float, counts: bool, is_unique: bool, tmp_path: Path
+    source: str, written_after_s: float, counts: bool, stays: bool, is_unique: bool, tmp_path: Path
 ) -> None:
     volume, at_s = Volume(tmp_path), time.time() - 20.0
     volume.prepare()
@@ -74,3 +75,4 @@ def test_a_notice_is_over_when_the_process_that_got_it_has_ended_in_order(
     (volume.state / LAST_REPORT).publish(json.dumps(report).encode())
     _, termination = begin(volume, "machine", grace_s=60.0, is_unique=is_unique)
     assert termination.poll_notice() is counts
+    assert (tmp_path / ".ckpt/terminating").exists() is stays, "the trainer is told of a fencing until it has stopped"

@@ -144,15 +144,16 @@ class StepSaver:
     def save_just_in_time(self, global_step: int, meta: Mapping[str, Any] | None = None) -> bool:
         """Save the last step of this process as ``save`` does; once more if a rank could not write it and a save still fits.
 
-        A fault of the volume may pass, and nothing else saves this step.
+        A fault of the volume may pass, and nothing else saves this step. Where a rank has died since, it is not tried again.
         """
         began_s = time.monotonic()
         saved = self.save(global_step, "jit", meta)
         took_s, left_s = time.monotonic() - began_s, self._session.stop.left_s()
         is_lost = self._lost and self._tried == self.name(global_step)
-        if self._consensus.all_agree(not (is_lost and fits(expected_s=took_s, left_s=left_s))):
-            return saved
-        return self.save(global_step, "jit", meta)
+        with contextlib.suppress(RuntimeError):  # this process still ends as preempted
+            if not self._consensus.all_agree(not (is_lost and fits(expected_s=took_s, left_s=left_s))):
+                return self.save(global_step, "jit", meta)
+        return saved
 
     def settle(self) -> None:
         """Wait until no asynchronous save is in flight."""

@@ -124,6 +124,22 @@ def test_a_just_in_time_save_that_fails_twice_is_given_up(tmp_path: Path, writer
     assert writer.tries == 2
 
 
+def test_a_rank_that_died_during_the_just_in_time_save_raises_nothing_in_the_others(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = saver_on(tmp_path, writer)
+    saver._session.stop.notice_at_s = time.monotonic()
+
+    def agree(yes: bool) -> bool:
+        if writer.written:
+            raise RuntimeError("Connection closed by peer")
+        return yes
+
+    monkeypatch.setattr(saver._consensus, "all_agree", agree)
+    assert saver.save_just_in_time(5)
+    assert writer.tries == 1
+
+
 @pytest.mark.parametrize("again", ["periodic", "manual", "jit"])
 def test_a_save_that_failed_is_not_said_to_be_there_and_is_tried_again(tmp_path: Path, writer: Writer, again: str) -> None:
     saver = saver_on(tmp_path, writer)

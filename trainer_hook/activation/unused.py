@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.activation.boot import RUN_PID
-from trainer_hook.contract import DEFAULT_DIR, TRAINER_STATE
+from trainer_hook.contract import DEFAULT_DIR, MARKER, META_RESTORED, TRAINER_STATE
 from trainer_hook.process import exit_code
 from trainer_hook.process.log import warn
+from trainer_hook.volume.publish import finished_on
 
 
 def watch() -> None:
@@ -49,13 +50,15 @@ def _kinds_of(base: type) -> Iterator[type]:
 
 
 def _report(began_s: float, pid: int) -> None:
-    volume = os.environ.get("CKPT_DIR", "").strip() or DEFAULT_DIR
+    volume = Path(os.environ.get("CKPT_DIR", "").strip() or DEFAULT_DIR)
     if os.getpid() != pid or exit_code.failed():  # terminated or failed before it trained: not for the lack of a library
         return
-    # Written by every process that trains under the hook: by this one, or by one that it started.
-    with contextlib.suppress(OSError):
-        if (Path(volume) / TRAINER_STATE).stat().st_mtime >= began_s - 1.0:
-            return
+    # Written by every process that trains under the hook, this one or one that it started, or by the script itself.
+    marks = [volume / c.name / MARKER for c in finished_on(volume) if META_RESTORED not in c.marker.meta]
+    for written in (volume / TRAINER_STATE, *marks):
+        with contextlib.suppress(OSError):
+            if written.stat().st_mtime >= began_s - 1.0:
+                return
     warn(
         "nothing was saved: the script used no training library that the hook knows, and not trainer_hook itself: "
         "see docs/trainers.md"

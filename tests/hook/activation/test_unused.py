@@ -12,6 +12,10 @@ from tests.hook.job import ROOT, plain_environ
 from trainer_hook.activation.run_command import INJECT
 
 SAVES = "from trainer_hook.plain import save; save(1, lambda folder: (folder / 'm').write_bytes(b'1'))"
+MARKS = (
+    "import os, pathlib; folder = pathlib.Path(os.environ['CKPT_DIR'], 'checkpoint-1'); folder.mkdir(); "
+    "(folder / 'm').write_bytes(b'1'); (folder / '.complete').touch()"
+)
 IN_CHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {SAVES!r}], check=True)"
 
 
@@ -56,7 +60,7 @@ def test_without_the_prefix_only_a_script_with_an_optimizer_is_told_so(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [SAVES, IN_CHILD], ids=["itself", "child"])
+@pytest.mark.parametrize("code", [SAVES, IN_CHILD, MARKS], ids=["itself", "child", "its own marker"])
 def test_a_script_that_saves_is_not(code: str, tmp_path: Path) -> None:
     assert "nothing was saved" not in run(code, tmp_path)
     assert (tmp_path / "checkpoint-1/.complete").exists()

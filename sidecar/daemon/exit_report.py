@@ -67,7 +67,7 @@ def exit_report(
         "newest_rejected": newest_rejected,
         "unseen": unseen,
         "unfinished": unfinished,
-        "nothing_saved": not (had_hook or unfinished or unseen or catalog.all()),
+        "nothing_saved": not (had_hook or unfinished or unseen or catalog.all() or catalog.newest_durable),
         "rejected": {t.name: t.reason for t in catalog.all() if t.state is State.REJECTED},
         "quarantined": quarantined,
     }

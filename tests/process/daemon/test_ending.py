@@ -372,14 +372,17 @@ def test_a_classic_sidecar_whose_trainer_succeeded_ends_although_the_final_model
         assert list(running.report["newest_rejected"]) == ["final"]
 
 
-@pytest.mark.parametrize("with_marker", [False, True])
-def test_a_pod_in_which_nothing_was_saved_says_so(tmp_path: Path, with_marker: bool) -> None:
+@pytest.mark.parametrize(("with_marker", "deleted"), [(False, False), (True, False), (True, True)])
+def test_a_pod_in_which_nothing_was_saved_says_so(tmp_path: Path, with_marker: bool, deleted: bool) -> None:
     with sidecar(tmp_path / "volume", file_store(tmp_path)) as running:
         running.ready()
         (running.volume / "ignite_checkpoint_10.pt").write_bytes(b"of a library that the hook does not know")
         if with_marker:
             write_checkpoint(running.volume, "checkpoint-10", {"a": b"x"}, {})
             running.committed("checkpoint-10")
+            if deleted:  # by the script, which needs no hook
+                shutil.rmtree(running.volume / "checkpoint-10")
+                until(lambda: not running.call("GET", "/v1/checkpoints?where=local")["checkpoints"])
         assert running.terminate() == 0
         assert running.report["nothing_saved"] is not with_marker
         assert [event["level"] for event in running.events("nothing_was_saved")] == ([] if with_marker else ["warning"])

@@ -144,9 +144,12 @@ class Documents:
         return f"{record.reason}{f' (found at {record.at})' if record.at else ''}"
 
     async def is_quarantined(self, name: str, crc64nvme: str) -> bool:
-        """Whether any node has quarantined this commit of a checkpoint."""
+        """Whether any node has quarantined this commit of a checkpoint, and its record is in force."""
         key = keys.quarantined(name, crc64nvme)
-        return bool(await self._executor.persistently(lambda: list(self._store.list(key))))
+        if not await self._executor.persistently(lambda: list(self._store.list(key))):
+            return False
+        listing = await self._executor.persistently(self._listing, name)
+        return await self.quarantine_reason(name, crc64nvme, listing) is not None
 
     async def _compare(self, commit: Commit, listing: Mapping[str, Object]) -> tuple[list[FileEntry], list[str]]:
         """Return the files that the listing does not prove, and the keys of manifests that do not match the commit."""

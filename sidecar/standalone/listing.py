@@ -114,7 +114,7 @@ class Listing(Documents):
             return ListedCheckpoint(summary, StoredState.INCOMPLETE)
         if there.commit is None:
             return ListedCheckpoint(summary, StoredState.UNREADABLE, there)
-        is_quarantined = keys.quarantined(summary.name, there.crc64nvme) in summary.quarantines
+        is_quarantined = bool(summary.quarantines) and await self.is_quarantined(summary.name, there.crc64nvme)
         return ListedCheckpoint(summary, StoredState.QUARANTINED if is_quarantined else StoredState.COMMITTED, there)
 
     async def _all_objects(self) -> list[tuple[str, int, str]]:

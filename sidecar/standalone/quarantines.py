@@ -23,7 +23,7 @@ class QuarantineRecord:
     at: str | None
     node: str | None
     applies: bool
-    """It is about the present commit, not about an earlier one of this step."""
+    """It is about the present commit, not about an earlier one of this step, and in force."""
 
 
 async def quarantines(session: StoreSession, *, checkpoint: str | None = None) -> list[QuarantineRecord]:

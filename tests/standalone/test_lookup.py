@@ -75,11 +75,17 @@ def test_a_quarantine_for_a_missing_object_is_over_when_the_object_is_there(pers
         crc = checksum.text_of(store.get("checkpoint-20/.complete"))
         record = Quarantined(commit_crc64nvme=crc, reason="missing in the store", missing="checkpoint-20/sub/optimizer.pt")
         store.put(keys.quarantined("checkpoint-20", crc), encode(record))
-    assert person.json("show", person.at("checkpoint-20"))["state"] == "committed"
+
+    def states() -> tuple[str, str, bool]:
+        [listed] = person.json("ls", person.url)["checkpoints"]
+        [found] = person.json("quarantine", "ls", person.url)["quarantined"]
+        return listed["state"], person.json("show", person.at("checkpoint-20"))["state"], found["applies"]
+
+    assert states() == ("committed", "committed", False)
     assert person.run("verify", person.at("checkpoint-20")) == 0
     with person.store() as store:
         store.delete(["checkpoint-20/sub/optimizer.pt"])
-    assert person.json("show", person.at("checkpoint-20"))["state"] == "quarantined"
+    assert states() == ("quarantined", "quarantined", True)
     assert [kind for kind, _ in problems(person, person.at("checkpoint-20"))] == ["quarantined", "missing"]
 
 

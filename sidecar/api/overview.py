@@ -132,6 +132,7 @@ class OverviewService:
             rejected=len(services.catalog.newest_rejected()),
             quarantined=len(services.quarantine.quarantined),
             trouble=services.health.unreachable,
+            is_full=services.health.is_full,
             fails_again=services.health.trouble is not None,
             lease=lease.reason,
             is_fenced=services.lease.fenced.is_set(),

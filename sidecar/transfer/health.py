@@ -19,22 +19,28 @@ class Health:
         """Requests that have succeeded."""
         self._failed: dict[object, int] = {}
         """Of each failing request: how many others had succeeded when it last failed."""
-        self._lasting: dict[object, str] = {}
-        """Failing requests beside which others succeed."""
+        self._lasting: dict[object, StoreError] = {}
+        """Failing requests beside which others succeed, with their latest failures."""
         self.unreachable: str | None = None
         """The latest failure's text; ``None``: a request has succeeded since."""
 
     @property
     def trouble(self) -> str | None:
         """Text of the latest failure. ``None``: the store answers, and no request fails again and again."""
-        return self.unreachable or next(reversed(self._lasting.values()), None)
+        latest = next(reversed(self._lasting.values()), None)
+        return self.unreachable or (None if latest is None else str(latest))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the store refuses a request for lack of space: it can be read, and nothing becomes durable."""
+        return any(isinstance(error, StoreFull) for error in self._lasting.values())
 
     def failed(self, error: StoreError, request: object) -> None:
         """Record that a request has failed in the store or on the network, and is tried again."""
         before = self.trouble
         is_answered = isinstance(error, StoreFull)  # reads succeed beside it, which ends nothing
         if is_answered or self._failed.get(request, self.answers) != self.answers:
-            self._lasting[request] = str(error)  # others were answered since its last try: the store is there
+            self._lasting[request] = error  # others were answered since its last try: the store is there
         else:
             self.unreachable = str(error)
         self._failed[request] = self.answers

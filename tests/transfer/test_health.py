@@ -35,9 +35,10 @@ def test_a_read_beside_a_full_store_does_not_end_its_trouble() -> None:
     health = Health((told := Told()).happened)
     health.failed(StoreFull("no space"), "probe")
     health.succeeded()
-    assert (health.trouble, health.unreachable) == ("no space", None)
+    assert (health.trouble, health.unreachable, health.is_full) == ("no space", None, True)
     assert told == ["store_degraded"]
     health.ended("probe")
+    assert not health.is_full
     assert told == ["store_degraded", "store_reached_again"]
 
 

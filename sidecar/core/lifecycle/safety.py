@@ -50,6 +50,8 @@ class Facts:
     quarantined: int = 0
     trouble: str | None = None
     """Why the store cannot be used; ``None``: it can."""
+    is_full: bool = False
+    """The store has no space."""
     fails_again: bool = False
     """A request fails again and again."""
     lease: str | None = None
@@ -90,6 +92,8 @@ def _dangers(facts: Facts) -> Iterator[tuple[Level, str]]:
         yield Level.DANGER, f"{_checkpoints(facts.late)} will probably not be durable by the deadline"
     if facts.trouble is not None and (facts.trains or facts.pending):
         yield Level.DANGER, "The store cannot be used: nothing becomes durable until it answers again"
+    elif facts.is_full and (facts.trains or facts.pending):
+        yield Level.DANGER, "The store is full: nothing becomes durable until it has space"
     if facts.rejected:
         yield Level.DANGER, f"{_checkpoints(facts.rejected)} on the volume cannot be used, and nothing newer is durable"
 
@@ -97,7 +101,9 @@ def _dangers(facts: Facts) -> Iterator[tuple[Level, str]]:
 def _worries(facts: Facts) -> Iterator[tuple[Level, str]]:
     if facts.trouble is not None and not (facts.trains or facts.pending):
         yield Level.ATTENTION, "The store cannot be used"
-    if facts.trouble is None and facts.fails_again:
+    elif facts.trouble is None and facts.is_full and not (facts.trains or facts.pending):
+        yield Level.ATTENTION, "The store is full"
+    if facts.trouble is None and facts.fails_again and not facts.is_full:
         yield Level.ATTENTION, "A request to the store fails again and again, although others succeed"
     if facts.lease is not None and not facts.is_fenced:
         yield Level.ATTENTION, "Uploads wait for another pod of this run"

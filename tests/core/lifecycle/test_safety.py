@@ -44,6 +44,7 @@ facts = st.builds(
     rejected=counts,
     quarantined=counts,
     trouble=st.none() | st.just("refused"),
+    is_full=st.booleans(),
     fails_again=st.booleans(),
     lease=st.none() | st.just("waits"),
     is_fenced=st.booleans(),
@@ -59,8 +60,8 @@ def test_any_situation_has_an_answer_that_is_never_safer_than_its_facts(now: Fac
     answer = safety(now)
     assert answer.headline
     assert answer.headline not in answer.reasons
-    lost = now.is_fenced or now.given_up or now.late or now.rejected or (now.trouble and (now.trains or now.pending))
-    assert (answer.level is Level.DANGER) == bool(lost)
+    is_stuck = (now.trouble or now.is_full) and (now.trains or now.pending)
+    assert (answer.level is Level.DANGER) == bool(now.is_fenced or now.given_up or now.late or now.rejected or is_stuck)
     if answer.level is Level.SAFE:
         assert not answer.reasons
         if now.trains and now.phase is Phase.RUNNING:
@@ -82,6 +83,7 @@ def test_any_situation_has_an_answer_that_is_never_safer_than_its_facts(now: Fac
         ({"trouble": "AccessDenied"}, Level.DANGER, "store cannot be used"),
         ({"trouble": "AccessDenied", "trains": False}, Level.ATTENTION, "store cannot be used"),
         ({"fails_again": True}, Level.ATTENTION, "fails again and again"),
+        ({"is_full": True, "fails_again": True}, Level.DANGER, "store is full"),
         ({"given_up": 1}, Level.DANGER, "One checkpoint of this run will not become durable"),
         ({"late": 2, "phase": Phase.FLUSHING}, Level.DANGER, "2 checkpoints will probably not"),
         ({"phase": Phase.FLUSHING, "pending": 1, "trains": False}, Level.SAFE, "fits before the deadline"),
@@ -137,6 +139,8 @@ def test_a_calm_situation_is_said_in_one_sentence(changed: dict[str, Any], headl
         ({"trouble": "AccessDenied"}, "The store cannot be used: nothing becomes durable until it answers again"),
         ({"trouble": "AccessDenied", "trains": False, "fails_again": True}, "The store cannot be used"),
         ({"fails_again": True}, "A request to the store fails again and again, although others succeed"),
+        ({"is_full": True, "fails_again": True}, "The store is full: nothing becomes durable until it has space"),
+        ({"is_full": True, "trains": False, "fails_again": True}, "The store is full"),
         ({"lease": "another pod"}, "Uploads wait for another pod of this run"),
         ({"free_bytes": 5 * 10**8, "checkpoint_bytes": None}, "The volume is nearly full: 500 MB are free"),
     ],

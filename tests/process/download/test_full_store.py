@@ -48,6 +48,7 @@ def resumed(running: Sidecar) -> None:
     assert contents(running.volume / "checkpoint-10") == FILES
     assert "set CKPT_KEEP_STORE" in until(lambda: running.status()["degraded_reason"])
     assert len(running.events("store_is_full")) == 1
+    assert "full" in running.status()["safety"]["headline"]
 
 
 def test_a_training_resumes_from_a_full_bucket(moto_server: S3Server, tmp_path: Path) -> None:

@@ -150,10 +150,11 @@ class StepSaver:
         saved = self.save(global_step, "jit", meta)
         took_s, left_s = time.monotonic() - began_s, self._session.stop.left_s()
         is_lost = self._lost and self._tried == self.name(global_step)
-        with contextlib.suppress(RuntimeError):  # this process still ends as preempted
-            if not self._consensus.all_agree(not (is_lost and fits(expected_s=took_s, left_s=left_s))):
-                return self.save(global_step, "jit", meta)
-        return saved
+        try:
+            is_enough = self._consensus.all_agree(not (is_lost and fits(expected_s=took_s, left_s=left_s)))
+        except RuntimeError:  # of a rank that has died; this process still ends as preempted
+            is_enough = True
+        return saved if is_enough else self.save(global_step, "jit", meta)
 
     def settle(self) -> None:
         """Wait until no asynchronous save is in flight."""

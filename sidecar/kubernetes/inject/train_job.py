@@ -8,7 +8,7 @@ from typing import Any
 
 from sidecar.kubernetes.inject import containers as made
 from sidecar.kubernetes.inject.environment import put_variables
-from sidecar.kubernetes.inject.fields import Fields, entries, growing, named, put, put_named, section
+from sidecar.kubernetes.inject.fields import Fields, growing, named, put, put_named, section
 from sidecar.kubernetes.inject.options import Options
 from sidecar.kubernetes.inject.recalled import chosen_pods, remember_pods, sidecars_in, store_in
 from sidecar.kubernetes.inject.reports import InjectWarning, NotInjectable
@@ -110,7 +110,7 @@ def _warnings(spec: Fields, options: Options) -> Iterator[InjectWarning]:
     if "podTemplateOverrides" in spec and options.grace:
         text = "cannot set the grace period: write it into the runtime, the same number as --grace"
         yield InjectWarning("spec.podTemplateOverrides", text)
-    if not entries(spec, "podTemplateOverrides", "spec") and not options.grace:
+    if "podTemplateOverrides" not in spec and not options.grace:
         yield InjectWarning(
             "spec.runtimePatches", "the grace period is the runtime's; --grace sets another for this run (Trainer 2.3)"
         )

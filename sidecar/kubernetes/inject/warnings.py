@@ -182,7 +182,7 @@ def _hook(pod: Pod) -> Iterator[InjectWarning]:
         text = "nothing here starts the hook: unless the image does, or a script writes .complete itself, use --install-hook"
         yield InjectWarning(pod.trainer_path, text)
     if pod.options.install_hook and named(env, "PYTHONPATH") is None:
-        text = "is set for the hook; should the image set it, too, that value is lost: give the trainer's env the whole of it"
+        text = "is set for the hook and replaces the image's: if it has one, write that into the trainer's env before inject"
         yield InjectWarning(f"{pod.trainer_path}.env", f"PYTHONPATH {text}")
     init = pod.spec.get("initContainers") or []
     keeps_image = pod.options.image is None and our_container(pod) is not None

@@ -282,6 +282,12 @@ def test_two_workloads_of_a_file_with_one_prefix_are_told_so() -> None:
     assert not [warning for warning in inject_text(both, asked()).warnings if "workloads" in warning.text]
 
 
+@pytest.mark.parametrize(("run", "is_advised"), [("trainjob", True), ("trainjob-2.1", False)])
+def test_a_grace_period_is_advised_only_where_a_run_can_have_one(run: str, is_advised: bool) -> None:
+    said = [warning.text for warning in inject_text(PLAIN[run], STORE).warnings if "--grace sets another" in warning.text]
+    assert bool(said) == is_advised
+
+
 def test_json_stays_json() -> None:
     text = json.dumps(job(), indent=4)
     done = inject_text(text, STORE)

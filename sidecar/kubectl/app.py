@@ -46,7 +46,10 @@ def program(
 
 @app.command()
 def status(job: JobName, namespace: Namespace = None, context: Context = None, as_json: Json = False) -> int:
-    """Show whether the job is safe now: its durable step, what is at risk, each pod."""
+    """Show whether the job is safe now.
+
+    Its durable step, what is at risk, and each pod.
+    """
     from sidecar.kubectl.render import show_status
 
     cluster = Kubectl(namespace, context)
@@ -63,7 +66,10 @@ def status(job: JobName, namespace: Namespace = None, context: Context = None, a
 def save(
     job: JobName, timeout_s: TimeoutS = 600.0, namespace: Namespace = None, context: Context = None, as_json: Json = False
 ) -> int:
-    """Have every node save now, and wait until that is durable; exit code 3 if it is not in time."""
+    """Make every node save now, and wait until that is durable.
+
+    Exit code 3: it is not in time.
+    """
     cluster = Kubectl(namespace, context)
     found = jobs.find(cluster, job)
     saved = saving.save(cluster, found, timeout_s=timeout_s)
@@ -75,7 +81,10 @@ def save(
 def pause(
     job: JobName, timeout_s: TimeoutS = 600.0, namespace: Namespace = None, context: Context = None, as_json: Json = False
 ) -> int:
-    """Save, wait until that is durable, then suspend the job and wait for its pods' end."""
+    """Save, wait until that is durable, then suspend the job.
+
+    It waits for the end of the pods.
+    """
     cluster = Kubectl(namespace, context)
     found = jobs.find(cluster, job)
     top = jobs.outermost(cluster, found)
@@ -120,7 +129,10 @@ def bundle(
     context: Context = None,
     as_json: Json = False,
 ) -> int:
-    """Collect status, reports, logs, events and settings of the job in one archive, without secrets."""
+    """Collect what a later look at the job needs, without secrets.
+
+    One archive with status, reports, logs, events and settings.
+    """
     cluster = Kubectl(namespace, context)
     found = jobs.find(cluster, job)
     path = output or Path(time.strftime(f"ckpt-{found.name}-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))

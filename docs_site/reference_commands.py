@@ -197,7 +197,7 @@ def _table(params: Iterable[Any]) -> str:
             continue
         names = ", ".join([*each.opts, *each.secondary_opts])
         value = "" if getattr(each, "is_flag", False) else f" {_value(each)}".replace("|", "\\|")
-        is_said = each.default is None or isinstance(each.default, bool) or callable(each.default)
+        is_said = each.default is None or isinstance(each.default, bool) or callable(each.default) or not each.show_default
         default = ("required" if each.required else "") if is_said else f"`{each.default}`"
         rows += f"| `{names}{value}` | {text} | {default} |\n"
     return "| option | meaning | default |\n| --- | --- | --- |\n" + rows if rows else ""

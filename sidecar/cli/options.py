@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,10 +18,15 @@ def _seconds(given: str | float) -> float:
     return given if isinstance(given, float) else duration_s(given)
 
 
+def _timeout(shown: str) -> Any:
+    """Return the option. ``shown``: its default as a person writes it."""
+    text = f"how long to wait, such as 90s or 2m (default: {shown})"
+    return typer.Option("--timeout", metavar="DURATION", parser=_seconds, show_default=False, help=text)
+
+
 Json = Annotated[bool, typer.Option("--json", help="print the answer as JSON; an error, too")]
-TimeoutS = Annotated[
-    float, typer.Option("--timeout", metavar="DURATION", parser=_seconds, help="how long to wait, such as 90s or 2m")
-]
+TimeoutS = Annotated[float, _timeout("10m")]
+FlushTimeoutS = Annotated[float, _timeout("30s")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 WhileLive = Annotated[bool, typer.Option("--while-live", help="also while a run uses the prefix")]
 StoreAddress = Annotated[str, typer.Argument(metavar="STORE", help="s3://bucket/prefix or file:///path")]

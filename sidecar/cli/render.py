@@ -70,7 +70,8 @@ def status_text(status: dict[str, Any]) -> str:
     lines = [
         f"phase      {status['phase']}",
         f"store      {store['url']}  " + (f"degraded: {status['degraded_reason']}" if status["degraded"] else _reached(store)),
-        f"trainer    {trainer['state'] or 'no hook'}, {trainer['ranks']} ranks alive, step {text_of(trainer['step'])}",
+        f"trainer    {trainer['state'] or 'no hook'}, {counted(trainer['ranks'], 'rank')} alive, "
+        f"step {text_of(trainer['step'])}",
         f"durable    step {text_of(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
         f"{text_of(risk['steps_at_risk'])} steps",
         f"SIGTERM    {_prediction(risk, min(rates, default=None))}",

@@ -12,7 +12,7 @@ import typer
 from sidecar.cli import progress
 from sidecar.cli.client import Client, Refused, Unreachable
 from sidecar.cli.estimate import parsed_bytes
-from sidecar.cli.options import Json, TimeoutS
+from sidecar.cli.options import FlushTimeoutS, Json, TimeoutS
 from sidecar.cli.output import fail, print_answer, say
 from sidecar.cli.render import save_text, size_text
 from sidecar.core.lifecycle.exit_codes import EXIT_GIVEN_UP
@@ -21,7 +21,7 @@ PROGRESS_S = 1.0
 """Interval in seconds at which the progress of a flush is shown."""
 
 
-def flush(timeout_s: TimeoutS = 30.0, as_json: Json = False) -> int:
+def flush(timeout_s: FlushTimeoutS = 30.0, as_json: Json = False) -> int:
     """Wait until all finished checkpoints are durable.
 
     Exit code 3: they are not in time.
@@ -49,7 +49,7 @@ def _show_queue(on_progress: progress.OnProgress) -> None:
 
 
 def save(
-    stop: Annotated[bool, typer.Option("--stop", help="and to end")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="then end the training")] = False,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="return at once")] = False,
     timeout_s: TimeoutS = 600.0,
     as_json: Json = False,

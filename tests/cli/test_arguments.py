@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import resource
 import socket
 import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from sidecar.cli.app import COMMANDS, invoke
 from sidecar.cli.client import Unreachable
 from sidecar.cli.direct import DIRECT
 from sidecar.cli.main import main
+from sidecar.core.format.durations import duration_s
 from sidecar.kubernetes.inject.options import FLAGS
 from tests.hook.job import ROOT, plain_environ
 
@@ -49,6 +52,14 @@ def test_only_commands_that_take_a_prefix_offer_its_newest_checkpoint(
 ) -> None:
     assert main([*command.split(), "--help"]) == 0
     assert ("of a prefix alone, the newest" in " ".join(capsys.readouterr().out.split())) == is_newest
+
+
+@pytest.mark.parametrize("command", ["flush", "resume", "save"])
+def test_the_default_of_a_timeout_is_shown_as_a_person_writes_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    function = getattr(import_module(f"sidecar.cli.{COMMANDS[command]}"), command)
+    assert main([command, "--help"]) == 0
+    [shown] = re.findall(r"how long to wait, such as 90s or 2m \(default: (\w+)\)", " ".join(capsys.readouterr().out.split()))
+    assert duration_s(shown) == inspect.signature(function).parameters["timeout_s"].default
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -88,6 +88,12 @@ def status(**risk: float | None) -> dict[str, Any]:
     } | {name: {} for name in ("given_up", "rejected", "quarantined", "queue")}
 
 
+@pytest.mark.parametrize(("ranks", "text"), [(0, "0 ranks"), (1, "1 rank"), (2, "2 ranks")])
+def test_the_status_counts_ranks(ranks: int, text: str) -> None:
+    alive = status() | {"trainer": {"state": "running", "ranks": ranks, "step": 41}}
+    assert f"\ntrainer    running, {text} alive, step 41\n" in status_text(alive)
+
+
 def test_a_volume_that_cannot_be_read_is_no_dash() -> None:
     gone = status() | {"volume": {"free_bytes": None, "total_bytes": None}}
     assert "\nvolume     CANNOT BE READ: is it still mounted?" in status_text(gone)

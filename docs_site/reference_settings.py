@@ -54,9 +54,9 @@ _ELSEWHERE = {
     ),
     "CKPT_HOOK": (
         "none",
-        "`auto`",
-        "Activates the hook where `PYTHONPATH` names its folder ([without changing the "
-        "image](trainers.md#without-changing-the-image)).",
+        "`auto`, `off`",
+        "auto: activates the hook where `PYTHONPATH` names its folder ([without changing the "
+        "image](trainers.md#without-changing-the-image)). off, or not set: it is not active there.",
     ),
 }
 """Settings that no field of a class describes: default, values, meaning."""

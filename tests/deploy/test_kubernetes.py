@@ -147,8 +147,8 @@ def test_probes_run_inside_and_the_notice_comes_at_once(path: Path) -> None:
 
 
 def test_jobs_ignore_preemption() -> None:
-    for name in ("job", "job-irsa"):
-        [_, job] = documents((KUBERNETES / f"{name}.yaml").read_text())
+    for name in ("job", "job-irsa", "job-openshift"):
+        *_, job = documents((KUBERNETES / f"{name}.yaml").read_text())
         rules = job["spec"]["podFailurePolicy"]["rules"]
         assert all(rule["onExitCodes"]["containerName"] == "trainer" for rule in rules if "onExitCodes" in rule)
         assert [143] in [

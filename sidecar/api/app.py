@@ -73,8 +73,8 @@ async def readyz(services: Running) -> models.Ready:
 
     Training does not depend on it.
     """
-    if services.scanner.unreadable is not None:
-        raise Problem(503, "Not ready", f"the volume cannot be read ({services.scanner.unreadable}){TRIED_AGAIN}")
+    if services.scanner.volume_error is not None:
+        raise Problem(503, "Not ready", f"the volume cannot be read ({services.scanner.volume_error}){TRIED_AGAIN}")
     if services.state.capabilities is None or services.health.trouble is not None:
         trouble = services.health.trouble or "the store was not reached yet"
         raise Problem(503, "Not ready", f"{trouble.removesuffix(TRIED_AGAIN)}{TRIED_AGAIN}, training goes on")

@@ -58,7 +58,7 @@ class Inventory:
         if not self.scanned.is_set():
             return "the volume was not scanned yet"
         if self._scanner.unsettled:
-            return f"{', '.join(self._scanner.examined_names()) or 'a checkpoint'} on the volume is still being examined"
+            return f"{', '.join(self._scanner.unsettled_names()) or 'a checkpoint'} on the volume is still being examined"
         try:
             self._volume.names()
         except OSError as error:

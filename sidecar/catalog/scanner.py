@@ -72,7 +72,7 @@ class Scanner:
         self._identity = identity
         self._one_at_a_time = asyncio.Lock()
         self._examining = False
-        self.unreadable: str | None = None
+        self.volume_error: str | None = None
         """Why the last scan could not read the volume; ``None``: it could."""
         self._seen: dict[str, str] = {}
         """Marker version of all examined checkpoints, by name."""
@@ -84,7 +84,7 @@ class Scanner:
         self._there_before: set[str] = set()
         """Names that the first scan found and that could not be taken yet."""
         self.found_in: dict[str, int] = {}
-        """Attempts of checkpoints that were finished on this volume, as ``Seen.found_in``."""
+        """The scan that found each attempt's first checkpoint, as in ``Seen.found_in``."""
         self._unreadable = _TransientErrors()
         self._pins_left: list[Place] = []
         """Pins of an earlier process that were not taken over yet."""
@@ -161,7 +161,7 @@ class Scanner:
             or self._unpinnable.any_is_fresh()
         )
 
-    def examined_names(self) -> list[str]:
+    def unsettled_names(self) -> list[str]:
         """Return the checkpoints that may still be changing."""
         return sorted({*self._unsettled, *self._again})
 
@@ -186,7 +186,7 @@ class Scanner:
         except OSError as error:
             self._cannot_read(error)
             return
-        self.unreadable = None
+        self.volume_error = None
         self._scans += 1
         if self._scans == 1:
             self._there_before |= names
@@ -205,9 +205,9 @@ class Scanner:
             await self._take_pins()
 
     def _cannot_read(self, error: OSError) -> None:
-        if self.unreadable is None:
+        if self.volume_error is None:
             log.error("volume_not_readable", error=str(error), hint="is the volume still mounted?")
-        self.unreadable = str(error)
+        self.volume_error = str(error)
 
     def _signatures(self, names: set[str]) -> dict[str, str | None]:
         """Return the version of each marker, ``None``: there is none. Left out: those of other runs, and unreadable ones."""

@@ -30,7 +30,7 @@ def only_a_pin(tmp_path: Path) -> Services:
 async def test_pins_that_cannot_be_listed_at_the_start_are_listed_again(only_a_pin: Services, failing: Failing) -> None:
     failing("/.ckpt/pins", errno.ESTALE)
     assert not await only_a_pin.scanner.take_over_pins()
-    assert only_a_pin.scanner.unreadable
+    assert only_a_pin.scanner.volume_error
     failing("", 0)
     assert await only_a_pin.scanner.take_over_pins()
     assert state_of(only_a_pin, "checkpoint-20") is State.FINISHED

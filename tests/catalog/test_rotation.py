@@ -111,7 +111,7 @@ def test_what_was_pinned_before_a_restart_is_not_examined_for_ever(tmp_path: Pat
         second = new_life(tmp_path / "volume")
         await second.scanner.scan()
         assert second.scanner.unsettled
-        assert second.scanner.examined_names() == [NAME]
+        assert second.scanner.unsettled_names() == [NAME]
         await second.scanner.take_over_pins()
         assert state_of(second, NAME) is State.FINISHED
         assert not second.scanner.unsettled

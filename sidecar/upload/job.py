@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from sidecar.core.commit.commit import GiveWay, ReadyToCommit, Reupload, Wait, manifest_of
-from sidecar.core.commit.commit_roster import POLL_S
+from sidecar.core.commit.commit_roster import SHORTEST_POLL_S
 from sidecar.core.commit.rewrite import AlreadyCommitted, KeepExisting
 from sidecar.core.format import keys
 from sidecar.core.format.attempts import seconds
@@ -142,7 +142,8 @@ class UploadJob:
             StoreError: A request failed.
         """
         context, tracked, checkpoint = self._context, self._tracked, self._checkpoint
-        poll_s = 0.0 if is_last_look else POLL_S if context.deadline.is_set() else None  # in a flush as often as in a small job
+        in_flush_s = SHORTEST_POLL_S if context.deadline.is_set() else None  # as often as in a small job
+        poll_s = 0.0 if is_last_look else in_flush_s
         decision = await context.committer.try_commit(checkpoint, poll_s=poll_s)
         at_s = context.clock.epoch()
         # During a flush, the report of the commit comes first.
@@ -239,12 +240,12 @@ class UploadJob:
             else:
                 reason = await context.lease.reason_not_to_upload(checkpoint.node, checkpoint.attempt, until_declared=replaces)
             if reason is None:
-                active.is_held = False
+                active.is_deferred = False
                 return True
-            if not active.is_held:
+            if not active.is_deferred:
                 log.warning("upload_waits", checkpoint=checkpoint.name, reason=reason)
                 self._move(self._tracked.state, reason)
-            active.is_held = True
+            active.is_deferred = True
             context.news.set()
             await context.clock.sleep(COMMIT_POLL_S * max(1.0, checkpoint.node.count / 1000))
         return False
@@ -312,7 +313,7 @@ class UploadJob:
         context, active, tracked = self._context, self._active, self._tracked
         wait_s, reason = context.retry_waits.failed(tracked.name, tracked.version, error)
         self._move(State.FINISHED, reason)
-        active.is_sent, active.is_held = False, True
+        active.is_sent, active.is_deferred = False, True
         context.news.set()
         self._queue.wake_waiting()
         for _ in range(max(1, round(wait_s / COMMIT_POLL_S))):

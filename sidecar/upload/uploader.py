@@ -51,7 +51,7 @@ class Uploader:
     async def run(self) -> None:
         """Upload until cancelled. After an exception it can be run again, and continues from the journals."""
         self._dispatcher.reorder([])
-        for transfer in self._queue.all().values():  # of a run that failed: requests in flight end, no further ones begin
+        for transfer in self._queue.transfers().values():  # of a run that failed: requests in flight end, no further ones begin
             transfer.close()
         self._queue.active.clear()
         self._dispatcher = Dispatcher(self._context.executor)
@@ -87,7 +87,7 @@ class Uploader:
         executor, was_terminating = self._context.executor, False
         while True:
             is_terminating = self._context.deadline.is_set()
-            busy = any(transfer.in_flight for transfer in self._queue.all().values())
+            busy = any(transfer.in_flight for transfer in self._queue.transfers().values())
             executor.sent_rate.sample(executor.gate.passed_bytes, now_s=time.monotonic(), busy=busy)
             if is_terminating or was_terminating:
                 self._context.news.set()

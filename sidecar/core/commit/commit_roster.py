@@ -25,7 +25,7 @@ def has_bundle(nodes: int) -> bool:
 
 GROUP = 100
 """Nodes per group: those whose index differs in the last two digits alone, so that one listing finds their manifests."""
-POLL_S = 1.0
+SHORTEST_POLL_S = 1.0
 """Shortest poll interval of a waiting node, in seconds."""
 POLLS_PER_S = 1000
 """Maximum polls per second of all nodes together: a fifth of what S3 allows below one prefix."""
@@ -64,12 +64,12 @@ class CommitTurn:
     @property
     def poll_s(self) -> float:
         """Interval in seconds between two polls for the commit."""
-        return max(POLL_S, self.node.count / POLLS_PER_S)
+        return max(SHORTEST_POLL_S, self.node.count / POLLS_PER_S)
 
     @property
     def list_s(self) -> float:
         """Interval in seconds between two listings of the group's manifests. A group's requests grow with its logarithm."""
-        return POLL_S if self.is_eager else POLL_S * (self.position + 1)
+        return SHORTEST_POLL_S if self.is_eager else SHORTEST_POLL_S * (self.position + 1)
 
     @property
     def publish_after_s(self) -> float:

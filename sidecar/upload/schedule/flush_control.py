@@ -96,7 +96,7 @@ class FlushControl:
         """Record ``size_bytes`` of a checkpoint that the store has confirmed."""
         self._counted(name).arrived_bytes += size_bytes
 
-    def stay(self) -> None:
+    def drop_plan(self) -> None:
         """Drop the plan and release all gates: there is no termination notice, or it was withdrawn."""
         if self.plan is not None:
             self.plan, self._planned = None, (frozenset(), 0.0)

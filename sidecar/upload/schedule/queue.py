@@ -27,7 +27,7 @@ class Active:
     """Only manifest and commit are left."""
     is_handed_over: bool = False
     """Its early upload is being taken over: it continues to send at once."""
-    is_held: bool = False
+    is_deferred: bool = False
     """It may not be sent yet: other uploads have priority."""
 
     @property
@@ -80,7 +80,7 @@ class Queue:
         """Plan the flush, if there is a termination notice."""
         left_s = deadline.left_s()
         if left_s is None:
-            self._flush.stay()
+            self._flush.drop_plan()
             return
         usual = usual_profile(t.checkpoint for t in self._catalog.all() if t.checkpoint)
         pending = []
@@ -106,16 +106,16 @@ class Queue:
                 break
         return begun
 
-    def all(self) -> dict[str, FileTransfer]:
+    def transfers(self) -> dict[str, FileTransfer]:
         """Return all transfers by checkpoint, early uploads included."""
-        transfer = {place.name: its for place, its in self._early.transfers()}
-        return transfer | {a.tracked.name: a.transfer for a in self.active.values() if a.transfer is not None}
+        early = {place.name: its for place, its in self._early.transfers()}
+        return early | {a.tracked.name: a.transfer for a in self.active.values() if a.transfer is not None}
 
     def in_order(self) -> list[FileTransfer]:
         """Return all transfers in sending order, and record in the catalog which ones are paused."""
-        transfer = self.all()
-        self._flush.forget([*transfer, *self.active])
-        ordered = self._sorted(transfer)
+        transfers = self.transfers()
+        self._flush.forget([*transfers, *self.active])
+        ordered = self._sorted(transfers)
         if (next_up := self.handed_over()) is not None and self._flush.plan is not None:
             rank_of = self._flush.plan.rank()
             ordered = [its for its in ordered if rank_of.get(its.name, len(rank_of)) <= rank_of.get(next_up, -1)]
@@ -197,7 +197,7 @@ class Queue:
         active = self.active.get(tracked.name)
         refused = active is not None and active.transfer is not None and active.transfer.retry_gate.refused
         waiting = tracked.waiting
-        refused = refused or (active is not None and active.is_held)
+        refused = refused or (active is not None and active.is_deferred)
         return replace(waiting, refused=refused, begun=active is not None and active.transfer is not None)
 
     def _let_first_through(self, queue: list[Tracked]) -> None:
@@ -211,13 +211,13 @@ class Queue:
             queue[0].overtook = overtakes(queue[0].waiting, before.tracked.waiting)
             before.tracked.overtook = False
 
-    def _sorted(self, transfer: dict[str, FileTransfer]) -> list[FileTransfer]:
+    def _sorted(self, transfers: dict[str, FileTransfer]) -> list[FileTransfer]:
         if self._flush.plan is not None:
             rank_of = self._flush.plan.rank()
-            return [transfer[name] for name in sorted(transfer, key=lambda name: rank_of.get(name, len(rank_of)))]
+            return [transfers[name] for name in sorted(transfers, key=lambda name: rank_of.get(name, len(rank_of)))]
         finished = [self._waiting(a.tracked) for a in self.active.values() if a.transfer is not None]
-        unfinished = [place for place, its in self._early.transfers() if transfer[place.name] is its]
-        return [transfer[place.name] for place in self._send_order([*finished, *unfinished])]
+        unfinished = [place for place, its in self._early.transfers() if transfers[place.name] is its]
+        return [transfers[place.name] for place in self._send_order([*finished, *unfinished])]
 
     def _report_turn(self, transfer: FileTransfer, *, is_first: bool) -> None:
         active = self.active.get(transfer.name)

@@ -8,9 +8,9 @@ from sidecar.core.commit.commit_roster import (
     EAGER_NODES,
     GROUP,
     HANDOVER_S,
-    POLL_S,
     POLLS_PER_S,
     PUBLISHED_PER_S,
+    SHORTEST_POLL_S,
     CommitTurn,
     groups,
     has_bundle,
@@ -40,9 +40,9 @@ def test_turns_of_one_node_by_the_size_of_its_job() -> None:
         turn = CommitTurn(Node(index, count))
         return turn.position, turn.poll_s, turn.list_s, turn.publish_after_s, turn.patience_s(2)
 
-    assert of(5, EAGER_NODES) == (5, POLL_S, POLL_S, 0.0, 0.0)
-    assert of(5, EAGER_NODES + 1) == (5, POLL_S, 6 * POLL_S, 0.0, 2 * HANDOVER_S)
-    assert of(2 * GROUP + 5, PUBLISHED_PER_S) == (5, PUBLISHED_PER_S / POLLS_PER_S, 6 * POLL_S, 0.0, 2 * HANDOVER_S)
+    assert of(5, EAGER_NODES) == (5, SHORTEST_POLL_S, SHORTEST_POLL_S, 0.0, 0.0)
+    assert of(5, EAGER_NODES + 1) == (5, SHORTEST_POLL_S, 6 * SHORTEST_POLL_S, 0.0, 2 * HANDOVER_S)
+    assert of(2 * GROUP + 5, PUBLISHED_PER_S) == (5, PUBLISHED_PER_S / POLLS_PER_S, 6 * SHORTEST_POLL_S, 0.0, 2 * HANDOVER_S)
     assert of(PUBLISHED_PER_S, PUBLISHED_PER_S + 1)[3] == 1.0
 
 

@@ -31,7 +31,7 @@ async def test_the_newest_of_those_that_end_commits_first() -> None:
     assert [queue.has_ending_ahead(active.tracked) for active in (old, middle, new)] == [True, True, False]
     queue.end(new)
     assert [queue.has_ending_ahead(active.tracked) for active in (old, middle)] == [True, False]
-    middle.is_held = True  # the store refuses it
+    middle.is_deferred = True  # the store refuses it
     assert [queue.has_ending_ahead(active.tracked) for active in (old, middle)] == [False, True]
 
 

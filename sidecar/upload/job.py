@@ -210,8 +210,8 @@ class UploadJob:
 
     async def _stored_before(self, guard: OverwriteGuard) -> tuple[StoredCommit | None, Manifest | None]:
         """Return the commit of the step, and this node's earlier manifest of it."""
-        committer, checkpoint = self._context.committer, self._checkpoint
-        there, before = await committer.existing_commit(checkpoint)
+        executor, committer, checkpoint = self._context.executor, self._context.committer, self._checkpoint
+        there, before = await executor.together((committer.stored_commit(checkpoint.name), committer.own_manifest(checkpoint)))
         is_new = there is None and checkpoint.restored_from is None
         if is_new and await committer.withdraw_earlier(checkpoint, before):
             there = await committer.stored_commit(checkpoint.name)

@@ -40,7 +40,7 @@ from sidecar.upload.commit.sweeper import Sweeper
 from sidecar.upload.send.journal import Journal
 from trainer_hook.contract import ContractError, Node, rfc3339
 
-HELD_S = 1.0
+LEASE_VALID_S = 1.0
 """Seconds for which a read of the lease counts before a commit. It is older after a freeze of the process or slow reads."""
 
 log = structlog.get_logger()
@@ -70,11 +70,6 @@ class Committer(Revocation):
         self._equal: dict[tuple[str, str, str | None], str] = {}
         """Checksum of a commit of another save with the same content, by our save."""
         self._sweeper = Sweeper(store, executor)
-
-    async def existing_commit(self, checkpoint: Finished) -> tuple[StoredCommit | None, Manifest | None]:
-        """Return the commit of a step and this node's manifest of it, read concurrently; ``None``: there is none."""
-        there, before = await self._executor.together((self.stored_commit(checkpoint.name), self.own_manifest(checkpoint)))
-        return there, before
 
     def record_equal_commit(self, checkpoint: Finished, there: StoredCommit) -> None:
         """Record that a commit of another save has the content of a checkpoint, which is durable as long as that commit is."""
@@ -128,7 +123,7 @@ class Committer(Revocation):
         documents = [key for key in documents if not keys.is_of_commit_alone(key, name)]  # of a revoked one
         return keys.commit(name) not in there and not documents
 
-    async def discard(self, sent: Journal, *, whole_files: bool) -> None:
+    async def remove_early_upload(self, sent: Journal, *, whole_files: bool) -> None:
         """Remove the early upload of a checkpoint that will not be finished.
 
         ``sent``: its journal. ``whole_files``: also delete complete objects, on which nothing depends; otherwise only abort
@@ -328,7 +323,7 @@ class Committer(Revocation):
 
         if (why := too_large(commit, files=files)) is not None:
             raise NeverDurable(why)
-        if self._clock.monotonic() - asked_s > HELD_S:
+        if self._clock.monotonic() - asked_s > LEASE_VALID_S:
             await check()
         # Written last: without this object the step is invisible (I1).
         put, key = self._store.put, keys.commit(commit.name)

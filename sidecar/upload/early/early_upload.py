@@ -352,7 +352,7 @@ class EarlyUploads:
         try:
             if (reason := await self._reason_to_wait()) is None:
                 is_free = await self._is_untouched(early)
-                await self._context.committer.discard(early.journal, whole_files=is_free)
+                await self._context.committer.remove_early_upload(early.journal, whole_files=is_free)
         except (StoreError, Fenced) as error:
             reason = str(error)
         if reason is not None:

@@ -14,7 +14,7 @@ from sidecar.core.format.manifest import MAX_DOCUMENT_BYTES
 from sidecar.errors import AlreadyExists, NotFound
 from sidecar.retention.store_retention import SETTLED_S
 from sidecar.store.protocol import Capabilities, Part, PendingUpload, Readable, Stored, Verification
-from sidecar.upload.commit.committer import HELD_S
+from sidecar.upload.commit.committer import LEASE_VALID_S
 from sidecar.upload.commit.overwrite_guard import VALID_S
 from tests.simulation.job import reader
 from tests.simulation.job.loop import Process
@@ -247,7 +247,7 @@ class JobStore(MemoryStore):
         world = self.world
         if world.is_stray or world.acting is None or world.faults.hidden:
             return
-        why = self.attempts.why_too_late(commit, decided_s=world.issued_s - HELD_S - 2 * SLOWEST_S)
+        why = self.attempts.why_too_late(commit, decided_s=world.issued_s - LEASE_VALID_S - 2 * SLOWEST_S)
         if why is not None:
             world.violate(f"{world.acting} commits {name}: {why}")
         pod: Any = world.acting

@@ -258,7 +258,8 @@ class Daemon:
     async def _release(self, *, within_s: float) -> None:
         """Release the prefix, after a deletion that is under way: without the lease it would be given up halfway."""
         began_s = time.monotonic()
-        await self.services.cleaner.end_retention(within_s=within_s / 2)
+        if (cleaner := self.services.store_cleaner) is not None:
+            await cleaner.end(within_s=within_s / 2)
         await self.services.renewal.release_within(within_s - (time.monotonic() - began_s))
 
     async def _look_at_commits(self) -> None:

@@ -28,6 +28,7 @@ from sidecar.lifecycle.take_over import TakeOver
 from sidecar.lifecycle.termination import Termination
 from sidecar.retention.cleaner import Cleaner
 from sidecar.retention.known_steps import KnownSteps
+from sidecar.retention.store_cleaner import StoreCleaner
 from sidecar.retention.store_retention import StoreRetention
 from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer.executor import StoreExecutor
@@ -106,6 +107,7 @@ class Services:
         worker = self._request_worker()
         self.resume_service: Final = ResumeService(worker, self.store_reader, enabled=settings.resume != "off")
         self.cleaner: Final = self._cleaner(worker.local)
+        self.store_cleaner: Final = self._store_cleaner()
 
     def _request_worker(self) -> RequestWorker:
         return RequestWorker(
@@ -126,13 +128,13 @@ class Services:
             catalog=self.catalog,
             resume_service=self.resume_service,
             local=local,
-            retention=self._store_retention(),
         )
 
-    def _store_retention(self) -> StoreRetention | None:
+    def _store_cleaner(self) -> StoreCleaner | None:
+        """Return what deletes in the store; ``None``: ``CKPT_KEEP_STORE`` is not set."""
         if self.settings.keep_store is None:
             return None
-        return StoreRetention(
+        retention = StoreRetention(
             self.store,
             self.executor,
             keep_newest=self.settings.keep_store,
@@ -141,3 +143,4 @@ class Services:
             events=self.events,
             lease=self.lease,
         )
+        return StoreCleaner(self.catalog, retention, node=self.settings.node)

@@ -84,8 +84,8 @@ async def _use_store(services: Services) -> None:
         ]
     else:
         tasks.append(run_forever("attempts", services.renewal.learn_epochs))
-    if services.settings.keep_store is not None:
-        tasks.append(run_forever("retention", services.cleaner.run_retention))
+    if services.store_cleaner is not None:
+        tasks.append(run_forever("retention", services.store_cleaner.run))
     if is_first or node is None:  # for all nodes; where only markers name the node, it may be the first
         orphans = OrphanUploads(
             services.store,

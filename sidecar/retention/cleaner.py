@@ -1,30 +1,26 @@
-"""Cleaner: executes the retention plans on the volume and in the store, and logs each deletion with its reason."""
+"""Cleaner: executes the retention plans on the volume, and logs each deletion with its reason."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection
 
 import structlog
 
 from sidecar.catalog.catalog import Catalog, Tracked
-from sidecar.core.commit.retention import Kept, PendingCopy, plan_local_deletion, plan_release, turn_after_s
+from sidecar.core.commit.retention import Kept, PendingCopy, plan_local_deletion, plan_release
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.settings import Settings
 from sidecar.daemon.tasks import within
 from sidecar.download.local_copies import LocalCopies
 from sidecar.download.resume_service import ResumeService
-from sidecar.errors import Fenced, StoreError
-from sidecar.retention.store_retention import IN_USE, StoreRetention
+from sidecar.retention.store_retention import IN_USE
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
 
 log = structlog.get_logger()
 
 CLEAN_INTERVAL_S = 10.0
-STORE_RETRY_S = 60.0
-"""Seconds until the next try after the store refused a request."""
 
 _NOT_DELETED = "run the sidecar as the trainer's user (--run-as-user); it is tried again"
 
@@ -32,11 +28,7 @@ _RELEASED = "the trainer deleted it before it was durable, a newer one is finish
 
 
 class Cleaner:
-    """Two services, one for the volume and one for the store.
-
-    The first runs after each change and every ``CLEAN_INTERVAL_S`` seconds, the second when newer commits have settled. An
-    unreachable store delays the second alone.
-    """
+    """Cleans the volume after each change, every ``CLEAN_INTERVAL_S`` seconds, and for whoever needs room."""
 
     def __init__(
         self,
@@ -46,62 +38,25 @@ class Cleaner:
         catalog: Catalog,
         resume_service: ResumeService,
         local: LocalCopies,
-        retention: StoreRetention | None,
     ) -> None:
         self._settings = settings
         self._volume = volume
         self._catalog = catalog
         self._resume_service = resume_service
         self._local = local
-        self._retention = retention
         self._cleaning = asyncio.Lock()
         """Held for one plan: a second one would count and delete what the first is deleting."""
         self._refusals: dict[str, int | None] = {}
         """Error numbers of the checkpoints that could not be deleted, by name, as they were logged last."""
-        if retention is not None:
-            catalog.observe(lambda tracked: retention.written(tracked.name))
 
     async def run(self) -> None:
-        """Clean the volume until cancelled."""
+        """Clean until cancelled."""
         while True:
             try:
                 await self.clean_volume()
             except OSError as error:
                 log.warning("volume_not_cleaned", error=str(error), hint="is the volume still mounted? It is tried again")
             await within(CLEAN_INTERVAL_S, self._catalog.changed())
-
-    async def run_retention(self) -> None:
-        """Clean the store until cancelled, if ``CKPT_KEEP_STORE`` is set."""
-        # The first check deletes nothing: a commit counts only once it was seen in two checks.
-        due_s: float | None = time.monotonic() + turn_after_s(self._settings.node)
-        seen: frozenset[tuple[str, float | None]] = frozenset()
-        while True:
-            if due_s is None:
-                while not self._durable() - seen:
-                    await self._catalog.changed()
-                due_s = time.monotonic() + turn_after_s(self._settings.node)
-            await asyncio.sleep(due_s - time.monotonic())
-            seen = self._durable()  # read before the check: a commit made meanwhile triggers another check
-            again_s = await self._clean_store()
-            due_s = None if again_s is None else time.monotonic() + again_s
-
-    async def end_retention(self, *, within_s: float) -> None:
-        """Begin no further deletion in the store; those under way have the given time to end."""
-        if self._retention is not None:
-            await within(within_s, self._retention.end())
-
-    def _durable(self) -> frozenset[tuple[str, float | None]]:
-        return frozenset((t.name, t.committed_at_s) for t in self._catalog.all() if t.state is State.COMMITTED)
-
-    async def _clean_store(self) -> float | None:
-        assert self._retention is not None
-        try:
-            return await self._retention.run_once()
-        except Fenced:  # a later pod cleans the store now
-            return STORE_RETRY_S
-        except StoreError as error:
-            log.warning("store_not_cleaned", error=str(error), hint=f"tried again in {STORE_RETRY_S:.0f} s")
-            return STORE_RETRY_S
 
     async def clean_volume(self) -> None:
         """Delete the durable local checkpoints that retention does not keep, and keep space for the next save."""

@@ -17,15 +17,8 @@ from trainer_hook.process.log import info, warn
 from trainer_hook.process.session import Session
 from trainer_hook.saving.disk_admission import DiskAdmission
 from trainer_hook.saving.schedule import surplus
-from trainer_hook.volume.publish import (
-    RankRecords,
-    check_writable,
-    finish,
-    finished_on,
-    listed_files,
-    make_system_folders,
-    remove,
-)
+from trainer_hook.volume.publish import check_writable, finish, finished_on, listed_files, make_system_folders, remove
+from trainer_hook.volume.rank_records import RankRecords
 
 STAGING = f"{contract.SYSTEM_DIR}/saving"
 """Where a library saves that names the folder itself, before the folder gets the name that counts earlier calls' steps."""

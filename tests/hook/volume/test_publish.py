@@ -1,25 +1,20 @@
-"""Files are published atomically, the marker last; a checkpoint is finished when every local rank has written."""
+"""Files are published atomically, the marker last."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sidecar.core.format.found_checkpoint import Identity, judge
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import LEASES, MARKER, SYSTEM_DIR, TOKEN, ContractError, Marker, Node, parse_marker
 from trainer_hook.volume import publish as publishing
 from trainer_hook.volume.publish import (
-    RankRecords,
     finish,
     finished_on,
     listed_files,
@@ -177,54 +172,6 @@ def test_only_whole_checkpoints_are_found_on_a_volume(volume: Path) -> None:
     assert finished_on(volume / "nowhere") == []
 
 
-def records(volume: Path, *, ranks: int, attempt: str = "a") -> list[RankRecords]:
-    (volume / ".ckpt/ranks").mkdir(parents=True, exist_ok=True)
-    return [RankRecords(volume, attempt=attempt, rank=rank, local_ranks=ranks) for rank in range(ranks)]
-
-
-@given(st.permutations(range(4)))
-def test_the_last_rank_to_write_finishes_whatever_the_order(order: list[int]) -> None:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        every = records(Path(folder), ranks=4)
-        assert [every[rank].record_part("checkpoint-5") for rank in order] == [False, False, False, True]
-        every[0].clear("checkpoint-5")
-        assert names(Path(folder) / ".ckpt/ranks") == []
-
-
-def test_of_ranks_that_write_at_the_same_time_exactly_one_finishes(volume: Path) -> None:
-    every = records(volume, ranks=4)
-    with ThreadPoolExecutor(4) as ranks:
-        for step in range(100):
-            barrier = threading.Barrier(4)
-
-            def wrote(rank: RankRecords, name: str, together: threading.Barrier) -> bool:
-                together.wait()
-                return rank.record_part(name)
-
-            asked = [ranks.submit(wrote, rank, f"checkpoint-{step}", barrier) for rank in every]
-            assert sorted(future.result() for future in asked) == [False, False, False, True]
-
-
-def test_a_lone_rank_leaves_no_record(volume: Path) -> None:
-    [only] = records(volume, ranks=1)
-    assert only.record_part("checkpoint-5")
-    assert names(volume / ".ckpt/ranks") == []
-
-
-def test_records_of_another_attempt_or_another_step_or_of_nonsense_do_not_count(volume: Path) -> None:
-    records(volume, ranks=2, attempt="earlier")[1].record_part("checkpoint-5")
-    first, second = records(volume, ranks=2)
-    assert not first.record_part("checkpoint-5")
-    assert not second.record_part("checkpoint-50")
-    for nonsense in (b"{", b"[]", b"\xff"):
-        (volume / ".ckpt/ranks/checkpoint-5.7.done").write_bytes(nonsense)
-        assert not first.record_part("checkpoint-5")
-    first.clear("checkpoint-5")
-    assert [path.name for path in (volume / ".ckpt/ranks").iterdir()] == ["checkpoint-50.1.done"]
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
 @pytest.mark.parametrize(("uid", "gid", "file_mode"), [(os.geteuid(), 3000, 0o644), (4000, 3000, 0o664), (4000, 5000, 0o644)])
 def test_a_sidecar_of_another_user_of_the_group_may_link_and_delete(uid: int, gid: int, file_mode: int, volume: Path) -> None:
@@ -263,21 +210,3 @@ def test_a_checkpoint_is_finished_although_the_clock_was_set_back_while_it_was_w
     os.utime(folder / "optimizer", ns=(ahead_ns + 1, ahead_ns + 1))
     with pytest.raises(ContractError):
         judge(Volume(tmp_path).examine(folder.name), Identity(Node(), "pod"))
-
-
-def test_a_folder_is_replaced_that_was_begun_by_the_hook_or_is_finished_or_empty(volume: Path) -> None:
-    [rank] = records(volume, ranks=1)
-    folder = volume / "final"
-    assert rank.may_replace(folder)
-    folder.mkdir()
-    assert rank.may_replace(folder)
-    (folder / "notes").touch()
-    assert not rank.may_replace(folder)
-    (folder / MARKER).touch()
-    assert rank.may_replace(folder)
-    (folder / MARKER).unlink()
-    shutil.rmtree(volume / SYSTEM_DIR)  # by a script that empties its output folder
-    rank.begin("final")
-    assert rank.may_replace(folder)
-    rank.end("final")
-    assert not rank.may_replace(folder)

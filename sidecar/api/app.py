@@ -20,9 +20,9 @@ from sidecar.catalog.events import Event
 from sidecar.core.commit.resume import newest_first, steps_before
 from sidecar.core.lifecycle.phases import Phase
 from sidecar.daemon.services import Services
-from sidecar.daemon.tasks import within
 from sidecar.download.request import LATEST, AskedBy, ResumeStatus
 from sidecar.download.resume_service import TooManyRequests
+from sidecar.tasks import within
 from trainer_hook.contract import REQUEST, is_checkpoint_name
 
 WAIT_MAX_S = 60.0

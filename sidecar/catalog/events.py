@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from sidecar.daemon.tasks import within
+from sidecar.tasks import within
 
 log = structlog.get_logger()
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.scanner import SETTLE_S, Scanner
-from sidecar.daemon.tasks import within
+from sidecar.tasks import within
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import step_of
 

@@ -31,11 +31,11 @@ from sidecar.daemon.phase_control import PhaseControl
 from sidecar.daemon.services import Services
 from sidecar.daemon.settings import Settings
 from sidecar.daemon.store_services import use_store
-from sidecar.daemon.tasks import first_error, run_forever, run_together
 from sidecar.errors import ConfigurationError, SidecarError, Stopped, StoreError
 from sidecar.lifecycle.spot import SpotWatch
 from sidecar.repository.documents import Documents
 from sidecar.store.protocol import Store
+from sidecar.tasks import first_error, run_forever, run_together
 from sidecar.thread_pool import ThreadPool
 from sidecar.volume.lock import hold_volume
 from sidecar.volume.opener import Place

@@ -9,7 +9,7 @@ import structlog
 from sidecar.catalog.events import rounded
 from sidecar.core.lifecycle.phases import Phase, Situation, next_phase
 from sidecar.daemon.services import Services
-from sidecar.daemon.tasks import within
+from sidecar.tasks import within
 
 log = structlog.get_logger()
 

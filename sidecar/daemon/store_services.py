@@ -12,7 +12,6 @@ from sidecar.core.format import checksum
 from sidecar.core.lifecycle.fencing import TWO_AT_ONCE_HINT, Holder
 from sidecar.core.lifecycle.prefix_ownership import Run
 from sidecar.daemon.services import Services
-from sidecar.daemon.tasks import run_forever, run_together
 from sidecar.download.downloader import Downloader
 from sidecar.download.quarantine import Sharing
 from sidecar.errors import (
@@ -28,6 +27,7 @@ from sidecar.errors import (
 from sidecar.lifecycle.pod_record import POD
 from sidecar.lifecycle.run_document import claim, owner
 from sidecar.store.protocol import Capabilities, Verification
+from sidecar.tasks import run_forever, run_together
 from sidecar.transfer.executor import awaited
 from sidecar.upload.commit.committer import Committer
 from sidecar.upload.commit.orphan_uploads import OrphanUploads

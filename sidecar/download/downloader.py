@@ -25,7 +25,6 @@ from sidecar.core.format import checksum, keys
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry, decode_all, decode_commit
 from sidecar.core.format.obstacles import same_but_for_case, unstorable
 from sidecar.core.format.rank_layout import Share, left_out
-from sidecar.daemon.tasks import first_error
 from sidecar.download.incoming import PARTIAL, drop_others, give_space_back, require_space
 from sidecar.download.partial_file import holds
 from sidecar.download.patience import Patience
@@ -34,6 +33,7 @@ from sidecar.download.range_fetcher import RangeFetcher
 from sidecar.errors import CorruptObject, LaterFormat, NotFound, OversizedDocument, Stopped, StoreError
 from sidecar.repository.manifest_bundle import bundled_manifests
 from sidecar.store.protocol import Store, Stored
+from sidecar.tasks import first_error
 from sidecar.transfer.executor import CORRUPT_TRIES, StoreExecutor
 from sidecar.volume.boot import boot_id
 from sidecar.volume.files import FULL

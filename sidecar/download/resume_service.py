@@ -7,10 +7,10 @@ import time
 from dataclasses import replace
 
 from sidecar.core.format.rank_layout import Share
-from sidecar.daemon.tasks import within
 from sidecar.download.request import LATEST, AskedBy, ResumeRequest, ResumeState, ResumeStatus
 from sidecar.download.request_worker import RequestWorker
 from sidecar.download.store_reader import StoreReader
+from sidecar.tasks import within
 
 KEPT_ANSWERS = 16
 """Maximum number of ended requests whose answers are kept, and whose checkpoints are protected from deletion."""

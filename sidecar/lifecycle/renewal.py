@@ -11,10 +11,10 @@ import structlog
 
 from sidecar.core.lifecycle.fencing import ENDING_BEAT_S
 from sidecar.core.lifecycle.prefix_ownership import ASK_POLL_S, CHECK_S, Run
-from sidecar.daemon.tasks import within
 from sidecar.errors import Fenced, StoreError
 from sidecar.lifecycle.holder_watch import TICK_S
 from sidecar.lifecycle.prefix_lease import PrefixLease
+from sidecar.tasks import within
 
 log = structlog.get_logger()
 

@@ -12,7 +12,7 @@ import structlog
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.catalog.events import Events
 from sidecar.core.lifecycle.states import NEVER_DURABLE, State
-from sidecar.daemon.tasks import within
+from sidecar.tasks import within
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import (
     ANSWER,

@@ -11,10 +11,10 @@ from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.commit.retention import Kept, PendingCopy, plan_local_deletion, plan_release
 from sidecar.core.lifecycle.states import State
 from sidecar.daemon.settings import Settings
-from sidecar.daemon.tasks import within
 from sidecar.download.local_copies import LocalCopies
 from sidecar.download.resume_service import ResumeService
 from sidecar.retention.store_retention import IN_USE
+from sidecar.tasks import within
 from sidecar.volume.volume import Volume
 from trainer_hook.contract import META_OWNER, SCRIPT_OWNED
 

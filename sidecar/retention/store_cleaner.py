@@ -10,9 +10,9 @@ import structlog
 from sidecar.catalog.catalog import Catalog
 from sidecar.core.commit.retention import turn_after_s
 from sidecar.core.lifecycle.states import State
-from sidecar.daemon.tasks import within
 from sidecar.errors import Fenced, StoreError
 from sidecar.retention.store_retention import StoreRetention
+from sidecar.tasks import within
 from trainer_hook.contract import Node
 
 log = structlog.get_logger()

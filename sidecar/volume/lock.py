@@ -13,7 +13,7 @@ import os
 
 import structlog
 
-from sidecar.daemon.tasks import within
+from sidecar.tasks import within
 from sidecar.volume.opener import NotRegular, Place
 from trainer_hook.contract import LOCK
 

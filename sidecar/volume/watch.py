@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from sidecar.daemon.tasks import within
+from sidecar.tasks import within
 from sidecar.volume import inotify
 from sidecar.volume.files import DENIED, PERMANENT_ERRORS
 from sidecar.volume.opener import Place

@@ -17,8 +17,8 @@ from sidecar.core.format.found_checkpoint import FoundFile
 from sidecar.core.format.key_limits import impossible_key
 from sidecar.core.lifecycle.states import PENDING, WANTED
 from sidecar.core.schedule.order import Waiting
-from sidecar.daemon.tasks import within
 from sidecar.errors import Fenced, SidecarError, StoreError
+from sidecar.tasks import within
 from sidecar.upload.commit.overwrite_guard import OverwriteGuard
 from sidecar.upload.context import UploadContext
 from sidecar.upload.early.handover import Handover

@@ -1,4 +1,4 @@
-"""Tasks of the daemon: run together, and started again after a failure."""
+"""Tasks of the event loop: run together, within a time, or started again after a failure."""
 
 from __future__ import annotations
 

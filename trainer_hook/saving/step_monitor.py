@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,17 +10,12 @@ from typing import NoReturn
 
 from trainer_hook.contract import checkpoint_name
 from trainer_hook.process.log import info, warn
+from trainer_hook.process.preemption import exit_if_ranks_hang, exit_preempted
 from trainer_hook.process.rank_consensus import Vote
 from trainer_hook.process.session import Session
-from trainer_hook.process.signals import exit_within, start_thread
 from trainer_hook.saving.schedule import Schedule
 
 STATE_EVERY_S = 2.0
-EXIT_TIMEOUT_S = 10.0
-DEADLINE_MARGIN_S = 2.0
-"""A rank stops waiting for the others this long before the grace period ends."""
-HANG_THRESHOLD_S = 1.0
-"""A collective that takes longer is taken for one that hangs, once the grace period is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,38 +123,3 @@ def stop_reason(*, has_notice: bool, is_preempted: bool) -> str:
     if has_notice:
         return "termination notice"
     return "termination notice of another rank" if is_preempted else "request to stop"
-
-
-def exit_if_ranks_hang(session: Session) -> None:
-    """End this process if it still waits for other ranks when the grace period is over. Returns at once.
-
-    The connections of a dead rank are closed; those of one that hangs, for example on a volume that does not answer, stay
-    open. Waiting for it would only end in SIGKILL; the newest step that all ranks committed stands.
-    """
-    start_thread(threading.Thread(target=_watch_collectives, args=(session,), name="checkpoint-others", daemon=True))
-
-
-def _watch_collectives(session: Session) -> None:
-    time.sleep(max(0.0, session.stop.left_s() - DEADLINE_MARGIN_S))
-    consensus = session.join()  # joined long ago: returns at once
-    while (since_s := consensus.waits_since_s) is None or time.monotonic() - since_s < HANG_THRESHOLD_S:
-        time.sleep(HANG_THRESHOLD_S / 4)
-    warn("another rank does not answer and the grace period is over: ends without it; the newest committed step stands")
-    session.tell_state("preempted", session.last_step)
-    os._exit(session.settings.preempted_exit_code)
-
-
-def exit_preempted(session: Session, step: int) -> NoReturn:
-    """End this rank after a just-in-time save, with the exit code for preemption."""
-    session.outcome = "preempted"
-    session.tell_state("preempted", session.base_step + step)
-    code = session.settings.preempted_exit_code
-    # A rank that ends early makes its launcher end the others: all wait for the slowest save, but not past the grace period.
-    exit_within(code, within_s=max(EXIT_TIMEOUT_S, session.stop.left_s() - EXIT_TIMEOUT_S))
-    with contextlib.suppress(RuntimeError):
-        session.join().all_agree(True)
-    exit_within(code, within_s=EXIT_TIMEOUT_S)
-    if threading.current_thread() is not threading.main_thread():
-        session.left_in_thread = True
-        session.stop.end_main_thread()
-    raise SystemExit(code)

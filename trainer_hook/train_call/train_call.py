@@ -9,11 +9,12 @@ from typing import Any, NoReturn
 
 from trainer_hook.process.earlier_scripts import before
 from trainer_hook.process.log import info, warn
+from trainer_hook.process.preemption import exit_preempted
 from trainer_hook.process.session import Session
 from trainer_hook.process.training_progress import TrainingProgress
 from trainer_hook.resuming.resumer import CannotResume, Choice, Resumer
 from trainer_hook.saving.async_save import prepare
-from trainer_hook.saving.step_monitor import Due, StepMonitor, exit_preempted
+from trainer_hook.saving.step_monitor import Due, StepMonitor
 from trainer_hook.saving.step_saver import StepSaver
 from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
 

@@ -209,7 +209,7 @@ def test_a_script_that_ends_with_an_error_after_training_has_not_succeeded(
 
 
 PREEMPTED = """
-from trainer_hook.saving.step_monitor import exit_preempted
+from trainer_hook.process.preemption import exit_preempted
 session.consensus = SimpleNamespace(all_agree=bool)
 try:
     exit_preempted(session, 7)
@@ -262,7 +262,7 @@ def test_a_signal_ends_the_wait_where_python_refuses_new_threads(volume: Path, a
     answers.by_call["POST /v1/flush"] = missing("checkpoint-5", "uploading")
     term_soon = """
 from trainer_hook.process import ending
-from trainer_hook.saving.step_monitor import exit_if_ranks_hang
+from trainer_hook.process.preemption import exit_if_ranks_hang
 session.stop.on_notice = lambda: exit_if_ranks_hang(session)
 ending.info = lambda text: os.kill(os.getpid(), 15)
 """

@@ -64,7 +64,7 @@ def test_sigterm_is_heard_although_the_library_was_imported_in_a_thread(wait: st
 @pytest.mark.parametrize("wait", [*WAITS, "goes on"])
 def test_a_training_that_is_preempted_in_a_thread_ends_the_process_as_preempted(wait: str, tmp_path: Path) -> None:
     then = (
-        "from trainer_hook.saving.step_monitor import exit_preempted; print('listens', flush=True); exit_preempted(session, 5)"
+        "from trainer_hook.process.preemption import exit_preempted; print('listens', flush=True); exit_preempted(session, 5)"
     )
     after = "thread.join(); print('went on', flush=True)" if wait == "goes on" else WAITS[wait]
     with python(IMPORTS.format(then=then) + after, tmp_path, CKPT_PREEMPTED_EXIT_CODE="77") as process:

@@ -35,7 +35,7 @@ def rank_file(rank: int) -> str:
 
 
 def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_world_size: int | None) -> list[str]:
-    """Return what a checkpoint of a loop lacks for one rank. Arguments as in ``trainer_hook.resuming.resumer.missing_from``."""
+    """Return what a checkpoint of a loop lacks for one rank. Arguments as of ``Driver.missing_files``."""
     own = [rank_file(rank)] if saved_world_size in (None, world_size) else []
     return [name for name in (PROGRESS, *own) if name not in files]
 

@@ -17,12 +17,8 @@ from trainer_hook.process.settings import Settings
 from trainer_hook.volume import lease
 from trainer_hook.volume.publish import Local, finished_on
 
-STATE = "trainer_state.json"
 LATEST = "latest"
 _FAIL_HINT = "CKPT_ON_STORE_FAILURE=fail exits instead, so that the job is started again"
-META_STOPPED_EARLY = "stopped_early"
-"""Key in ``meta``: a callback ended training at this step, before the last one."""
-_WEIGHTS = ("model", "pytorch_model", "adapter_model", "tf_model", "flax_model")
 
 
 class CannotResume(SystemExit):
@@ -54,50 +50,6 @@ class Choice:
         return (contract.step_of(self.name) or 0) - self.base_step
 
 
-def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_world_size: int | None) -> list[str]:
-    """Return what a Trainer checkpoint lacks for one rank.
-
-    Trainer itself loads the files that are there: without ``optimizer.pt`` or ``scheduler.pt`` it silently begins both anew.
-
-    ``files``: size in bytes by path. ``saved_world_size``: of the run that saved it; ``None``: unknown. If it is not
-    ``world_size``, the RNG state is not needed.
-    """
-    tops = {name.split("/", 1)[0] for name in files}
-    sharded = any(top.startswith("global_step") for top in tops)  # DeepSpeed keeps weights and optimizer there
-    missing = [] if STATE in files else [STATE]
-    if not sharded and not any(name.startswith(_WEIGHTS) for name in tops):
-        missing.append("the model's weights")
-    if not sharded and not any(top.startswith("optimizer") for top in tops):
-        missing.append("optimizer.pt")
-    if "scheduler.pt" not in files and not sharded:
-        missing.append("scheduler.pt")
-    rng = "rng_state.pth" if world_size == 1 else f"rng_state_{rank}.pth"
-    if rng not in files and saved_world_size in (None, world_size):
-        missing.append(rng)
-    return missing
-
-
-def is_finished(state: Mapping[str, Any], meta: Mapping[str, Any], *, max_steps: int, epochs: float) -> bool:
-    """Whether training ends at ``state``. Trainer itself would train one more step.
-
-    ``state``: content of ``trainer_state.json``. ``meta``: of the marker. ``max_steps`` 0 or less: ``epochs`` is the limit.
-    """
-    if meta.get(META_STOPPED_EARLY):
-        return True
-    if max_steps > 0:
-        return bool(state.get("global_step", 0) >= max_steps)
-    return bool((state.get("epoch") or 0.0) >= epochs - 1e-6)
-
-
-def read_state(folder: Path) -> dict[str, Any]:
-    """Return ``trainer_state.json`` of a checkpoint, or an empty one."""
-    try:
-        state = json.loads((folder / STATE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
-
-
 class Resumer:
     """Chooses one checkpoint per ``train()`` call; collective."""
 
@@ -107,13 +59,13 @@ class Resumer:
         client: Client,
         consensus: RankConsensus,
         *,
-        missing: Callable[..., list[str]] = missing_from,
+        missing: Callable[..., list[str]],
         reads_all: bool = False,
     ) -> None:
         """Create it for one call.
 
-        ``missing`` returns what a checkpoint lacks for one rank, with the arguments of ``missing_from``. ``reads_all``: loading
-        may read files of any rank, so each node downloads all of them.
+        ``missing`` returns what a checkpoint lacks for one rank, with the arguments of ``Driver.missing_files``. ``reads_all``:
+        loading may read files of any rank, so each node downloads all of them.
         """
         self._reads_all = reads_all
         self._missing = missing
@@ -161,14 +113,12 @@ class Resumer:
         return path if self._consensus.all_agree(marker.meta.get(contract.META_TRAIN_CALL, 0) == train_call) else None
 
     def lacks(self, folder: Path) -> list[str]:
-        """Return what a folder that the script names lacks, besides random state. Empty if it is no Trainer checkpoint."""
+        """Return what a folder that the script names lacks, besides random state."""
         world, marker = self._consensus.world, _marker(folder)
         if contract.META_PARTIAL in marker.meta and marker.world_size != world.size:
             return ["files of other ranks"]
         files = {p.relative_to(folder).as_posix(): p.stat().st_size for p in folder.rglob("*") if p.is_file()}
-        if not files or STATE not in files:
-            return []
-        return missing_from(files, rank=world.rank, world_size=world.size, saved_world_size=0)
+        return self._missing(files, rank=world.rank, world_size=world.size, saved_world_size=0)
 
     def fetch(self, name: str) -> str | None:
         """Download a checkpoint on every node. Returns why not all ranks can use it; ``None``: they can."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
 
 from trainer_hook.process.client import Client
 from trainer_hook.process.log import info, warn
@@ -59,20 +58,3 @@ class DiskAdmission:
 def _free_bytes(volume: Path) -> int:
     space = os.statvfs(volume)
     return space.f_bavail * space.f_frsize
-
-
-def state_bytes(trainer: Any) -> int:
-    """Return the estimated size of a Trainer's first checkpoint on this node: weights and optimizer state.
-
-    State that DeepSpeed or an unknown kind of model or optimizer holds is not counted: the first save is then tried.
-    """
-    try:
-        tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
-        if hasattr(trainer.model, "peft_config"):  # only the adapter is saved
-            tensors = [tensor for tensor in tensors if tensor.requires_grad]
-        states = (getattr(trainer.optimizer, "state", None) or {}).values()
-        tensors += [value for state in states for value in state.values() if hasattr(value, "element_size")]
-        own = (getattr(tensor, "_local_tensor", tensor) for tensor in tensors)  # this rank's shard of a DTensor
-        return sum(int(tensor.numel() * tensor.element_size()) for tensor in own)
-    except Exception:
-        return 0

@@ -34,7 +34,11 @@ class Driver(StepWriter):
         return TrainingProgress()
 
     def missing_files(self, files: Mapping[str, int], *, rank: int, world_size: int, saved_world_size: int | None) -> list[str]:
-        """Return what a checkpoint lacks for one rank. Arguments as in ``resuming.resumer.missing_from``."""
+        """Return what a checkpoint lacks for one rank.
+
+        ``files``: size in bytes by path. ``saved_world_size``: of the run that saved it; ``None``: unknown. If it is not
+        ``world_size``, the random state is not needed.
+        """
         raise NotImplementedError
 
     def reads_all(self) -> bool:

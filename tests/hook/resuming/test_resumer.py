@@ -88,7 +88,9 @@ def test_a_node_asks_for_what_its_own_ranks_read(
 ) -> None:
     client, consensus = Asked(tmp_path), RankConsensus()
     consensus.world = place_among(names, 3)
-    resumer = Resumer(from_environment({"CKPT_DIR": str(tmp_path)}), client, consensus, reads_all=reads_all)
+    resumer = Resumer(
+        from_environment({"CKPT_DIR": str(tmp_path)}), client, consensus, missing=none_missing, reads_all=reads_all
+    )
     with pytest.raises(SidecarAbsent):
         resumer._request("latest", 0)
     assert client.shares == [share]
@@ -147,4 +149,5 @@ def test_what_only_this_nodes_ranks_wrote_is_not_all_that_they_read(
     consensus = RankConsensus()
     consensus.world = place_among([f"node-{node}" for node in range(nodes)], 0)
     settings = from_environment({"CKPT_DIR": str(tmp_path)})
-    assert Resumer(settings, Client(settings.sidecar_url, tmp_path), consensus).is_usable("checkpoint-4") is is_usable
+    resumer = Resumer(settings, Client(settings.sidecar_url, tmp_path), consensus, missing=none_missing)
+    assert resumer.is_usable("checkpoint-4") is is_usable

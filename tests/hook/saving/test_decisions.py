@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer_hook.contract import check_id
+from trainer_hook.libraries.transformers.checkpoint_files import is_finished, missing_from
 from trainer_hook.libraries.transformers.trainer import _is_search
 from trainer_hook.process.rank_consensus import (
     INTERVAL_MS,
@@ -20,7 +21,6 @@ from trainer_hook.process.rank_consensus import (
     place_among,
     place_in_blocks,
 )
-from trainer_hook.resuming.resumer import is_finished, missing_from
 from trainer_hook.saving.schedule import Schedule, surplus
 from trainer_hook.saving.step_monitor import stop_reason
 

@@ -12,9 +12,10 @@ import pytest
 from tests.hook.conftest import pod
 from tests.hook.job import Answers, finished, script, training
 from tests.hook.train_call.test_trouble import small_volume  # noqa: F401 - a fixture
+from trainer_hook.libraries.transformers.checkpoint_files import state_bytes
 from trainer_hook.process.client import Client
 from trainer_hook.saving import disk_admission as disk_admission
-from trainer_hook.saving.disk_admission import DiskAdmission, state_bytes
+from trainer_hook.saving.disk_admission import DiskAdmission
 
 
 @pytest.fixture

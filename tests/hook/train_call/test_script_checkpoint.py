@@ -45,7 +45,7 @@ def resumed(tmp_path: Path, *, own: list[Any], chosen: str | None = "checkpoint-
         call.session, call.consensus = session, consensus
         trainer = SimpleNamespace(args=SimpleNamespace(output_dir=str(tmp_path / f"node-{rank}")))
         call._driver = TrainerDriver(session, trainer, own[rank])
-        call.resumer = Resumer(session.settings, None, consensus)  # type: ignore[arg-type]
+        call.resumer = Resumer(session.settings, None, consensus, missing=call._driver.missing_files)  # type: ignore[arg-type]
         call.resumer.choose = lambda _: None if chosen is None else Choice(chosen, tmp_path / chosen, {})  # type: ignore[method-assign]
         choice = call.resume()
         return choice and choice.name, call.script_choice_stands
@@ -81,6 +81,15 @@ def test_without_another_one_no_rank_goes_on_from_its_own(tmp_path: Path, capsys
     assert "TRAINING STARTS FROM SCRATCH" in capsys.readouterr().err
     with pytest.raises(CannotResume):
         resumed(tmp_path, own=[True, True], chosen=None, fails=True)
+
+
+def test_of_what_is_no_checkpoint_of_trainer_nothing_is_said_to_be_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/model.safetensors").touch()
+    assert resumed(tmp_path, own=[tmp_path / "model", tmp_path / "nowhere" / "model"]) == [("checkpoint-500", True)] * 2
+    assert "cannot be resumed exactly" not in capsys.readouterr().err
 
 
 def test_one_that_cannot_be_read_on_a_node_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

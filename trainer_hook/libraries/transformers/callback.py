@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from trainer_hook.libraries.transformers.best_model import is_new_best
+from trainer_hook.libraries.transformers.checkpoint_files import META_STOPPED_EARLY
 from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.libraries.transformers.epoch_start import EpochStart
 from trainer_hook.libraries.transformers.script_saves import ScriptSaves
 from trainer_hook.process.log import info
-from trainer_hook.resuming.resumer import META_STOPPED_EARLY
 from trainer_hook.train_call.train_call import TrainCall
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from trainer_hook.asynchronous.background import Background
+from trainer_hook.libraries.transformers.checkpoint_files import STATE, missing_from, read_state, state_bytes
 from trainer_hook.libraries.transformers.step_tail import META_UNFINISHED, StepTail
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import replaced
 from trainer_hook.process.session import Session
 from trainer_hook.process.training_progress import TrainingProgress, finite
-from trainer_hook.resuming.resumer import Choice, Resumer, missing_from, read_state
+from trainer_hook.resuming.resumer import Choice, Resumer
 from trainer_hook.saving.async_save import WHOLE_STATE_ON_ONE_RANK, background_for
-from trainer_hook.saving.disk_admission import state_bytes
 from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
 
 LIBRARIES = {"transformers", "trl", "peft", "accelerate", "trainer_hook"}
@@ -102,7 +102,8 @@ class TrainerDriver(Driver):
         if not isinstance(resume_from, str | os.PathLike):
             return None
         named = Path(resume_from)
-        if lacking := resumer.lacks(named):
+        lacking = resumer.lacks(named)
+        if lacking and STATE not in lacking:  # what is no checkpoint of Trainer, Trainer itself says
             what = f"{named} has no {', '.join(lacking)}; was it saved with save_only_model? It cannot be resumed exactly"
             if choice is not None:
                 info(f"{what}: {choice.name} is used")

@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from trainer_hook.libraries.transformers.checkpoint_files import read_state
 from trainer_hook.libraries.transformers.step_tail import EVALUATE, unfinished_of
 from trainer_hook.process.patching import replaced
-from trainer_hook.resuming.resumer import Choice, read_state
+from trainer_hook.resuming.resumer import Choice
 
 
 def has_evaluated(state: Mapping[str, Any], meta: Mapping[str, Any]) -> bool:

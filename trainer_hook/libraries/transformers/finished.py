@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer_hook.libraries.transformers.callback_states import latest_restored
+from trainer_hook.libraries.transformers.checkpoint_files import read_state
 from trainer_hook.process.log import warn
-from trainer_hook.resuming.resumer import Choice, Resumer, read_state
+from trainer_hook.resuming.resumer import Choice, Resumer
 
 
 def training_outcome(state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer_hook.libraries.transformers.checkpoint_files import read_state
 from trainer_hook.libraries.transformers.step_tail import STOP, has_epoch_ended, unfinished_of
 from trainer_hook.process.patching import replaced, surrounded
-from trainer_hook.resuming.resumer import Choice, read_state
+from trainer_hook.resuming.resumer import Choice
 
 
 def pass_continued(trainer: Any, choice: Choice) -> contextlib.AbstractContextManager[None]:

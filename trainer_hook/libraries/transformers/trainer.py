@@ -16,6 +16,7 @@ from trainer_hook.libraries.transformers import exactness
 from trainer_hook.libraries.transformers.best_model import BestModel
 from trainer_hook.libraries.transformers.callback import callback_class
 from trainer_hook.libraries.transformers.callback_states import kept_last, latest_restored
+from trainer_hook.libraries.transformers.checkpoint_files import STATE, is_finished, read_state
 from trainer_hook.libraries.transformers.driver import TrainerDriver
 from trainer_hook.libraries.transformers.epoch_start import EpochStart, used_batches_skipped
 from trainer_hook.libraries.transformers.evaluation_workers import seeded_before
@@ -26,7 +27,7 @@ from trainer_hook.libraries.transformers.streams import pass_continued
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import surrounded
 from trainer_hook.process.session import Session, current_session, known_session
-from trainer_hook.resuming.resumer import STATE, Choice, is_finished, read_state
+from trainer_hook.resuming.resumer import Choice
 from trainer_hook.train_call.train_call import TrainCall
 
 _SOURCES = {"store": "from the store", "downloaded": "downloaded from the store before", "local": "still on the volume"}

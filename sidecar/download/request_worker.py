@@ -15,8 +15,9 @@ from sidecar.catalog.inventory import SettledVolume
 from sidecar.core.commit.resume import MissingObject, PassedOver, matches_train_call, newest_first, next_to_try
 from sidecar.core.format import obstacles
 from sidecar.download import pending_commit
-from sidecar.download.downloader import Downloader, Offer, Unproven
+from sidecar.download.downloader import Downloader
 from sidecar.download.local_copies import LocalCopies, step_of_local
+from sidecar.download.offers import Offer, Unproven
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import UNREADABLE, KnownBad, Quarantine
 from sidecar.download.request import LATEST, AskedBy, ResumeRequest, ResumeState

@@ -10,7 +10,7 @@ import pytest
 from sidecar.core.format import keys
 from sidecar.core.format.manifest import Quarantined, decode
 from sidecar.daemon.services import Services
-from sidecar.download import downloader
+from sidecar.download import offers
 from sidecar.download.quarantine import Quarantine, Sharing
 from sidecar.download.request import ResumeState
 from sidecar.volume.opener import Folder
@@ -42,7 +42,7 @@ async def test_a_missing_object_that_arrives_later_ends_the_quarantine(
 ) -> None:
     """The objects of a replicated or copied bucket arrive in any order, so its commit can come first."""
     # The etags of this store prove nothing, as S3's do.
-    monkeypatch.setattr(downloader, "is_content_of", lambda raw, *, size_bytes, etag: len(raw) == size_bytes)
+    monkeypatch.setattr(offers, "is_content_of", lambda raw, *, size_bytes, etag: len(raw) == size_bytes)
     store = DamagedWay()
     for step in (10, 20):
         commit_step(store, step, {"model": b"m" * 3000})

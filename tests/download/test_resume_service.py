@@ -14,7 +14,8 @@ from sidecar.core.format.manifest import Commit, Manifest, ManifestEntry, NodeOf
 from sidecar.core.format.rank_layout import Share
 from sidecar.daemon.services import Services
 from sidecar.download import request_worker
-from sidecar.download.downloader import Downloader, Offer
+from sidecar.download.downloader import Downloader
+from sidecar.download.offers import Offer
 from sidecar.download.patience import Patience
 from sidecar.download.request import AskedBy, ResumeState, ResumeStatus
 from sidecar.download.resume_service import MOST_WAITING, TooManyRequests

@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
+from sidecar import tasks
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.lifecycle.phases import margin_s
-from sidecar.daemon import exit_report, tasks, termination_message
+from sidecar.daemon import exit_report, termination_message
 from sidecar.lifecycle.termination import Termination
 from sidecar.volume.opener import Place
 from sidecar.volume.volume import Volume

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from sidecar import tasks
 from sidecar.catalog.catalog import Catalog
 from sidecar.catalog.events import Events
 from sidecar.core.lifecycle.phases import margin_s
@@ -158,21 +157,6 @@ def test_a_volume_that_is_away_ends_nothing_and_is_not_taken_for_an_empty_one(tm
         assert running.terminate() == 3
     [reported] = running.events("exit_report")
     assert "cannot be read" in reported["unseen"]
-
-
-async def test_a_service_that_fails_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "RESTART_AFTER_S", 0.0)
-    lives = 0
-
-    async def service() -> None:
-        nonlocal lives
-        lives += 1
-        if lives == 3:
-            raise KeyboardInterrupt  # the test's way out
-        raise OSError(116, "Stale file handle")
-
-    with pytest.raises(KeyboardInterrupt):
-        await tasks.run_forever("service", service)
 
 
 def test_after_a_void_notice_the_store_is_not_hammered(tmp_path: Path) -> None:
@@ -331,7 +315,7 @@ def test_a_sidecar_that_never_had_the_volume_does_not_say_that_what_is_finished_
             write_checkpoint(first.volume, "checkpoint-1", {"a": b"x" * 100, "b": b"x" * 100}, {})
             assert second.terminate() == 3
             assert "checkpoint-1" in second.events("ended_without_the_volume")[0]["reason"]
-        assert not (first.volume / ".ckpt/exit-exit_report.json").exists()
+        assert not (first.volume / ".ckpt/exit-report.json").exists()
 
 
 def test_a_sidecar_that_is_told_to_end_while_it_starts_still_flushes(tmp_path: Path) -> None:

@@ -28,9 +28,8 @@ def search(seeds: str) -> tuple[Counter[str], list[tuple[int, str]]]:
     return Counter(result["totals"]), [tuple(one) for one in result["broken"]]
 
 
-@pytest.mark.timeout(300)
 def test_the_invariants_hold_in_some_schedules() -> None:
-    totals, broken = search("0:50")
+    totals, broken = search("0:20")
     assert not broken, found("job", broken)
     for happened in ("commits", "deleted", "durable", "unanswered", "hidden", "resume ready", "exit 0", "exit 3"):
         assert totals[happened], happened
@@ -44,7 +43,7 @@ def test_the_invariants_hold_where_they_were_broken_before() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_invariants_hold_in_a_thousand_schedules() -> None:
-    totals, broken = search("50:1050")
+    totals, broken = search("20:1050")
     print(dict(totals))
     assert not broken, found("job", broken)
 

@@ -20,9 +20,9 @@ def found(kind: str, broken: list[tuple[int, str]]) -> str:
 
 
 def test_the_invariants_hold_in_some_schedules() -> None:
-    totals, broken = batch("step", range(-300, 0))
+    totals, broken = batch("step", range(-100, 0))
     assert not broken, found("step", broken)
-    assert totals["commits"] > 150
+    assert totals["commits"] > 50
 
 
 @pytest.mark.slow

@@ -91,6 +91,7 @@ def test_what_was_saved_says_why_and_the_end_is_final(story: Story, request: pyt
     assert "[checkpoint] WARNING" not in story.first.log() + story.second.log()
 
 
+@pytest.mark.slow
 def test_saves_beside_training_hold_it_only_for_the_snapshot(story: Story, request: pytest.FixtureRequest) -> None:
     beside = EXAMPLES[request.node.callspec.params["story"]].saves_beside
     assert ("training held for" in story.first.log()) == beside

@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.hook.conftest import pod
 from tests.hook.job import SCRIPTS, finished, marker, training
 
@@ -16,6 +18,7 @@ def command(sleep_s: float) -> list[str]:
     return [*COMMAND, json.dumps({"args": {"max_steps": 12}, "sleep_s": sleep_s})]
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_saved_and_resumed(tmp_path: Path) -> None:
     """It trained without a word: nothing was saved, nothing resumed."""
     volume, store = tmp_path / "volume", tmp_path / "store"

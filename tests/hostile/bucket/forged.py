@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from sidecar.core.format.checksum import text_of
+from sidecar.errors import StoreUnavailable
 from sidecar.store.protocol import Store
 
 ATTEMPT = "a"
@@ -79,7 +81,16 @@ class Forged:
         commit = self.raw_commit(json.dumps({"manifests": [entry]} | self.commit).encode())
         documents = {self.manifest_key: manifest, f"{self.name}/.complete": commit}
         for key, content in (self.data | documents | self.extra).items():
+            _put(store, key, content)
+
+
+def _put(store: Store, key: str, content: bytes, *, tries: int = 4) -> None:
+    """Write a document as the sidecar does: again, where a request that came late has replaced it meanwhile."""
+    for _ in range(tries - 1):
+        with contextlib.suppress(StoreUnavailable):
             store.put(key, content)
+            return
+    store.put(key, content)
 
 
 def replacing(old: bytes, new: bytes) -> Raw:

@@ -74,7 +74,7 @@ def status_text(status: dict[str, Any]) -> str:
         f"step {text_of(trainer['step'])}",
         f"durable    step {text_of(status['newest_durable_step'])}, at risk: {_seconds(risk['seconds_at_risk'])}, "
         f"{text_of(risk['steps_at_risk'])} steps",
-        f"SIGTERM    {_prediction(risk, min(rates, default=None))}",
+        f"SIGTERM    {_prediction(risk, min(rates, default=None), is_degraded=status['degraded'])}",
         f"volume     {_volume(status['volume'])}",
     ]
     if status["termination"]:
@@ -100,8 +100,10 @@ def _volume(volume: dict[str, Any]) -> str:
     return f"{size_text(volume['free_bytes'])} of {size_text(volume['total_bytes'])} free"
 
 
-def _prediction(risk: dict[str, Any], bytes_per_s: float | None) -> str:
+def _prediction(risk: dict[str, Any], bytes_per_s: float | None, *, is_degraded: bool) -> str:
     durable_s, save_s = risk["predicted_durable_s"], risk["predicted_save_s"]
+    if is_degraded:
+        return "time until durable is not known: the store is degraded"
     if durable_s is None:
         what = "save" if save_s is None else "upload"
         return f"time until durable is not known: no {what} was measured yet"

@@ -71,6 +71,12 @@ def test_what_a_writer_said_of_a_checkpoint_is_shown_as_json() -> None:
     assert details_text({"meta": meta, "files": [], "problems": []}) == f"meta  {shown}"
 
 
+def test_the_status_predicts_nothing_while_the_store_is_degraded() -> None:
+    measured = status(predicted_durable_s=6, predicted_save_s=1, predicted_flush_s=5)
+    said = status_text(measured | {"degraded": True, "degraded_reason": "no space"})
+    assert "SIGTERM    time until durable is not known: the store is degraded\n" in said
+
+
 def status(**risk: float | None) -> dict[str, Any]:
     names = ("seconds_at_risk", "steps_at_risk", "predicted_durable_s", "predicted_save_s", "predicted_flush_s", "advice")
     return {

@@ -244,7 +244,7 @@ async def make_room(services: Running, wanted: models.RoomRequest) -> models.Roo
     If that is not enough, older ones go that wait for their upload and that the trainer has deleted, never the newest.
     """
     try:
-        deleted = await services.cleaner.make_room(wanted.bytes)
+        deleted = await services.volume_cleaner.make_room(wanted.bytes)
         return models.Room(free_bytes=services.volume.free_bytes(), deleted=deleted)
     except OSError as error:
         raise Problem(503, "Volume not readable", f"{error.strerror}: check the volume's mount, then ask again") from None

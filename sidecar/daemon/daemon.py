@@ -174,7 +174,7 @@ class Daemon:
         services, settings = self.services, self._settings
         services.hints.start()
         # The volume needs its space also while the store is away.
-        tasks = [run_forever("watch", self._watch), run_forever("cleaner", services.cleaner.run), use_store(services)]
+        tasks = [run_forever("watch", self._watch), run_forever("cleaner", services.volume_cleaner.run), use_store(services)]
         if services.token_file.is_late:
             tasks.append(run_forever("token", services.token_file.run))
         if settings.spot != "off":

@@ -26,10 +26,10 @@ from sidecar.lifecycle.risk_monitor import RiskMonitor
 from sidecar.lifecycle.save_requests import SaveRequests
 from sidecar.lifecycle.take_over import TakeOver
 from sidecar.lifecycle.termination import Termination
-from sidecar.retention.cleaner import Cleaner
 from sidecar.retention.known_steps import KnownSteps
 from sidecar.retention.store_cleaner import StoreCleaner
 from sidecar.retention.store_retention import StoreRetention
+from sidecar.retention.volume_cleaner import VolumeCleaner
 from sidecar.store.protocol import Capabilities, Store
 from sidecar.transfer.executor import StoreExecutor
 from sidecar.transfer.health import Health
@@ -106,7 +106,7 @@ class Services:
         self.catalog.observe(lambda t: self.quarantine.committed(t.name, committed_at_s=t.committed_at_s))
         worker = self._request_worker()
         self.resume_service: Final = ResumeService(worker, self.store_reader, enabled=settings.resume != "off")
-        self.cleaner: Final = self._cleaner(worker.local)
+        self.volume_cleaner: Final = self._volume_cleaner(worker.local)
         self.store_cleaner: Final = self._store_cleaner()
 
     def _request_worker(self) -> RequestWorker:
@@ -118,11 +118,13 @@ class Services:
             quarantine=self.quarantine,
             inventory=self.inventory,
             reader=self.store_reader,
-            make_room=lambda wanted_bytes: self.cleaner.make_room(wanted_bytes),  # made later: it needs the worker's copies
+            make_room=lambda wanted_bytes: self.volume_cleaner.make_room(
+                wanted_bytes
+            ),  # made later: it needs the worker's copies
         )
 
-    def _cleaner(self, local: LocalCopies) -> Cleaner:
-        return Cleaner(
+    def _volume_cleaner(self, local: LocalCopies) -> VolumeCleaner:
+        return VolumeCleaner(
             settings=self.settings,
             volume=self.volume,
             catalog=self.catalog,

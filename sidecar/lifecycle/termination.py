@@ -144,8 +144,8 @@ class Termination:
         This pod's notice still counts until its time is over: the sidecar was restarted in the middle of a flush. A notice that
         the first process of a pod finds was given to the pod before it, whose grace period does not apply here. One from before
         ``ended_at_s`` (epoch seconds), when the process before this one had ended in order, was followed: no container starts
-        in a pod that goes. Of a fencing the trainer is told until it has stopped; this process asks the store whether a later
-        pod holds the prefix, as one of a pod that stays.
+        in a pod that goes. The notice of a fencing stays, because it tells the trainer to stop, but it does not count for this
+        process, which asks the store whether a later pod holds the prefix.
         """
         raw = self._volume.read_small(TERMINATING)
         if raw is None:
@@ -157,5 +157,5 @@ class Termination:
         if is_first_life or is_followed or at_s is None or at_s < self._started_at_s - self._grace_s:
             self._void = raw
             self._unlink_notice()
-        elif has_ended:
+        elif has_ended:  # of a fencing
             self._taken = raw

@@ -1,4 +1,4 @@
-"""Cleaner of the store: runs retention when newer commits have settled, and ends it."""
+"""Retention in the store: runs it when newer commits have settled, and ends it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STORE_RETRY_S = 60.0
 
 
 class StoreCleaner:
-    """A service of its own: an unreachable store must not delay the cleaning of the volume."""
+    """The service deletes checkpoints from the store. It is not part of ``VolumeCleaner``, which needs no store."""
 
     def __init__(self, catalog: Catalog, retention: StoreRetention, *, node: Node | None) -> None:
         self._catalog = catalog

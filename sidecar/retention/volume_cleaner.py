@@ -1,4 +1,4 @@
-"""Cleaner: executes the retention plans on the volume, and logs each deletion with its reason."""
+"""Retention on the volume: executes the plans, and logs each deletion with its reason."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _NOT_DELETED = "run the sidecar as the trainer's user (--run-as-user); it is tri
 _RELEASED = "the trainer deleted it before it was durable, a newer one is finished, and the volume has no space for the next"
 
 
-class Cleaner:
-    """Cleans the volume after each change, every ``CLEAN_INTERVAL_S`` seconds, and for whoever needs room."""
+class VolumeCleaner:
+    """The service deletes checkpoints from the volume after each change, every ``CLEAN_INTERVAL_S`` seconds, and on request."""
 
     def __init__(
         self,

@@ -30,7 +30,7 @@ def test_a_save_that_is_deleted_as_soon_as_it_is_durable_was_durable(tmp_path: P
             tracked = services.catalog.get(f"checkpoint-{step}")
             assert tracked
             services.catalog.durable(tracked, at_s=time.time())
-        await services.cleaner.clean_volume()
+        await services.volume_cleaner.clean_volume()
         await services.scanner.scan()
         assert services.catalog.get("checkpoint-290") is None
         services.save_requests.update()

@@ -53,7 +53,7 @@ def test_what_is_durable_and_not_to_be_kept_goes(settings: dict[str, str], kept:
     async def scenario() -> None:
         services = new_life(tmp_path / "volume", **settings)
         await durable(services, 10, 20, 30)
-        await services.cleaner.clean_volume()
+        await services.volume_cleaner.clean_volume()
         assert on_volume(services) == kept
 
     asyncio.run(scenario())
@@ -71,7 +71,7 @@ def test_room_is_made_of_what_is_durable_oldest_first_and_of_nothing_else(
         own = services.catalog.get("checkpoint-5")
         assert own
         services.catalog.durable(own, at_s=time.time())
-        cleaner = services.cleaner
+        cleaner = services.volume_cleaner
         monkeypatch.setattr(services.volume, "free_bytes", lambda: 100)
         assert await cleaner.make_room(100) == []
         assert await cleaner.make_room(101) == ["checkpoint-10"]
@@ -114,7 +114,7 @@ def test_a_checkpoint_whose_directory_cannot_be_read_is_not_taken_for_deleted(
         await rotated(services)
         free_by_releases(services, monkeypatch)
         monkeypatch.setattr(Place, "status", status)
-        assert await services.cleaner.make_room(2) == ["checkpoint-20"]
+        assert await services.volume_cleaner.make_room(2) == ["checkpoint-20"]
         assert states(services) == [State.FINISHED, State.SUPERSEDED, State.FINISHED]
 
     asyncio.run(scenario())
@@ -125,7 +125,7 @@ def test_two_who_need_space_at_the_same_time_release_no_more_than_one(tmp_path: 
         services = new_life(tmp_path / "volume")
         await rotated(services)
         free_by_releases(services, monkeypatch)
-        released = await asyncio.gather(services.cleaner.make_room(2), services.cleaner.make_room(2))
+        released = await asyncio.gather(services.volume_cleaner.make_room(2), services.volume_cleaner.make_room(2))
         assert released == [["checkpoint-10"], []]
 
     asyncio.run(scenario())
@@ -144,7 +144,7 @@ def test_what_was_uploaded_after_the_plan_was_made_is_not_given_up(tmp_path: Pat
             other.state = State.UPLOADED
 
         monkeypatch.setattr(services.volume.pins, "release", release)
-        assert await services.cleaner.make_room(4) == ["checkpoint-10"]
+        assert await services.volume_cleaner.make_room(4) == ["checkpoint-10"]
         assert states(services) == [State.SUPERSEDED, State.UPLOADED, State.FINISHED]
 
     asyncio.run(scenario())
@@ -156,7 +156,7 @@ def test_a_version_that_nobody_has_seen_yet_is_not_deleted(tmp_path: Path) -> No
         await durable(services, 10, 20, 30)
         (tmp_path / "volume/checkpoint-10/.complete").unlink()
         write_checkpoint(tmp_path / "volume", "checkpoint-10", {"m": b"v2"}, {"meta": {"second": True}})
-        await services.cleaner.clean_volume()
+        await services.volume_cleaner.clean_volume()
         assert "checkpoint-10" in on_volume(services)
 
     asyncio.run(scenario())
@@ -175,7 +175,7 @@ def test_what_is_handed_out_after_the_plan_was_made_is_not_deleted(tmp_path: Pat
             real(name)
 
         monkeypatch.setattr(services.volume, "delete", delete)
-        await services.cleaner.clean_volume()
+        await services.volume_cleaner.clean_volume()
         assert len(deleted) == 1
 
     asyncio.run(scenario())
@@ -205,7 +205,7 @@ def test_a_request_uses_no_checkpoint_whose_deletion_has_begun(
 
         monkeypatch.setattr(services.volume, "delete", delete)
         monkeypatch.setattr(services.volume, "free_bytes", lambda: 100)
-        deleting = asyncio.create_task(services.cleaner.make_room(10_000))
+        deleting = asyncio.create_task(services.volume_cleaner.make_room(10_000))
         await asyncio.to_thread(begun.wait, 5)
         asked = services.resume_service.request(asks_for)
         early = await services.resume_service.progress(asked.id, timeout_s=0.5)
@@ -285,9 +285,9 @@ def test_room_that_is_made_during_a_deletion_waits_for_it(tmp_path: Path, monkey
             real(name)
 
         monkeypatch.setattr(services.volume, "delete", delete)
-        cleaning = asyncio.create_task(services.cleaner.clean_volume())
+        cleaning = asyncio.create_task(services.volume_cleaner.clean_volume())
         await asyncio.sleep(0.05)
-        assert await services.cleaner.make_room(0) == []
+        assert await services.volume_cleaner.make_room(0) == []
         await cleaning
         assert on_volume(services) == {"checkpoint-30"}
         async with asyncio.timeout(1):
@@ -310,17 +310,17 @@ def test_what_cannot_be_deleted_does_not_keep_the_others(tmp_path: Path, monkeyp
 
         monkeypatch.setattr(services.volume, "delete", delete)
         with capture_logs() as logged:
-            await services.cleaner.clean_volume()
-            await services.cleaner.clean_volume()
+            await services.volume_cleaner.clean_volume()
+            await services.volume_cleaner.clean_volume()
             assert on_volume(services) == {f"checkpoint-{step}" for step in (20, 30, 40, 50)}
             await services.scanner.scan()
             monkeypatch.setattr(services.volume, "free_bytes", lambda: 100)
-            made = await services.cleaner.make_room(103)
+            made = await services.volume_cleaner.make_room(103)
             assert made == ["checkpoint-40", "checkpoint-50"], "in place of those that cannot be deleted"
         refusals = [line["checkpoint"] for line in logged if line["event"] == "local_checkpoint_not_deleted"]
         assert refusals == ["checkpoint-20", "checkpoint-30"], "each once"
         monkeypatch.undo()
-        await services.cleaner.clean_volume()
+        await services.volume_cleaner.clean_volume()
         assert "checkpoint-20" not in on_volume(services)
 
     asyncio.run(scenario())

@@ -27,7 +27,7 @@ class RankRecords:
     def record_part(self, name: str) -> bool:
         """Record that this rank has written its part of a checkpoint. Returns whether this rank finishes it.
 
-        Raises ``OSError``: the record could not be written: the checkpoint stays unfinished.
+        Raises ``OSError``: the record could not be written, and the checkpoint stays unfinished.
         """
         if self._local_ranks == 1:
             return True

@@ -83,6 +83,13 @@ def safety(facts: Facts) -> Safety:
     return Safety(*_calm(facts))
 
 
+def _unusable_store(facts: Facts) -> tuple[str, str] | None:
+    """Return why nothing becomes durable in the store, and what ends that; ``None``: it can be used."""
+    if facts.trouble is not None:
+        return "The store cannot be used", "it answers again"
+    return ("The store is full", "it has space") if facts.is_full else None
+
+
 def _dangers(facts: Facts) -> Iterator[tuple[Level, str]]:
     if facts.is_fenced:
         yield Level.DANGER, "Another pod has taken this run over: nothing that is trained here becomes durable"
@@ -90,20 +97,17 @@ def _dangers(facts: Facts) -> Iterator[tuple[Level, str]]:
         yield Level.DANGER, f"{_checkpoints(facts.given_up)} of this run will not become durable"
     if facts.late:
         yield Level.DANGER, f"{_checkpoints(facts.late)} will probably not be durable by the deadline"
-    if facts.trouble is not None and (facts.trains or facts.pending):
-        yield Level.DANGER, "The store cannot be used: nothing becomes durable until it answers again"
-    elif facts.is_full and (facts.trains or facts.pending):
-        yield Level.DANGER, "The store is full: nothing becomes durable until it has space"
+    if (unusable := _unusable_store(facts)) is not None and (facts.trains or facts.pending):
+        yield Level.DANGER, "{}: nothing becomes durable until {}".format(*unusable)
     if facts.rejected:
         yield Level.DANGER, f"{_checkpoints(facts.rejected)} on the volume cannot be used, and nothing newer is durable"
 
 
 def _worries(facts: Facts) -> Iterator[tuple[Level, str]]:
-    if facts.trouble is not None and not (facts.trains or facts.pending):
-        yield Level.ATTENTION, "The store cannot be used"
-    elif facts.trouble is None and facts.is_full and not (facts.trains or facts.pending):
-        yield Level.ATTENTION, "The store is full"
-    if facts.trouble is None and facts.fails_again and not facts.is_full:
+    if (unusable := _unusable_store(facts)) is not None:
+        if not (facts.trains or facts.pending):
+            yield Level.ATTENTION, unusable[0]
+    elif facts.fails_again:
         yield Level.ATTENTION, "A request to the store fails again and again, although others succeed"
     if facts.lease is not None and not facts.is_fenced:
         yield Level.ATTENTION, "Uploads wait for another pod of this run"

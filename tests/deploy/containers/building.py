@@ -82,15 +82,13 @@ def fetch_wheels(folder: Path, *, trainer: bool = True) -> None:
     wanted = [["--require-hashes", *locks]]
     wanted += [["--constraint", str(ROOT / "constraints.txt"), "torch", "transformers", "accelerate"]] if trainer else []
     for arguments in wanted:
-        _done_in_the_end([*command, *arguments])
+        _call_with_retries([*command, *arguments])
 
 
-def _done_in_the_end(command: list[str], tries: int = 3) -> None:
+def _call_with_retries(command: list[str]) -> None:
     """Run a command that needs the network: pip keeps what arrived whole, and gives up on a file whose transfer broke."""
-    while subprocess.call(command, stdin=subprocess.DEVNULL) != 0:
-        tries -= 1
-        if not tries:
-            raise Failed(f"{shlex.join(command)} failed again and again")
+    if not any(subprocess.call(command, stdin=subprocess.DEVNULL) == 0 for _ in range(3)):
+        raise Failed(f"{shlex.join(command)} failed three times")
 
 
 @contextlib.contextmanager

@@ -166,7 +166,7 @@ class Director:
             self._until_durable(pod, healed_s)
             pod.flushed(within_s=HEALED_S)
             code = pod.terminate()
-        if code not in (EXIT_OK, None) and not (code == EXIT_GIVEN_UP and pod.gave_up_what_was_torn()):
+        if code not in (EXIT_OK, None) and not (code == EXIT_GIVEN_UP and pod.gave_up_what_the_trainer_took()):
             self._run.violation(f"{pod.uid}: exit code {code} on a healthy store: {pod.sidecar.log()[-2500:]}")
 
     def _until_idle(self, pod: Pod, *, within_s: float) -> None:

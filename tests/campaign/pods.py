@@ -18,6 +18,8 @@ from tests.process.sidecar_process import Sidecar, until
 EXIT_OK, EXIT_GIVEN_UP, EXIT_FENCED = 0, 3, 4
 SLACK_S = 12.0
 """What the end of a process may take beyond its grace period on a machine that is busy."""
+STARTING_S = 2.0
+"""What a sidecar may take from its start until it has looked at a volume and holds what is there."""
 
 
 class Pod:
@@ -30,6 +32,7 @@ class Pod:
         self._sidecar: Sidecar | None = None
         self.trainer: Trainer | None = None
         self._torn: set[str] = set()
+        self._started_s = 0.0
         self.is_ending = False
         """Somebody ends the sidecar, so it may end."""
 
@@ -51,6 +54,7 @@ class Pod:
         self._lives += 1
         self.is_ending = False
         log = self.run.folder / f"{self.uid}-{self._lives}.log"
+        self._started_s = time.monotonic()
         self._sidecar = Sidecar(self.volume, self._settings, log, within=within)
         self.run.figures["sidecars"] += 1
         self.run.note(f"{self.uid}: sidecar {self._lives} starts, pid {self._sidecar.process.pid}")
@@ -82,11 +86,18 @@ class Pod:
         """What the trainers of this volume began to write over."""
         return self._torn | (self.trainer.torn if self.trainer else set())
 
-    def gave_up_what_was_torn(self) -> bool:
-        """Whether the exit report names nothing but checkpoints that a trainer spoiled itself."""
+    @property
+    def _rotated_unheld(self) -> set[str]:
+        """What the trainer rotated away while no sidecar could hold it."""
+        starting_until_s = self._started_s + patience(STARTING_S)
+        rotated_s = self.trainer.rotated_s if self.trainer else {}
+        return {name for name, at_s in rotated_s.items() if at_s < starting_until_s}
+
+    def gave_up_what_the_trainer_took(self) -> bool:
+        """Whether the exit report names nothing but checkpoints that a trainer spoiled or took from a sidecar."""
         report = self.sidecar.report
         named = {entry["checkpoint"] for entry in report["given_up"]} | set(report["newest_rejected"])
-        return bool(named) and named <= self.torn and not report["unseen"]
+        return bool(named) and named <= self.torn | self._rotated_unheld and not report["unseen"]
 
     @property
     def newest(self) -> Version | None:

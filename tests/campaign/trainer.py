@@ -61,6 +61,8 @@ class Trainer(threading.Thread):
         self.was_told = False
         self.torn: set[str] = set()
         """Checkpoints that it began to write over: they may be lost, or rejected, which a sidecar reports."""
+        self.rotated_s: dict[str, float] = {}
+        """When it began to delete a checkpoint in its rotation, by the monotonic clock."""
         self.failed_saves = 0
         self.error: BaseException | None = None
         self._step = 0
@@ -213,4 +215,6 @@ class Trainer(threading.Thread):
     def _rotate(self) -> None:
         if self._rotates is not None:
             while len(self._on_volume) > self._rotates:
-                shutil.rmtree(self._volume / self._on_volume.pop(0), ignore_errors=True)
+                name = self._on_volume.pop(0)
+                self.rotated_s[name] = time.monotonic()
+                shutil.rmtree(self._volume / name, ignore_errors=True)

@@ -45,7 +45,8 @@ def put_trainer_environment(pod: Pod) -> None:
         paths = str((there or {}).get("value") or "")
         # An empty part is the working directory to Python.
         wanted["PYTHONPATH"] = ":".join(dict.fromkeys([hook, *(paths.split(":") if paths else [])]))
-        wanted["CKPT_HOOK"] = "auto"
+        if named(env, "CKPT_HOOK") is None:  # one that a person wrote stays
+            wanted.setdefault("CKPT_HOOK", "auto")
         # torchrun kills its workers this long after SIGTERM. A value that a person chose stays.
         before = [(named(env, name) or {}).get("value") for name in ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "CKPT_GRACE_SECONDS")]
         if before[0] in (None, before[1]):

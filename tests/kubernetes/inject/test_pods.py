@@ -162,6 +162,12 @@ def test_a_grace_period_that_is_changed_by_hand_reaches_all_places_at_the_next_i
     assert (own["CKPT_GRACE_SECONDS"], own["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"], own["X"]) == ("90", "20", "y")
 
 
+def test_a_hook_that_a_person_switched_off_stays_off() -> None:
+    injected = inject(job(), with_given(asked(install_hook="true"), {"CKPT_HOOK": "off"}))
+    again = inject(injected.document, asked(install_hook="true"))
+    assert [values(pod_of(one)["containers"][0])["CKPT_HOOK"] for one in (injected, again)] == ["off", "off"]
+
+
 def test_native_and_classic_are_changed_into_each_other() -> None:
     native = inject(job(), asked(mode="native", install_hook="true")).document
     classic = inject(native, asked(mode="classic", install_hook="true"))

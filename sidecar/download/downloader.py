@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sidecar.core.commit.damage import FULL_PATIENCE_S, SHORT_PATIENCE_S
+from sidecar.core.commit.resume import MissingObject
 from sidecar.core.format.manifest import FileEntry
 from sidecar.core.format.obstacles import same_but_for_case, unstorable
 from sidecar.download.incoming import PARTIAL, drop_others, give_space_back, require_space
@@ -79,7 +80,7 @@ class Downloader(Offers):
 
         Raises:
             CorruptObject: A file differs from its recorded checksum, by the store's own metadata.
-            NotFound: An object was deleted.
+            MissingObject: An object was deleted.
             ArchivedObject: An object is in an archive tier.
             UnreadableObject: A file arrives damaged repeatedly, although the store's metadata are right.
             CheckpointChanged: The trainer wrote a checkpoint of this name meanwhile; it stays.
@@ -101,7 +102,7 @@ class Downloader(Offers):
         fetching = RangeFetcher(self._store, self._executor, self._volume.incoming / PARTIAL, progress.add, on_damage)
         try:
             await fetching.fetch(entries, incoming)
-        except* (StoreError, OSError, Stopped) as group:
+        except* (StoreError, MissingObject, OSError, Stopped) as group:
             error = first_error(group)
             if isinstance(error, OSError) and error.errno in FULL:
                 await fetching.end()

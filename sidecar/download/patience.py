@@ -11,6 +11,7 @@ from contextlib import suppress
 import structlog
 
 from sidecar.core.commit.damage import is_known_bad, is_patience_over, pause_s
+from sidecar.core.commit.resume import MissingObject
 from sidecar.core.format import keys
 from sidecar.errors import AccessRefused, CorruptObject, NotFound, RefusedObject, StoreError, UnreadableObject
 from sidecar.store.protocol import Store
@@ -74,6 +75,7 @@ class Patience:
 
         Raises:
             CorruptObject, NotFound: ``error``: the store's own metadata show that the object differs from the recorded one.
+            MissingObject: They show that it was deleted.
             UnreadableObject: The store's metadata show no damage, and the time is over.
         """
         came = self._came[key]
@@ -82,7 +84,7 @@ class Patience:
         is_bad = is_known_bad(size_bytes=size_bytes, etags=etags, there=there, came=came)
         # This answer has no checksum and used the same network that damages objects: a second request must confirm it.
         if is_bad and await self._listed(key) == there:
-            raise error
+            raise error if there else MissingObject(key)
         await self._pause(key, str(error))
 
     async def unfit(self, error: Exception) -> None:

@@ -212,7 +212,7 @@ class RequestWorker:
             self._cannot_read(request, name, error)
         except UnusableNow as error:
             self._pass_over(request, name, str(error), may_be_whole=True)
-        except (CorruptObject, NotFound) as error:
+        except (CorruptObject, MissingObject, NotFound) as error:
             await self._is_bad(request, name, offer.commit_crc, error)
         except OSError as error:
             if not self._is_of_one_step(name, error):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from sidecar.daemon.services import Services
 from sidecar.download import offers
 from sidecar.download.quarantine import Quarantine, Sharing
 from sidecar.download.request import ResumeState
+from sidecar.store.protocol import Readable
 from sidecar.volume.opener import Folder
 from tests.download.committed import DamagedWay, commit_step
 from tests.download.test_unusable_steps import answer, runtime_on
@@ -65,6 +68,31 @@ async def test_a_missing_object_that_arrives_later_ends_the_quarantine(
     await shared(services, store)
     assert records(store) == []
     assert services.quarantine.quarantined == {}
+
+
+async def test_an_object_that_is_deleted_during_the_download_and_restored_later_ends_the_quarantine(tmp_path: Path) -> None:
+    class Deleting(DamagedWay):
+        def read(self, key: str, **part: Any) -> AbstractContextManager[Readable]:
+            if key == self.late:
+                self.delete([key])
+            return super().read(key, **part)
+
+        late = ""
+
+    store = Deleting()
+    for step in (10, 20):
+        commit_step(store, step, {"model": b"m" * 3000})
+    [late] = [stored.key for stored in store.list("checkpoint-20/") if stored.key.endswith("/0")]
+    content, store.late = store.get(late), late
+    services = runtime_on(store, tmp_path / "volume")
+    assert (await answer(services)).checkpoint == "checkpoint-10"
+    await shared(services, store)
+    assert len(records(store)) == 1
+    store.put(late, content)
+    store.late = ""
+    assert (await answer(services)).checkpoint == "checkpoint-20"
+    await shared(services, store)
+    assert (records(store), services.quarantine.quarantined) == ([], {})
 
 
 async def test_other_content_in_the_place_of_a_missing_object_is_quarantined_for_good(tmp_path: Path) -> None:

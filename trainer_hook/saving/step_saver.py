@@ -24,6 +24,8 @@ STAGING = f"{contract.SYSTEM_DIR}/saving"
 """Where a library saves that names the folder itself, before the folder gets the name that counts earlier calls' steps."""
 REPORTED_WAIT_S = 0.5
 POLL_S = 0.2
+RETRY_S = 0.5
+"""Pause before the second try of a just-in-time save."""
 DEADLINE_MARGIN_S = 4.0
 """An asynchronous save is given up this long before the grace period ends: this process still has to exit in order."""
 
@@ -144,10 +146,13 @@ class StepSaver:
         took_s, left_s = time.monotonic() - began_s, self._session.stop.left_s()
         is_lost = self._lost and self._tried == self.name(global_step)
         try:
-            is_enough = self._consensus.all_agree(not (is_lost and fits(expected_s=took_s, left_s=left_s)))
+            is_enough = self._consensus.all_agree(not (is_lost and fits(expected_s=took_s + RETRY_S, left_s=left_s)))
         except RuntimeError:  # of a rank that has died; this process still ends as preempted
             is_enough = True
-        return saved if is_enough else self.save(global_step, "jit", meta)
+        if is_enough:
+            return saved
+        time.sleep(RETRY_S)
+        return self.save(global_step, "jit", meta)
 
     def settle(self) -> None:
         """Wait until no asynchronous save is in flight."""
@@ -205,6 +210,7 @@ class StepSaver:
         except OSError as error:
             warn(f"{name} is not saved: {error}")
             self._session.not_saved[name] = None
+            self._tried, self._lost = name, True
             return False
         return True
 

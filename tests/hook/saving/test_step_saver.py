@@ -116,6 +116,23 @@ def test_a_just_in_time_save_that_failed_is_tried_once_more_if_there_is_time(
     assert list(saver._session.not_saved) == ["checkpoint-5"] * (2 - tries)
 
 
+def test_a_just_in_time_save_is_tried_once_more_where_its_folder_could_not_be_made(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = saver_on(tmp_path, writer)
+    saver._session.stop.notice_at_s = time.monotonic()
+    refused: list[Path] = []
+
+    def check_writable(folder: Path) -> None:
+        if not refused:
+            refused.append(folder)
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(step_saver, "check_writable", check_writable)
+    assert saver.save_just_in_time(5)
+    assert (finished(tmp_path), len(refused), saver._session.not_saved) == ({"checkpoint-5"}, 1, {})
+
+
 def test_a_just_in_time_save_that_fails_twice_is_given_up(tmp_path: Path, writer: Writer) -> None:
     saver = saver_on(tmp_path, writer)
     saver._session.stop.notice_at_s = time.monotonic()

@@ -188,6 +188,7 @@ class Job:
         name = f"checkpoint-{self._step}"
         again = save.mishap.startswith("written again")
         for writing in ("first", "second") if again else ("first",):
+            nodes = list(self._nodes)  # before the question: a pod that replaces one takes no part in this attempt
             if over.is_set():
                 return
             parts = {index: self._files(name, index, save, writing) for index in range(self._count)}
@@ -196,7 +197,7 @@ class Job:
             self._saved.add(name)
             marker = {"format": 1, "step": self._step, "attempt": self._attempt_id, "save_id": uuid.uuid4().hex}
             marker |= {"created_at": utc(), "world_size": self._count}
-            for index, node in enumerate(list(self._nodes)):
+            for index, node in enumerate(nodes):
                 time.sleep(dice.choice((0.0, 0.0, 0.1)))
                 listed = [{"path": path, "size_bytes": len(raw)} for path, raw in parts[index].items()]
                 node.write(name, parts[index], marker | {"files": listed}, in_place=save.mishap.endswith("in place"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,10 +87,12 @@ class Folder:
 
     def list(self, below: str = "") -> dict[str, int]:
         found: dict[str, int] = {}
-        for path in self._root.rglob("*"):
-            key = path.relative_to(self._root).as_posix()
-            if key.startswith(below) and not key.startswith(UNFINISHED) and path.is_file():
-                found[key] = path.stat().st_size
+        for folder, _, names in os.walk(self._root):  # which passes over a folder that is removed meanwhile
+            for path in (Path(folder, name) for name in names):
+                key = path.relative_to(self._root).as_posix()
+                if key.startswith(below) and not key.startswith(UNFINISHED):
+                    with contextlib.suppress(FileNotFoundError):
+                        found[key] = path.stat().st_size
         return found
 
     def get(self, key: str) -> bytes | None:

@@ -58,7 +58,15 @@ def test_after_a_change_of_the_world_size_the_random_state_is_not_asked_for() ->
 
 
 @pytest.mark.parametrize(
-    "weights", ["pytorch_model.bin", "model-00001-of-00002.safetensors", "adapter_model.safetensors", "pytorch_model_fsdp_0/x"]
+    "weights",
+    [
+        "pytorch_model.bin",
+        "model-00001-of-00002.safetensors",
+        "adapter_model.safetensors",
+        "train/adapter_model.safetensors",
+        "train/adapter_model.bin",
+        "pytorch_model_fsdp_0/x",
+    ],
 )
 def test_weights_have_many_names(weights: str) -> None:
     assert missing({*ALONE[1:], weights}) == []

@@ -10,6 +10,7 @@ from typing import Any
 STATE = "trainer_state.json"
 META_STOPPED_EARLY = "stopped_early"
 """Key in ``meta``: a callback ended training at this step, before the last one."""
+_ADAPTER = "adapter_model."
 _WEIGHTS = ("model", "pytorch_model", "adapter_model", "tf_model", "flax_model")
 
 
@@ -21,7 +22,7 @@ def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_
     tops = {name.split("/", 1)[0] for name in files}
     sharded = any(top.startswith("global_step") for top in tops)  # DeepSpeed keeps weights and optimizer there
     missing = [] if STATE in files else [STATE]
-    if not sharded and not any(name.startswith(_WEIGHTS) for name in tops):
+    if not sharded and not any(map(_has_weights, files)):
         missing.append("the model's weights")
     if not sharded and not any(top.startswith("optimizer") for top in tops):
         missing.append("optimizer.pt")
@@ -31,6 +32,11 @@ def missing_from(files: Mapping[str, int], *, rank: int, world_size: int, saved_
     if rng not in files and saved_world_size in (None, world_size):
         missing.append(rng)
     return missing
+
+
+def _has_weights(path: str) -> bool:
+    top, _, below = path.partition("/")
+    return top.startswith(_WEIGHTS) or below.startswith(_ADAPTER)  # an adapter of PEFT with a name has a folder of that name
 
 
 def is_finished(state: Mapping[str, Any], meta: Mapping[str, Any], *, max_steps: int, epochs: float) -> bool:

@@ -33,10 +33,13 @@ class WeightsSample:
 
 
 def _first_values(model: Any) -> torch.Tensor | None:
-    """Return them; ``None``: the model is sharded, so its parameters change their form."""
+    """Return them; ``None``: the model is sharded, so its parameters change their form, or they cannot be taken one by one."""
     parameters = [parameter.detach() for parameter in model.parameters() if parameter.numel() and not parameter.is_meta]
     if state_files.is_sharded({"model": model}) or any(hasattr(p, "ds_id") for p in model.parameters()):
         return None
-    first = [parameter[(0,) * parameter.ndim].reshape(1).view(torch.uint8) for parameter in parameters]
+    try:
+        first = [parameter[(0,) * parameter.ndim].reshape(1).view(torch.uint8) for parameter in parameters]
+    except Exception:  # a subclass of tensors, such as a quantized one, may have no such operation
+        return None
     devices = {value.device for value in first}
     return torch.cat(first if len(devices) == 1 else [value.cpu() for value in first]).cpu() if first else None

@@ -35,7 +35,7 @@ def save(state: Mapping[str, Any], folder: Path, group: Any, deferred: Deferred 
         try:
             _save(state, group, FileSystemWriter(folder, sync_files=False))
         except CheckpointException as error:  # no Exception
-            raise RankFailed(_reasons(error)) from error
+            raise RankFailed(reasons(error)) from error
         return
     shards = Shards(folder, folder.relative_to(deferred.folder).as_posix())
     shards.plan(state, group)
@@ -146,7 +146,7 @@ class Shards(DeferredFile):
         assert self._thread is not None
         self._thread.join()
         if self._failure is not None:
-            raise RankFailed(_reasons(self._failure)) from self._failure
+            raise RankFailed(reasons(self._failure)) from self._failure
 
 
 class _HandsOver(FileSystemWriter):  # type: ignore[misc]
@@ -164,7 +164,8 @@ class _HandsOver(FileSystemWriter):  # type: ignore[misc]
         return done
 
 
-def _reasons(error: BaseException) -> str:
+def reasons(error: BaseException) -> str:
+    """Return in one line which ranks failed, and why."""
     failures = error.failures if isinstance(error, CheckpointException) else {}
     told = "; ".join(f"rank {rank}: {type(what).__name__}: {what}" for rank, (what, _) in sorted(failures.items()))
     return (told or f"{type(error).__name__}: {error}")[:_MAX_REASON_CHARS]

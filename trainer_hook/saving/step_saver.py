@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,20 @@ class _Save:
     """Monotonic."""
 
 
+@contextlib.contextmanager
+def _sharded_failures() -> Iterator[None]:
+    """Raise ``RankFailed`` where ``torch.distributed.checkpoint`` fails, whose own error is no ``Exception``."""
+    try:
+        yield
+    except BaseException as error:
+        library: Any = sys.modules.get("torch.distributed.checkpoint.api")
+        if library is None or not isinstance(error, library.CheckpointException):
+            raise
+        from trainer_hook.asynchronous.sharded import RankFailed, reasons
+
+        raise RankFailed(reasons(error)) from error
+
+
 class StepSaver:
     """Saves steps of one ``train()`` call. Every method is called on every rank at the same step."""
 
@@ -122,7 +137,8 @@ class StepSaver:
             return False
         wrote, captured, self._tried, self._lost = True, None, name, False
         try:
-            captured = self._begin(save, global_step)
+            with _sharded_failures():
+                captured = self._begin(save, global_step)
         except Exception as error:
             self._failed(name, error)
             wrote = False
@@ -324,7 +340,8 @@ class StepSaver:
             return
         self._session.saves[contract.FINAL] += 1
         try:
-            self._writer.write_final(folder)
+            with _sharded_failures():
+                self._writer.write_final(folder)
             folder.mkdir(exist_ok=True)
             if self.records.record_part(contract.FINAL):
                 finish(folder, self.marker(folder, "final", {}, global_step=global_step))

@@ -170,6 +170,37 @@ def test_a_save_that_failed_is_not_said_to_be_there_and_is_tried_again(tmp_path:
     assert finished(tmp_path) == {"checkpoint-5"}
 
 
+def test_an_error_of_torchs_sharded_save_does_not_stop_training(
+    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no ``Exception``. Trainer, Lightning and Accelerate save so with FSDP."""
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    saver = saver_on(tmp_path, writer)
+
+    def write(folder: Path) -> None:
+        raise checkpoint.CheckpointException("write", {0: (OSError("no space left on device"), None)})
+
+    monkeypatch.setattr(writer, "write", write)
+    assert not saver.save(5, "periodic")
+    assert not saver.save(6, "jit")
+    saver.save_final(6)
+    assert list(saver._session.not_saved) == ["checkpoint-5", "checkpoint-6", "final"]
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("[checkpoint] ") for line in lines), "one line each"
+    assert sum("no space left on device" in line for line in lines) == 3
+
+
+def test_a_signal_in_a_save_ends_the_process(tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = saver_on(tmp_path, writer)
+
+    def write(folder: Path) -> None:
+        raise SystemExit(143)
+
+    monkeypatch.setattr(writer, "write", write)
+    with pytest.raises(SystemExit):
+        saver.save(5, "periodic")
+
+
 def test_a_save_that_was_skipped_for_want_of_space_is_tried_just_in_time(
     tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ from trainer_hook.process.fork_mask import ForkMask
 from trainer_hook.process.log import warn
 from trainer_hook.process.pid_one import default_action
 from trainer_hook.process.system_exit import kept, soon, watched
-from trainer_hook.process.trainers_below import ranks_below, wait_for_trainers
+from trainer_hook.process.trainers_below import is_below_trainer, ranks_below, wait_for_trainers
 from trainer_hook.volume.publish import publish
 
 _POLL_S = 0.5
@@ -272,7 +272,8 @@ class StopSignal:
         # Thread and handler may both write the same content: the first one may be interrupted by the exit of the process.
         if (notice := self._notice) is not None:
             with contextlib.suppress(OSError):
-                publish(self._volume / contract.TERMINATING, notice)
+                if self.is_training or not is_below_trainer(self._volume):
+                    publish(self._volume / contract.TERMINATING, notice)
             self._notice = None
 
     def wait_for_trainers(self, *, tell: bool, ranks: bool = False) -> None:

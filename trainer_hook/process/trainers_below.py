@@ -21,6 +21,16 @@ def trainers_below(volume: Path, *, ranks: bool) -> set[int]:
     return {pid for pid in lease.holders(volume) - ours if _is_below(pid)}
 
 
+def is_below_trainer(volume: Path) -> bool:
+    """Whether a process above this one trains: this is its helper, which it may end while training goes on."""
+    training, pid = lease.holders(volume), os.getpid()
+    while training and pid > 1:
+        pid = _parent_of(pid)
+        if pid in training:
+            return True
+    return False
+
+
 def wait_for_trainers(volume: Path, *, until_s: float, tell: bool, ranks: bool) -> None:
     """Wait until no process below this one trains, or a monotonic time. ``tell``: send SIGTERM to each, once.
 

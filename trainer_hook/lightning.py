@@ -86,7 +86,7 @@ class _Checkpointer:
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         tuning = any(getattr(callback, "_early_exit", False) for callback in trainer.callbacks)
         session = session_from_environment() if stage == "fit" and not tuning else None
-        if session is None:
+        if session is None or session.is_inner_call():
             return
         self.checkpoint_fit = fit = Fit(session, trainer)
         with contextlib.ExitStack() as undo:

@@ -130,6 +130,9 @@ class Loop:
     def __enter__(self) -> Any:
         if self._session is None:
             return self
+        if self._session.is_inner_call():
+            self._session = None
+            return self
         if int(os.environ.get("WORLD_SIZE") or 1) > 1 and not torch.distributed.is_initialized():
             raise RuntimeError("WORLD_SIZE is greater than 1, but there is no process group: call init_process_group() before")
         self._call = call = TrainCall(self._session, _LoopDriver(self))

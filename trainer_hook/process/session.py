@@ -52,6 +52,8 @@ class Session:
     """The script that trained before this one; ``None``: not looked up yet."""
     origin: dict[str, Any] | None = None
     """Step and attempt of the checkpoint that this attempt resumed from; ``None``: none, or unknown."""
+    call_runs: bool = False
+    """A ``train()`` call trains: one inside it, such as of a callback, is a part of its step."""
     last_step: int = 0
     measure: Callable[[], TrainingProgress] | None = None
     """Returns the progress of the running ``train()`` call; ``None``: none is running."""
@@ -94,6 +96,12 @@ class Session:
     def is_first_call(self) -> bool:
         """Whether this script has not ended a ``train()`` call yet."""
         return self.train_calls == (self.earlier.calls if self.earlier else 0)
+
+    def is_inner_call(self) -> bool:
+        """Whether a call of ``train()`` that begins now is inside another one: it is neither saved nor resumed by itself."""
+        if self.call_runs:
+            _say_that_inner_calls_are_left_alone()
+        return self.call_runs
 
     def call_ended(self, step: int) -> None:
         """Count a ``train()`` call that has ended by itself after ``step`` steps."""
@@ -228,6 +236,11 @@ def session_from_environment() -> Session | None:
 @functools.cache  # scripts ask at each step
 def _say_that_nothing_is_saved(folder: Path) -> None:
     info(f"CKPT_DIR is not set and {folder} does not exist: nothing is saved, nothing resumed")
+
+
+@functools.cache
+def _say_that_inner_calls_are_left_alone() -> None:
+    info("a training inside another one is left alone: it is neither saved nor resumed by itself")
 
 
 def open_session(settings: Settings) -> Session:

@@ -91,6 +91,7 @@ class TrainCall:
 
     def hold_signals(self) -> None:
         """From now on SIGTERM waits for the end of a step."""
+        self.session.call_runs = True
         self.session.stop.hold()
 
     def begin(self) -> None:
@@ -171,5 +172,6 @@ class TrainCall:
     def close(self) -> None:
         """Wait for an asynchronous save and free its memory; SIGTERM ends the process at once again. May be repeated."""
         self.saver.end()
+        self.session.call_runs = False
         self.session.measure = None
         self.session.stop.release()

@@ -48,6 +48,12 @@ def test_a_call_inside_a_call_is_not_hooked_again(trainer: Any) -> None:
     assert one.train() == (None, None, {})
 
 
+def test_a_call_inside_one_of_another_trainer_is_a_part_of_its_step(trainer: Any) -> None:
+    session = SimpleNamespace(pid=os.getpid(), is_inner_call=lambda: True)
+    patch(SimpleNamespace(Trainer=trainer), lambda: session)  # type: ignore[arg-type, return-value]
+    assert trainer().train("path") == ("path", None, {})
+
+
 def test_the_wrapped_method_still_looks_like_the_original(trainer: Any) -> None:
     train = patched(trainer, pid=os.getpid()).train
     assert (train.__name__, train.__doc__) == ("train", "The original.")

@@ -56,7 +56,7 @@ def patch(trainer_module: Any, find_session: Callable[[], Session]) -> None:
         searching = _is_search(args, kwargs)
         if session is not None and searching:
             _report_search()
-        if session is None or searching or getattr(self, "_checkpoint_hook", False):
+        if session is None or searching or getattr(self, "_checkpoint_hook", False) or session.is_inner_call():
             return original(self, resume_from_checkpoint, *args, **kwargs)
         self._checkpoint_hook = True
         try:

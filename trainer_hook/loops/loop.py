@@ -153,7 +153,7 @@ class Loop:
                     call.finish()
                 call.end()
         finally:
-            call.close()
+            call.failed(error)
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the remaining epochs of ``total``. An interrupted one is yielded again."""

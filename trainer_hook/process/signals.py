@@ -111,6 +111,11 @@ class StopSignal:
         self.is_training = False
         _ask_main_thread(self._hand_back)
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a signal that came during training has still the effect to get that the script chose."""
+        return self.suppressed is not None or self._is_postponed
+
     def catch_up(self) -> None:
         """Give a signal that came during training the effect that the script chose. After ``release``."""
         if self.suppressed is not None:

@@ -169,6 +169,17 @@ class TrainCall:
         session.call_ended(step)
         session.stop.catch_up()
 
+    def failed(self, error: BaseException | None) -> None:
+        """The call ends with an error. Raises ``SystemExit`` in its place where a signal came meanwhile.
+
+        The error may follow from the signal, which other processes of the container have got, too. A script that catches the
+        error would go on as if no signal had come.
+        """
+        self.close()
+        if isinstance(error, Exception) and self.session.stop.is_due:
+            warn(f"training ended with an error after the termination notice ({type(error).__name__}: {error})")
+            self.session.stop.catch_up()
+
     def close(self) -> None:
         """Wait for an asynchronous save and free its memory; SIGTERM ends the process at once again. May be repeated."""
         self.saver.end()

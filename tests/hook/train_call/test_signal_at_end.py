@@ -38,6 +38,23 @@ call.end()
 time.sleep(0.2)
 print("goes on")
 """
+FAILS = (
+    SCRIPT.partition("call.finish()")[0]
+    + """
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0)
+try:
+    try:
+        raise ConnectionError("a helper is gone")
+    except Exception as error:
+        call.failed(error)
+        raise
+except ConnectionError:
+    print("caught")
+time.sleep(0.2)
+print("goes on")
+"""
+)
 HANDLER = "signal.signal(signal.SIGTERM, lambda *_: {})"
 
 
@@ -55,9 +72,31 @@ def test_it_has_the_effect_that_it_has_outside_training(
     before: str, after: str, outcome: tuple[int, str], volume: Path, answers: Answers
 ) -> None:
     """It was only recorded, and the script went on until SIGKILL. The names are those of the script's handler."""
-    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
-    command = [sys.executable, "-c", SCRIPT.replace("BEFORE", before).replace("AFTER", after)]
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+    ended = run(SCRIPT, before, after, volume, answers)
     assert (ended.returncode, ended.stdout) == outcome, ended.stderr
     assert set(finished(volume)) == {"checkpoint-1", "final"}
     assert trainer_state(volume)["state"] == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [
+        ("", "", (143, "")),
+        (HANDLER.format("sys.exit(9)"), "", (9, "")),
+        ("", HANDLER.format("print('theirs')"), (0, "theirs\ncaught\ngoes on\n")),
+    ],
+    ids=["none", "below", "that returns"],
+)
+def test_so_it_has_where_training_ends_with_an_error(
+    before: str, after: str, outcome: tuple[int, str], volume: Path, answers: Answers
+) -> None:
+    """A script that catches the error went on until SIGKILL; another one ended with 1, which counts as a failure."""
+    ended = run(FAILS, before, after, volume, answers)
+    assert (ended.returncode, ended.stdout) == outcome, ended.stderr
+    assert ("ConnectionError: a helper is gone" in ended.stderr) == (ended.returncode != 0)
+
+
+def run(script: str, before: str, after: str, volume: Path, answers: Answers) -> subprocess.CompletedProcess[str]:
+    environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
+    command = [sys.executable, "-c", script.replace("BEFORE", before).replace("AFTER", after)]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)

@@ -136,6 +136,9 @@ class HookedTrain:
                 output = self._train(train, choice)
                 call.saver.save_final(trainer.state.global_step)
             call.end()
+        except Exception as error:
+            call.failed(error)
+            raise
         finally:
             call.close()
         return output

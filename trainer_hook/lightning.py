@@ -104,7 +104,12 @@ class _Checkpointer:
                 fit.call.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self.teardown(trainer, pl_module, "fit")
+        fit = self.checkpoint_fit
+        try:
+            if fit is not None:
+                fit.failed(exception)
+        finally:
+            self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self.checkpoint_fit = None

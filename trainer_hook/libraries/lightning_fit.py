@@ -177,6 +177,17 @@ class Fit(Driver):
             self._unfinished = [UNFINISHED]
         return {}
 
+    def failed(self, error: BaseException) -> None:
+        """The call ends with an error: with a save, where SIGTERM has ended a worker while the next batch was waited for."""
+        loop, validation = self.trainer.fit_loop.epoch_loop, self._validation
+        progress = loop.batch_progress.current
+        is_between = 0 < progress.ready == progress.completed and not loop._should_accumulate()
+        was_killed = isinstance(error, RuntimeError) and self.call.was_worker_killed(error)
+        if was_killed and is_between and (validation.before is None or validation.can_stop()):
+            self._batch = progress.ready
+            self.call.stop()
+        self.call.failed(error)
+
     def after_batch(self) -> None:
         """A batch has been used, and a validation run if one was due."""
         loop = self.trainer.fit_loop.epoch_loop

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.hook.job import SCRIPTS, Answers, finished, marker, training
 from tests.hook.several import ThreadConsensus, on_ranks
 from trainer_hook.libraries.lightning_validation import Validation
 
@@ -90,3 +92,18 @@ def may_stop_in(consensus: ThreadConsensus, batches: list[float]) -> bool:
 )
 def test_ranks_of_which_one_does_not_know_its_batches_make_the_same_calls(batches: list[float], may_stop: bool) -> None:
     assert on_ranks(2, lambda consensus: may_stop_in(consensus, batches)) == [may_stop] * 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_gets_the_signal_does_not_cut_the_save_short(volume: Path, answers: Answers) -> None:
+    """The error of the loader ended training without a save."""
+    pytest.importorskip("lightning.pytorch")
+    command = [sys.executable, str(SCRIPTS / "lightning_workers.py")]
+    with training(command, volume, answers.settings) as running:
+        assert running.wait() == 143, running.log()
+        assert finished(volume) == ["checkpoint-3"]
+    meta = marker(volume, "checkpoint-3")["meta"]
+    answers.by_call["POST /v1/resume"] = 202, {"state": "ready", "checkpoint": "checkpoint-3", "source": "local", "meta": meta}
+    with training(command, volume, answers.settings) as running:
+        assert running.wait() == 0, running.log()
+        assert running.steps() == [4, 5]

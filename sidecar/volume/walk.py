@@ -11,7 +11,7 @@ from sidecar.errors import CheckpointRejected
 from sidecar.volume.files import PERMANENT_ERRORS, read_small, why_refused
 from sidecar.volume.opener import Place
 from sidecar.volume.refusals import Refusals
-from trainer_hook.contract import MARKER
+from trainer_hook.contract import MARKER, version_of
 
 _KINDS = {
     stat.S_IFLNK: "symbolic link",
@@ -79,7 +79,7 @@ def walk_files(
 
 def signature(status: os.stat_result) -> str:
     """Return an identifier of a file's version."""
-    return f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}"
+    return version_of(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def written_at_s(version: str) -> float:

@@ -17,6 +17,7 @@ from trainer_hook.contract.marker import Marker as Marker
 from trainer_hook.contract.marker import Node as Node
 from trainer_hook.contract.marker import encode_marker as encode_marker
 from trainer_hook.contract.marker import parse_marker as parse_marker
+from trainer_hook.contract.marker import version_of as version_of
 from trainer_hook.contract.names import ANSWER as ANSWER
 from trainer_hook.contract.names import API_SOCKET as API_SOCKET
 from trainer_hook.contract.names import DEFAULT_API_PORT as DEFAULT_API_PORT

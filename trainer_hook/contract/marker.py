@@ -153,3 +153,8 @@ def _files(fields: Mapping[str, Any]) -> tuple[ListedFile, ...] | None:
     if len({f.path for f in files}) != len(files):
         raise ContractError("files lists a path twice")
     return tuple(files)
+
+
+def version_of(inode: int, size_bytes: int, mtime_ns: int) -> str:
+    """Return the version of a file such as a marker: writing it again changes it."""
+    return f"{inode:x}-{size_bytes:x}-{mtime_ns:x}"

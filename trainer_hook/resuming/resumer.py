@@ -15,6 +15,7 @@ from trainer_hook.process.progress_bar import bar
 from trainer_hook.process.rank_consensus import RankConsensus
 from trainer_hook.process.settings import Settings
 from trainer_hook.volume import lease
+from trainer_hook.volume.doubts import of_other_runs, reason_not_to_use
 from trainer_hook.volume.publish import Local, finished_on
 
 LATEST = "latest"
@@ -73,6 +74,8 @@ class Resumer:
         self._client = client
         self._consensus = consensus
         self._volume = settings.dir
+        self._refused: set[str] = set()
+        """Checkpoints on the volume whose reason was told."""
 
     def choose(self, train_call: int) -> Choice | None:
         """Return the checkpoint that all ranks resume from; ``None``: training starts from scratch.
@@ -174,7 +177,7 @@ class Resumer:
         return nothing
 
     def _newest_local(self, train_call: int | None) -> Local | None:
-        """Return the newest checkpoint on the volume that is whole without those of other nodes."""
+        """Return the newest checkpoint on the volume that is whole without those of other nodes, and not in doubt."""
         usable = [
             c
             for c in finished_on(self._volume)
@@ -183,7 +186,14 @@ class Resumer:
             and (c.marker.node is None or c.marker.node.count == 1)
             and c.marker.meta.get(contract.META_TRAIN_CALL, 0) == train_call
         ]
-        return max(usable, key=lambda c: contract.step_of(c.name) or 0, default=None)
+        others = of_other_runs(self._volume)
+        for newest in sorted(usable, key=lambda c: contract.step_of(c.name) or 0, reverse=True):
+            if (reason := reason_not_to_use(self._volume, newest, others)) is None:
+                return newest
+            if newest.name not in self._refused:
+                self._refused.add(newest.name)
+                warn(f"{newest.name} is not used: {reason}")
+        return None
 
     def _local(self, train_call: int, why: str) -> ResumeResult:
         newest = self._newest_local(train_call)

@@ -1,0 +1,50 @@
+"""Reasons not to continue from a finished checkpoint on the volume: those of the sidecar, for when it cannot be asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainer_hook import contract
+from trainer_hook.contract.typed_json import json_object
+from trainer_hook.volume.publish import Local, listed_files
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Identifies the present run of the kernel. Source: random(4)."""
+
+
+def of_other_runs(volume: Path) -> frozenset[str]:
+    """Return the marker versions of the checkpoints that other runs left on the volume, as its sidecar recorded them."""
+    try:
+        runs = json_object((volume / contract.RUNS).read_bytes(), what=contract.RUNS).get("runs")
+    except (OSError, contract.ContractError):
+        return frozenset()
+    others = [run.get("versions") for run in runs[1:] if isinstance(run, dict)] if isinstance(runs, list) else []
+    return frozenset(version for each in others if isinstance(each, list) for version in each if isinstance(version, str))
+
+
+def reason_not_to_use(volume: Path, local: Local, others: frozenset[str]) -> str | None:
+    """Return why no run should continue from a checkpoint; ``None``: nothing is known against it.
+
+    ``others``: ``of_other_runs``.
+    """
+    folder, marker = volume / local.name, local.marker
+    try:
+        marked = (folder / contract.MARKER).stat()
+        if contract.version_of(marked.st_ino, marked.st_size, marked.st_mtime_ns) in others:
+            return "another run left it"
+        for file in listed_files(folder) if marker.files is None else marker.files:
+            if (folder / file.path).stat().st_mtime_ns > marked.st_mtime_ns:
+                return f"{file.path} was written after the marker"
+    except (OSError, contract.ContractError) as error:
+        return str(error)
+    if contract.META_RESTORED in marker.meta and not _is_of_this_boot(marker):
+        return "it was downloaded before the machine started again, which may have cost data that was not on the disk"
+    return None
+
+
+def _is_of_this_boot(marker: contract.Marker) -> bool:
+    try:
+        present = BOOT_ID.read_text().strip()
+    except OSError:
+        return False
+    return bool(present) and marker.meta.get(contract.META_RESTORED_BOOT) == present

@@ -150,7 +150,8 @@ class Resumer:
         if name == LATEST:
             return not self._settings.fail_without_store and self._newest_local(train_call) is not None
         marker = _marker(self._volume / name)
-        return bool(marker.files) and contract.META_PARTIAL not in marker.meta
+        is_whole = bool(marker.files) and contract.META_PARTIAL not in marker.meta
+        return is_whole and reason_not_to_use(self._volume, Local(name, marker), of_other_runs(self._volume)) is None
 
     def _ask(self, train_call: int) -> ResumeResult:
         try:

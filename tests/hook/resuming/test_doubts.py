@@ -80,3 +80,14 @@ def test_a_download_of_an_earlier_run_of_the_kernel(tmp_path: Path, chosen: Any,
     write(tmp_path, 5)
     write(tmp_path, 10, meta={META_RESTORED: "1f", META_RESTORED_BOOT: boot})
     assert chosen() == ("checkpoint-10" if is_used else "checkpoint-5")
+
+
+def test_no_other_rank_continues_from_it_by_its_name(tmp_path: Path) -> None:
+    """Where another pod's sidecar still uses the volume, that one is waited for instead."""
+    settings = from_environment({"CKPT_DIR": str(tmp_path)})
+    resumer = Resumer(settings, Asked(tmp_path), RankConsensus(), missing=none_missing)
+    torn = write(tmp_path, 10)
+    assert resumer._is_here("checkpoint-10", None)
+    marked_ns = (torn / ".complete").stat().st_mtime_ns
+    os.utime(torn / "model", ns=(marked_ns + 1, marked_ns + 1))
+    assert not resumer._is_here("checkpoint-10", None)

@@ -18,6 +18,7 @@ from trainer_hook.process.log import info, warn
 from trainer_hook.process.session import Session
 from trainer_hook.saving.disk_admission import DiskAdmission
 from trainer_hook.saving.schedule import surplus
+from trainer_hook.volume.doubts import is_among, of_other_runs
 from trainer_hook.volume.publish import check_writable, finish, finished_on, listed_files, make_system_folders, remove
 from trainer_hook.volume.rank_records import RankRecords
 
@@ -324,7 +325,12 @@ class StepSaver:
         limit = session.settings.save_total_limit
         if limit is None or step is None or self._world.local_rank != 0:
             return
-        own = [c for c in finished_on(self._volume) if c.marker.meta.get(contract.META_OWNER) != contract.SCRIPT_OWNED]
+        others = of_other_runs(self._volume)
+        own = [
+            c
+            for c in finished_on(self._volume)
+            if c.marker.meta.get(contract.META_OWNER) != contract.SCRIPT_OWNED and not is_among(others, self._volume / c.name)
+        ]
         saves = {at: c.marker.attempt for c in own if (at := contract.step_of(c.name)) is not None}
         resumed_step = (session.origin or {}).get("step")
         for gone in surplus(saves, limit=limit, step=step, attempt=session.attempt, resumed_step=resumed_step):

@@ -22,6 +22,17 @@ def of_other_runs(volume: Path) -> frozenset[str]:
     return frozenset(version for each in others if isinstance(each, list) for version in each if isinstance(version, str))
 
 
+def is_among(versions: frozenset[str], folder: Path) -> bool:
+    """Whether the marker of a checkpoint has one of these versions, or may have: it cannot be read."""
+    if not versions:
+        return False
+    try:
+        status = (folder / contract.MARKER).stat()
+    except OSError:
+        return True
+    return contract.version_of(status.st_ino, status.st_size, status.st_mtime_ns) in versions
+
+
 def reason_not_to_use(volume: Path, local: Local, others: frozenset[str]) -> str | None:
     """Return why no run should continue from a checkpoint; ``None``: nothing is known against it.
 
@@ -30,7 +41,7 @@ def reason_not_to_use(volume: Path, local: Local, others: frozenset[str]) -> str
     folder, marker = volume / local.name, local.marker
     try:
         marked = (folder / contract.MARKER).stat()
-        if contract.version_of(marked.st_ino, marked.st_size, marked.st_mtime_ns) in others:
+        if is_among(others, folder):
             return "another run left it"
         for file in listed_files(folder) if marker.files is None else marker.files:
             if (folder / file.path).stat().st_mtime_ns > marked.st_mtime_ns:

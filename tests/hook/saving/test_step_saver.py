@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import shutil
 import time
 from pathlib import Path
@@ -259,6 +260,18 @@ def test_rotation_leaves_the_step_that_was_just_saved_after_training_went_back(t
     saver._session.continues_from("checkpoint-100", attempt="before")
     assert saver.save(143, "jit")
     assert finished(tmp_path) == {"checkpoint-100", "checkpoint-143"}
+
+
+def test_rotation_leaves_what_another_run_left_on_the_volume(tmp_path: Path, writer: Writer) -> None:
+    """Steps of another run are higher than those of a new one, and counted as abandoned: they went first."""
+    saver = saver_on(tmp_path, writer, CKPT_SAVE_TOTAL_LIMIT="1")
+    saved_before(tmp_path, 50, 60)
+    status = (tmp_path / "checkpoint-50" / contract.MARKER).stat()
+    version = contract.version_of(status.st_ino, status.st_size, status.st_mtime_ns)
+    (tmp_path / contract.RUNS).write_text(json.dumps({"runs": [{"store": "b"}, {"store": "a", "versions": [version]}]}))
+    assert saver.save(2, "periodic")
+    assert saver.save(3, "periodic")
+    assert finished(tmp_path) == {"checkpoint-50", "checkpoint-3"}
 
 
 def test_a_checkpoint_that_cannot_be_deleted_costs_no_other_one(

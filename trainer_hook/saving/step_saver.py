@@ -80,7 +80,8 @@ def _sharded_failures() -> Iterator[None]:
         library: Any = sys.modules.get("torch.distributed.checkpoint.api")
         if library is None or not isinstance(error, library.CheckpointException):
             raise
-        from trainer_hook.asynchronous.sharded import RankFailed, reasons
+        from trainer_hook.asynchronous.deferring import RankFailed
+        from trainer_hook.asynchronous.sharded import reasons
 
         raise RankFailed(reasons(error)) from error
 

@@ -14,6 +14,8 @@ from sidecar.core.commit.resume import PassedOver
 from sidecar.core.format.rank_layout import Share
 
 LATEST = "latest"
+SILENT_S = 10.0
+"""Seconds without a question for its answer after which the requester does not wait any more; the hook asks every 2 s."""
 
 
 class ResumeState(StrEnum):
@@ -83,6 +85,10 @@ class ResumeRequest:
         """The requester still waits. False after the trainer's next, different request, until this one is polled again."""
         self.is_interrupted = False
         """Another request preempted it: the outcome of its cancelled task does not count."""
+        self.heard_s: float | None = self.asked_s
+        """When somebody last asked for it, monotonic seconds; ``None``: nobody, the sidecar made it by itself."""
+        self.listeners = 0
+        """Number of questions for its answer that wait."""
         self._news = asyncio.Event()
         self.status = ResumeStatus(
             ResumeState.CHOOSING, self.id, asked_by, requested=wanted, train_call=train_call, share=share
@@ -92,6 +98,11 @@ class ResumeRequest:
     def has_ended(self) -> bool:
         """Whether the request has its answer."""
         return self.status.state in RESUME_ENDED
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nobody waits for the answer, so that the trainer may be training and writing checkpoints."""
+        return self.heard_s is None or (not self.listeners and time.monotonic() - self.heard_s > SILENT_S)
 
     def asks(self, wanted: str, train_call: int | None, share: Share | None) -> bool:
         """Whether it asks for the same checkpoint, ``train()`` call and ranks."""

@@ -34,6 +34,10 @@ LOCAL_PATIENCE_S = 10.0
 """Seconds to wait for an unreachable store if the volume holds a checkpoint to resume from."""
 
 
+class _NobodyWaits(Exception):
+    """A directory on the volume is in the way of a download for which nobody waits. The text says so."""
+
+
 _IN_THE_WAY = {
     AskedBy.TRAINER: "finished by another attempt, or just now, and not what is committed: it stays; rename or delete it",
     AskedBy.PERSON: "written by the trainer, which may be writing to it now, and not what is committed: it stays; rename or "
@@ -83,6 +87,8 @@ class RequestWorker:
             what = request.status.checkpoint or self._volume.root
             detail = f"{what}: {error.strerror or error}: {obstacles.hint(error.errno)}"
             self.end(request, ResumeState.FAILED, detail=detail)
+        except _NobodyWaits as in_the_way:
+            self.end(request, ResumeState.FAILED, detail=str(in_the_way))
         except Exception as error:
             request.error = error
             log.exception("resume_failed")
@@ -262,8 +268,12 @@ class RequestWorker:
         source = "local"
         if not (self._volume.marker_signature(name) and await reader.is_local(offer, self._node)):
             source = "store"
-            if request.asked_by is AskedBy.PERSON and not await self.local.is_free_beside_trainer(name):
-                raise CheckpointChanged(name)
+            is_beside_trainer = request.asked_by is AskedBy.PERSON or request.is_silent
+            if is_beside_trainer and not await self.local.is_free_beside_trainer(name):
+                if request.asked_by is AskedBy.PERSON:
+                    raise CheckpointChanged(name)
+                if request.is_silent:
+                    raise _NobodyWaits(f"{name} on the volume is in the way, and no trainer waits: it may be writing it now")
             await self._download(request, offer, reader)
         self.end(
             request,

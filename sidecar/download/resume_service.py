@@ -80,6 +80,7 @@ class ResumeService:
                 raise TooManyRequests
             joined = ResumeRequest(checkpoint, train_call, share, asked_by)
             self._requests[joined.id] = joined
+        joined.heard_s = time.monotonic()
         if asked_by is AskedBy.TRAINER and joined is not self._trainers:
             if self._trainers is not None:
                 self._trainers.is_awaited = False
@@ -92,6 +93,8 @@ class ResumeService:
         """Prefetch: start the trainer's most likely request, unless it has already sent one."""
         if self._trainers is None:
             self.request()
+            assert self._trainers is not None
+            self._trainers.heard_s = None
 
     def status(self, identifier: str | None = None) -> ResumeStatus | None:
         """Return the status of a request; ``None``: it is unknown, or no longer kept.
@@ -113,7 +116,13 @@ class ResumeService:
             if not request.is_awaited:
                 request.is_awaited = True
                 self._next_turn()
-            if not await within(deadline_s - asyncio.get_running_loop().time(), request.changed()):
+            request.listeners += 1
+            try:
+                has_changed = await within(deadline_s - asyncio.get_running_loop().time(), request.changed())
+            finally:
+                request.listeners -= 1
+                request.heard_s = None if request.heard_s is None else time.monotonic()
+            if not has_changed:
                 break
         return self.status(identifier)
 

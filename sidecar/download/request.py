@@ -42,6 +42,17 @@ class AskedBy(StrEnum):
     PERSON = "person"
 
 
+IN_THE_WAY = {
+    AskedBy.TRAINER: "finished by another attempt, or just now, and not what is committed: it stays; rename or delete it",
+    AskedBy.PERSON: "written by the trainer, which may be writing to it now, and not what is committed: it stays; rename or "
+    "delete it once no trainer uses it",
+}
+
+
+class NobodyWaits(Exception):
+    """A directory on the volume is in the way of a download for which nobody waits. The text says so."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResumeStatus:
     """Status of a resume request. Immutable: each change is a new value."""

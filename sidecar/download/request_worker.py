@@ -20,7 +20,7 @@ from sidecar.download.local_copies import LocalCopies, step_of_local
 from sidecar.download.offers import Offer, Unproven
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import UNREADABLE, KnownBad, Quarantine
-from sidecar.download.request import LATEST, AskedBy, ResumeRequest, ResumeState
+from sidecar.download.request import IN_THE_WAY, LATEST, AskedBy, NobodyWaits, ResumeRequest, ResumeState
 from sidecar.download.store_reader import StoreReader
 from sidecar.errors import CheckpointChanged, CorruptObject, NotFound, RefusedObject, UnreadableObject, UnusableNow
 from sidecar.transfer.executor import awaited, refusals_judged
@@ -32,17 +32,6 @@ log = structlog.get_logger()
 
 LOCAL_PATIENCE_S = 10.0
 """Seconds to wait for an unreachable store if the volume holds a checkpoint to resume from."""
-
-
-class _NobodyWaits(Exception):
-    """A directory on the volume is in the way of a download for which nobody waits. The text says so."""
-
-
-_IN_THE_WAY = {
-    AskedBy.TRAINER: "finished by another attempt, or just now, and not what is committed: it stays; rename or delete it",
-    AskedBy.PERSON: "written by the trainer, which may be writing to it now, and not what is committed: it stays; rename or "
-    "delete it once no trainer uses it",
-}
 
 
 class RequestWorker:
@@ -87,7 +76,7 @@ class RequestWorker:
             what = request.status.checkpoint or self._volume.root
             detail = f"{what}: {error.strerror or error}: {obstacles.hint(error.errno)}"
             self.end(request, ResumeState.FAILED, detail=detail)
-        except _NobodyWaits as in_the_way:
+        except NobodyWaits as in_the_way:
             self.end(request, ResumeState.FAILED, detail=str(in_the_way))
         except Exception as error:
             request.error = error
@@ -211,7 +200,7 @@ class RequestWorker:
         try:
             await self._download_with_room(request, offer)
         except CheckpointChanged as changed:
-            why = _IN_THE_WAY[request.asked_by]
+            why = IN_THE_WAY[request.asked_by]
             self._pass_over(request, name, f"{changed.path} on the volume is in the way, {why}", may_be_whole=True)
             await self._inventory.scan_until_settled()
         except (UnreadableObject, RefusedObject) as error:
@@ -273,7 +262,7 @@ class RequestWorker:
                 if request.asked_by is AskedBy.PERSON:
                     raise CheckpointChanged(name)
                 if request.is_silent:
-                    raise _NobodyWaits(f"{name} on the volume is in the way, and no trainer waits: it may be writing it now")
+                    raise NobodyWaits(f"{name} on the volume is in the way, and no trainer waits: it may be writing it now")
             await self._download(request, offer, reader)
         self.end(
             request,

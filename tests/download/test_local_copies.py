@@ -11,7 +11,7 @@ from tests.download.test_unusable_steps import FILES, OTHERS, answer, runtime_on
 from tests.process.sidecar_process import write_checkpoint
 
 
-async def test_a_step_that_a_later_attempt_has_committed_is_downloaded_in_the_place_of_the_superseded_one(tmp_path: Path) -> None:
+async def test_a_step_that_a_later_attempt_has_committed_replaces_the_superseded_save_of_it(tmp_path: Path) -> None:
     """The volume of an earlier pod came back: its own save of the step was in the way, and an older step was used."""
     store, volume = DamagedWay(), tmp_path / "volume"
     commit_step(store, 10, OTHERS)

@@ -92,9 +92,7 @@ class ResumeService:
     def begin_early(self) -> None:
         """Prefetch: start the trainer's most likely request, unless it has already sent one."""
         if self._trainers is None:
-            self.request()
-            assert self._trainers is not None
-            self._trainers.heard_s = None
+            self._requests[self.request().id].heard_s = None
 
     def status(self, identifier: str | None = None) -> ResumeStatus | None:
         """Return the status of a request; ``None``: it is unknown, or no longer kept.

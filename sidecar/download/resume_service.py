@@ -72,6 +72,11 @@ class ResumeService:
         Raises:
             TooManyRequests: ``MOST_WAITING`` have no answer yet.
         """
+        return self._shown(self._add_or_join(checkpoint, train_call, share, asked_by))
+
+    def _add_or_join(
+        self, checkpoint: str, train_call: int | None, share: Share | None, asked_by: AskedBy | None
+    ) -> ResumeRequest:
         self._trainer_names_itself |= asked_by is AskedBy.TRAINER
         asked_by = asked_by or (AskedBy.PERSON if self._trainer_names_itself else AskedBy.TRAINER)
         joined = self._same(checkpoint, train_call, share, asked_by)
@@ -87,12 +92,12 @@ class ResumeService:
             self._trainers = joined
         self._forget()
         self._next_turn()
-        return self._shown(joined)
+        return joined
 
     def begin_early(self) -> None:
         """Prefetch: start the trainer's most likely request, unless it has already sent one."""
         if self._trainers is None:
-            self._requests[self.request().id].heard_s = None
+            self._add_or_join(LATEST, None, None, None).heard_s = None
 
     def status(self, identifier: str | None = None) -> ResumeStatus | None:
         """Return the status of a request; ``None``: it is unknown, or no longer kept.

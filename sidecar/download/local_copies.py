@@ -97,8 +97,9 @@ class LocalCopies:
         """Whether a download may replace what the volume has under the commit's name now; see ``may_replace``."""
         known = self._catalog.get(commit.name)
         is_known = self._volume.marker_signature(commit.name) in (None, known.version if known else None)
-        is_superseded = known is not None and known.state is State.SUPERSEDED  # it will not be sent: the commit counts
-        return is_known and (is_superseded or may_replace(known.checkpoint if known else None, commit, is_chosen=is_chosen))
+        is_superseded = known is not None and known.state is State.SUPERSEDED
+        local = known.checkpoint if known else None
+        return is_known and may_replace(local, commit, is_chosen=is_chosen, is_superseded=is_superseded)
 
     async def is_free_beside_trainer(self, name: str) -> bool:
         """Whether the checkpoint's directory can be replaced safely while the trainer is running."""

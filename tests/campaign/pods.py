@@ -19,7 +19,7 @@ EXIT_OK, EXIT_GIVEN_UP, EXIT_FENCED = 0, 3, 4
 SLACK_S = 12.0
 """What the end of a process may take beyond its grace period on a machine that is busy."""
 STARTING_S = 2.0
-"""What a sidecar may take from its start until it has looked at a volume and holds what is there."""
+"""Seconds that a sidecar may take from its start until it has scanned the volume and pinned each checkpoint on it."""
 
 
 class Pod:

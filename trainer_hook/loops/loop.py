@@ -153,7 +153,10 @@ class Loop:
                     call.finish()
                 call.end()
         finally:
-            call.failed(error)
+            if error is None:
+                call.close()
+            else:
+                call.failed(error)
 
     def epochs(self, total: int) -> Iterator[int]:
         """Yield the numbers of the remaining epochs of ``total``. An interrupted one is yielded again."""

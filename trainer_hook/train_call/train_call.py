@@ -169,7 +169,7 @@ class TrainCall:
         session.call_ended(step)
         session.stop.catch_up()
 
-    def failed(self, error: BaseException | None) -> None:
+    def failed(self, error: BaseException) -> None:
         """The call ends with an error. Raises ``SystemExit`` in its place where a signal came meanwhile.
 
         The error may follow from the signal, which other processes of the container have got, too. A script that catches the

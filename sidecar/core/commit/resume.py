@@ -137,7 +137,7 @@ def check_paths(commit: Commit, entries: Iterable[FileEntry]) -> None:
         raise ContractError(f"{commit.name}: {why}, of different nodes")
 
 
-def may_replace(local: Finished | None, commit: Commit, *, is_chosen: bool) -> bool:
+def may_replace(local: Finished | None, commit: Commit, *, is_chosen: bool, is_superseded: bool = False) -> bool:
     """Whether a download requested by the trainer may replace the directory of that name on the volume.
 
     Args:
@@ -146,8 +146,9 @@ def may_replace(local: Finished | None, commit: Commit, *, is_chosen: bool) -> b
         is_chosen: The trainer asks for this very step: in a job of several nodes, node 0 has chosen it for all. One node's part
             of it by another attempt is not complete, and the commit is. Before that choice, the nodes may be about to commit
             their parts of a later attempt instead.
+        is_superseded: The sidecar does not send it: a later attempt has committed the step, or a newer step is durable.
     """
-    if local is None or local.restored_from is not None:
+    if local is None or local.restored_from is not None or is_superseded:
         return True
     if local.node.count > 1 and (is_chosen or began_later(commit.attempt, local.attempt)):
         return True

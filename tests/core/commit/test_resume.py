@@ -337,6 +337,7 @@ def test_a_download_replaces_nothing_that_the_trainer_may_be_writing() -> None:
     assert may_replace(None, SAME, is_chosen=False)
     assert may_replace(restored, SAME, is_chosen=False)
     assert not may_replace(replace(finished, attempt="b"), SAME, is_chosen=True)
+    assert may_replace(replace(finished, attempt="b"), SAME, is_chosen=False, is_superseded=True), "it is not sent"
     part = replace(finished, attempt="b", node=Node(1, 2))
     assert may_replace(part, SAME, is_chosen=True), "one node's part is not complete"
     assert not may_replace(part, SAME, is_chosen=False), "it may become"

@@ -182,7 +182,9 @@ class FileStore:
         path = self._root
         for part in parts[:-1]:
             path = path / part
-            if path.is_symlink():
+            with writing(key):
+                is_link = path.is_symlink()
+            if is_link:
                 raise AccessRefused(f"{path} is a symbolic link: the store follows none, replace it by a directory")
         return path / parts[-1]
 
@@ -191,7 +193,8 @@ class FileStore:
         with self._found(key):
             fd = os.open(self._path(key), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            status = os.fstat(fd)
+            with translated(key):
+                status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise NotFound(key)
             yield fd, _stored(key, status)
@@ -273,10 +276,11 @@ class FileStore:
 
     def _require_root(self) -> None:
         """Raise ``NoFolder`` if the root is missing, or if another file system without what the probe made is in its place."""
-        if not self._root.is_dir():
-            raise NoFolder(f"{self.url}: no such folder: is its volume mounted?")
-        if self._device not in (None, self._root.stat().st_dev) and not self._uploads.root.is_dir():
-            raise NoFolder(f"{self.url}: another file system is in the place of the store's: is its volume mounted?")
+        with writing(self.url):
+            if not self._root.is_dir():
+                raise NoFolder(f"{self.url}: no such folder: is its volume mounted?")
+            if self._device not in (None, self._root.stat().st_dev) and not self._uploads.root.is_dir():
+                raise NoFolder(f"{self.url}: another file system is in the place of the store's: is its volume mounted?")
 
     def _require_root_for_write(self) -> None:
         """The probe alone makes the root: made again below an empty mount point, it would be on the wrong disk."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, settings
 from tests import servers
 from tests.network import Network, is_required, why_not
 
-EXAMPLES = int(os.environ.get("CKPT_TEST_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("CKPT_TEST_EXAMPLES", "25"))
 settings.register_profile("project", max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
 
@@ -34,7 +35,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector the thousands of collected tests: with its usual thresholds it takes a fifth of all time."""
+    """Spare the garbage collector the thousands of collected tests: with its usual thresholds it takes a fifth of all time.
+
+    No test module may import PyTorch: each process of the run would do it (``tests/lazy.py``).
+    """
+    if "torch" in sys.modules:
+        raise pytest.UsageError("a test module imports torch: use tests.lazy.LazyModule")
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 

@@ -13,7 +13,9 @@ import pytest
 
 from tests.hook.job import SCRIPTS, Answers, finished, marker, training
 from tests.hook.several import ThreadConsensus, on_ranks
-from trainer_hook.libraries.lightning_validation import Validation
+from tests.lazy import LazyModule
+
+of_lightning = LazyModule("trainer_hook.libraries.lightning_validation")
 
 
 def trained() -> Any:
@@ -81,7 +83,7 @@ def may_stop_in(consensus: ThreadConsensus, batches: list[float]) -> bool:
         lightning_module=SimpleNamespace(parameters=list),
         _logger_connector=SimpleNamespace(_callback_metrics={}),
     )
-    validation = Validation(trainer, consensus)
+    validation = of_lightning.Validation(trainer, consensus)
     validation.begin({})
     return validation.can_stop()
 
@@ -91,6 +93,7 @@ def may_stop_in(consensus: ThreadConsensus, batches: list[float]) -> bool:
     [([3, 3], True), ([3, 4], False), ([3, math.inf], False), ([math.inf, 3], False), ([math.inf, math.inf], False)],
 )
 def test_ranks_of_which_one_does_not_know_its_batches_make_the_same_calls(batches: list[float], may_stop: bool) -> None:
+    assert of_lightning.Validation  # torch is imported by the main thread: two at once end the process
     assert on_ranks(2, lambda consensus: may_stop_in(consensus, batches)) == [may_stop] * 2
 
 

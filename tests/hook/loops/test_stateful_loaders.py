@@ -6,19 +6,20 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("torchdata.stateful_dataloader")
+from tests.lazy import LazyModule
 
-from trainer_hook.loops import randomness  # noqa: E402
-from trainer_hook.loops.loading import Pass  # noqa: E402
-
+torch, torchdata = LazyModule("torch"), LazyModule("torchdata")
+loading, randomness = LazyModule("trainer_hook.loops.loading"), LazyModule("trainer_hook.loops.randomness")
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 
 
-def of_torchdata() -> Any:
-    from torchdata.stateful_dataloader import StatefulDataLoader
+@pytest.fixture(autouse=True)
+def _needs_torchdata() -> None:
+    pytest.importorskip("torchdata.stateful_dataloader")
 
-    return StatefulDataLoader(list(range(12)), 4, shuffle=True)
+
+def of_torchdata() -> Any:
+    return torchdata.stateful_dataloader.StatefulDataLoader(list(range(12)), 4, shuffle=True)
 
 
 def of_accelerate() -> Any:
@@ -30,7 +31,7 @@ def of_accelerate() -> Any:
     )
 
 
-def batches(one: Pass) -> list[Any]:
+def batches(one: Any) -> list[Any]:
     return [batch.tolist() for batch in one]
 
 
@@ -38,22 +39,22 @@ def batches(one: Pass) -> list[Any]:
 def test_a_process_that_resumes_between_two_passes_has_the_batches_of_the_next(make: Any) -> None:
     torch.manual_seed(3)
     loader = make()
-    ended = Pass(loader, all_gpus=False).begin()
+    ended = loading.Pass(loader, all_gpus=False).begin()
     batches(ended)
     saved = ended.state()
-    expected = batches(Pass(loader, all_gpus=False).begin())
+    expected = batches(loading.Pass(loader, all_gpus=False).begin())
 
     torch.manual_seed(3)
     loader = make()
     randomness.restore(saved["now"], all_gpus=False)
-    assert batches(Pass(loader, all_gpus=False).begin_after(saved)) == expected
+    assert batches(loading.Pass(loader, all_gpus=False).begin_after(saved)) == expected
 
 
 @pytest.mark.parametrize(("make", "is_said"), [(of_torchdata, False), (of_accelerate, True)])
 def test_a_resume_in_a_pass_of_accelerates_is_said_not_to_be_exact(
     make: Any, is_said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = Pass(make(), all_gpus=False).begin()
+    one = loading.Pass(make(), all_gpus=False).begin()
     next(one)
-    Pass(make(), all_gpus=False).resume(one.state(), 1)
+    loading.Pass(make(), all_gpus=False).resume(one.state(), 1)
     assert ("not bit-identical: accelerate draws" in capsys.readouterr().err) is is_said

@@ -1,20 +1,26 @@
-"""Imports modules once and forks a process for each command: ``fork_server.py MODULE...``.
+"""Imports modules once and forks a process for each command: ``fork_server.py SOCKET MODULE...``.
 
-Standard input: one JSON object a line with ``id``, ``argv`` (``["-m", module, ...]`` or ``[script, ...]``), ``environ``,
-``folder`` and ``log``. Standard output: ``{"id", "pid"}`` after the fork, ``{"id", "code"}`` after the end.
+A connection to the Unix socket carries one JSON object a line: ``id``, ``argv`` (``["-m", module, ...]`` or ``[script, ...]``),
+``environ``, ``folder`` and ``log``. The answers are ``{"id", "pid"}`` after the fork and ``{"id", "code"}`` after the end.
 The forked process differs from a fresh interpreter in one thing: the modules are already imported.
+The command returns once the server listens in the background. The server ends with the last of its connections.
 """
 
+import contextlib
+import functools
 import gc
 import importlib
 import json
 import os
 import runpy
 import selectors
+import socket
 import sys
 from pathlib import Path
 
 _MOST_BYTES = 1 << 20
+_FIRST_S = 5.0
+"""Longest time without a client."""
 
 
 def become(told):
@@ -40,49 +46,107 @@ def become(told):
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
-def say(told):
-    os.write(1, (json.dumps(told) + "\n").encode())
+class Client:
+    """One connection: a process of the test run."""
+
+    def __init__(self, connection):
+        self.connection = connection
+        self._buffer = b""
+
+    def requests(self):
+        """Return the requests that have arrived; ``None`` once the client has gone."""
+        try:
+            read = self.connection.recv(_MOST_BYTES)
+        except ConnectionResetError:
+            return None
+        if not read:
+            return None
+        *lines, self._buffer = (self._buffer + read).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def answer(self, told):
+        with contextlib.suppress(OSError):  # it has gone
+            self.connection.sendall((json.dumps(told) + "\n").encode())
 
 
-def asked(selector, running):
-    """Yield one request for each line of standard input. Report exit codes of forked processes meanwhile."""
-    buffer = b""
-    while True:
-        for key, _ in selector.select():
-            if key.data is not None:
-                os.close(key.fd)
-                selector.unregister(key.fd)
-                _, status = os.waitpid(running.pop(key.data), 0)
-                say({"id": key.data, "code": os.waitstatus_to_exitcode(status)})
-                continue
-            read = os.read(0, _MOST_BYTES)
-            if not read:
-                return
-            *lines, buffer = (buffer + read).split(b"\n")
-            for line in lines:
-                yield json.loads(line)
+class Server:
+    def __init__(self, path):
+        self._path = path
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen(64)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._clients = 0
+
+    def serve(self):
+        """Return the request that this process, a forked one, is to become; ``None`` in the server, at its end."""
+        while self._clients or not self._has_ended():
+            for key, _ in self._selector.select():
+                told = key.data()
+                if told is not None:
+                    return told
+        return None
+
+    def _has_ended(self):
+        """Whether no client has come, and none will: who finds no socket starts a server."""
+        if self._selector.select(_FIRST_S):
+            return False
+        if self._path is None:
+            return True
+        Path(self._path).unlink(missing_ok=True)
+        self._path = None
+        return not self._selector.select(0)
+
+    def _accept(self):
+        client = Client(self._listener.accept()[0])
+        self._clients += 1
+        self._selector.register(client.connection, selectors.EVENT_READ, functools.partial(self._read, client))
+
+    def _read(self, client):
+        requests = client.requests()
+        if requests is None:
+            self._selector.unregister(client.connection)
+            client.connection.close()
+            self._clients -= 1
+            return None
+        for told in requests:
+            pid = os.fork()
+            if pid == 0:
+                self._close()
+                return told
+            descriptor = os.pidfd_open(pid)
+            reap = functools.partial(self._reap, client, told["id"], pid, descriptor)
+            self._selector.register(descriptor, selectors.EVENT_READ, reap)
+            client.answer({"id": told["id"], "pid": pid})
+        return None
+
+    def _reap(self, client, id, pid, descriptor):
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        _, status = os.waitpid(pid, 0)
+        client.answer({"id": id, "code": os.waitstatus_to_exitcode(status)})
+
+    def _close(self):
+        """Close all that a forked process must not hold."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, int):
+                os.close(key.fileobj)
+            else:
+                key.fileobj.close()
+        self._selector.close()
 
 
 def main():
-    for name in sys.argv[1:]:
+    for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()  # what is shared with the forked processes stays untouched
     gc.disable()
-    selector, running = selectors.DefaultSelector(), {}
-    selector.register(0, selectors.EVENT_READ)
-    for told in asked(selector, running):
-        pid = os.fork()
-        if pid == 0:
-            for key in list(selector.get_map().values()):
-                if key.data is not None:
-                    os.close(key.fd)
-            selector.close()
-            return told
-        running[told["id"]] = pid
-        selector.register(os.pidfd_open(pid), selectors.EVENT_READ, told["id"])
-        say({"id": told["id"], "pid": pid})
-    return None
+    server = Server(sys.argv[1])
+    if os.fork():
+        os._exit(0)
+    return server.serve()
 
 
 if __name__ == "__main__" and (of_child := main()) is not None:

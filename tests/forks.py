@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests import servers
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,10 +60,10 @@ class Forked:
 
 
 class Forks:
-    """Starts processes."""
+    """Starts processes. Any number of test processes share the interpreter that they are forked from."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
         self._ids = itertools.count()
         self._told: dict[int, dict[str, Future[int]]] = {}
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -69,17 +75,20 @@ class Forks:
         self._told[id] = futures
         log.touch()
         told = {"id": id, "argv": list(argv), "environ": dict(environ), "log": str(log), "folder": str(folder or Path.cwd())}
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(told).encode() + b"\n")
-        self._process.stdin.flush()
+        self._connection.sendall(json.dumps(told).encode() + b"\n")
         return Forked(argv, futures["pid"], futures["code"])
 
+    def close(self) -> None:
+        self._connection.shutdown(socket.SHUT_RDWR)
+        self._reader.join()
+        self._connection.close()
+
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            said: dict[str, Any] = json.loads(line)
-            kind = "pid" if "pid" in said else "code"
-            self._told[said["id"]][kind].set_result(said[kind])
+        with self._connection.makefile("rb") as answers:
+            for line in answers:
+                said: dict[str, Any] = json.loads(line)
+                kind = "pid" if "pid" in said else "code"
+                self._told[said["id"]][kind].set_result(said[kind])
         for futures in self._told.values():
             for future in futures.values():
                 if not future.done():
@@ -88,15 +97,32 @@ class Forks:
 
 @contextmanager
 def forks(*modules: str, environ: Mapping[str, str] | None = None) -> Iterator[Forks]:
-    """Import modules in a process of its own, which forks."""
-    command = [sys.executable, str(ROOT / "tests/fork_server.py"), *modules]
-    with subprocess.Popen(
-        command,
-        env=dict(os.environ if environ is None else environ) | {"PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
-        yield Forks(process)
-        assert process.stdin is not None
-        process.stdin.close()
+    """Import modules in a process of its own, which forks. The processes of a test run share it."""
+    environ = dict(os.environ if environ is None else environ) | {"PYTHONPATH": str(ROOT)}
+    with ExitStack() as stack:
+        shared = os.environ.get(servers.SHARED) or stack.enter_context(tempfile.TemporaryDirectory(prefix="forks-"))
+        id = hashlib.sha256("\n".join(modules).encode()).hexdigest()[:16]
+        forks = Forks(_connected(Path(shared) / f"forks-{id}", modules, environ))
+        stack.callback(forks.close)
+        yield forks
+
+
+def _connected(path: Path, modules: Sequence[str], environ: Mapping[str, str]) -> socket.socket:
+    """Connect to the server of these modules. Start it where none listens."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(str(path))
+        except OSError:  # none was started, or it has ended with its last connection
+            path.unlink(missing_ok=True)
+            _start(path, modules, environ)
+            connection.connect(str(path))
+        return connection
+
+
+def _start(path: Path, modules: Sequence[str], environ: Mapping[str, str]) -> None:
+    command = [sys.executable, str(ROOT / "tests/fork_server.py"), str(path), *modules]
+    subprocess.run(
+        command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, check=True
+    )

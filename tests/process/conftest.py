@@ -67,10 +67,9 @@ class MotoProcess(S3Server):
 
 
 @pytest.fixture(scope="session")
-def moto_server() -> Iterator[S3Server]:
-    with servers.moto() as endpoint:
-        servers.create_bucket(endpoint, BUCKET)
-        yield S3Server(endpoint)
+def moto_server(moto_endpoint: str) -> S3Server:
+    servers.create_bucket(moto_endpoint, BUCKET)
+    return S3Server(moto_endpoint)
 
 
 @pytest.fixture(scope="session")

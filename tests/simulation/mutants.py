@@ -122,8 +122,6 @@ class Mutant:
     apply: Callable[[pytest.MonkeyPatch], None]
     first_seed: int = 0
     """Where to begin for what shows in few schedules only: shortly before one that it breaks."""
-    is_rare: bool = False
-    """It breaks one schedule of a hundred, and any change of the code moves which: the search takes long."""
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -146,10 +144,10 @@ MUTANTS: dict[str, Mutant] = {
     "deletes nothing": Mutant("retention", _set(store_retention, "surplus_steps", lambda *_, **__: [])),
     "does not look again after the commit": Mutant("step", _set(PostCommitCheck, "_check", _looks_at_nothing_again), 600),
     "no version is ever replaced": Mutant("step", _set(Catalog, "is_replaced", lambda *_: False)),
-    "an earlier pod takes over": Mutant("job", _set(take_over, "started_later", lambda *_, **__: False), 1700, is_rare=True),
+    "an earlier pod takes over": Mutant("job", _set(take_over, "started_later", lambda *_, **__: False), 1700),
     "a commit does not wait for the present attempt": Mutant(
         "job", _set(known_attempts, "awaits_declaration", lambda *_, **__: None), 215
     ),
-    "a rewritten step is ordered by clocks": Mutant("job", _set(PrefixLease, "epoch_of", lambda *_: None), 2400, is_rare=True),
+    "a rewritten step is ordered by clocks": Mutant("job", _set(PrefixLease, "epoch_of", lambda *_: None), 2400),
     "an upload is always current": Mutant("job", _set(Catalog, "is_current", lambda *_: True), 35),
 }

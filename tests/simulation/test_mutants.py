@@ -11,10 +11,9 @@ MOST = {"step": 3000, "job": 200, "retention": 1000}
 AT_ONCE = {"step": 20, "job": 2, "retention": 20}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if mutant.is_rare else []) for name, mutant in MUTANTS.items()]
-)
+@pytest.mark.parametrize("name", MUTANTS)
 def test_a_broken_rule_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant = MUTANTS[name]
     mutant.apply(monkeypatch)

@@ -39,7 +39,7 @@ KINDS = [
     "moto",
     "checking",
     f"moto{BOTO3}",
-    f"checking{BOTO3}",
+    pytest.param(f"checking{BOTO3}", marks=pytest.mark.slow),
     *servers.REAL_STORES,
     pytest.param(f"rgw{BOTO3}", marks=pytest.mark.rgw),
     pytest.param(f"minio{BOTO3}", marks=pytest.mark.minio),

@@ -45,7 +45,8 @@ def test_a_closed_file_is_sent_before_the_marker_which_only_confirms_it(place: P
         (folder / "rest").write_bytes(b"rest")
         (folder / ".complete").write_text("{}")
         running.committed("checkpoint-10")
-        assert running.events("checkpoint_uploading")[-1]["already_sent_bytes"] == len(content)
+        rest = running.events("checkpoint_uploading")[-1]["already_sent_bytes"] - len(content)
+        assert rest in (0, 4), "the second file may go before its marker, too"
         assert running.status()["sent_bytes"] == len(content) + 4
         assert place.read("checkpoint-10/model") == content
         assert place.read("checkpoint-10/rest") == b"rest"

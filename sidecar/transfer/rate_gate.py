@@ -91,17 +91,17 @@ class RateGate:
             self._own.counter = _Counter(size_bytes)
             self._counters.append(self._own.counter)
 
-    def wait_while(self, held: Callable[[], bool]) -> None:
-        """Wait until ``held`` returns False. It is evaluated again after each ``wake``.
+    def wait_while(self, is_paused: Callable[[], bool]) -> None:
+        """Wait until ``is_paused`` returns False. It is evaluated again after each ``wake``.
 
         Raises:
             Stopped: The gate is closed.
         """
-        if not held():  # the usual case, without the lock that all threads would contend for at each block
+        if not is_paused():  # the usual case, without the lock that all threads would contend for at each block
             self.check()
             return
         with self._condition:
-            while held() and not self._closed:
+            while is_paused() and not self._closed:
                 self._condition.wait()
             self.check()
 
@@ -117,21 +117,21 @@ class PauseGate:
     def __init__(self, gate: RateGate) -> None:
         self._gate = gate
         self._counting = threading.Lock()
-        self.is_held = False
+        self.is_paused = False
         """The checkpoint's bytes are paused."""
         self._exempt = 0
         self._exempt_threads: set[int] = set()
         """Ids of the threads that are exempt from the pause."""
         self.passed_bytes = 0
 
-    def hold(self, held: bool, *, exempt: int = 0) -> None:
+    def set_paused(self, paused: bool, *, exempt: int = 0) -> None:
         """Pause the checkpoint's bytes, or let them pass again. Bytes that the kernel has taken are sent nevertheless.
 
         ``exempt``: number of in-flight requests allowed to finish, because other uploads wait for their connections.
         """
-        if (held, exempt) != (self.is_held, self._exempt):
-            self.is_held, self._exempt = held, exempt
-            self._exempt_threads = self._exempt_threads if held else set()
+        if (paused, exempt) != (self.is_paused, self._exempt):
+            self.is_paused, self._exempt = paused, exempt
+            self._exempt_threads = self._exempt_threads if paused else set()
             self._gate.wake()
 
     def pass_through(self, size_bytes: int) -> None:
@@ -140,16 +140,16 @@ class PauseGate:
         Raises:
             Stopped: The gate is closed.
         """
-        self._gate.wait_while(self._holds_thread)
+        self._gate.wait_while(self._pauses_thread)
         self._gate.pass_through(size_bytes)
         with self._counting:
             self.passed_bytes += size_bytes
 
-    def _holds_thread(self) -> bool:
+    def _pauses_thread(self) -> bool:
         thread, exempt_threads = threading.get_ident(), self._exempt_threads
-        if self.is_held and len(exempt_threads) < self._exempt:
+        if self.is_paused and len(exempt_threads) < self._exempt:
             exempt_threads.add(thread)
-        return self.is_held and thread not in exempt_threads
+        return self.is_paused and thread not in exempt_threads
 
 
 class RetryGate:

@@ -73,7 +73,7 @@ class Uploader:
             self._start_and_close_jobs(tasks)
             ordered = self._queue.in_order()
             self._dispatcher.reorder(ordered, strictly=context.deadline.is_set())
-            context.flush.hold(ordered, next_up=self._queue.handed_over())
+            context.flush.pause_behind_first(ordered, next_up=self._queue.handed_over())
             await context.news.wait()
             context.news.clear()
 

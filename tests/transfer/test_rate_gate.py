@@ -108,7 +108,7 @@ def test_what_is_held_waits_and_as_many_as_are_let_through_go_on() -> None:
         passed.append(number)
         end.wait(10)  # as the threads of the pool, which outlive a request
 
-    pause_gate.hold(True, exempt=2)
+    pause_gate.set_paused(True, exempt=2)
     threads = [threading.Thread(target=send, args=(number,)) for number in range(5)]
     for thread in threads:
         thread.start()
@@ -116,7 +116,7 @@ def test_what_is_held_waits_and_as_many_as_are_let_through_go_on() -> None:
     time.sleep(0.1)
     assert len(passed) == 2
     assert pause_gate.passed_bytes == 60
-    pause_gate.hold(False)
+    pause_gate.set_paused(False)
     until(lambda: len(passed) == 5)
     end.set()
     for thread in threads:
@@ -128,7 +128,7 @@ def test_what_is_held_waits_and_as_many_as_are_let_through_go_on() -> None:
 def test_a_closed_gate_ends_those_that_are_held() -> None:
     gate = RateGate(None)
     pause_gate, ended = PauseGate(gate), threading.Event()
-    pause_gate.hold(True)
+    pause_gate.set_paused(True)
 
     def send() -> None:
         with pytest.raises(Stopped):

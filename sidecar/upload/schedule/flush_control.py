@@ -23,7 +23,7 @@ ROUND_TRIP_S = 0.05
 """Assumed seconds of a request without its bytes, if no round trip was measured."""
 COMMIT_ROUND_TRIPS = 6
 """Requests from the last part to the commit: completion, manifest, its listing and reading, listing of objects, commit."""
-HOLD_S = 0.25
+LEAST_PAUSED_S = 0.25
 """Requests in flight that end within this time, in seconds, are not paused."""
 REQUESTS_FOR_LINK = 4
 """Number of requests that suffice for one upload to use the whole link."""
@@ -100,7 +100,7 @@ class FlushControl:
         """Drop the plan and release all gates: there is no termination notice, or it was withdrawn."""
         if self.plan is not None:
             self.plan, self._planned = None, (frozenset(), 0.0)
-            self.hold([])
+            self.pause_behind_first([])
 
     def decide(self, budget: FlushBudget, pending: Sequence[Pending], early: UnfinishedCheckpoints, pod: UploadingPod) -> None:
         """Compute the plan again if its inputs changed, or ``REPLAN_S`` has passed.
@@ -139,7 +139,7 @@ class FlushControl:
             why={p.name: p.reason for p in plan.order if p.reason},
         )
 
-    def hold(self, ordered: Sequence[FileTransfer], *, next_up: str | None = None) -> None:
+    def pause_behind_first(self, ordered: Sequence[FileTransfer], *, next_up: str | None = None) -> None:
         """Pause the transfers behind the first one, in the middle of their requests, until the first one is sent.
 
         Their requests in flight might otherwise take all of the time left. Requests that end soon are not paused. Some are
@@ -151,31 +151,31 @@ class FlushControl:
         """
         first = ordered[0] if ordered else None
         if self.plan is not None and next_up is not None:
-            self._hold_behind(self.plan, next_up, in_flight={}, missing=0)
+            self._pause_behind(self.plan, next_up, in_flight={}, missing=0)
             return
-        if self.plan is None or first is None or not first.in_flight or not self._is_worth_holding(ordered[1:]):
+        if self.plan is None or first is None or not first.in_flight or not self._is_worth_pausing(ordered[1:]):
             for counted in self._gates.values():
-                counted.pause_gate.hold(False)
+                counted.pause_gate.set_paused(False)
             return
         free = self._executor.most - sum(transfer.slots for transfer in ordered[1:])
         missing = max(0, min(self._executor.adapted.limit, REQUESTS_FOR_LINK) - free) if first.has_more else 0
         in_flight = {transfer.name: transfer.in_flight for transfer in ordered[1:]}
-        self._hold_behind(self.plan, first.name, in_flight=in_flight, missing=missing)
+        self._pause_behind(self.plan, first.name, in_flight=in_flight, missing=missing)
 
-    def _hold_behind(self, plan: Plan, first: str, *, in_flight: Mapping[str, int], missing: int) -> None:
+    def _pause_behind(self, plan: Plan, first: str, *, in_flight: Mapping[str, int], missing: int) -> None:
         rank = plan.rank()
         for name, counted in self._gates.items():
             # Transfers planned before it are being prepared; only those behind it are paused.
             is_behind = name != first and rank.get(name, len(rank)) >= rank.get(first, len(rank))
             but = min(missing, in_flight.get(name, 0)) if is_behind else 0
-            counted.pause_gate.hold(is_behind, exempt=but)
+            counted.pause_gate.set_paused(is_behind, exempt=but)
             missing -= but
 
     def forget(self, names: Iterable[str]) -> None:
         """Drop the gates of all other checkpoints."""
         kept = set(names)
         for name in [name for name in self._gates if name not in kept]:
-            self._gates.pop(name).pause_gate.hold(False)
+            self._gates.pop(name).pause_gate.set_paused(False)
 
     def why(self, name: str) -> str:
         """Return why a checkpoint is not sent first, as a text without numbers, so that the status changes rarely."""
@@ -190,15 +190,15 @@ class FlushControl:
     def _counted(self, name: str) -> _Counted:
         return self._gates.setdefault(name, _Counted(PauseGate(self._executor.gate)))
 
-    def _is_worth_holding(self, behind: Sequence[FileTransfer]) -> bool:
-        if self._is_holding:
+    def _is_worth_pausing(self, behind: Sequence[FileTransfer]) -> bool:
+        if self._is_pausing:
             return True
         rate, to_come = self._executor.rate(), sum(map(self._unsent_bytes, behind))
-        return rate is None or to_come > HOLD_S * rate.expected
+        return rate is None or to_come > LEAST_PAUSED_S * rate.expected
 
     @property
-    def _is_holding(self) -> bool:
-        return any(counted.pause_gate.is_held for counted in self._gates.values())
+    def _is_pausing(self) -> bool:
+        return any(counted.pause_gate.is_paused for counted in self._gates.values())
 
     def _unsent_bytes(self, transfer: FileTransfer) -> int:
         """Return an upper bound of the bytes of requests in flight that are not sent yet."""

@@ -134,14 +134,14 @@ async def test_what_was_held_is_not_taken_for_slow(tmp_path: Path) -> None:
         older._payloads.gate = pause_gate
         newer_path = written(tmp_path / "checkpoint-2", parts=1)
         newer = transfer(newer_path, MemoryStore(), running, journal=tmp_path / "newer")
-        pause_gate.hold(True)
+        pause_gate.set_paused(True)
         older.add([found(path)])
         stream.reorder([older])
         await asyncio.sleep(0.15)  # it was looked at
         stream.reorder([newer, older])
         await asyncio.sleep(1.0)
         stream.reorder([older])
-        pause_gate.hold(False)
+        pause_gate.set_paused(False)
         threading.Timer(0.2, store.goes_on.set).start()
         await ended(older)
         newer.journal.close()

@@ -138,7 +138,7 @@ class Loop:
         self._call = call = TrainCall(self._session, _LoopDriver(self))
         self._world = call.consensus.world
         self._resume(call)
-        call.hold_signals()
+        call.defer_signals()
         call.begin()
         return self
 

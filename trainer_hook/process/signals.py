@@ -100,12 +100,12 @@ class StopSignal:
         """Replace a handler that was installed after this one."""
         self._in_main_thread(lambda: signal.signal(signal.SIGTERM, self._handle))
 
-    def hold(self) -> None:
+    def defer(self) -> None:
         """Training begins: a signal is only recorded, also where the script has installed a handler over this one."""
         self.is_training = True
         _ask_main_thread(self._take_over)
 
-    def release(self) -> None:
+    def end_deferral(self) -> None:
         """Training has ended: a signal has the effect that the script chose."""
         self.on_notice = lambda: None
         self.is_training = False
@@ -117,7 +117,7 @@ class StopSignal:
         return self.suppressed is not None or self._is_postponed
 
     def catch_up(self) -> None:
-        """Give a signal that came during training the effect that the script chose. After ``release``."""
+        """Give a signal that came during training the effect that the script chose. After ``end_deferral``."""
         if self.suppressed is not None:
             _ask_main_thread(functools.partial(_raise, self.suppressed))
         elif self._is_postponed:

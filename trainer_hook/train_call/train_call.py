@@ -22,7 +22,7 @@ from trainer_hook.train_call.driver import Driver, ScriptCheckpoint
 class TrainCall:
     """Collective: every rank calls each method at the same point of training.
 
-    A driver calls, in this order: the constructor, ``resume``, ``hold_signals``, ``begin``; for each step ``step_ended`` and
+    A driver calls, in this order: the constructor, ``resume``, ``defer_signals``, ``begin``; for each step ``step_ended`` and
     ``save_pending``; then ``finish``, ``end``; and ``close`` in any case.
     """
 
@@ -89,10 +89,10 @@ class TrainCall:
         warn(f"TRAINING STARTS FROM SCRATCH: {differs}, and there is no other")
         return None
 
-    def hold_signals(self) -> None:
+    def defer_signals(self) -> None:
         """From now on SIGTERM waits for the end of a step."""
         self.session.call_runs = True
-        self.session.stop.hold()
+        self.session.stop.defer()
 
     def begin(self) -> None:
         """Training begins, after the step that ``Driver.global_step`` says."""
@@ -185,4 +185,4 @@ class TrainCall:
         self.saver.end()
         self.session.call_runs = False
         self.session.measure = None
-        self.session.stop.release()
+        self.session.stop.end_deferral()

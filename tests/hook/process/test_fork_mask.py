@@ -101,7 +101,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.mark.parametrize("training", ["", "stop.hold()\n"], ids=["outside training", "training"])
+@pytest.mark.parametrize("training", ["", "stop.defer()\n"], ids=["outside training", "training"])
 def test_a_child_whose_handler_calls_the_one_below_ends(training: str, volume: Path) -> None:
     """A pool or loader that ends its workers, and the exit of multiprocessing, had waited for ever."""
     code = "stop.install()\n" + CHAINED + training + ENDS_A_CHILD
@@ -111,7 +111,7 @@ def test_a_child_whose_handler_calls_the_one_below_ends(training: str, volume: P
 TRAINS = """
     own = StopSignal(volume, exit_code=143)
     own.install()
-    own.hold()
+    own.defer()
     ready.set()
     while not own.noticed():
         time.sleep(0.01)

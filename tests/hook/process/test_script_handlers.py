@@ -8,7 +8,7 @@ import pytest
 
 from tests.hook.process.test_signals import WAITS, outcome
 
-HELD = WAITS.replace("with stop.training():", "stop.hold()\nif True:")
+HELD = WAITS.replace("with stop.training():", "stop.defer()\nif True:")
 
 
 @pytest.mark.parametrize("end", ["sys.exit(9)", "raise KeyboardInterrupt", "raise ValueError"])
@@ -24,7 +24,7 @@ def test_a_handler_of_the_script_that_ends_it_does_not_cut_the_save_short(order:
 
 def test_a_handler_over_ours_is_back_after_training(volume: Path) -> None:
     theirs = "theirs = lambda *_: print('theirs')\nbelow = signal.signal(signal.SIGTERM, theirs)\n"
-    code = "stop.install()\n" + theirs + HELD + "stop.release()\nprint(signal.getsignal(signal.SIGTERM) is theirs)\n"
+    code = "stop.install()\n" + theirs + HELD + "stop.end_deferral()\nprint(signal.getsignal(signal.SIGTERM) is theirs)\n"
     code += "signal.signal(signal.SIGTERM, below)\nos.kill(os.getpid(), signal.SIGTERM)"
     assert outcome(code, volume, signalled=True) == (143, "up\ntheirs\ntold True\nTrue\n")
 

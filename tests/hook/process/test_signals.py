@@ -186,7 +186,7 @@ async def serve():
     loop.remove_signal_handler(signal.SIGUSR1)
 asyncio.run(serve())
 assert signal.set_wakeup_fd(-1) == -1
-stop.hold()
+stop.defer()
 """
     code += DEEP_IN_C
     assert outcome(code, volume, signalled=True) == (0, "up\ntold\n")

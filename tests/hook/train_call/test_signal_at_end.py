@@ -25,7 +25,7 @@ class OneStep(Driver):
 session = current_session()
 AFTER
 call = TrainCall(session, OneStep())
-call.hold_signals()
+call.defer_signals()
 call.begin()
 call.finish()
 end = call.saver.end

@@ -130,7 +130,7 @@ class HookedTrain:
         call, trainer = self._call, self._trainer
         choice = self._resume()
         output = self._finished_output(choice)
-        call.hold_signals()
+        call.defer_signals()
         try:
             if output is None:
                 output = self._train(train, choice)

@@ -69,7 +69,7 @@ def save(step: int, write: Callable[[Path], Any]) -> bool:
     writer.write_files = write
     is_urgent = session.stop.notice_at_s is not None
     if is_urgent:
-        saver.free_space()
+        saver.make_room()
     try:
         saved = saver.save(step, "jit" if is_urgent else "periodic")
     finally:

@@ -120,7 +120,7 @@ class Client:
             return FlushResult(missing=tuple(answer.get("missing") or ()))
         return FlushResult(durable=tuple(_expect_success(status, answer).get("durable") or ()))
 
-    def free_space(self, wanted_bytes: int, *, timeout_s: float) -> list[str]:
+    def make_room(self, wanted_bytes: int, *, timeout_s: float) -> list[str]:
         """Have durable checkpoints deleted from the volume until this much is free. Returns their names."""
         answer = _expect_success(*self._call("POST", "/v1/room", {"bytes": wanted_bytes}, timeout_s=timeout_s))
         return [str(name) for name in answer.get("deleted") or ()]

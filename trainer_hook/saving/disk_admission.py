@@ -11,7 +11,7 @@ from trainer_hook.process.log import info, warn
 
 GROWTH_FACTOR = 1.05
 """Most by which a checkpoint is larger than the one before."""
-FREE_SPACE_TIMEOUT_S = 5.0
+MAKE_ROOM_TIMEOUT_S = 5.0
 """Longest wait for the sidecar to delete durable checkpoints."""
 
 
@@ -28,7 +28,7 @@ class DiskAdmission:
 
         Raises ``OSError``: the free space of the volume is unknown.
         """
-        if self.free_space(expected_bytes):
+        if self.make_room(expected_bytes):
             self._warned = False
             return True
         if not self._warned:
@@ -40,7 +40,7 @@ class DiskAdmission:
             )
         return False
 
-    def free_space(self, expected_bytes: int) -> bool:
+    def make_room(self, expected_bytes: int) -> bool:
         """Have the sidecar delete durable checkpoints if there is too little space. Returns whether there is enough now.
 
         Raises ``OSError``: the free space of the volume is unknown.
@@ -49,7 +49,7 @@ class DiskAdmission:
         if _free_bytes(self._volume) >= wanted_bytes:
             return True
         with contextlib.suppress(OSError):  # no sidecar, or one without this request: nothing is deleted
-            gone = self._client.free_space(wanted_bytes, timeout_s=FREE_SPACE_TIMEOUT_S)
+            gone = self._client.make_room(wanted_bytes, timeout_s=MAKE_ROOM_TIMEOUT_S)
             if gone:
                 info(f"freed space on the volume: {', '.join(gone)} left it, durable in the store")
         return _free_bytes(self._volume) >= wanted_bytes

@@ -249,11 +249,11 @@ class StepSaver:
         steps = {step: c for c in finished_on(self._volume) if (step := contract.step_of(c.name)) is not None}
         return sum(file.size_bytes for file in steps[max(steps)].marker.files or ()) if steps else 0
 
-    def free_space(self) -> None:
+    def make_room(self) -> None:
         """Have durable checkpoints leave the volume for a save that is tried in any case."""
         if self._world.local_rank == 0:
             with contextlib.suppress(OSError):
-                self._admission.free_space(self._expected_bytes())
+                self._admission.make_room(self._expected_bytes())
 
     def _begin(self, save: _Save, global_step: int) -> Captured | None:
         """Write the step, or take its snapshot. ``None``: all of it is written.
@@ -343,7 +343,7 @@ class StepSaver:
     def save_final(self, global_step: int) -> None:
         """Write the final model to ``final/``."""
         folder = self._volume / contract.FINAL
-        if not self._consensus.all_agree(self._world.local_rank != 0 or self._make_way(folder)):
+        if not self._consensus.all_agree(self._world.local_rank != 0 or self._clear_final(folder)):
             return
         self._session.saves[contract.FINAL] += 1
         try:
@@ -363,7 +363,7 @@ class StepSaver:
             return
         info(f"saved final/ (step {self._session.base_step + global_step})")
 
-    def _make_way(self, folder: Path) -> bool:
+    def _clear_final(self, folder: Path) -> bool:
         """Delete an earlier final model. Returns whether one can be written now."""
         try:
             if not self.records.may_replace(folder):
@@ -378,5 +378,5 @@ class StepSaver:
             warn(f"final/ could not be saved ({error}); the checkpoints stand")
             self._session.not_saved[contract.FINAL] = None
             return False
-        self.free_space()
+        self.make_room()
         return True

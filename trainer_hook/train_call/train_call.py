@@ -145,7 +145,7 @@ class TrainCall:
 
     def _save_just_in_time(self) -> bool:
         meta = self._driver.interrupt()
-        self.saver.free_space()
+        self.saver.make_room()
         self.saver.step_seconds = self.monitor.step_seconds
         return self.saver.save_just_in_time(self._driver.global_step, meta)
 

@@ -167,7 +167,7 @@ class Fit(Driver):
     def in_validation(self) -> None:
         """A batch of a validation is done. The trained state has not changed: it is still the point to resume from."""
         if self._validation.can_stop():
-            self.call.follow(self.call.monitor.inside("validate"))
+            self.call.act_on(self.call.monitor.inside("validate"))
 
     def interrupt(self) -> Mapping[str, Any]:
         """As ``Driver.interrupt``: an interrupted validation is repeated by the resumed run."""

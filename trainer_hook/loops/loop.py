@@ -178,7 +178,7 @@ class Loop:
                 self._in_epochs = False
             self.epoch, self.batch = number + 1, 0
             if (call := self._entered()) is not None:
-                call.follow(call.monitor.at_epoch_end())
+                call.act_on(call.monitor.at_epoch_end())
                 call.save_pending()
 
     def steps(

@@ -31,10 +31,10 @@ class Ended:
     attempt: str = ""
 
 
-def before(volume: Path) -> Ended:
+def last_ended(volume: Path) -> Ended:
     """Return the script that ended before this one began; an empty one: this is the first, or unknown."""
     script, container = _this_script(), _container()
-    return _before(script, _read(volume, container)) if script and container else Ended()
+    return [Ended(), *_up_to(script, _read(volume, container))][-1] if script and container else Ended()
 
 
 def record(volume: Path, *, calls: int, steps: int, attempt: str) -> None:
@@ -44,10 +44,6 @@ def record(volume: Path, *, calls: int, steps: int, attempt: str) -> None:
         scripts = [*_up_to(script, _read(volume, container)), Ended(script, calls, steps, attempt)]
         with contextlib.suppress(OSError):
             publish(volume / _FILE, encode_json({"container": container, "scripts": [asdict(each) for each in scripts]}))
-
-
-def _before(script: str, ended: list[Ended]) -> Ended:
-    return [Ended(), *_up_to(script, ended)][-1]
 
 
 def _up_to(script: str, ended: list[Ended]) -> list[Ended]:

@@ -84,7 +84,7 @@ class Session:
             self.consensus = consensus
         return self.consensus
 
-    def follow(self, earlier: Ended) -> None:
+    def count_on_from(self, earlier: Ended) -> None:
         """Count on from the scripts that trained before this one. The same on every rank."""
         self.earlier, self.train_calls, self.base_step = earlier, earlier.calls, earlier.steps
         if earlier.calls:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainer_hook.process.earlier_scripts import before
+from trainer_hook.process.earlier_scripts import last_ended
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.preemption import exit_preempted
 from trainer_hook.process.session import Session
@@ -32,7 +32,9 @@ class TrainCall:
         self.session = session
         self.consensus = session.join()
         if session.earlier is None:
-            session.follow(self.consensus.from_rank_0(before(session.settings.dir) if self.consensus.world.rank == 0 else None))
+            session.count_on_from(
+                self.consensus.from_rank_0(last_ended(session.settings.dir) if self.consensus.world.rank == 0 else None)
+            )
         if not self.consensus.all_agree(session.stop.notice_at_s is None):
             exit_preempted(session, 0)
         self._driver = driver
@@ -110,9 +112,9 @@ class TrainCall:
             self._is_prepared = True
             if self.saver.background is not None:
                 prepare(self.saver.background, self._driver.large_objects())
-        self.follow(self.monitor.at_step(self._driver.global_step))
+        self.act_on(self.monitor.at_step(self._driver.global_step))
 
-    def follow(self, due: Due) -> None:
+    def act_on(self, due: Due) -> None:
         """Do what the ranks agreed on."""
         if due.stop:
             self.stop()

@@ -18,7 +18,7 @@ from tests.hook.job import SCRIPTS, Training, marker, training
 from tests.process.sidecar_process import until
 from trainer_hook.contract import LEASES
 from trainer_hook.process import earlier_scripts
-from trainer_hook.process.earlier_scripts import Ended, before, record
+from trainer_hook.process.earlier_scripts import Ended, last_ended, record
 
 
 def command(folder: Path, name: str, **told: Any) -> list[str]:
@@ -75,11 +75,11 @@ def test_a_script_that_runs_again_has_its_own_place(volume: Path, monkeypatch: p
         ("/c.py", Ended("/b.py", 3, 20, "/b.py")),
     ):
         is_running(monkeypatch, script)
-        assert before(volume) == earlier
+        assert last_ended(volume) == earlier
     is_running(monkeypatch, "/a.py")
     record(volume, calls=1, steps=8, attempt="again")
     is_running(monkeypatch, "/b.py")
-    assert before(volume) == Ended("/a.py", 1, 8, "again")
+    assert last_ended(volume) == Ended("/a.py", 1, 8, "again")
 
 
 @pytest.mark.parametrize(("script", "container"), [("/b.py", "another"), ("/b.py", None), (None, "this")])
@@ -90,7 +90,7 @@ def test_in_another_container_and_without_a_script_nothing_is_counted(
     is_running(monkeypatch, "/a.py")
     record(volume, calls=1, steps=6, attempt="a")
     is_running(monkeypatch, script, container)
-    assert before(volume) == Ended()
+    assert last_ended(volume) == Ended()
     record(volume, calls=1, steps=6, attempt="a")
 
 
@@ -101,5 +101,5 @@ def test_a_record_that_cannot_be_read_counts_nothing(content: str, volume: Path,
     (volume / LEASES).mkdir(parents=True)
     (volume / LEASES / "scripts.json").write_text(content)
     is_running(monkeypatch, "/b.py")
-    assert before(volume) == Ended()
+    assert last_ended(volume) == Ended()
     record(volume, calls=1, steps=6, attempt="b")

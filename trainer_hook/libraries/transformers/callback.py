@@ -69,7 +69,7 @@ class _CheckpointHook:
             due = self._call.monitor.inside("evaluate")
             if due.stop and not self._tail.is_doing:
                 info("a callback evaluates now: the resume will draw other random numbers")
-            self._call.follow(due)
+            self._call.act_on(due)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._script_saves.publish()

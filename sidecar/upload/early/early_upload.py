@@ -136,16 +136,17 @@ class EarlyUploads:
         """
         now_s = time.monotonic()
         return [
-            Writing(_place(early, terminating=True), early.transfer, early.source.size_bytes, now_s - early.began_s)
+            Writing(_waiting(early, terminating=True), early.transfer, early.source.size_bytes, now_s - early.began_s)
             for early in self._known.values()
             if not early.is_over and early.may_be_written(alive=alive)
         ]
 
     def transfers(self) -> list[tuple[Waiting, FileTransfer]]:
-        """Return the transfers with their places in the queue. After a termination notice they precede periodic checkpoints."""
+        """Return the transfers with the input of their upload order: after a termination notice they precede periodic saves."""
         terminating = self._context.deadline.is_set()
-        transfer = [(early, early.transfer) for early in self._known.values() if early.transfer is not None]
-        return [(_place(early, terminating=terminating), its) for early, its in [*transfer, *self._handed_over.values()]]
+        own = [(early, early.transfer) for early in self._known.values() if early.transfer is not None]
+        transfers = [*own, *self._handed_over.values()]
+        return [(_waiting(early, terminating=terminating), transfer) for early, transfer in transfers]
 
     async def run(self) -> None:
         """Send closed and growing files until cancelled."""
@@ -360,7 +361,7 @@ class EarlyUploads:
         return reason is None
 
 
-def _place(early: _Early, *, terminating: bool) -> Waiting:
+def _waiting(early: _Early, *, terminating: bool) -> Waiting:
     return Waiting(early.name, step_of(early.name), urgent=terminating, written=False)
 
 

@@ -161,13 +161,13 @@ class Dispatcher:
     def _awaits_answers(self, transfer: FileTransfer) -> bool:
         """Whether large parts of a transfer wait for answers to those that were sent: of the first one, to its own."""
         first, rate = self._order[0], self._executor.rate()
-        sent = [item.size_bytes for item, its in self._unanswered.items() if its is transfer or transfer is not first]
+        sent = [item.size_bytes for item, sender in self._unanswered.items() if sender is transfer or transfer is not first]
         return awaits_answers(sent, limit=self._executor.adapted.limit, bytes_per_s=None if rate is None else rate.expected)
 
     def _waits_for_last_parts(self, transfer: FileTransfer) -> bool:
         """Whether large parts of a transfer wait for the last ones of others; a timer looks again."""
         rate = self._executor.rate()
-        items = [item for item, (its, _) in self._sending.items() if its is not transfer and its.is_ending]
+        items = [item for item, (other, _) in self._sending.items() if other is not transfer and other.is_ending]
         if self._strictly or rate is None or not items:  # the plan of a flush says what is paused
             return False
         left_bytes, link = sum(item.left_bytes for item in items), max(1.0, rate.expected)

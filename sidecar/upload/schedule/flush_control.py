@@ -46,7 +46,7 @@ class Pending:
     """A finished checkpoint that is not durable."""
 
     tracked: Tracked
-    place: Waiting
+    waiting: Waiting
     transfer: FileTransfer | None
     """``None`` while there is nothing to send: before the start, and after the last part."""
     is_sent: bool
@@ -56,7 +56,7 @@ class Pending:
 class Writing:
     """A checkpoint that the trainer still writes."""
 
-    place: Waiting
+    waiting: Waiting
     transfer: FileTransfer | None
     seen_bytes: int
     """Size of the files that can be sent now."""
@@ -71,7 +71,7 @@ class UnfinishedCheckpoints(Protocol):
         ...
 
     def transfers(self) -> list[tuple[Waiting, FileTransfer]]:
-        """Return the transfers of checkpoints with an early upload, each with its place in the queue."""
+        """Return the transfers of checkpoints with an early upload, each with what its upload order depends on."""
         ...
 
 
@@ -111,8 +111,8 @@ class FlushControl:
             early: Unfinished checkpoints with their early uploads.
             pod: State of the pod: whether the trainer is alive.
         """
-        sent_early = (place.name for place, _ in early.transfers())
-        what = frozenset([*((each.place.name, each.place.refused, each.is_sent) for each in pending), *sent_early])
+        sent_early = (waiting.name for waiting, _ in early.transfers())
+        what = frozenset([*((each.waiting.name, each.waiting.refused, each.is_sent) for each in pending), *sent_early])
         if self.plan is not None and what == self._planned[0] and time.monotonic() - self._planned[1] < REPLAN_S:
             return
         before, self._planned = self.plan, (what, time.monotonic())
@@ -213,15 +213,15 @@ class FlushControl:
         requests = files * left_bytes // max(1, size_bytes) + left_bytes // self._executor.part_bytes(
             size_bytes // max(1, files)
         )
-        return Load(pending.place, left_bytes, requests)
+        return Load(pending.waiting, left_bytes, requests)
 
     def _expected(self, writing: Writing, usual: SaveProfile | None) -> Load:
         sent_bytes = 0 if writing.transfer is None else writing.transfer.sent_bytes()
-        sent_bytes += self._on_wire_bytes(writing.place.name, writing.transfer)
+        sent_bytes += self._on_wire_bytes(writing.waiting.name, writing.transfer)
         size_bytes = max(writing.seen_bytes, usual.size_bytes if usual else 0)
         save_s = usual.took_s if usual and usual.took_s is not None else 0.0
         return Load(
-            writing.place,
+            writing.waiting,
             max(0, size_bytes - sent_bytes),
             max(0, size_bytes - sent_bytes) // self._executor.part_bytes(0),
             closed_bytes=max(0, writing.seen_bytes - sent_bytes),

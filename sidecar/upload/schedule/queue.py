@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from sidecar.catalog.catalog import Catalog, Tracked
 from sidecar.core.lifecycle.save_profile import usual_profile
@@ -108,7 +109,7 @@ class Queue:
 
     def transfers(self) -> dict[str, FileTransfer]:
         """Return all transfers by checkpoint, early uploads included."""
-        early = {place.name: its for place, its in self._early.transfers()}
+        early = {waiting.name: transfer for waiting, transfer in self._early.transfers()}
         return early | {a.tracked.name: a.transfer for a in self.active.values() if a.transfer is not None}
 
     def in_order(self) -> list[FileTransfer]:
@@ -118,9 +119,9 @@ class Queue:
         ordered = self._sorted(transfers)
         if (next_up := self.handed_over()) is not None and self._flush.plan is not None:
             rank_of = self._flush.plan.rank()
-            ordered = [its for its in ordered if rank_of.get(its.name, len(rank_of)) <= rank_of.get(next_up, -1)]
-        for place, its in enumerate(ordered):
-            self._report_turn(its, is_first=place == 0 or not ordered[0].has_more)
+            ordered = [t for t in ordered if rank_of.get(t.name, len(rank_of)) <= rank_of.get(next_up, -1)]
+        for position, transfer in enumerate(ordered):
+            self._report_turn(transfer, is_first=position == 0 or not ordered[0].has_more)
         return ordered
 
     def handed_over(self) -> str | None:
@@ -145,9 +146,9 @@ class Queue:
 
     def _first_of_ending(self) -> EndingUpload | None:
         """Return the upload of the highest priority that is ending; ``None``: there is none."""
-        return max((self._place(active) for active in self.active.values() if active.is_ending), default=None)
+        return max((self._as_ending(active) for active in self.active.values() if active.is_ending), default=None)
 
-    def _place(self, active: Active) -> EndingUpload:
+    def _as_ending(self, active: Active) -> EndingUpload:
         return rank(self._waiting(active.tracked)), active.tracked.name
 
     def end(self, active: Active) -> None:
@@ -181,16 +182,16 @@ class Queue:
 
     def _send_order(self, waiting: Iterable[Waiting]) -> list[Waiting]:
         found = list(waiting)
-        newest_sent = self._newest_sent() if any(its.shared for its in found) else None
+        newest_sent = self._newest_sent() if any(waiting.shared for waiting in found) else None
         return send_order(found, running=self._first, newest_sent=newest_sent)
 
     def _newest_sent(self) -> int | None:
         """Return the newest step of the latest attempt of which this node's part is in the store."""
         known = [(t.marked_at_s, t.checkpoint, t.state) for t in self._catalog.all() if t.checkpoint is not None]
-        latest = max(known, key=lambda its: its[0], default=None)
-        if latest is None:
+        if not known:
             return None
-        sent = [c for _, c, state in known if state in (State.UPLOADED, State.COMMITTED) and c.attempt == latest[1].attempt]
+        _, latest, _ = max(known, key=itemgetter(0))
+        sent = [c for _, c, state in known if state in (State.UPLOADED, State.COMMITTED) and c.attempt == latest.attempt]
         return max((c.resume_step for c in sent if c.resume_step is not None), default=None)
 
     def _waiting(self, tracked: Tracked) -> Waiting:
@@ -216,8 +217,8 @@ class Queue:
             rank_of = self._flush.plan.rank()
             return [transfers[name] for name in sorted(transfers, key=lambda name: rank_of.get(name, len(rank_of)))]
         finished = [self._waiting(a.tracked) for a in self.active.values() if a.transfer is not None]
-        unfinished = [place for place, its in self._early.transfers() if transfers[place.name] is its]
-        return [transfers[place.name] for place in self._send_order([*finished, *unfinished])]
+        unfinished = [waiting for waiting, transfer in self._early.transfers() if transfers[waiting.name] is transfer]
+        return [transfers[waiting.name] for waiting in self._send_order([*finished, *unfinished])]
 
     def _report_turn(self, transfer: FileTransfer, *, is_first: bool) -> None:
         active = self.active.get(transfer.name)

@@ -289,14 +289,14 @@ class FileTransfer:
 
     async def _send_part(self, item: WorkItem) -> None:
         upload, number = item.upload, item.number
-        path, place = upload.file.path, upload.ranges[number - 1]
+        path, extent = upload.file.path, upload.ranges[number - 1]
         await self._guard.pass_through()
         progress = await self._begun(upload)
         began_s = time.monotonic()
         item.hedged = HedgedRequest(self._payloads.gate, item.on_sent)
         try:
             part, crc = await item.hedged.run(
-                functools.partial(self._persistently, self._payloads.put_part, path, progress, number, place)
+                functools.partial(self._persistently, self._payloads.put_part, path, progress, number, extent)
             )
         except NotFound:
             # The store dropped the multipart upload (a lifecycle rule, an abort): the file is sent again.

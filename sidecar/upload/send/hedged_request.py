@@ -106,11 +106,11 @@ class HedgedRequest:
         return await _settled_result(second, first, self._first)
 
 
-async def _settled_result(ended: asyncio.Future[T], other: asyncio.Future[T], its: SendTry) -> T:
+async def _settled_result(ended: asyncio.Future[T], other: asyncio.Future[T], other_try: SendTry) -> T:
     if ended.exception() is not None:
         return await other
-    if its.cancel():
-        other.add_done_callback(lambda its: its.cancelled() or its.exception())  # nobody waits for its error any more
+    if other_try.cancel():
+        other.add_done_callback(lambda future: future.cancelled() or future.exception())  # nobody waits for its error any more
         return ended.result()
     # The store has the complete body of the other try: it arrives, too, and the store keeps the one that arrives last.
     await asyncio.wait({other})

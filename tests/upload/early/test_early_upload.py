@@ -146,7 +146,7 @@ async def test_a_remnant_of_an_earlier_trainer_process_is_not_expected_to_be_fin
         deadline.set(time.monotonic() + 30.0)
         async with sending(replace(uploads(MemoryStore(), threads), deadline=deadline), volume) as (early, _):
             async with asyncio.timeout(5):
-                while len(early._known) < 2 or [w.place.name for w in early.writing(alive=True)] != ["checkpoint-10"]:
+                while len(early._known) < 2 or [w.waiting.name for w in early.writing(alive=True)] != ["checkpoint-10"]:
                     await asyncio.sleep(0.01)
             (volume.root / "checkpoint-20" / "model").write_bytes(b"it goes on")
             async with asyncio.timeout(5):

@@ -1,4 +1,4 @@
-"""What a node knows of steps beside what the store shows: retention leaves alone what is in use, or may be being sent."""
+"""Steps that retention must leave alone: those that the run resumes from, and those that this node may be sending."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from sidecar.download.resume_service import ResumeService
 
 @dataclass
 class KnownSteps:
-    """A person's command knows nothing (``None``), so that each step may be being sent or written anew."""
+    """Knowledge of one node about steps, beyond the content of the store.
+
+    ``None``: a person's command, which has no such knowledge. It has to assume that any step is being sent or written anew.
+    """
 
     catalog: Catalog | None = None
-    """Each commit of the job passes through the catalog of each of its nodes, before it is replaced and afterwards."""
+    """Has every step that the job writes, because each node writes its part: the commits of other steps do not change."""
     resume_service: ResumeService | None = None
     quarantine: Quarantine | None = None
     is_idle: bool = False
-    """Nobody writes below the prefix: a commit counts at first sight, because nothing has to settle."""
+    """No pod writes below the prefix: a commit counts at first sight, because no late request can damage it."""
 
     def in_use(self) -> frozenset[str]:
         """Return the checkpoints that a run resumes from: they must stay."""
         return frozenset() if self.resume_service is None else self.resume_service.in_use()
 
     def may_be_rewritten(self, name: str) -> bool:
-        """Whether a checkpoint may be written anew at the moment: its commit is read at each run."""
+        """Whether a checkpoint may be written anew now, so that its commit has to be read at each run."""
         return self.catalog is None or self.catalog.get(name) is not None
 
     def is_pending(self, name: str) -> bool:
-        """Whether this node may be sending a checkpoint: the deletion of an earlier writing of it is not finished then."""
+        """Whether this node may be sending a checkpoint. The interrupted deletion of an earlier save of it must then wait."""
         known = None if self.catalog is None else self.catalog.get(name)
         return self.catalog is None or (known is not None and known.state in WANTED)
 

@@ -30,31 +30,31 @@ from trainer_hook.contract import step_of
 log = structlog.get_logger()
 
 SETTLED_S = AFTER_S[-1][0] + 2 * POLL_S
-"""Seconds from a commit's first sight until it counts: its post-commit checks have ended then, by this node's clock."""
+"""Age of a commit in seconds, from its first sight, at which it counts: by then its post-commit checks have ended."""
 WHOLE_FOR_S = 300.0
 """Seconds for which a verification of a commit is valid. Before a deletion, commits are always verified again."""
 COMPARED_FOR_S = 5.0
-"""Seconds for which a verification of the commits that count is good enough for a deletion."""
+"""Seconds for which a verification of the commits that count is valid during deletions."""
 MANY = 1000
-"""Number of commits from which they are ordered and judged in a thread: the event loop has to answer probes meanwhile."""
+"""Number of commits from which they are ordered and judged in a thread, so that the event loop answers probes meanwhile."""
 READ_AT_ONCE = 500
-"""Number of commits whose reading is under way at most: each takes memory until it is read."""
+"""Maximum number of commits read concurrently: each document takes memory."""
 DELETE_AT_ONCE = SPARE_THREADS - 1
-"""Number of checkpoints whose deletion is under way at most: each has one request at a time, and commits must not wait."""
+"""Maximum number of checkpoints deleted concurrently, with one request each: one thread stays free for commits."""
 READ_AGAIN = 16
-"""Number of known commits that each run reads again, in turn: a store may hold tens of thousands."""
+"""Number of known commits that each run reads again, the one read longest ago first: a store may hold tens of thousands."""
 
 IN_USE = "the run resumes from it"
 
 T = TypeVar("T")
 
-Writing = tuple[str, str]
+CommitId = tuple[str, str]
 """A commit: name and checksum."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """A plan, and what it was made from."""
+    """A plan with its input."""
 
     plan: StorePlan
     committed: Mapping[str, Committed]
@@ -68,7 +68,7 @@ class RetentionPlan:
 
 
 class DeletionsUnderWay:
-    """Number of checkpoints that are being deleted, and whether another one may be."""
+    """Counts deletions in progress, so that the end of the sidecar can wait for them and prevent further ones."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -77,8 +77,8 @@ class DeletionsUnderWay:
         self._ended.set()
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[bool]:
-        """Whether a deletion may begin. ``end`` waits for it."""
+    async def begin(self) -> AsyncIterator[bool]:
+        """Surround one deletion, which ``end`` waits for. Yields False if it must not begin: ``end`` was called."""
         if self._is_ending:
             yield False
             return
@@ -132,16 +132,16 @@ class StoreRetention:
         self._events = events
         self._clock = clock or Clock()
         self._revocation = Revocation(store, executor, lease=lease)
-        self._seen_s: dict[Writing, float] = {}
+        self._seen_s: dict[CommitId, float] = {}
         """Time of each commit's first sight."""
-        self._whole_s: dict[Writing, float] = {}
+        self._whole_s: dict[CommitId, float] = {}
         """Time of each commit's last successful verification."""
-        self._logged: set[tuple[Writing, str]] = set()
+        self._logged: set[tuple[CommitId, str]] = set()
         """Kept commits and reasons that were already logged."""
         self._read_before: dict[str, Committed] = {}
-        """Commits as they were read, by name; the one read last is the last."""
+        """Commits in memory, by name, in the order in which they were read."""
         self._written: set[str] = set()
-        """Names of those written since the last reading began."""
+        """Names of commits written since the latest reading began: what was read of them may be stale."""
         self._under_way = DeletionsUnderWay()
         self._settled_s = 0.0 if known.is_idle else SETTLED_S
 
@@ -187,7 +187,7 @@ class StoreRetention:
         if not surplus_steps(steps, keep_newest=self._keep_newest, keep_every_steps=self._keep_every_steps):
             retained = (await self._plan(committed, {}, [])).retained
             return RetentionPlan(StorePlan([], [], retained), committed, {}, None, uncommitted)
-        line = await _beside(functools.partial(present_line, list(committed.values())), of=len(committed))
+        line = await _decided(functools.partial(present_line, list(committed.values())), of=len(committed))
         whole, again_s = await self._seen_whole(line, not_before_s=now_s - WHOLE_FOR_S)
         plan = await self._plan(committed, whole, line)
         if planned := {deletion.name for deletion in plan.deletions}:
@@ -236,7 +236,7 @@ class StoreRetention:
             await self._executor.together([self._finish_one(name) for name in some])
 
     async def _finish_one(self, name: str) -> None:
-        async with self._under_way.one() as may_begin:
+        async with self._under_way.begin() as may_begin:
             if may_begin and await self._revocation.finish_removal(name):
                 self._events.happened("store_deletion_finished", checkpoint=name)
 
@@ -250,13 +250,13 @@ class StoreRetention:
             protected=dict.fromkeys(self._known.in_use(), IN_USE),
             line=line,
         )
-        return await _beside(plan, of=len(committed))
+        return await _decided(plan, of=len(committed))
 
     async def _commits(self, names: Sequence[str]) -> list[Committed]:
-        """Return all readable commits. Most of those known are not read again, or each commit would cost as many as there are.
+        """Return all readable commits.
 
-        What is stale can only be the commit of a checkpoint that somebody else replaced; it is compared before it is deleted,
-        or counted for a deletion.
+        Most known commits are taken from memory: otherwise each new commit would cost a read of all. Such a copy is stale only
+        if another pod has replaced the commit. So commits are read again before they are deleted or justify a deletion.
         """
         there = set(names)
         known = {name: commit for name, commit in self._read_before.items() if name in there}
@@ -284,10 +284,10 @@ class StoreRetention:
             name, step, commit.attempt, commit.created_at, origin, there.crc64nvme, epoch=commit.epoch, train_call=call
         )
 
-    def _forget_all_but(self, there: set[Writing]) -> None:
-        self._seen_s = {writing: at_s for writing, at_s in self._seen_s.items() if writing in there}
-        self._whole_s = {writing: at_s for writing, at_s in self._whole_s.items() if writing in there}
-        self._logged = {(writing, reason) for writing, reason in self._logged if writing in there}
+    def _forget_all_but(self, there: set[CommitId]) -> None:
+        self._seen_s = {commit_id: at_s for commit_id, at_s in self._seen_s.items() if commit_id in there}
+        self._whole_s = {commit_id: at_s for commit_id, at_s in self._whole_s.items() if commit_id in there}
+        self._logged = {(commit_id, reason) for commit_id, reason in self._logged if commit_id in there}
 
     async def _with_times(self, names: Collection[str], committed: Mapping[str, Committed]) -> dict[str, Committed]:
         """Return commits with their write times by the store's clock."""
@@ -321,10 +321,10 @@ class StoreRetention:
         return whole, again_s
 
     async def _is_whole(self, commit: Committed, not_before_s: float) -> bool:
-        writing = commit.name, commit.crc64nvme
-        if self._known.is_quarantined(*writing):
+        commit_id = commit.name, commit.crc64nvme
+        if self._known.is_quarantined(*commit_id):
             return False
-        seen_s = self._whole_s.get(writing)
+        seen_s = self._whole_s.get(commit_id)
         if seen_s is not None and seen_s >= not_before_s:
             return True
         looked_s = self._clock.monotonic()
@@ -335,11 +335,11 @@ class StoreRetention:
             why_not = await self._revocation.why_not_whole(there.commit, commit.crc64nvme)
         except UnusableNow as archived:
             why_not = str(archived)
-        self._whole_s.pop(writing, None)
+        self._whole_s.pop(commit_id, None)
         if why_not is None:
-            self._whole_s[writing] = looked_s
-        elif (writing, why_not) not in self._logged:
-            self._logged.add((writing, why_not))
+            self._whole_s[commit_id] = looked_s
+        elif (commit_id, why_not) not in self._logged:
+            self._logged.add((commit_id, why_not))
             log.warning(
                 "committed_checkpoint_not_whole", checkpoint=commit.name, reason=why_not, hint="it does not count as kept"
             )
@@ -351,7 +351,7 @@ class StoreRetention:
         return [found and found.crc64nvme for found in there] == list(whole.values())
 
     async def _delete(self, deletion: Deletion, commit: Committed, is_justified: Justified) -> bool:
-        async with self._under_way.one() as may_begin:
+        async with self._under_way.begin() as may_begin:
             there = await self._revocation.stored_commit(deletion.name) if may_begin else None
             is_judged = there is not None and there.crc64nvme == commit.crc64nvme
             if not is_judged or deletion.name in self._known.in_use():  # changed since the plan was made
@@ -374,6 +374,6 @@ def _groups(items: Sequence[T], count: int) -> Iterator[Sequence[T]]:
     return (items[at : at + count] for at in range(0, len(items), count))
 
 
-async def _beside(decide: Callable[[], T], *, of: int) -> T:
-    """Return a decision of ``of`` commits; one of many is made beside the event loop."""
+async def _decided(decide: Callable[[], T], *, of: int) -> T:
+    """Return a decision about ``of`` commits; from ``MANY`` on it is made in a thread."""
     return await asyncio.to_thread(decide) if of >= MANY else decide()

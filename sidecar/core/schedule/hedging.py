@@ -142,7 +142,7 @@ class Flow:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
-    def saw(self, moved_bytes: int, *, now_s: float) -> None:
+    def record(self, moved_bytes: int, *, now_s: float) -> None:
         """Record the total of bytes moved so far."""
         if not self._seen or now_s - self._seen[-1][0] >= FLOW_EVERY_S:
             self._seen.append((now_s, moved_bytes))

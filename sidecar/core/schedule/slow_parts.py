@@ -28,7 +28,7 @@ class RequestProgress:
     """Measured rate; ``None`` before enough time."""
     _seen: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def saw(self, left_bytes: int, *, now_s: float, over_s: float) -> None:
+    def record(self, left_bytes: int, *, now_s: float, over_s: float) -> None:
         """Record the bytes not sent yet; the rate is measured over ``over_s`` seconds."""
         self._seen.append((now_s, left_bytes))
         while len(self._seen) > 2 and now_s - self._seen[1][0] >= over_s:

@@ -127,7 +127,7 @@ class Pulse:
 
     def is_silent(self, *, tries: int, still_s: float, now_s: float) -> bool:
         """Whether to give up a connection that moved no byte since ``still_s``; if True, a slot for a hedge is taken."""
-        self.flow.saw(self.moved_bytes, now_s=now_s)
+        self.flow.record(self.moved_bytes, now_s=now_s)
         longest_s = hedging.silent_s(
             tries=tries,
             quiet_before_s=self.quiet.before_s(still_s),
@@ -208,7 +208,7 @@ class Link(socket.socket):
                 if count >= hedging.BULK_BYTES:
                     self._pulse.moved_bytes += count
                 self._pulse.quiet.heard_s = still_s
-                self._pulse.flow.saw(self._pulse.moved_bytes, now_s=still_s)
+                self._pulse.flow.record(self._pulse.moved_bytes, now_s=still_s)
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
         """Wait for bytes and return up to ``bufsize`` of them; empty at EOF. Raises as ``recv_into``."""

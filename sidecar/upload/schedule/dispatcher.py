@@ -26,8 +26,8 @@ HEDGE_POLL_S = 0.1
 """Interval in seconds at which the last parts of the first checkpoint are checked for slow ones."""
 LAST_PARTS_POLL_S = 0.1
 """Interval in seconds at which large files that wait for the last parts of others look whether they still have to."""
-_ANSWERS = NotFound | AlreadyExists | Unstorable | CorruptObject | PartRefused
-"""Errors after which a work item is not simply repeated: what was sent of its file may be void."""
+_NOT_REPEATED = NotFound | AlreadyExists | Unstorable | CorruptObject | PartRefused
+"""Errors after which a work item is not repeated as it is: the parts sent of its file may be void."""
 PREEMPTED_RETRY_S = delay_s(5, random_0_1=1.0)
 """Seconds until the retry of a work item that failed while another upload had priority."""
 
@@ -47,10 +47,10 @@ class LastParts:
         seen_s, seen_bytes = self._seen
         return left_bytes > seen_bytes or now_s - seen_s > over_s
 
-    def saw(self, left_bytes: int, *, now_s: float, over_s: float) -> float | None:
+    def record(self, left_bytes: int, *, now_s: float, over_s: float) -> float | None:
         """Record the bytes not sent yet. Returns their rate in bytes per second; ``None`` before ``over_s`` seconds."""
         self._seen = now_s, left_bytes
-        self._progress.saw(left_bytes, now_s=now_s, over_s=over_s)
+        self._progress.record(left_bytes, now_s=now_s, over_s=over_s)
         return self._progress.bytes_per_s
 
 
@@ -95,7 +95,7 @@ class Dispatcher:
             transfer, item = taken
             self._count(transfer, item, 1)
             self._begin_sending(transfer, item)
-            task = asyncio.create_task(self._carry(transfer, item))
+            task = asyncio.create_task(self._execute(transfer, item))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         self._schedule_hedge_poll()
@@ -119,7 +119,7 @@ class Dispatcher:
         over_s = seen_over_s(requests=len(self._sending), block_bytes=BLOCK_BYTES, link_bytes_per_s=link_bytes_per_s)
         for item, (_, progress) in self._sending.items():
             if item.hedged is not None and (left_bytes := item.hedged.left_bytes) is not None:
-                progress.saw(left_bytes, now_s=now_s, over_s=over_s)
+                progress.record(left_bytes, now_s=now_s, over_s=over_s)
                 left[item] = left_bytes
         used = [self._sending[item][1].bytes_per_s for item in left]
         for item, left_bytes in left.items():
@@ -176,7 +176,7 @@ class Dispatcher:
             self._last_parts = LastParts(transfer)
         waits = waits_for_last_parts(
             left_bytes=left_bytes,
-            bytes_per_s=self._last_parts.saw(left_bytes, now_s=time.monotonic(), over_s=over_s),
+            bytes_per_s=self._last_parts.record(left_bytes, now_s=time.monotonic(), over_s=over_s),
             link_bytes_per_s=link,
         )
         if waits and self._last_parts_timer is None:
@@ -187,11 +187,11 @@ class Dispatcher:
         self._last_parts_timer = None
         self.pump()
 
-    async def _carry(self, transfer: FileTransfer, item: WorkItem) -> None:
+    async def _execute(self, transfer: FileTransfer, item: WorkItem) -> None:
         try:
-            await transfer.carry(item)
+            await transfer.execute(item)
         except StoreError as error:
-            if transfer.retry_gate.behind and not isinstance(error, _ANSWERS):
+            if transfer.retry_gate.behind and not isinstance(error, _NOT_REPEATED):
                 transfer.put_back(item, rest_s=PREEMPTED_RETRY_S)
                 asyncio.get_running_loop().call_later(PREEMPTED_RETRY_S, self.pump)
             else:

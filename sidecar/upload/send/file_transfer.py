@@ -63,7 +63,7 @@ class FileTransfer:
         self._guard = guard
         self._first_writes = FirstWrites(name, link, journal, guard)
         self._plan = WorkPlan(name, link, journal)
-        self._carried: set[WorkItem] = set()
+        self._executing: set[WorkItem] = set()
         self._error: BaseException | None = None
         self._closed = False
         self._changed = asyncio.Event()
@@ -148,15 +148,15 @@ class FileTransfer:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def carry(self, item: WorkItem) -> None:
+    async def execute(self, item: WorkItem) -> None:
         """Carry out a work item."""
-        self._carried.add(item)
+        self._executing.add(item)
         try:
-            await self._carry(item)
+            await self._execute(item)
         finally:
-            self._carried.discard(item)
+            self._executing.discard(item)
 
-    async def _carry(self, item: WorkItem) -> None:
+    async def _execute(self, item: WorkItem) -> None:
         match item.step:
             case Step.CONFIRM:
                 await self._confirm(item.upload)
@@ -175,7 +175,7 @@ class FileTransfer:
 
     def _parts_under_way(self) -> dict[str, set[int]] | None:
         parts: dict[str, set[int]] = {}
-        for item in self._carried:
+        for item in self._executing:
             path = item.upload.file.path
             progress = self.journal.uploads.get(path)
             if item.step is not Step.PART or progress is None or item.number in progress.parts:

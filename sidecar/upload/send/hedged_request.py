@@ -84,22 +84,22 @@ class HedgedRequest:
         """Start the second try; the first one continues."""
         self._hedged.set()
 
-    async def run(self, carry: Callable[[SendTry], Awaitable[T]]) -> T:
+    async def run(self, send: Callable[[SendTry], Awaitable[T]]) -> T:
         """Return the result of the first try that arrives; the other one stops sending.
 
-        ``carry``: sends the request with the given try.
+        ``send``: sends the request with the given try.
 
         Raises:
             Exception: Raised by a try, if none arrived.
         """
-        first = asyncio.ensure_future(carry(self._first))
+        first = asyncio.ensure_future(send(self._first))
         hedged = asyncio.ensure_future(self._hedged.wait())
         await asyncio.wait({first, hedged}, return_when=asyncio.FIRST_COMPLETED)
         hedged.cancel()
         if first.done():
             return first.result()
         hedge = SendTry(self._gate, self._on_sent)
-        second = asyncio.ensure_future(carry(hedge))
+        second = asyncio.ensure_future(send(hedge))
         await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
         if first.done():
             return await _settled_result(first, second, hedge)

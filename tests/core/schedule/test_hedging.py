@@ -161,12 +161,12 @@ def test_the_rate_of_the_last_seconds_is_that_of_all_connections() -> None:
     flow = Flow()
     assert flow.bytes_per_s(0, now_s=0.0) is None
     for tick in range(40):
-        flow.saw(tick * 25_000, now_s=tick * 0.25)
+        flow.record(tick * 25_000, now_s=tick * 0.25)
     rate = flow.bytes_per_s(39 * 25_000, now_s=39 * 0.25)
     assert rate is not None
     assert 90e3 < rate < 110e3
     for tick in range(40, 60):
-        flow.saw(39 * 25_000, now_s=tick * 0.25)
+        flow.record(39 * 25_000, now_s=tick * 0.25)
     assert flow.bytes_per_s(39 * 25_000, now_s=59 * 0.25) == 0
 
 
@@ -195,8 +195,8 @@ def test_deadlines_of_connections_and_copies_grow_and_the_first_is_bounded(failu
 
 def test_the_flow_is_sampled_at_most_once_an_interval() -> None:
     flow = Flow()
-    flow.saw(0, now_s=0.0)
-    flow.saw(10**9, now_s=hedging.FLOW_EVERY_S / 2)
+    flow.record(0, now_s=0.0)
+    flow.record(10**9, now_s=hedging.FLOW_EVERY_S / 2)
     assert flow.bytes_per_s(1000, now_s=hedging.FLOW_LEAST_S) == 1000 / hedging.FLOW_LEAST_S
 
 

@@ -59,17 +59,17 @@ def test_a_sign_of_life_at_the_beginning_of_a_silence_ends_it() -> None:
 def test_the_flow_is_that_of_the_window() -> None:
     flow = Flow()
     for now_s, moved_bytes in ((0.0, 0), (1.0, 300), (4.0, 400)):
-        flow.saw(moved_bytes, now_s=now_s)
+        flow.record(moved_bytes, now_s=now_s)
     assert flow.bytes_per_s(500, now_s=5.0) == 50.0
     later = Flow()
-    later.saw(0, now_s=10.0)
+    later.record(0, now_s=10.0)
     assert later.bytes_per_s(100, now_s=10.5) is None
     for now_s in (10.05, 13.05):
-        later.saw(100, now_s=now_s)
+        later.record(100, now_s=now_s)
     assert later.bytes_per_s(200, now_s=14.0) == 50.0, "the sample after 0.05 s is left out"
     sampled = Flow()
     for now_s, moved_bytes in ((0.0, 0), (hedging.FLOW_EVERY_S, 100), (hedging.FLOW_EVERY_S + hedging.FLOW_S, 200)):
-        sampled.saw(moved_bytes, now_s=now_s)
+        sampled.record(moved_bytes, now_s=now_s)
     assert sampled.bytes_per_s(600, now_s=5.1) == pytest.approx(100.0)
 
 

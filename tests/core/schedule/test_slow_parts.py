@@ -55,12 +55,12 @@ def test_half_a_part_over_a_link_of_1_gbit(mbit_per_s: float, again: bool) -> No
 @given(steps=st.lists(st.tuples(st.floats(0.01, 0.5), st.integers(0, 1 << 24)), min_size=1, max_size=50))
 def test_the_rate_is_that_of_what_was_seen_lately(steps: list[tuple[float, int]]) -> None:
     progress, now_s, left_bytes = RequestProgress(), 0.0, 1 << 40
-    progress.saw(left_bytes, now_s=now_s, over_s=SEEN_S)
+    progress.record(left_bytes, now_s=now_s, over_s=SEEN_S)
     rates: list[float] = []
     for took_s, sent_bytes in steps:
         now_s, left_bytes = now_s + took_s, left_bytes - sent_bytes
         rates.append(sent_bytes / took_s)
-        progress.saw(left_bytes, now_s=now_s, over_s=SEEN_S)
+        progress.record(left_bytes, now_s=now_s, over_s=SEEN_S)
     rate = progress.bytes_per_s
     assert (rate is None) == (now_s < SEEN_S)
     if rate is not None:
@@ -71,12 +71,12 @@ def test_a_rate_is_measured_over_the_time_that_was_asked_for() -> None:
     progress = RequestProgress()
     rates: list[float | None] = []
     for left_bytes, now_s in ((100, 0.0), (70, 0.5), (60, 1.0), (50, 1.5), (80, 3.0)):
-        progress.saw(left_bytes, now_s=now_s, over_s=1.0)
+        progress.record(left_bytes, now_s=now_s, over_s=1.0)
         rates.append(progress.bytes_per_s)
     assert rates == [None, None, 40.0, 20.0, 0.0]
     progress = RequestProgress()
     for left_bytes, now_s in ((100, 0.0), (60, 1.0), (50, 2.0)):
-        progress.saw(left_bytes, now_s=now_s, over_s=1.0)
+        progress.record(left_bytes, now_s=now_s, over_s=1.0)
     assert progress.bytes_per_s == 10.0
 
 

@@ -70,7 +70,7 @@ def all_manifests(name: str, attempt: str) -> str:
     return f"{manifests(name, attempt)}all.json"
 
 
-def mending(name: str, attempt: str) -> str:
+def reupload_request(name: str, attempt: str) -> str:
     """Key of the committing node's request to other nodes to upload files again."""
     return f"{manifests(name, attempt)}mend.json"
 

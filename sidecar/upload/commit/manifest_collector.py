@@ -111,12 +111,12 @@ class ManifestCollector:
         for index, files in files_of.items():
             etag = there[keys.manifest(self._name, self._attempt, Node(index, self._node.count))]
             asked[str(index)] = NodeReuploads(etag=etag, files=dict(files))
-        key = keys.mending(self._name, self._attempt)
+        key = keys.reupload_request(self._name, self._attempt)
         await self._executor.persistently(self._store.put, key, encode(ReuploadRequest(nodes=asked)))
 
     async def reupload_request(self, own: Read | None) -> Reupload | None:
         """Return the request to this node, if it refers to the manifest that it published last; ``None``: there is none."""
-        key = keys.mending(self._name, self._attempt)
+        key = keys.reupload_request(self._name, self._attempt)
         try:
             raw = await self._executor.persistently(self._store.get, key)
             mine = decode_reupload_request(raw, key=key, name=self._name).nodes.get(str(self._node.index))

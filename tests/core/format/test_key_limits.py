@@ -61,7 +61,7 @@ def test_the_longest_prefix_leaves_room_for_every_document() -> None:
         keys.manifest(LONGEST_NAME, LONGEST_ID, node),
         keys.bundle(LONGEST_NAME, LONGEST_ID, 999, 99_999),
         keys.all_manifests(LONGEST_NAME, LONGEST_ID),
-        keys.mending(LONGEST_NAME, LONGEST_ID),
+        keys.reupload_request(LONGEST_NAME, LONGEST_ID),
         keys.quarantined(LONGEST_NAME, "0" * 16),
         keys.arrival("0" * 16),
     ]

@@ -72,7 +72,11 @@ def test_the_folder_of_checkpoint_2_is_no_prefix_of_checkpoint_20() -> None:
 @given(strategies.names, strategies.ids, st.integers(0, 98_999))
 def test_documents_derived_from_manifests_are_apart_from_them(name: str, attempt: str, index: int) -> None:
     one, group = keys.manifest(name, attempt, Node(index, 99_000)), index // 100
-    derived = [keys.bundle(name, attempt, group, 99_000), keys.all_manifests(name, attempt), keys.mending(name, attempt)]
+    derived = [
+        keys.bundle(name, attempt, group, 99_000),
+        keys.all_manifests(name, attempt),
+        keys.reupload_request(name, attempt),
+    ]
     assert one.startswith(keys.manifests_of_group(name, attempt, group))
     assert one.startswith(keys.manifests_of_nodes(name, attempt))
     assert derived[0].startswith(keys.bundles(name, attempt))

@@ -23,7 +23,7 @@ from sidecar.api.server import Server, listen
 from sidecar.catalog.catalog import Tracked
 from sidecar.catalog.events import rounded
 from sidecar.catalog.scanner import SETTLE_S
-from sidecar.core.lifecycle.phases import Phase, longest_last_look_s, longest_release_s
+from sidecar.core.lifecycle.phases import Phase, longest_commit_check_s, longest_release_s
 from sidecar.core.lifecycle.states import State
 from sidecar.core.lifecycle.volume_runs import VolumeRun
 from sidecar.daemon import exit_report, tracing
@@ -138,10 +138,10 @@ class Daemon:
         return True
 
     def _install_hook(self) -> None:
-        """Copy the trainer's side onto the volume where that is asked for: native pods start their trainer after the API.
+        """Copy the hook onto the volume if ``CKPT_INSTALL_HOOK`` is set. In native pods the trainer starts after the API.
 
-        A sidecar that comes back beside a training changes nothing for it: all processes of one training have one version.
-        On a full volume another version stays, too: only a sidecar that runs makes room there.
+        While a training process is alive, an installed version stays: all processes of one training use the same version. It
+        also stays on a full volume, because the sidecar can make room there only after its start.
         """
         if (folder := self._settings.install_hook) is None:
             return
@@ -209,8 +209,8 @@ class Daemon:
             await services.hints.wait(timeout_s=SETTLE_S if services.scanner.unsettled else SCAN_S)
 
     def _on_sigterm(self) -> None:
-        # A native sidecar gets SIGTERM after the trainer has ended. If the trainer is alive, the sidecar alone is restarted and
-        # training goes on. An earlier notice was for both.
+        # A native sidecar gets SIGTERM after the trainer has ended. If the trainer is alive, the kubelet restarts the sidecar
+        # alone, and training goes on. A notice before this signal has told the trainer already.
         tell = self._settings.mode == "classic" or not self.services.pod.trainer_alive()
         self.services.termination.sigterm(tell_trainer=tell)
 
@@ -231,7 +231,7 @@ class Daemon:
     async def _finish(self) -> int:
         """Give up the checkpoints that are not durable, and write the report. Returns the exit code."""
         services = self.services
-        await self._look_at_commits()
+        await self._record_commits_of_other_nodes()
         self._give_up_pending()
         report = exit_report.exit_report(
             services.catalog,
@@ -256,30 +256,30 @@ class Daemon:
         return 0.0 if termination.sigterms > 1 else termination.deadline.kill_in_s()
 
     async def _release(self, *, within_s: float) -> None:
-        """Release the prefix, after a deletion that is under way: without the lease it would be given up halfway."""
+        """Release the prefix once deletions in progress have ended: without the lease they would stop halfway."""
         began_s = time.monotonic()
         if (cleaner := self.services.store_cleaner) is not None:
             await cleaner.end(within_s=within_s / 2)
         await self.services.renewal.release_within(within_s - (time.monotonic() - began_s))
 
-    async def _look_at_commits(self) -> None:
-        """Find the checkpoints that other nodes have committed, while this node was about to send its part again."""
+    async def _record_commits_of_other_nodes(self) -> None:
+        """Record pending checkpoints as durable if other nodes have committed them: this node may not have polled since."""
         services, termination = self.services, self.services.termination
-        within_s = longest_last_look_s(self._kill_in_s())
+        within_s = longest_commit_check_s(self._kill_in_s())
         pending = [t for t in services.catalog.pending() if t.checkpoint and t.checkpoint.node.count > 1]
         if not pending or not within_s or termination.fenced_by is not None or not services.state.store_opened.is_set():
             return
         documents = Documents(services.store, services.executor)
 
-        async def look(tracked: Tracked) -> None:
-            with contextlib.suppress(StoreError, Stopped):  # one that cannot be read hides no other
+        async def check(tracked: Tracked) -> None:
+            with contextlib.suppress(StoreError, Stopped):  # a commit that cannot be read: the others are still checked
                 found = tracked.checkpoint is not None and await documents.is_committed(tracked.checkpoint)
                 if found and services.catalog.is_current(tracked):  # uploads go on meanwhile
                     services.catalog.durable(tracked, at_s=time.time())
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                await asyncio.gather(*map(look, pending))
+                await asyncio.gather(*map(check, pending))
 
     def _give_up_pending(self) -> None:
         services = self.services

@@ -108,19 +108,19 @@ def longest_release_s(kill_in_s: float | None) -> float:
     return min(RELEASE_S, max(LEAST_RELEASE_S, kill_in_s - EXIT_S))
 
 
-LAST_LOOK_S = 1.0
-"""Longest delay of the exit, in seconds, by a look whether other nodes have committed what this node gives up."""
+COMMIT_CHECK_S = 1.0
+"""Longest delay of the exit, in seconds, by a check whether other nodes have committed what this node would give up."""
 REPORT_S = 0.25
 """Seconds that the exit report may take."""
 
 
-def longest_last_look_s(kill_in_s: float | None) -> float:
-    """Return the longest time in seconds for the last look at the commits; 0: there is none.
+def longest_commit_check_s(kill_in_s: float | None) -> float:
+    """Return the longest time in seconds for the check of the commits before the exit; 0: it is skipped.
 
     Args:
         kill_in_s: Seconds until the end of the grace period, 0 if the end is wanted at once; ``None``: unknown.
     """
-    return LAST_LOOK_S if kill_in_s is None else min(LAST_LOOK_S, max(0.0, kill_in_s - REPORT_S - EXIT_S))
+    return COMMIT_CHECK_S if kill_in_s is None else min(COMMIT_CHECK_S, max(0.0, kill_in_s - REPORT_S - EXIT_S))
 
 
 def margin_s(grace_s: float) -> float:

@@ -16,7 +16,7 @@ from sidecar.core.lifecycle.phases import (
     Phase,
     Situation,
     is_success_of_this_pod,
-    longest_last_look_s,
+    longest_commit_check_s,
     longest_release_s,
     margin_s,
     next_phase,
@@ -213,8 +213,8 @@ def test_the_release_of_the_prefix_ends_before_the_grace_period(kill_in_s: float
 
 @given(st.none() | st.floats(0, 1e5))
 @example(0.0)
-def test_the_last_look_leaves_time_for_the_report_and_the_exit(kill_in_s: float | None) -> None:
-    longest_s = longest_last_look_s(kill_in_s)
+def test_the_check_of_the_commits_leaves_time_for_the_report_and_the_exit(kill_in_s: float | None) -> None:
+    longest_s = longest_commit_check_s(kill_in_s)
     assert 0 <= longest_s <= LAST_LOOK_S
     if kill_in_s is None or kill_in_s > LAST_LOOK_S + REPORT_S + EXIT_S:
         assert longest_s == LAST_LOOK_S

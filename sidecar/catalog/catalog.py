@@ -192,8 +192,8 @@ class Catalog:
             return False
         return newest.checkpoint.attempt != tracked.checkpoint.attempt and _is_after(newest, tracked)
 
-    def was_left(self, tracked: Tracked) -> bool:
-        """Whether a checkpoint is one node's part of an attempt that all nodes have left for one with a durable step."""
+    def is_abandoned_part(self, tracked: Tracked) -> bool:
+        """Whether a checkpoint is one node's part of a step that no node will complete: a later attempt has a durable step."""
         return tracked.checkpoint is not None and tracked.checkpoint.node.count > 1 and self.is_of_abandoned_attempt(tracked)
 
     def _becomes_newest_durable(self, tracked: Tracked, step: int) -> bool:

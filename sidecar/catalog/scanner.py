@@ -29,10 +29,9 @@ log = structlog.get_logger()
 SETTLE_S = 0.25
 """Seconds for which an empty or malformed marker must stay unchanged: a shell's ``echo … > .complete`` is briefly empty."""
 DELETION_S = 2.0
-"""Seconds for which a checkpoint must stay unchanged from which entries may have been deleted: a rotation may be at work."""
+"""Seconds without a change after which a checkpoint with possibly deleted entries is judged: a rotation may be deleting it."""
 TROUBLE_S = 5.0
-"""Seconds for which an unreadable checkpoint counts as being written; afterwards it is shown as rejected. It is examined again
-at each scan in any case."""
+"""Seconds after which an unreadable checkpoint is shown as rejected. Each scan examines it again, before and afterwards."""
 UNKNOWN = "unknown"
 """Version of a marker that could never be read."""
 
@@ -82,12 +81,12 @@ class Scanner:
         """Names whose files changed under the same marker."""
         self._scans = 0
         self._there_before: set[str] = set()
-        """Names that the first scan found and that could not be taken yet."""
+        """Names that the first scan found and that were not admitted to the catalog yet."""
         self.found_in: dict[str, int] = {}
         """The scan that found each attempt's first checkpoint, as in ``Seen.found_in``."""
         self._unreadable = _TransientErrors()
-        self._pins_left: list[Place] = []
-        """Pins of an earlier process that were not taken over yet."""
+        self._earlier_pins: list[Place] = []
+        """Pins of an earlier process that were neither admitted nor dropped yet."""
         self._unpinnable = _TransientErrors()
 
     async def take_over_pins(self) -> bool:
@@ -98,27 +97,27 @@ class Scanner:
         """
         async with self._one_at_a_time:
             try:
-                self._pins_left = await asyncio.to_thread(self._volume.pins.left)
+                self._earlier_pins = await asyncio.to_thread(self._volume.pins.of_earlier_process)
             except OSError as error:
                 self._cannot_read(error)
                 return False
-            await self._take_pins()
+            await self._admit_pins()
         with contextlib.suppress(OSError):  # they are small
             await asyncio.to_thread(self._volume.drop_stray_journals)
         return True
 
-    async def _take_pins(self) -> None:
-        found = [(place, pinned) for place in self._pins_left[:] if (pinned := await self._examine_pin(place)) is not None]
+    async def _admit_pins(self) -> None:
+        found = [(place, pinned) for place in self._earlier_pins[:] if (pinned := await self._examine_pin(place)) is not None]
         names = newest_first({pinned.name for _, pinned in found}, and_final=True)
         for place, pinned in sorted(found, key=lambda pair: (names.index(pair[1].name), -pair[1].marker.mtime_s)):
             try:
-                await self._take_or_drop_pin(place, pinned)
-                self._pins_left.remove(place)  # not before: an error or a cancellation would leave it untaken
+                await self._admit_or_drop_pin(place, pinned)
+                self._earlier_pins.remove(place)  # not before: an error or a cancellation would lose it
                 self._unpinnable.clear(place.name)
             except OSError as error:
                 self._try_pin_again(place, error)
 
-    async def _take_or_drop_pin(self, place: Place, pinned: FoundCheckpoint) -> None:
+    async def _admit_or_drop_pin(self, place: Place, pinned: FoundCheckpoint) -> None:
         version, known = pinned.marker.signature, self._catalog.get(pinned.name)
         if version in self._identity().foreign:  # left as it is: it may be the other run's only copy
             return
@@ -126,9 +125,9 @@ class Scanner:
         is_newest = current in (None, version) and (known is None or known.version in (version, UNKNOWN))
         if is_newest and self._volume.pins.holds_its_version(place, pinned):
             self._there_before.add(pinned.name)
-            await self._take(pinned)
+            await self._admit(pinned)
         else:
-            # Taken later, after the newer version is deleted from the volume, it would replace that version in the store.
+            # Admitted later, after the newer version has left the volume, it would replace that version in the store.
             log.info("pin_dropped", pin=place.name, reason="the checkpoint was written anew since")
             await asyncio.to_thread(self._volume.pins.drop, place)
             self._volume.drop_journal(place)
@@ -138,9 +137,9 @@ class Scanner:
             return await asyncio.to_thread(self._volume.pins.examine, place)
         except FileNotFoundError:
             await asyncio.to_thread(self._volume.pins.drop, place)
-            self._pins_left.remove(place)
+            self._earlier_pins.remove(place)
         except CheckpointRejected as error:  # left as it is: it may be the only copy
-            self._pins_left.remove(place)
+            self._earlier_pins.remove(place)
             log.error("pin_not_readable", pin=place.name, error=str(error), hint="make its files readable and start again")
         except OSError as error:
             self._try_pin_again(place, error)
@@ -201,8 +200,8 @@ class Scanner:
                     self._examining = False
         for name in [n for n in self._examined() if n not in names or signatures.get(n, "") is None]:
             self._disappeared(name)
-        if self._pins_left:  # last: an error there keeps no new checkpoint waiting
-            await self._take_pins()
+        if self._earlier_pins:  # last: an error of theirs delays no new checkpoint
+            await self._admit_pins()
 
     def _cannot_read(self, error: OSError) -> None:
         if self.volume_error is None:
@@ -240,7 +239,7 @@ class Scanner:
         try:
             found = await asyncio.to_thread(self._volume.examine, name)
             if self._is_settled(found):
-                await self._take(found)
+                await self._admit(found)
         except FileNotFoundError:  # it is just being deleted
             return
         except CheckpointRejected as error:
@@ -265,7 +264,7 @@ class Scanner:
         self._catalog.rejected(name, signature, reason, marked_at_s=written_at_s(signature))
 
     def _is_settled(self, found: FoundCheckpoint) -> bool:
-        """Whether it may be taken now, or has stayed as it is for long enough."""
+        """Whether it may be admitted now: its marker is whole, or it has not changed for long enough."""
         marker_s = 0.0 if is_whole(found.marker.content) else SETTLE_S
         quiet_s = DELETION_S if may_be_half_deleted(found) else marker_s
         before, since_s = self._unsettled.get(found.name) or (None, 0.0)
@@ -277,10 +276,10 @@ class Scanner:
         self._unsettled.pop(found.name, None)
         return True
 
-    async def _take(self, found: FoundCheckpoint) -> None:
-        self._unsettled.pop(found.name, None)  # a pin may be taken of what the scan waits for
+    async def _admit(self, found: FoundCheckpoint) -> None:
+        self._unsettled.pop(found.name, None)  # the scan may wait for a checkpoint whose pin is admitted
         known = self._catalog.get(found.name)
-        if known is not None and known.version == found.marker.signature and self._is_taken(known):
+        if known is not None and known.version == found.marker.signature and self._is_admitted(known):
             self._seen[found.name] = found.marker.signature
             return
         if known is not None and known.checkpoint is not None:
@@ -302,7 +301,7 @@ class Scanner:
             self._reject(found.name, found.marker.signature, str(error))
         else:
             self._catalog.finished(checkpoint, held=pin is None or pin.held)
-        # Last: a checkpoint that could not be held because the volume failed is taken again at the next scan.
+        # Last: if the volume fails while the files are pinned, the next scan tries again.
         self._seen[found.name] = found.marker.signature
         self._there_before.discard(found.name)
 
@@ -310,8 +309,8 @@ class Scanner:
         """Whether the trainer has removed the marker alone, to write the files anew."""
         return self._volume.look_at_marker(name) is None and (self._volume / name).is_folder()
 
-    def _is_taken(self, known: Tracked) -> bool:
-        """Whether this version need not be examined again; a lost one may be back, another one was requested again."""
+    def _is_admitted(self, known: Tracked) -> bool:
+        """Whether this version is in the catalog and needs no examination: not lost, and not requested again."""
         return known.checkpoint is not None and known.state is not State.LOST and known.name not in self._again
 
     def _disappeared(self, name: str) -> None:

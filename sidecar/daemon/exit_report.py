@@ -50,7 +50,7 @@ def exit_report(
         unseen: Why a finished checkpoint may be unknown; ``None``: all are known.
     """
     durable = sorted((t for t in catalog.all() if t.state is State.COMMITTED), key=lambda t: t.name)
-    given_up = [t for t in catalog.all() if (t.state in PENDING or t.state in REPORTED) and not catalog.was_left(t)]
+    given_up = [t for t in catalog.all() if (t.state in PENDING or t.state in REPORTED) and not catalog.is_abandoned_part(t)]
     newest_rejected = {t.name: t.reason for t in catalog.newest_rejected()}
     notice = termination.current_notice
     exit_code = EXIT_GIVEN_UP if given_up or newest_rejected or unseen else EXIT_DONE

@@ -73,7 +73,7 @@ class UploadJob:
         except CheckpointRejected as error:
             self._move(State.LOST, str(error))
         except Fenced as error:
-            await self._look_and_give_up(str(error))
+            await self._give_up_unless_committed(str(error))
         except Outdated as error:
             log.warning("upload_starts_again", checkpoint=tracked.name, error=str(error))
             self._move(State.FINISHED, str(error))
@@ -130,12 +130,12 @@ class UploadJob:
                 context.catalog.move(self._tracked, State.UPLOADED, **self._upload_duration())
                 await self.commit()
 
-    async def commit(self, *, is_last_look: bool = False) -> None:
+    async def commit(self, *, reads_now: bool = False) -> None:
         """Commit, if nothing is missing and it is this node's turn. This node's manifest must be published.
 
         Called periodically while the checkpoint is ``UPLOADED``, that is while it waits for other nodes.
 
-        ``is_last_look``: the store is asked for another node's commit, however short ago that was done.
+        ``reads_now``: read another node's commit at once, regardless of the poll interval.
 
         Raises:
             NeverDurable: No commit of it can be written.
@@ -143,7 +143,7 @@ class UploadJob:
         """
         context, tracked, checkpoint = self._context, self._tracked, self._checkpoint
         in_flush_s = SHORTEST_POLL_S if context.deadline.is_set() else None  # as often as in a small job
-        poll_s = 0.0 if is_last_look else in_flush_s
+        poll_s = 0.0 if reads_now else in_flush_s
         decision = await context.committer.try_commit(checkpoint, poll_s=poll_s)
         at_s = context.clock.epoch()
         # During a flush, the report of the commit comes first.
@@ -185,15 +185,15 @@ class UploadJob:
         if catalog.is_current(tracked):
             catalog.move(tracked, State.GIVEN_UP, reason=reason, sent_bytes=tracked.sent_bytes)
 
-    async def _look_and_give_up(self, reason: str) -> None:
-        """Give the checkpoint up after a fencing, unless it is committed, or superseded by a later attempt."""
+    async def _give_up_unless_committed(self, reason: str) -> None:
+        """Give up a checkpoint of a fenced pod, unless another node has committed it or a later attempt supersedes it."""
         context = self._context
         if self._checkpoint.node.count > 1:
             with contextlib.suppress(StoreError):
                 found = await context.committer.is_committed(self._checkpoint)
                 if found and context.catalog.is_current(self._tracked):
                     await self._durable(context.clock.epoch())
-        if context.catalog.is_current(self._tracked) and context.catalog.was_left(self._tracked):
+        if context.catalog.is_current(self._tracked) and context.catalog.is_abandoned_part(self._tracked):
             context.catalog.move(self._tracked, State.SUPERSEDED, reason=reason)
         self.give_up(reason)
 

@@ -147,7 +147,7 @@ class Uploader:
         job, self._queue.committing = self._job(Active(tracked)), tracked.name
         why = self._no_longer_awaited(tracked)
         try:
-            await job.commit(is_last_look=why is not None)  # another node may have committed it just now
+            await job.commit(reads_now=why is not None)  # another node may have committed it just now
             if why is not None and self._is_awaited(tracked):
                 self._context.catalog.supersede(tracked, why)
         except Fenced as error:

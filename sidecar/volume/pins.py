@@ -121,8 +121,8 @@ class Pins:
         """End the pin of a checkpoint, and return its directory of links, to be discarded: that may take long."""
         return self._set_aside(self._place_of(checkpoint))
 
-    def left(self) -> list[Place]:
-        """Return the pins of an earlier sidecar process; its incomplete ones are removed."""
+    def of_earlier_process(self) -> list[Place]:
+        """Return the pins of an earlier sidecar process. Its incomplete pins are removed."""
         found = sorted(name for name, is_folder in self._folder.entries() if is_folder)
         for name in (unfinished := [name for name in found if not _is_pin(name)]):
             (self._folder / name).discard()

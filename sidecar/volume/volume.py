@@ -156,7 +156,7 @@ class Volume:
 
     def _versions(self, transient: list[OSError]) -> list[str]:
         found = []
-        for folder in [self / name for name in self.names()] + self.pins.left():
+        for folder in [self / name for name in self.names()] + self.pins.of_earlier_process():
             try:
                 found.append(signature((folder / MARKER).status()))
             except OSError as error:

@@ -7,9 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidecar.core.lifecycle.phases import (
+    COMMIT_CHECK_S,
     CONTAINERS_START_WITHIN_S,
     EXIT_S,
-    LAST_LOOK_S,
     LEAST_RELEASE_S,
     RELEASE_S,
     REPORT_S,
@@ -215,9 +215,9 @@ def test_the_release_of_the_prefix_ends_before_the_grace_period(kill_in_s: float
 @example(0.0)
 def test_the_check_of_the_commits_leaves_time_for_the_report_and_the_exit(kill_in_s: float | None) -> None:
     longest_s = longest_commit_check_s(kill_in_s)
-    assert 0 <= longest_s <= LAST_LOOK_S
-    if kill_in_s is None or kill_in_s > LAST_LOOK_S + REPORT_S + EXIT_S:
-        assert longest_s == LAST_LOOK_S
+    assert 0 <= longest_s <= COMMIT_CHECK_S
+    if kill_in_s is None or kill_in_s > COMMIT_CHECK_S + REPORT_S + EXIT_S:
+        assert longest_s == COMMIT_CHECK_S
     elif longest_s:
         assert longest_s + REPORT_S + EXIT_S <= kill_in_s + 1e-9
 

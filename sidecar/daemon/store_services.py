@@ -67,26 +67,26 @@ async def _use_store(services: Services) -> None:
         capabilities, run = await _open_store(services)
         lease.begin(run, _holder(services))
         if is_first:  # the other nodes resume the step that node 0 chooses, and commit what it declares
-            await _despite_damage(services.holder_watch.wait_for_ending)
+            await _retried_after_damage(services.holder_watch.wait_for_ending)
         if is_first and take_over.is_at_once:  # before a resume is decided: no earlier pod commits after it
-            await _despite_damage(take_over.settle)
-    await _opened(services, capabilities)
+            await _retried_after_damage(take_over.settle)
+    await _apply_capabilities(services, capabilities)
     uploader = _uploader(services, capabilities)
     services.state.store_opened.set()
-    if is_first and not lease.is_held:  # for all nodes: no other job may write below the prefix at this time
-        await _despite_damage(take_over.settle)
+    if is_first and not lease.is_held:  # node 0 holds the lease for all nodes of the job
+        await _retried_after_damage(take_over.settle)
     tasks: list[Coroutine[Any, Any, None]] = [run_forever("uploader", uploader.run)]
     if is_first:
         tasks += [
             run_forever("lease", services.renewal.keep),
-            _despite_damage(take_over.settle_later),
+            _retried_after_damage(take_over.settle_later),
             _end_when_fenced(services),
         ]
     else:
         tasks.append(run_forever("attempts", services.renewal.learn_epochs))
     if services.store_cleaner is not None:
         tasks.append(run_forever("retention", services.store_cleaner.run))
-    if is_first or node is None:  # for all nodes; where only markers name the node, it may be the first
+    if is_first or node is None:  # once per job; without a node in the settings, this may be node 0
         orphans = OrphanUploads(
             services.store,
             services.executor,
@@ -124,10 +124,10 @@ async def _open_store(services: Services) -> tuple[Capabilities, Run]:
 
 
 async def _resume_from_full_store(services: Services) -> None:
-    """Let the training resume from a store that takes no byte: reading needs no lease of the prefix.
+    """Let the training resume from a full store: reading needs no lease of the prefix.
 
-    The prefix is taken over once it has space. If an earlier pod that is cut off gets space first, it may commit until then:
-    this run does not resume from such a checkpoint, and its own later commits replace it.
+    The prefix is taken over once the store has space. Until then an earlier pod that was cut off may still commit. This run
+    does not resume from such a checkpoint, and its own later commits replace it.
 
     Raises:
         ConfigurationError: Another job holds the prefix.
@@ -141,15 +141,15 @@ async def _resume_from_full_store(services: Services) -> None:
     log.warning("store_is_full", store=store.url, hint="it is read, so that the training can resume; uploads wait for space")
     if run is not None and settings.is_first:
         services.lease.begin(run, _holder(services))
-        await _despite_damage(services.holder_watch.wait_for_ending)
+        await _retried_after_damage(services.holder_watch.wait_for_ending)
     await _begin_resumes(services, is_remote=store.url.startswith("s3:"))
 
 
-async def _despite_damage(work: Callable[[], Awaitable[None]]) -> None:
-    """Do what a start needs. Bytes that change on the way, however often, end no sidecar.
+async def _retried_after_damage(work: Callable[[], Awaitable[None]]) -> None:
+    """Run one step of the start. It is retried while the store's answers arrive damaged.
 
     Raises:
-        ConfigurationError: A document cannot be read: it is for a person to change.
+        ConfigurationError: A document of the run is unreadable: an operator has to correct it.
     """
     while True:
         try:
@@ -164,13 +164,13 @@ async def _despite_damage(work: Callable[[], Awaitable[None]]) -> None:
 def _passes_by_itself(error: StoreError) -> bool:
     """Whether a refusal may end without a change of settings.
 
-    A clock is set soon, space in the store is freed, and bytes change on the way now and then.
+    A wrong clock is corrected, space in the store is freed, and damage in transit is rare.
     """
     return isinstance(error, CorruptObject | StoreFull) or (isinstance(error, AccessRefused) and error.code == CLOCK_SKEW)
 
 
-async def _opened(services: Services, capabilities: Capabilities) -> None:
-    """Record the store's capabilities, and start resumes once the volume was scanned."""
+async def _apply_capabilities(services: Services, capabilities: Capabilities) -> None:
+    """Apply the store's capabilities, and start resumes once the volume was scanned."""
     services.state.capabilities = capabilities
     services.executor.set_round_trip(capabilities.round_trip_s)
     if capabilities.verification is Verification.OFF:
@@ -188,7 +188,7 @@ async def _begin_resumes(services: Services, *, is_remote: bool) -> None:
     downloader = Downloader(services.store, services.volume, services.executor, is_remote=is_remote)
     services.store_reader.opened(downloader)
     if services.settings.resume == "eager" and not services.volume.held_leases():
-        services.resume_service.begin_early()
+        services.resume_service.prefetch()
 
 
 def _holder(services: Services) -> Holder:

@@ -14,8 +14,8 @@ from sidecar.core.commit.resume import PassedOver
 from sidecar.core.format.rank_layout import Share
 
 LATEST = "latest"
-SILENT_S = 10.0
-"""Seconds without a question for its answer after which the requester does not wait any more; the hook asks every 2 s."""
+UNPOLLED_S = 10.0
+"""Seconds without a poll after which the requester counts as gone. The hook polls every 2 s."""
 
 
 class ResumeState(StrEnum):
@@ -42,15 +42,15 @@ class AskedBy(StrEnum):
     PERSON = "person"
 
 
-IN_THE_WAY = {
+OBSTRUCTION = {
     AskedBy.TRAINER: "finished by another attempt, or just now, and not what is committed: it stays; rename or delete it",
     AskedBy.PERSON: "written by the trainer, which may be writing to it now, and not what is committed: it stays; rename or "
     "delete it once no trainer uses it",
 }
 
 
-class NobodyWaits(Exception):
-    """A directory on the volume is in the way of a download for which nobody waits. The text says so."""
+class Obstructed(Exception):
+    """A directory on the volume obstructs the download of an unattended request. The text says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +91,15 @@ class ResumeRequest:
         self.asked_s = time.monotonic()
         self.ended_s: float | None = None
         self.error: Exception | None = None
-        """What ended it, if nothing was decided about a checkpoint."""
+        """The error that ended the request before a decision about a checkpoint; ``None``: there was none."""
         self.is_awaited = True
         """The requester still waits. False after the trainer's next, different request, until this one is polled again."""
         self.is_interrupted = False
         """Another request preempted it: the outcome of its cancelled task does not count."""
-        self.heard_s: float | None = self.asked_s
-        """When somebody last asked for it, monotonic seconds; ``None``: nobody, the sidecar made it by itself."""
-        self.listeners = 0
-        """Number of questions for its answer that wait."""
+        self.polled_s: float | None = self.asked_s
+        """Time of the latest poll, monotonic seconds; ``None``: a prefetch by the sidecar, which no requester polls."""
+        self.open_polls = 0
+        """Number of polls that wait for the answer now."""
         self._news = asyncio.Event()
         self.status = ResumeStatus(
             ResumeState.CHOOSING, self.id, asked_by, requested=wanted, train_call=train_call, share=share
@@ -111,9 +111,9 @@ class ResumeRequest:
         return self.status.state in RESUME_ENDED
 
     @property
-    def is_silent(self) -> bool:
-        """Whether nobody waits for the answer, so that the trainer may be training and writing checkpoints."""
-        return self.heard_s is None or (not self.listeners and time.monotonic() - self.heard_s > SILENT_S)
+    def is_unattended(self) -> bool:
+        """Whether no requester polls it: then the trainer may be training and writing checkpoints."""
+        return self.polled_s is None or (not self.open_polls and time.monotonic() - self.polled_s > UNPOLLED_S)
 
     def asks(self, wanted: str, train_call: int | None, share: Share | None) -> bool:
         """Whether it asks for the same checkpoint, ``train()`` call and ranks."""

@@ -20,7 +20,7 @@ from sidecar.download.local_copies import LocalCopies, step_of_local
 from sidecar.download.offers import Offer, Unproven
 from sidecar.download.patience import Patience
 from sidecar.download.quarantine import UNREADABLE, KnownBad, Quarantine
-from sidecar.download.request import IN_THE_WAY, LATEST, AskedBy, NobodyWaits, ResumeRequest, ResumeState
+from sidecar.download.request import LATEST, OBSTRUCTION, AskedBy, Obstructed, ResumeRequest, ResumeState
 from sidecar.download.store_reader import StoreReader
 from sidecar.errors import CheckpointChanged, CorruptObject, NotFound, RefusedObject, UnreadableObject, UnusableNow
 from sidecar.transfer.executor import awaited, refusals_judged
@@ -76,8 +76,8 @@ class RequestWorker:
             what = request.status.checkpoint or self._volume.root
             detail = f"{what}: {error.strerror or error}: {obstacles.hint(error.errno)}"
             self.end(request, ResumeState.FAILED, detail=detail)
-        except NobodyWaits as in_the_way:
-            self.end(request, ResumeState.FAILED, detail=str(in_the_way))
+        except Obstructed as obstructed:
+            self.end(request, ResumeState.FAILED, detail=str(obstructed))
         except Exception as error:
             request.error = error
             log.exception("resume_failed")
@@ -200,7 +200,7 @@ class RequestWorker:
         try:
             await self._download_with_room(request, offer)
         except CheckpointChanged as changed:
-            why = IN_THE_WAY[request.asked_by]
+            why = OBSTRUCTION[request.asked_by]
             self._pass_over(request, name, f"{changed.path} on the volume is in the way, {why}", may_be_whole=True)
             await self._inventory.scan_until_settled()
         except (UnreadableObject, RefusedObject) as error:
@@ -257,12 +257,12 @@ class RequestWorker:
         source = "local"
         if not (self._volume.marker_signature(name) and await reader.is_local(offer, self._node)):
             source = "store"
-            is_beside_trainer = request.asked_by is AskedBy.PERSON or request.is_silent
+            is_beside_trainer = request.asked_by is AskedBy.PERSON or request.is_unattended
             if is_beside_trainer and not await self.local.is_free_beside_trainer(name):
                 if request.asked_by is AskedBy.PERSON:
                     raise CheckpointChanged(name)
-                if request.is_silent:
-                    raise NobodyWaits(f"{name} on the volume is in the way, and no trainer waits: it may be writing it now")
+                if request.is_unattended:
+                    raise Obstructed(f"{name} on the volume is in the way, and no trainer waits: it may be writing it now")
             await self._download(request, offer, reader)
         self.end(
             request,

@@ -45,7 +45,7 @@ class ResumeService:
         self._turns: asyncio.Task[None] | None = None
 
     def in_use(self) -> frozenset[str]:
-        """Return the checkpoints that are being fetched or were given as answers: retention must not delete them anywhere."""
+        """Return the checkpoints that are being downloaded or were given as answers. Retention must delete them nowhere."""
         self._forget()
         return frozenset(request.status.checkpoint for request in self._requests.values() if request.status.checkpoint)
 
@@ -85,7 +85,7 @@ class ResumeService:
                 raise TooManyRequests
             joined = ResumeRequest(checkpoint, train_call, share, asked_by)
             self._requests[joined.id] = joined
-        joined.heard_s = time.monotonic()
+        joined.polled_s = time.monotonic()
         if asked_by is AskedBy.TRAINER and joined is not self._trainers:
             if self._trainers is not None:
                 self._trainers.is_awaited = False
@@ -94,10 +94,10 @@ class ResumeService:
         self._next_turn()
         return joined
 
-    def begin_early(self) -> None:
-        """Prefetch: start the trainer's most likely request, unless it has already sent one."""
+    def prefetch(self) -> None:
+        """Start the trainer's most likely request before the trainer sends it, unless it has sent one already."""
         if self._trainers is None:
-            self._add_or_join(LATEST, None, None, None).heard_s = None
+            self._add_or_join(LATEST, None, None, None).polled_s = None
 
     def status(self, identifier: str | None = None) -> ResumeStatus | None:
         """Return the status of a request; ``None``: it is unknown, or no longer kept.
@@ -119,12 +119,12 @@ class ResumeService:
             if not request.is_awaited:
                 request.is_awaited = True
                 self._next_turn()
-            request.listeners += 1
+            request.open_polls += 1
             try:
                 has_changed = await within(deadline_s - asyncio.get_running_loop().time(), request.changed())
             finally:
-                request.listeners -= 1
-                request.heard_s = None if request.heard_s is None else time.monotonic()
+                request.open_polls -= 1
+                request.polled_s = None if request.polled_s is None else time.monotonic()
             if not has_changed:
                 break
         return self.status(identifier)
@@ -178,7 +178,7 @@ class ResumeService:
             self._worker.end(request, ResumeState.NONE, detail="CKPT_RESUME=off")
 
     def _forget(self) -> None:
-        """Drop old answers, and requests that nobody polls any more."""
+        """Drop old answers, and requests that their requester has replaced by another one."""
         now_s = time.monotonic()
         over = [r for r in self._requests.values() if (r.has_ended or not r.is_awaited) and r is not self._trainers]
         aged = [r for r in over if now_s - (r.ended_s or r.asked_s) > KEPT_S]

@@ -93,7 +93,7 @@ def test_a_request_begins_when_those_that_it_replaced_have_ended_and_only_it_ans
         downloader = SlowToEnd(services)
         downloader.fails_when_cancelled = fails
         services.store_reader.opened(downloader)
-        services.resume_service.begin_early()
+        services.resume_service.prefetch()
         while not downloader.under_way:
             await asyncio.sleep(0.01)
         services.resume_service.request("latest", 0)

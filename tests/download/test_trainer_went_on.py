@@ -30,7 +30,7 @@ def test_a_download_replaces_no_directory_that_a_trainer_writes_after_its_wait(
     waits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It had waited for CKPT_RESUME_TIMEOUT_S, began from scratch, and would have written its last files into the download."""
-    monkeypatch.setattr(request, "SILENT_S", 0.2)
+    monkeypatch.setattr(request, "UNPOLLED_S", 0.2)
 
     async def scenario() -> None:
         services = new_life(tmp_path)
@@ -71,7 +71,7 @@ def test_a_prefetch_replaces_no_directory_that_a_script_may_be_writing(tmp_path:
         (tmp_path / "checkpoint-20").mkdir()
         (tmp_path / "checkpoint-20/model").write_bytes(b"of the script")
         open_store(services)
-        services.resume_service.begin_early()
+        services.resume_service.prefetch()
         await services.resume_service.progress(timeout_s=30)
         assert contents(tmp_path / "checkpoint-20") == {"model": b"of the script"}
 

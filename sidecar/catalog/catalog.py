@@ -42,6 +42,11 @@ class Tracked:
         """Size of its files; 0 for one that was rejected."""
         return self.checkpoint.size_bytes if self.checkpoint else 0
 
+    @property
+    def is_restored(self) -> bool:
+        """Whether its files were downloaded from the store."""
+        return self.checkpoint is not None and self.checkpoint.restored_from is not None
+
     def set_sent_bytes(self, sent_bytes: int) -> int:
         """Set the number of its bytes in the store, and return it: at most its size, whatever else its journal counts."""
         size_bytes = self.checkpoint.size_bytes if self.checkpoint else sent_bytes
@@ -62,8 +67,7 @@ class Tracked:
         """The checkpoint as the comparison of rejected and durable ones needs it."""
         checkpoint = self.checkpoint
         step = checkpoint.resume_step if checkpoint else step_of(self.name)
-        is_restored = checkpoint is not None and checkpoint.restored_from is not None
-        return Marked(self.name, step, self.marked_at_s, is_restored)
+        return Marked(self.name, step, self.marked_at_s, self.is_restored)
 
 
 class Catalog:

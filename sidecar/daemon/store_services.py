@@ -61,8 +61,7 @@ async def use_store(services: Services) -> None:
 
 
 async def _use_store(services: Services) -> None:
-    lease, take_over, node = services.lease, services.take_over, services.settings.node
-    is_first = services.settings.is_first
+    lease, take_over, is_first = services.lease, services.take_over, services.settings.is_first
     with awaited():
         capabilities, run = await _open_store(services)
         lease.begin(run, _holder(services))
@@ -75,13 +74,16 @@ async def _use_store(services: Services) -> None:
     services.state.store_opened.set()
     if is_first and not lease.is_held:  # node 0 holds the lease for all nodes of the job
         await _retried_after_damage(take_over.settle)
-    tasks: list[Coroutine[Any, Any, None]] = [run_forever("uploader", uploader.run)]
+    await run_together([run_forever("uploader", uploader.run), *_tasks_beside_uploads(services)])
+
+
+def _tasks_beside_uploads(services: Services) -> list[Coroutine[Any, Any, None]]:
+    """Return the tasks that need the store and its lease: renewal, retention, removal of orphans, shared quarantine."""
+    tasks, node, is_first = list[Coroutine[Any, Any, None]](), services.settings.node, services.settings.is_first
     if is_first:
-        tasks += [
-            run_forever("lease", services.renewal.keep),
-            _retried_after_damage(take_over.settle_later),
-            _end_when_fenced(services),
-        ]
+        tasks.append(run_forever("lease", services.renewal.keep))
+        tasks.append(_retried_after_damage(services.take_over.settle_later))
+        tasks.append(_end_when_fenced(services))
     else:
         tasks.append(run_forever("attempts", services.renewal.learn_epochs))
     if services.store_cleaner is not None:
@@ -98,7 +100,7 @@ async def _use_store(services: Services) -> None:
         tasks.append(run_forever("orphan-uploads", orphans.run))
     sharing = Sharing(services.quarantine, services.store, services.executor, node=node)
     tasks.append(run_forever("quarantine", sharing.run))
-    await run_together(tasks)
+    return tasks
 
 
 async def _open_store(services: Services) -> tuple[Capabilities, Run]:

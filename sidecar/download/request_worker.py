@@ -14,6 +14,7 @@ from sidecar.catalog.events import Events
 from sidecar.catalog.inventory import SettledVolume
 from sidecar.core.commit.resume import MissingObject, PassedOver, matches_train_call, newest_first, next_to_try
 from sidecar.core.format import obstacles
+from sidecar.core.format.manifest import Commit
 from sidecar.download import pending_commit
 from sidecar.download.downloader import Downloader
 from sidecar.download.local_copies import LocalCopies, step_of_local
@@ -70,8 +71,10 @@ class RequestWorker:
                 await self._inventory.scan_until_settled()
                 if request.wanted == LATEST:
                     await self._latest(request)
-                elif not await self._try_checkpoint(request, request.wanted):
-                    self._nothing(request)
+                else:
+                    offer = await self._verified_offer(request, request.wanted)
+                    if offer is None or not await self._use_offer(request, offer):
+                        self._nothing(request)
         except OSError as error:
             what = request.status.checkpoint or self._volume.root
             detail = f"{what}: {error.strerror or error}: {obstacles.hint(error.errno)}"
@@ -105,25 +108,24 @@ class RequestWorker:
             async with asyncio.timeout(patience_s):
                 return newest_first(await (await self._reader.once_open()).list_folders())
         except TimeoutError:
-            log.warning(
-                "resume_without_store",
-                hint="the newest checkpoint on the volume is used",
-                trouble=self._reader.health.unreachable,
-            )
+            hint = "the newest checkpoint on the volume is used"
+            log.warning("resume_without_store", hint=hint, trouble=self._reader.health.unreachable)
             return None
 
     async def _from_store(self, request: ResumeRequest, names: list[str]) -> bool:
         """Return whether a committed step was made usable; False also if one on the volume is as new as the newest usable."""
         tried: set[str] = set()
-        listed_again = False
+        is_confirmed = False
         local_step = await self._local_step(request, names)
-        # Without a name, but before the second listing: all were tried, and it may have more.
-        while (name := next_to_try(names, tried, local_step=local_step)) or not (listed_again or set(names) - tried):
+        while True:
+            name = next_to_try(names, tried, local_step=local_step)
+            if name is None and (is_confirmed or set(names) - tried):
+                return False
             offer = await self._verified_offer(request, name) if name else None
-            if not listed_again and (offer is not None or name is None):
-                # A listing has no checksum: a name damaged in transit would hide the newest step. A listing after verified
-                # documents, or by another request, confirms it.
-                listed_again = True
+            if not is_confirmed and (offer is not None or name is None):
+                # A listing has no checksum: a name damaged in transit would hide the newest step. Before the first use of a
+                # step, and after all were tried in vain, a second listing confirms the first.
+                is_confirmed = True
                 names, before = newest_first({*names, *await self._second_listing(name)}), names
                 if names != before:
                     continue
@@ -134,7 +136,6 @@ class RequestWorker:
             if name is not None:
                 tried.add(name)
             local_step = await self._local_step(request, names)
-        return False
 
     async def _local_step(self, request: ResumeRequest, names: list[str]) -> int | None:
         """Return the newest step on the volume that needs no download; ``None``: there is none."""
@@ -142,15 +143,10 @@ class RequestWorker:
         return None if local is None else step_of_local(local)
 
     async def _second_listing(self, found: str | None) -> list[str]:
-        """Return the names of a listing. The same request, once a step was ``found``; else a different one, too."""
+        """Return the names of another listing. Unless a step was ``found``, a request of another kind is added."""
         reader = await self._reader.once_open()
         names = await reader.list_folders()
         return names if found is not None else [*names, *await reader.some_names()]
-
-    async def _try_checkpoint(self, request: ResumeRequest, name: str) -> bool:
-        """Return whether a checkpoint chosen by its name was made usable; False: it was passed over."""
-        offer = await self._verified_offer(request, name)
-        return offer is not None and await self._use_offer(request, offer)
 
     async def _verified_offer(self, request: ResumeRequest, name: str) -> Offer | None:
         """Read the documents of a checkpoint, before any of its files. Returns ``None`` if they rule it out for the request."""
@@ -159,20 +155,9 @@ class RequestWorker:
         while True:
             try:
                 with refusals_judged(patience.refusals):
-                    found = await reader.commit(name)
-                    if found is None:
-                        if self.local.is_of_another_call(name, request.train_call):
-                            return None
-                        if await self._changes_soon(request, name, None):
-                            continue
-                        self._pass_over(request, name, "not committed: without its commit it is not known to be complete")
+                    if (found := await self._eligible_commit(request, name, reader)) is None:
                         return None
                     commit, crc = found
-                    if not matches_train_call(commit.meta, request.train_call):
-                        return None
-                    if (reason := self._quarantine.reason(name, crc)) is not None:
-                        self._pass_over(request, name, reason)
-                        return None
                     return await reader.offer(commit, crc, request.share)
             except Unproven as error:
                 try:
@@ -193,6 +178,26 @@ class RequestWorker:
             except ContractError as error:
                 await self._is_bad(request, name, crc, error)
                 return None
+
+    async def _eligible_commit(self, request: ResumeRequest, name: str, reader: Downloader) -> tuple[Commit, str] | None:
+        """Return the commit of a checkpoint and its checksum; ``None``: it was passed over, or is of another call.
+
+        Raises:
+            ContractError, UnusableNow: As ``Offers.commit``.
+        """
+        while (found := await reader.commit(name)) is None:
+            if self.local.is_of_another_call(name, request.train_call):
+                return None
+            if not await self._changes_soon(request, name, None):
+                self._pass_over(request, name, "not committed: without its commit it is not known to be complete")
+                return None
+        commit, crc = found
+        if not matches_train_call(commit.meta, request.train_call):
+            return None
+        if (reason := self._quarantine.reason(name, crc)) is not None:
+            self._pass_over(request, name, reason)
+            return None
+        return found
 
     async def _use_offer(self, request: ResumeRequest, offer: Offer) -> bool:
         """Make the files of an offer usable. Returns True if that ended the request; False: it was passed over."""
@@ -271,7 +276,7 @@ class RequestWorker:
             path=str(self._volume.root / name),
             step=commit.step,
             source=source,
-            downloaded=source == "store" or (known is not None and _is_copy(known)),
+            downloaded=source == "store" or (known is not None and known.is_restored),
             meta=dict(commit.meta),
         )
 
@@ -316,7 +321,7 @@ class RequestWorker:
             path=str(self._volume.root / tracked.name),
             step=tracked.checkpoint.step,
             source="local",
-            downloaded=_is_copy(tracked),
+            downloaded=tracked.is_restored,
             meta={key: value for key, value in tracked.checkpoint.meta.items() if key not in META_OF_DOWNLOAD},
         )
 
@@ -392,7 +397,3 @@ class RequestWorker:
             took_s=round(time.monotonic() - request.asked_s, 3),
             **known,
         )
-
-
-def _is_copy(tracked: Tracked) -> bool:
-    return tracked.checkpoint is not None and tracked.checkpoint.restored_from is not None

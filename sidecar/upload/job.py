@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import Any
 
 import structlog
@@ -40,8 +39,8 @@ log = structlog.get_logger()
 COMMIT_POLL_S = 1.0
 """Poll interval in seconds of an upload that waits for manifests of other nodes, or for the lease of the prefix."""
 
-COMMIT_ENDS_S = 0.1
-"""Poll interval in seconds of an upload that waits for the end of a commit of the version that it replaces."""
+REPLACED_POLL_S = 0.1
+"""Poll interval in seconds of an upload while the version that it replaces is being committed."""
 
 
 class UploadJob:
@@ -61,7 +60,7 @@ class UploadJob:
         self._began_s: float | None = None
         """Start of sending, monotonic seconds; ``None``: nothing was sent by this process."""
         self._has_let_go = False
-        """Links and journal are released. Those of this version now are of another upload of it."""
+        """Whether this job has released links and journal. Any that exist now belong to another upload of this version."""
 
     async def run(self) -> None:
         """Upload the checkpoint. Afterwards it is durable, waits for other nodes, is given up, or is queued again."""
@@ -93,10 +92,10 @@ class UploadJob:
     async def _upload_and_commit(self) -> None:
         context, checkpoint, committer = self._context, self._checkpoint, self._context.committer
         # Permission to write.
-        while self._queue.committing == checkpoint.name:  # a version that this one replaces, and whose manifest it overwrites
-            await context.clock.sleep(COMMIT_ENDS_S)
+        while self._queue.committing == checkpoint.name:  # the commit of a replaced version reads the manifest under our key
+            await context.clock.sleep(REPLACED_POLL_S)
         self._require_possible_sizes()
-        # A downloaded checkpoint is not written: its attempt is an earlier one, which must not be declared this pod's own.
+        # A downloaded checkpoint is not written. Its attempt is an earlier one, which must not become one of this pod's.
         if checkpoint.restored_from is None and not await self._wait_for_permission():
             return
         name, attempt, save_id = checkpoint.name, checkpoint.attempt, checkpoint.save_id
@@ -228,7 +227,8 @@ class UploadJob:
     async def _wait_for_permission(self, *, replaces: bool = False) -> bool:
         """Wait until the lease permits this run to write the checkpoint; other uploads have priority meanwhile.
 
-        ``replaces``: it may replace a commit: then as before a commit, and the epoch of its attempt has to be known.
+        ``replaces``: the upload may revoke a commit. Then the lease has to permit a commit, too, which takes the epoch of the
+        checkpoint's attempt.
 
         Returns:
             False if the checkpoint was given up or rewritten first.
@@ -251,10 +251,13 @@ class UploadJob:
         return False
 
     async def _may_replace(self, existing: ExistingCommit, held: Held, there: StoredCommit) -> bool:
+        """Whether the checkpoint is to be sent, although its step is committed: the commit is revoked then."""
         checkpoint = self._checkpoint
-        may_replace = functools.partial(self._wait_for_permission, replaces=True)
-        decision = await existing.decide(checkpoint, held.contents, there, is_permitted=may_replace)
-        if decision is None or not self._context.catalog.is_current(self._tracked):  # deleted, superseded or given up meanwhile
+        comparison = await existing.compare(checkpoint, held.contents, there)
+        if comparison.needs_permission and not await self._wait_for_permission(replaces=True):
+            return False
+        decision = await existing.conclude(comparison)
+        if not self._context.catalog.is_current(self._tracked):  # deleted, superseded or given up meanwhile
             return False
         match decision:
             case AlreadyCommitted():

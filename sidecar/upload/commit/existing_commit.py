@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Container, Sequence
+from collections.abc import Collection, Container, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import structlog
@@ -47,6 +48,29 @@ class Contents(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A finished checkpoint beside the commit of its step, with the decision about it as far as it is known."""
+
+    checkpoint: Finished
+    there: StoredCommit
+    part: Manifest | None
+    """The commit's manifest of this node; ``None``: it has none."""
+    files: list[FileEntry] | None
+    """Our files with checksums; ``None``: their paths or sizes already differ from those of ``part``."""
+    decision: AlreadyCommitted | KeepExisting | Replace
+    is_damaged: bool
+    """The commit has our content, and its objects are known to be damaged."""
+
+    @property
+    def needs_permission(self) -> bool:
+        """Whether the lease has to permit the checkpoint before ``conclude``: the commit may be replaced."""
+        if isinstance(self.decision, AlreadyCommitted):
+            return self.is_damaged
+        # A checkpoint that an earlier pod left has no epoch that could change the decision.
+        return not (isinstance(self.decision, KeepExisting) and self.checkpoint.is_inherited)
+
+
 class ExistingCommit:
     """Compares finished checkpoints with commits and manifests of earlier processes and other attempts."""
 
@@ -57,34 +81,33 @@ class ExistingCommit:
         self._replaced: list[Manifest] = []
         """This node's manifests of the commits that were revoked."""
 
-    async def decide(
-        self, checkpoint: Finished, contents: Contents, there: StoredCommit, *, is_permitted: Callable[[], Awaitable[bool]]
-    ) -> AlreadyCommitted | KeepExisting | Replace | None:
-        """Return the decision about a checkpoint whose step is committed. Before ``Replace``, the commit is revoked (I4).
-
-        ``is_permitted``: waits until a commit of this node may be replaced, unless the store holds the checkpoint already.
-        Returns False if the checkpoint was given up or rewritten first: then the result is ``None``.
-
-        Raises:
-            Outdated: The commit was replaced meanwhile, or must not be replaced now; the upload starts again.
-            Fenced: A later pod of the job has taken the prefix over.
-        """
+    async def compare(self, checkpoint: Finished, contents: Contents, there: StoredCommit) -> Comparison:
+        """Compare a checkpoint with the commit of its step. The store is only read."""
         commit = there.commit
         part = None if commit is None else await self._committer.part(commit, checkpoint.node)
         files = None if part is None else await self._as_entries(checkpoint, contents, part.files)
         decision = self._decision(checkpoint, commit, part, files)
         is_bad = commit is not None and isinstance(decision, AlreadyCommitted) and await self._is_known_bad(commit, there)
-        if isinstance(decision, AlreadyCommitted) and not is_bad:
-            return decision
-        if not (isinstance(decision, KeepExisting) and checkpoint.is_inherited):  # of no epoch: the decision stands
-            if not await is_permitted():
-                return None
-            decision = Replace() if is_bad else self._decision(checkpoint, commit, part, files)  # its epoch may be known now
+        return Comparison(checkpoint, there, part, files, decision, is_damaged=is_bad)
+
+    async def conclude(self, found: Comparison) -> AlreadyCommitted | KeepExisting | Replace:
+        """Return the decision about a checkpoint whose step is committed. Before ``Replace``, the commit is revoked (I4).
+
+        To be called once the lease permits the checkpoint, if the comparison needs that.
+
+        Raises:
+            Outdated: The commit was replaced meanwhile, or must not be replaced now; the upload starts again.
+            Fenced: A later pod of the job has taken the prefix over.
+        """
+        checkpoint, there, decision = found.checkpoint, found.there, found.decision
+        if found.needs_permission:  # the epoch of the checkpoint may be known now
+            is_bad = found.is_damaged
+            decision = Replace() if is_bad else self._decision(checkpoint, there.commit, found.part, found.files)
         if isinstance(decision, Replace):
             await self._revoke_commit(checkpoint, there)
-            self._replaced += [] if part is None else [part]
-        if commit is not None and isinstance(decision, KeepExisting) and not decision.torn:
-            await self._revoke_if_damaged(commit, there)
+            self._replaced += [] if found.part is None else [found.part]
+        if there.commit is not None and isinstance(decision, KeepExisting) and not decision.torn:
+            await self._revoke_if_damaged(there.commit, there)
         return decision
 
     def _decision(

@@ -340,11 +340,12 @@ async def test_a_save_that_may_not_be_committed_now_revokes_no_commit(executor: 
     lease.reason = "node 0 has not declared attempt a its own yet"
     existing = ExistingCommit(pod.committer, executor, NothingDamaged())
     contents: Any = None
+    comparison = await existing.compare(again, contents, there)
     with pytest.raises(Outdated, match="not declared"):
-        await existing.decide(again, contents, there, is_permitted=permitted)
+        await existing.conclude(comparison)
     assert store.get(COMMIT)
     lease.reason = None
-    assert isinstance(await existing.decide(again, contents, there, is_permitted=permitted), Replace)
+    assert isinstance(await existing.conclude(comparison), Replace)
     with pytest.raises(NotFound):
         store.get(COMMIT)
 
@@ -356,26 +357,17 @@ async def test_what_the_store_holds_already_is_durable_without_a_permission(exec
     pod.committer.lease, lease.reason = lease, "node 0 has not declared attempt a its own yet"
     checkpoint = replace(pod.checkpoint("a"), files=(FoundFile("shard-1", 4, 0, 0),))
     contents: Any = Holds({"shard-1": b"part"})
-
-    async def asked() -> bool:
-        raise AssertionError("no permission is needed")
-
     existing = ExistingCommit(pod.committer, executor, NothingDamaged())
-    assert isinstance(await existing.decide(checkpoint, contents, there, is_permitted=asked), AlreadyCommitted)
+    comparison = await existing.compare(checkpoint, contents, there)
+    assert not comparison.needs_permission
+    assert isinstance(await existing.conclude(comparison), AlreadyCommitted)
     # A commit of damaged objects is replaced, and for that it is.
     store.put(keys.shared_file(NAME, "shard-0"), b"torn")
+    comparison = await existing.compare(checkpoint, contents, there)
+    assert comparison.needs_permission
     with pytest.raises(Outdated, match="not declared"):
-        await existing.decide(checkpoint, contents, there, is_permitted=permitted)
-    assert await existing.decide(checkpoint, contents, there, is_permitted=given_up) is None
+        await existing.conclude(comparison)
     assert store.get(COMMIT)
-
-
-async def permitted() -> bool:
-    return True
-
-
-async def given_up() -> bool:
-    return False
 
 
 class Holds:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sidecar.api import views
 from sidecar.api.problems import Missing
 from sidecar.catalog.catalog import Tracked
-from sidecar.core.lifecycle.states import MISSING, PENDING, State
+from sidecar.core.lifecycle.states import PENDING, UNSAVED, State
 from sidecar.daemon.services import Services
 
 
@@ -50,4 +50,4 @@ class FlushCall:
 
     def _is_missing(self, tracked: Tracked) -> bool:
         now = self._services.catalog.get(tracked.name) or tracked
-        return now.state in MISSING or now.state in PENDING
+        return now.state in UNSAVED or now.state in PENDING

@@ -1,16 +1,15 @@
-"""The present run of the kernel. What an earlier one had not written to the disk is gone."""
+"""Id of the present run of the kernel. A power failure loses what an earlier run had not written to the disk."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Identifies the present run of the kernel. Source: random(4)."""
+from trainer_hook.contract import BOOT_ID
 
 
 def boot_id() -> str:
     """Return the id of the present run of the kernel; empty: unknown."""
     try:
-        return BOOT_ID.read_text().strip()
+        return Path(BOOT_ID).read_text().strip()
     except OSError:
         return ""

@@ -16,10 +16,12 @@ from trainer_hook.contract.marker import ListedFile as ListedFile
 from trainer_hook.contract.marker import Marker as Marker
 from trainer_hook.contract.marker import Node as Node
 from trainer_hook.contract.marker import encode_marker as encode_marker
+from trainer_hook.contract.marker import is_of_boot as is_of_boot
 from trainer_hook.contract.marker import parse_marker as parse_marker
 from trainer_hook.contract.marker import version_of as version_of
 from trainer_hook.contract.names import ANSWER as ANSWER
 from trainer_hook.contract.names import API_SOCKET as API_SOCKET
+from trainer_hook.contract.names import BOOT_ID as BOOT_ID
 from trainer_hook.contract.names import DEFAULT_API_PORT as DEFAULT_API_PORT
 from trainer_hook.contract.names import DEFAULT_DIR as DEFAULT_DIR
 from trainer_hook.contract.names import EXIT_REPORT as EXIT_REPORT
@@ -49,6 +51,7 @@ from trainer_hook.contract.names import SYSTEM_DIR as SYSTEM_DIR
 from trainer_hook.contract.names import TERMINATING as TERMINATING
 from trainer_hook.contract.names import TOKEN as TOKEN
 from trainer_hook.contract.names import TRAINER_STATE as TRAINER_STATE
+from trainer_hook.contract.names import UNSAVED_STATES as UNSAVED_STATES
 from trainer_hook.contract.names import ContractError as ContractError
 from trainer_hook.contract.names import LaterFormatError as LaterFormatError
 from trainer_hook.contract.names import check_id as check_id

@@ -15,6 +15,7 @@ from trainer_hook.contract.names import (
     MAX_META_DEPTH,
     MAX_NODES,
     META_RESTORED,
+    META_RESTORED_BOOT,
     REASONS,
     ContractError,
     check_id,
@@ -158,3 +159,12 @@ def _files(fields: Mapping[str, Any]) -> tuple[ListedFile, ...] | None:
 def version_of(inode: int, size_bytes: int, mtime_ns: int) -> str:
     """Return the version of a file such as a marker: writing it again changes it."""
     return f"{inode:x}-{size_bytes:x}-{mtime_ns:x}"
+
+
+def is_of_boot(meta: Mapping[str, Any], boot: str) -> bool:
+    """Whether a download was made in the run of the kernel with the id ``boot``; False for an empty id, which is unknown.
+
+    ``meta``: of the local marker. A download is not synchronized to the disk: after a power failure its files may have the
+    right sizes and zeros for bytes.
+    """
+    return bool(boot) and meta.get(META_RESTORED_BOOT) == boot

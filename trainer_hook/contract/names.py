@@ -58,6 +58,8 @@ META_RESTORED = "restored"
 META_RESTORED_BOOT = "restored_boot"
 """Key in ``meta`` beside it: the run of the kernel that downloaded it; its end may have cost data that was not on the disk."""
 META_OF_DOWNLOAD = frozenset({META_RESTORED, META_RESTORED_BOOT})
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+"""File with the id of the present run of the kernel. Source: random(4)."""
 
 META_RESUMED_FROM = "resumed_from"
 """Key in ``meta``: the checkpoint that the attempt resumed from, ``{"step", "attempt"}``; absent: unknown."""
@@ -65,6 +67,9 @@ META_PARTIAL = "partial"
 """Key in ``meta`` of a local marker: number of omitted files of other ranks; such a directory is incomplete."""
 META_OWN_SHARDS = "own_shards"
 """Key in ``meta``: with the same world size each rank reads from ``sharded/`` only its own files and those of rank 0."""
+
+UNSAVED_STATES = frozenset({"rejected", "lost", "given-up"})
+"""Final states of checkpoints that are neither durable nor superseded, as ``POST /v1/flush`` reports them, once."""
 
 _STEP_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})", re.ASCII)
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)

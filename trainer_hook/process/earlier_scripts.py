@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainer_hook.contract import LEASES, encode_json
+from trainer_hook.contract import BOOT_ID, LEASES, encode_json
 from trainer_hook.volume.publish import publish
 
 _FILE = f"{LEASES}/scripts.json"
@@ -69,7 +69,7 @@ def _this_script() -> str | None:
 def _container() -> str | None:
     """Return an id of this container, or of this machine and its job: its boot and the start of its first process."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = Path(BOOT_ID).read_text().strip()
         started = Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection
 from typing import Any
 
+from trainer_hook.contract import UNSAVED_STATES
 from trainer_hook.process.client import Client
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.signals import StopSignal, exit_now
@@ -23,8 +24,6 @@ is being sent, its ``sent_bytes`` may rest longer: they count finished parts, of
 """
 NAMED = 3
 """Number of checkpoints that were not saved that the log names."""
-MISSING = frozenset({"lost", "given-up", "rejected"})
-"""Final states of what is not durable, as in the sidecar, which reports them once, to the waiting call."""
 
 
 def wait_until_durable(client: Client, stop: StopSignal, not_saved: Collection[str] = ()) -> str | None:
@@ -37,7 +36,7 @@ def wait_until_durable(client: Client, stop: StopSignal, not_saved: Collection[s
     while stop.notice_at_s is None:
         try:
             flushed = client.flush(timeout_s=FLUSH_POLL_S)
-            fates = [m for m in flushed.missing if m.get("state") in MISSING]
+            fates = [m for m in flushed.missing if m.get("state") in UNSAVED_STATES]
             lost |= {m["checkpoint"]: m["state"] + (f", {m['reason']}" if m.get("reason") else "") for m in fates}
             for name in flushed.durable:  # saved again meanwhile
                 lost.pop(name, None)

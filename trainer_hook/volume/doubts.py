@@ -1,4 +1,4 @@
-"""Reasons not to continue from a finished checkpoint on the volume: those of the sidecar, for when it cannot be asked."""
+"""Reasons not to resume from a finished checkpoint on the volume, for a hook without a sidecar: the same as the sidecar's."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from pathlib import Path
 from trainer_hook import contract
 from trainer_hook.contract.typed_json import json_object
 from trainer_hook.volume.publish import Local, listed_files
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-"""Identifies the present run of the kernel. Source: random(4)."""
 
 
 def of_other_runs(volume: Path) -> frozenset[str]:
@@ -55,7 +52,6 @@ def reason_not_to_use(volume: Path, local: Local, others: frozenset[str]) -> str
 
 def _is_of_this_boot(marker: contract.Marker) -> bool:
     try:
-        present = BOOT_ID.read_text().strip()
+        return contract.is_of_boot(marker.meta, Path(contract.BOOT_ID).read_text().strip())
     except OSError:
         return False
-    return bool(present) and marker.meta.get(contract.META_RESTORED_BOOT) == present

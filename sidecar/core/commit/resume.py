@@ -13,7 +13,7 @@ from sidecar.core.format.found_checkpoint import Finished
 from sidecar.core.format.manifest import Commit, FileEntry, Manifest, ManifestEntry
 from sidecar.core.format.obstacles import contradiction
 from sidecar.core.format.rank_layout import Share, left_out, private_files
-from trainer_hook.contract import FINAL, META_RESTORED_BOOT, ContractError, Node, rfc3339, step_of
+from trainer_hook.contract import FINAL, ContractError, Node, is_of_boot, rfc3339, step_of
 
 
 class MissingObject(ContractError):
@@ -156,11 +156,8 @@ def may_replace(local: Finished | None, commit: Commit, *, is_chosen: bool, is_s
 
 
 def was_downloaded_in(local: Finished, boot: str) -> bool:
-    """Whether a checkpoint was downloaded by the run of the kernel with that id; an empty id is unknown, so of no use.
-
-    A download is not synchronized to the disk. What a power failure leaves of it may have the right sizes and zeros for bytes.
-    """
-    return local.restored_from is not None and bool(boot) and local.meta.get(META_RESTORED_BOOT) == boot
+    """Whether a checkpoint was downloaded in the run of the kernel with the id ``boot``; see ``is_of_boot``."""
+    return local.restored_from is not None and is_of_boot(local.meta, boot)
 
 
 def may_replace_beside_trainer(local: Finished | None, *, is_unchanged: bool) -> bool:

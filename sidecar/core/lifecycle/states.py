@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from trainer_hook.contract import UNSAVED_STATES
+
 
 class State(StrEnum):
     """See FORMAT.md."""
@@ -38,8 +40,8 @@ PENDING = frozenset({State.FINISHED, State.UPLOADING, State.PAUSED, State.UPLOAD
 NEVER_DURABLE = SETTLED - {State.COMMITTED}
 """Final states of checkpoints that are not durable."""
 
-MISSING = NEVER_DURABLE - {State.SUPERSEDED}
-"""Not durable, and not replaced by a newer durable one."""
+UNSAVED = frozenset(map(State, UNSAVED_STATES))
+"""Final states of checkpoints that are neither durable nor superseded."""
 
 DISCARDED = NEVER_DURABLE - {State.GIVEN_UP}
 """States in which nothing more is sent, and sent parts are deleted."""

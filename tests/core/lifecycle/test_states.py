@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.core.lifecycle.states import PENDING, REPORTED, SETTLED, State, may_follow
+from sidecar.core.lifecycle.states import NEVER_DURABLE, PENDING, REPORTED, SETTLED, UNSAVED, State, may_follow
 
 states = st.sampled_from(State)
 
@@ -70,3 +70,7 @@ def test_a_durable_checkpoint_is_never_lost() -> None:
     assert not may_follow(State.COMMITTED, State.LOST)
     assert not may_follow(State.COMMITTED, State.GIVEN_UP)
     assert not may_follow(State.COMMITTED, State.SUPERSEDED)
+
+
+def test_what_a_trainer_takes_for_unsaved_ended_without_becoming_durable_or_superseded() -> None:
+    assert {State.SUPERSEDED} == NEVER_DURABLE - UNSAVED

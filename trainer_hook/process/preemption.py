@@ -13,10 +13,10 @@ from trainer_hook.process.session import Session
 from trainer_hook.process.signals import exit_within, start_thread
 
 EXIT_TIMEOUT_S = 10.0
-DEADLINE_MARGIN_S = 2.0
-"""A rank stops waiting for the others this long before the grace period ends."""
+RANKS_MARGIN_S = 2.0
+"""Seconds before the end of the grace period at which a rank stops waiting for the others."""
 HANG_THRESHOLD_S = 1.0
-"""A collective that takes longer is taken for one that hangs, once the grace period is over."""
+"""Seconds in a collective after which it counts as hanging, at the end of the grace period."""
 
 
 def exit_if_ranks_hang(session: Session) -> None:
@@ -29,7 +29,7 @@ def exit_if_ranks_hang(session: Session) -> None:
 
 
 def _watch_collectives(session: Session) -> None:
-    time.sleep(max(0.0, session.stop.left_s() - DEADLINE_MARGIN_S))
+    time.sleep(max(0.0, session.stop.left_s() - RANKS_MARGIN_S))
     consensus = session.join()  # joined long ago: returns at once
     while (since_s := consensus.waits_since_s) is None or time.monotonic() - since_s < HANG_THRESHOLD_S:
         time.sleep(HANG_THRESHOLD_S / 4)

@@ -23,13 +23,13 @@ from trainer_hook.volume.publish import check_writable, finish, finished_on, lis
 from trainer_hook.volume.rank_records import RankRecords
 
 STAGING = f"{contract.SYSTEM_DIR}/saving"
-"""Where a library saves that names the folder itself, before the folder gets the name that counts earlier calls' steps."""
+"""Folder for libraries that name a step's folder themselves. It is then renamed, to count the steps of earlier calls."""
 REPORTED_WAIT_S = 0.5
 POLL_S = 0.2
 RETRY_S = 0.5
 """Pause before the second try of a just-in-time save."""
-DEADLINE_MARGIN_S = 4.0
-"""An asynchronous save is given up this long before the grace period ends: this process still has to exit in order."""
+SAVE_MARGIN_S = 4.0
+"""Seconds before the end of the grace period at which an asynchronous save is given up, so that the process can still exit."""
 
 
 class StepWriter:
@@ -102,9 +102,16 @@ class StepSaver:
         self._last_bytes = 0
         self._admission = DiskAdmission(self._volume, session.client)
         self.background = background
-        self._tried: str | None = None
-        self._in_flight = self._lost = self._waited = False
+        self._latest_name: str | None = None
+        """Step that was saved last, or tried."""
+        self._latest_failed = False
+        """This rank's part of that step is not saved: the save failed, or is in flight."""
+        self._in_flight = False
+        """An asynchronous save of that step was started and has not been waited for."""
+        self._waited = False
+        """The latest ``settle`` waited for an asynchronous save, which succeeded."""
         self._save_s = 0.0
+        """Duration of the latest save, in seconds."""
         self.step_seconds: float | None = None
         """For the marker: seconds per step; ``None``: unknown."""
 
@@ -124,12 +131,12 @@ class StepSaver:
             meta: Additions to the marker's ``meta``.
         """
         name, urgent = self.name(global_step), reason == "jit"
-        known, is_last = name in self._session.saved, name == self._tried
-        is_in_flight = self.background is not None and reason == "periodic"  # or was: then it is not waited for
-        if known and not urgent and (is_in_flight or not is_last):
+        was_saved, is_latest = name in self._session.saved, name == self._latest_name
+        is_asynchronous = self.background is not None and reason == "periodic"
+        if was_saved and not urgent and (is_asynchronous or not is_latest):  # in flight perhaps: it is not waited for
             return True
         self.settle()
-        if known and (not is_last or self._consensus.all_agree(not self._lost)):
+        if was_saved and (not is_latest or self._consensus.all_agree(not self._latest_failed)):
             return True
         self._session.saved.add(name)
         self._session.saves[name] += 1
@@ -137,7 +144,7 @@ class StepSaver:
         if not self._consensus.all_agree(self._prepare(name, urgent=urgent)):
             self._session.saved.discard(name)
             return False
-        wrote, captured, self._tried, self._lost = True, None, name, False
+        wrote, captured, self._latest_name, self._latest_failed = True, None, name, False
         try:
             with _sharded_failures():
                 captured = self._begin(save, global_step)
@@ -151,8 +158,8 @@ class StepSaver:
             return True
         if captured is not None:
             captured.give_up()
-        self._lost = not (wrote and self._finish(save))
-        return not self._lost
+        self._latest_failed = not (wrote and self._finish(save))
+        return not self._latest_failed
 
     def save_just_in_time(self, global_step: int, meta: Mapping[str, Any] | None = None) -> bool:
         """Save the last step of this process as ``save`` does; once more if a rank could not write it and a save still fits.
@@ -162,7 +169,7 @@ class StepSaver:
         began_s = time.monotonic()
         saved = self.save(global_step, "jit", meta)
         took_s, left_s = time.monotonic() - began_s, self._session.stop.left_s()
-        is_lost = self._lost and self._tried == self.name(global_step)
+        is_lost = self._latest_failed and self._latest_name == self.name(global_step)
         try:
             is_enough = self._consensus.all_agree(not (is_lost and fits(expected_s=took_s + RETRY_S, left_s=left_s)))
         except RuntimeError:  # of a rank that has died; this process still ends as preempted
@@ -180,12 +187,12 @@ class StepSaver:
         began_s = time.monotonic()
         while not self.background.wait(POLL_S):  # a termination notice may come meanwhile
             noticed = self._session.stop.notice_at_s is not None
-            if noticed and self._session.stop.left_s() <= DEADLINE_MARGIN_S and time.monotonic() - began_s >= 1.0:
-                warn(f"{self._tried} is still being written and cannot be waited for any longer")
+            if noticed and self._session.stop.left_s() <= SAVE_MARGIN_S and time.monotonic() - began_s >= 1.0:
+                warn(f"{self._latest_name} is still being written and cannot be waited for any longer")
                 return
-        self._waited = not self._lost
+        self._waited = not self._latest_failed
         if (waited_s := time.monotonic() - began_s) > REPORTED_WAIT_S:
-            info(f"training waited {waited_s:.1f} s for {self._tried}")
+            info(f"training waited {waited_s:.1f} s for {self._latest_name}")
 
     def end(self) -> None:
         """Wait for the asynchronous save in flight, and free its memory. May be repeated."""
@@ -195,14 +202,14 @@ class StepSaver:
 
     def _finish_later(self, captured: Captured, save: _Save) -> None:
         assert self.background is not None
-        self._in_flight = self._lost = True  # until it is written
+        self._in_flight = self._latest_failed = True
         held_s = time.monotonic() - save.began_s
 
         def then(error: Exception | None) -> None:
             if error is not None:
                 self._failed(save.name, error)
             elif self._finish(save, held_s=held_s):
-                self._lost = False
+                self._latest_failed = False
 
         self.background.start(captured, self._volume / save.name, then)
 
@@ -228,7 +235,7 @@ class StepSaver:
         except OSError as error:
             warn(f"{name} is not saved: {error}")
             self._session.not_saved[name] = None
-            self._tried, self._lost = name, True
+            self._latest_name, self._latest_failed = name, True
             return False
         return True
 

@@ -15,7 +15,7 @@ from trainer_hook.activation.boot import RUN_PID
 from trainer_hook.contract import DEFAULT_DIR, MARKER, META_RESTORED, TRAINER_STATE
 from trainer_hook.process import exit_code
 from trainer_hook.process.log import warn
-from trainer_hook.volume.publish import finished_on
+from trainer_hook.volume.checkpoint_folder import finished_on
 
 
 def watch() -> None:

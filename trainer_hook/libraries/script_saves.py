@@ -22,7 +22,7 @@ from trainer_hook import contract
 from trainer_hook.process.log import info, set_rank, warn
 from trainer_hook.process.rank_consensus import World, new_attempt, place_by_launcher
 from trainer_hook.process.session import Session, known_session, session_of_saves
-from trainer_hook.volume.publish import finish, listed_files
+from trainer_hook.volume.checkpoint_folder import finish, listed_files
 from trainer_hook.volume.rank_records import RankRecords
 
 SETTLE_S = 1.0

@@ -15,8 +15,8 @@ from trainer_hook.process.progress_bar import bar
 from trainer_hook.process.rank_consensus import RankConsensus
 from trainer_hook.process.settings import Settings
 from trainer_hook.volume import lease
+from trainer_hook.volume.checkpoint_folder import LocalCheckpoint, finished_on
 from trainer_hook.volume.doubts import of_other_runs, reason_not_to_use
-from trainer_hook.volume.publish import Local, finished_on
 
 LATEST = "latest"
 _FAIL_HINT = "CKPT_ON_STORE_FAILURE=fail exits instead, so that the job is started again"
@@ -151,7 +151,7 @@ class Resumer:
             return not self._settings.fail_without_store and self._newest_local(train_call) is not None
         marker = _marker(self._volume / name)
         is_whole = bool(marker.files) and contract.META_PARTIAL not in marker.meta
-        return is_whole and reason_not_to_use(self._volume, Local(name, marker), of_other_runs(self._volume)) is None
+        return is_whole and reason_not_to_use(self._volume, LocalCheckpoint(name, marker), of_other_runs(self._volume)) is None
 
     def _ask(self, train_call: int) -> ResumeResult:
         try:
@@ -177,7 +177,7 @@ class Resumer:
             return ResumeResult(detail=str(error), known=False)
         return nothing
 
-    def _newest_local(self, train_call: int | None) -> Local | None:
+    def _newest_local(self, train_call: int | None) -> LocalCheckpoint | None:
         """Return the newest checkpoint on the volume that is whole without those of other nodes, and not in doubt."""
         usable = [
             c

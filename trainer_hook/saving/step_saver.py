@@ -18,8 +18,9 @@ from trainer_hook.process.log import info, warn
 from trainer_hook.process.session import Session
 from trainer_hook.saving.disk_admission import DiskAdmission
 from trainer_hook.saving.schedule import surplus
+from trainer_hook.volume.checkpoint_folder import check_writable, finish, finished_on, listed_files, remove
 from trainer_hook.volume.doubts import is_among, of_other_runs
-from trainer_hook.volume.publish import check_writable, finish, finished_on, listed_files, make_system_folders, remove
+from trainer_hook.volume.publish import make_system_folders
 from trainer_hook.volume.rank_records import RankRecords
 
 STAGING = f"{contract.SYSTEM_DIR}/saving"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainer_hook import contract
 from trainer_hook.contract.typed_json import json_object
-from trainer_hook.volume.publish import Local, listed_files
+from trainer_hook.volume.checkpoint_folder import LocalCheckpoint, listed_files
 
 
 def of_other_runs(volume: Path) -> frozenset[str]:
@@ -30,7 +30,7 @@ def is_among(versions: frozenset[str], folder: Path) -> bool:
     return contract.version_of(status.st_ino, status.st_size, status.st_mtime_ns) in versions
 
 
-def reason_not_to_use(volume: Path, local: Local, others: frozenset[str]) -> str | None:
+def reason_not_to_use(volume: Path, local: LocalCheckpoint, others: frozenset[str]) -> str | None:
     """Return why no run should continue from a checkpoint; ``None``: nothing is known against it.
 
     ``others``: ``of_other_runs``.

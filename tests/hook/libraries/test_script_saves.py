@@ -17,7 +17,7 @@ from tests.ports import free_port
 from tests.process.sidecar_process import until
 from trainer_hook.contract import MARKER, META_OWNER, SCRIPT_OWNED
 from trainer_hook.libraries.script_saves import hint_for, remove_published
-from trainer_hook.volume.publish import listed_files
+from trainer_hook.volume.checkpoint_folder import listed_files
 
 DEEPSPEED = ROOT / ".deepspeed"
 SCRIPT = str(SCRIPTS / "script_saves.py")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.hook.job import Answers
 from trainer_hook.contract import step_of
-from trainer_hook.volume.publish import finished_on
+from trainer_hook.volume.checkpoint_folder import finished_on
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from trainer_hook.contract import META_RESTORED, META_RESTORED_BOOT, RUNS, Liste
 from trainer_hook.process.rank_consensus import RankConsensus
 from trainer_hook.process.settings import from_environment
 from trainer_hook.resuming.resumer import Resumer
-from trainer_hook.volume.publish import finish
+from trainer_hook.volume.checkpoint_folder import finish
 
 A, B = VolumeRun("s3://b/a", "ns/a"), VolumeRun("s3://b/b", "ns/b")
 

@@ -18,7 +18,7 @@ from trainer_hook.process.client import Client, ResumeResult, SidecarAbsent
 from trainer_hook.process.rank_consensus import RankConsensus, place_among
 from trainer_hook.process.settings import from_environment
 from trainer_hook.resuming.resumer import Resumer
-from trainer_hook.volume.publish import finish
+from trainer_hook.volume.checkpoint_folder import finish
 
 
 def none_missing(*_: Any, **__: Any) -> list[str]:

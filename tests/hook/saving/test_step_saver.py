@@ -22,7 +22,8 @@ from trainer_hook.saving import step_monitor, step_saver
 from trainer_hook.saving.step_monitor import StepMonitor
 from trainer_hook.saving.step_saver import StepSaver, StepWriter
 from trainer_hook.train_call.train_call import TrainCall
-from trainer_hook.volume.publish import finish, finished_on, make_system_folders
+from trainer_hook.volume.checkpoint_folder import finish, finished_on
+from trainer_hook.volume.publish import make_system_folders
 
 
 class Writer(StepWriter):

@@ -14,7 +14,7 @@ import pytest
 from tests.hook.conftest import pod
 from tests.hook.job import finished, marker, script, trainer_state, training
 from trainer_hook.contract import epoch_seconds, parse_marker
-from trainer_hook.volume.publish import listed_files
+from trainer_hook.volume.checkpoint_folder import listed_files
 
 KINDS: dict[str, Any] = {
     "plain": {},

@@ -13,7 +13,7 @@ from trainer_hook.libraries.transformers.step_tail import StepTail, script_folde
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.patching import replaced
 from trainer_hook.train_call.train_call import TrainCall
-from trainer_hook.volume.publish import empty, finish, remove
+from trainer_hook.volume.checkpoint_folder import empty, finish, remove
 
 
 class ScriptSaves:

@@ -18,8 +18,8 @@ from typing import Any
 from trainer_hook.contract import TRAINER_STATE, TrainerState, encode_trainer_state, rfc3339, step_of
 from trainer_hook.process import earlier_scripts, exit_code
 from trainer_hook.process.client import Client
+from trainer_hook.process.durable_wait import end_after_failure, wait_until_durable
 from trainer_hook.process.earlier_scripts import Ended
-from trainer_hook.process.ending import end_after_failure, wait_until_durable
 from trainer_hook.process.log import info, warn
 from trainer_hook.process.rank_consensus import RankConsensus, World, new_attempt
 from trainer_hook.process.save_requests import SaveRequests

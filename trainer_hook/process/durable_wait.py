@@ -31,7 +31,7 @@ def wait_until_durable(client: Client, stop: StopSignal, not_saved: Collection[s
 
     ``not_saved``: names whose save failed, for the log.
     """
-    trouble_lasts, others_last = _Patience(DEGRADED_TIMEOUT_S), _Patience(OTHER_NODES_TIMEOUT_S)
+    trouble_lasts, others_last = _Limit(DEGRADED_TIMEOUT_S), _Limit(OTHER_NODES_TIMEOUT_S)
     standstill, lost, said = _Standstill(), dict[str, str](), ""
     while stop.notice_at_s is None:
         try:
@@ -62,7 +62,7 @@ def wait_until_durable(client: Client, stop: StopSignal, not_saved: Collection[s
     return None
 
 
-class _Patience:
+class _Limit:
     """A limit on how long a condition may hold without a break."""
 
     def __init__(self, most_s: float) -> None:

@@ -14,9 +14,9 @@ import pytest
 from tests.hook.job import ROOT, Answers, plain_environ
 from tests.hook.process.test_client import in_turn
 from trainer_hook.contract import parse_trainer_state
-from trainer_hook.process import ending
+from trainer_hook.process import durable_wait
 from trainer_hook.process.client import Client, FlushResult
-from trainer_hook.process.ending import wait_until_durable
+from trainer_hook.process.durable_wait import wait_until_durable
 
 GOING_ON: Any = SimpleNamespace(notice_at_s=None)
 
@@ -27,7 +27,7 @@ def missing(name: str, state: str) -> tuple[int, Any]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "FLUSH_POLL_S", 0.05)
+    monkeypatch.setattr(durable_wait, "FLUSH_POLL_S", 0.05)
 
 
 @pytest.mark.parametrize("state", ["lost", "given-up", "rejected"])
@@ -85,7 +85,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answer: Callable[[float], dict[str, Any]]) -> None:
         self.now_s = 0.0
         self._answer = answer
-        monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr(durable_wait, "time", SimpleNamespace(monotonic=lambda: self.now_s))
 
     def flush(self, *, timeout_s: float) -> FlushResult:
         self.now_s += 5
@@ -261,10 +261,10 @@ def test_the_end_of_a_script_is_waited_for_where_python_refuses_new_threads_at_e
 def test_a_signal_ends_the_wait_where_python_refuses_new_threads(volume: Path, answers: Answers) -> None:
     answers.by_call["POST /v1/flush"] = missing("checkpoint-5", "uploading")
     term_soon = """
-from trainer_hook.process import ending
+from trainer_hook.process import durable_wait
 from trainer_hook.process.preemption import exit_if_ranks_hang
 session.stop.on_notice = lambda: exit_if_ranks_hang(session)
-ending.info = lambda text: os.kill(os.getpid(), 15)
+durable_wait.info = lambda text: os.kill(os.getpid(), 15)
 """
     environ = plain_environ() | {"PYTHONPATH": str(ROOT), "CKPT_DIR": str(volume)} | answers.settings
     command = [sys.executable, "-c", SAVED_BY_THE_SCRIPT + term_soon]

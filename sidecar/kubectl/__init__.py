@@ -1,1 +1,1 @@
-"""The plugin ``kubectl ckpt``: one job across its pods, by kubectl alone. Nothing of the sidecar is asked but its commands."""
+"""The plugin ``kubectl ckpt``: one job across its pods. It reaches sidecars by kubectl and their commands alone."""

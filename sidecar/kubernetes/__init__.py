@@ -1,1 +1,1 @@
-"""Kubernetes manifests and admission: independent of the running sidecar."""
+"""Changes to Kubernetes manifests, from files and at admission. Imports nothing of the running sidecar."""

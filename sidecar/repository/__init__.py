@@ -1,1 +1,1 @@
-"""Committed checkpoints in the store: the one reader of their commits and manifests."""
+"""Commits and manifests in the store: their only reader, for uploads, downloads, retention, API and commands."""

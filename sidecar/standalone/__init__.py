@@ -1,1 +1,1 @@
-"""What a person does with a store without a sidecar: list, pull, push, remove, prune; by the sidecar's readers and jobs."""
+"""Commands on a store without a sidecar: list, pull, push, remove, prune. They use the readers and jobs of the sidecar."""

@@ -1,1 +1,1 @@
-"""Requests to the store in worker threads: retries, the rate limit, the health of the store."""
+"""Requests to the store in worker threads: retries, the rate limit, the health of the store. Knows no checkpoints."""

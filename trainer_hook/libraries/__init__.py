@@ -1,1 +1,1 @@
-"""Support for each training library, below the modules that scripts import."""
+"""One driver for each training library, and patches of the library; below the modules that scripts import."""

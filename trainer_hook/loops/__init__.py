@@ -1,1 +1,1 @@
-"""Loops that a later process continues at the same batch."""
+"""Training loops of the script: the driver for named objects, and the position in the data for an exact resume."""

@@ -1,1 +1,1 @@
-"""The choice of the checkpoint that a run resumes from."""
+"""Choice of the checkpoint that a run resumes from, by all ranks together."""

@@ -1,1 +1,1 @@
-"""Saving a step: when, whether it fits on the volume, and the marker for the files that a library writes."""
+"""Saves of a step: when one is due, whether it fits on the volume, and the marker for the files that a library writes."""

@@ -1,1 +1,1 @@
-"""Files on the shared volume: the marker that completes a checkpoint, a rank's lease."""
+"""Files on the shared volume: checkpoint folders with their markers, leases and records of ranks. Knows no training library."""

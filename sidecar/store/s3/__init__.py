@@ -1,4 +1,4 @@
-"""S3 and compatible servers."""
+"""S3 and compatible servers: requests of the control plane, bodies, credentials, probe, errors."""
 
 import os
 

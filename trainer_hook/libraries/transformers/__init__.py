@@ -1,1 +1,1 @@
-"""The Hugging Face Trainer and its family."""
+"""Driver and patches of the Hugging Face Trainer and of the trainers derived from it."""
